@@ -331,6 +331,7 @@ uvicorn uvicorn>=0.29 mpips serve and mpips web
 prometheus_client prometheus-client>=0.20 mpips serve and monitor.port
 tensorboardx tensorboardX>=2.6.2 the log in tensorboard
 tensorboard tensorboard>=2.17 the log in tensorboard
+torch_tb_profiler torch-tb-profiler==0.4.3 traces in Chrome's own viewer
 gensim gensim==4.4.0 word vectors
 pandas pandas>=2 mpips bench data
 vowpalwabbit vowpalwabbit==9.11.9 mpips bench logistic"

@@ -62,6 +62,7 @@ def command(
         import uvicorn
 
         from mpips.inference.serving import Service
+        from mpips.web.connections import config_of
     except ImportError as error:
         raise CapabilityError(
             f"mpips serve needs Starlette, Uvicorn and prometheus-client (pip install starlette uvicorn "
@@ -76,15 +77,8 @@ def command(
     bearer = f' -H "Authorization: Bearer {token}"' if token else ""
     click.echo(f"  curl{bearer} {place}/health", err=True)
     app = Service(current, token, follow).app()
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        limit_concurrency=1000,
-        timeout_graceful_shutdown=5,
-    )
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(config_of(app)).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:

@@ -26,7 +26,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -111,6 +111,9 @@ class Service:
                 if not free:
                     self._check_token(request)
                 response = await handler(request)
+            except ClientDisconnect:
+                # Nobody receives this answer: it is for the counts.
+                response = Response(status_code=400)
             except RequestRefused as refused:
                 response = JSONResponse({"error": str(refused)}, refused.status)
             except MpipsError as error:

@@ -39,6 +39,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         push_bytes_per_s: Bytes per second that all workers send.
         pull_bytes_per_s: Bytes per second that all workers fetch.
         left_s: Seconds to the end of the run at the current rate.
+        link_bytes_per_s: Bytes per second of both kinds that go from one node to another; None also where all
+            ranks are on one node.
     """
 
     share: float = 0.0
@@ -51,6 +53,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     push_bytes_per_s: float | None = None
     pull_bytes_per_s: float | None = None
     left_s: float | None = None
+    link_bytes_per_s: float | None = None
 
     @classmethod
     def of(cls, p: Progress) -> Snapshot:
@@ -111,7 +114,9 @@ def _loss(value: float) -> str:
 def fields(now: Snapshot) -> list[tuple[int, str]]:
     """Return the fields of the line in their order, as (weight, text); see `fit` for the weight."""
     pushed, pulled = _gigabytes(now.push_bytes_per_s), _gigabytes(now.pull_bytes_per_s)
-    traffic = (1, f"push {pushed} pull {pulled} GB/s")
+    traffic = [(1, f"push {pushed} pull {pulled} GB/s")]
+    if now.link_bytes_per_s is not None:
+        traffic.append((0, f"between nodes {_gigabytes(now.link_bytes_per_s)} GB/s"))
     stale = (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -")
     losses = [
         (6, f"{short(now.samples_per_s)} samples/s"),
@@ -123,7 +128,7 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
             (9, f"step {now.step:,}"),
             *(losses if now.loss is not None else []),
             stale,
-            traffic,
+            *traffic,
         ]
     return [
         (9, f"{now.share:4.0%}"),
@@ -131,7 +136,7 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
         (4, f"step {now.step:,}"),
         *losses,
         stale,
-        traffic,
+        *traffic,
         (8, f"{duration(now.left_s)} left"),
     ]
 
@@ -309,6 +314,7 @@ class ProgressMeter:
             staleness=totals.staleness,
             push_bytes_per_s=totals.push_bytes_per_s,
             pull_bytes_per_s=totals.pull_bytes_per_s,
+            link_bytes_per_s=totals.link_bytes_per_s,
             left_s=run_progress.left_s,
         )
 

@@ -13,6 +13,7 @@ import msgspec
 from mpips.errors import ConfigError
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.reading import DAMAGED, read_regular
 from mpips.terminal.units import age_text, decimal_size
 
 
@@ -111,7 +112,7 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
     status = None
     try:
         created_s = run.info().created_s
-        view = look(run, now)
+        view = look(run, now, curves=False)
         task, state, note, status = _task(run), view.state, view.note, view.status
         restarts = sum(event.event == "failed" for event in view.events)
     except ConfigError as error:
@@ -137,10 +138,10 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
 def _task(run: RunFolder) -> str:
     """Return the task of a run, or the name of its script; "" if config.json cannot be read."""
     try:
-        config = msgspec.json.decode(run.config_file.read_bytes())
+        config = msgspec.json.decode(read_regular(run.config_file))
         script = (config.get("run") or {}).get("script") or ""
         return str(Path(script).name or config.get("task") or "")
-    except (OSError, msgspec.DecodeError, AttributeError, TypeError):
+    except (OSError, *DAMAGED, AttributeError, TypeError):
         return ""
 
 

@@ -215,9 +215,11 @@ def curves(view: View, width: int, levels: str = BLOCKS) -> list[str]:
 
 
 def loads(view: View, width: int) -> list[str]:
-    """Return a line each for the tables with most updates and the links with most bytes; none without any.
+    """Return a line each for the tables with most updates, the hottest rows and the links with most bytes.
 
-    A link is a pair of hosts; its bytes are those of pushes and pulls together.
+    There is no line without any of its kind. A row is named by table and key, with its pulls and pushes per
+    second and its part of all rows of the table. A link is a pair of hosts; its bytes are those of pushes and
+    pulls together.
 
     Args:
         view: The run.
@@ -227,11 +229,21 @@ def loads(view: View, width: int) -> list[str]:
         (f"{table.name} {_short(table.updates_per_s)}/s", table.updates_per_s)
         for table in view.load.tables
     ]
+    rows = []
+    for row in view.load.rows:
+        served = row.pulls_per_s + row.pushes_per_s
+        text = f"{row.table}[{row.key}] {_short(served)}/s ({row.share:.1%})"
+        rows.append((text, served, row.share))
+    rows.sort(key=lambda row: -row[2])
     links = []
     for link in view.load.links:
         moved = link.push_bytes_per_s + link.pull_bytes_per_s
         links.append((f"{link.worker_host} - {link.server_host} {_short(moved / 1e6)} MB/s", moved))
-    found = (_listed("tables", tables, width), _listed("links", links, width))
+    found = (
+        _listed("tables", tables, width),
+        _listed("rows", [row[:2] for row in rows], width),
+        _listed("links", links, width),
+    )
     return [line for line in found if line]
 
 

@@ -10,6 +10,20 @@ import msgspec
 from mpips.model.best_value import BestValue
 
 
+class TableRows(msgspec.Struct, array_like=True):
+    """Accesses to the rows of an embedding table on one server lately, per second.
+
+    Attributes:
+        pulls_per_s, pushes_per_s: Rows pulled and pushed.
+        rows: For the hottest rows, these first: key, pulls per second, pushes per second. They are estimates
+            from a sample.
+    """
+
+    pulls_per_s: float = 0.0
+    pushes_per_s: float = 0.0
+    rows: list[tuple[int, float, float]] = []
+
+
 class Figures(msgspec.Struct, array_like=True):
     """Counts of a rank since its start, which the terminal and the run's files show.
 
@@ -34,6 +48,8 @@ class Figures(msgspec.Struct, array_like=True):
             entries counts all greater ones, too (servers).
         tables: Updates of the values of a table by its index, for the tables with most of them (servers).
         links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
+        rows: Accesses to rows by the index of their table, for the embedding tables with most of them
+            (servers); empty where nobody observes the job.
     """
 
     at: float = 0.0
@@ -59,6 +75,7 @@ class Figures(msgspec.Struct, array_like=True):
     staleness: list[int] = []
     tables: dict[int, int] = {}
     links: list[tuple[int, int]] = []
+    rows: dict[int, TableRows] = {}
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):

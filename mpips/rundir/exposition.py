@@ -257,12 +257,23 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "Staleness of updates when a server judged them: versions of the table since its values were pulled.",
         labels=["run"],
     )
+    hottest = GaugeMetricFamily(
+        "mpips_table_hottest_row_ratio",
+        "Part of the pulls and pushes of a table's rows that its hottest row has, over about a minute.",
+        labels=["run", "table"],
+    )
     for view in views:
         if view.ranks is None:
             continue
         load = view.ranks.load
         for table in load.tables:
             tables.add_metric([view.name, table.name], table.updates)
+        # Keys are no labels: their number has no bound.
+        shares: dict[str, float] = {}
+        for row in load.rows:
+            shares[row.table] = max(shares.get(row.table, 0.0), row.share)
+        for name, share in shares.items():
+            hottest.add_metric([view.name, name], share)
         for link in load.links:
             labels = [view.name, link.worker_host, link.server_host]
             pushed.add_metric(labels, link.pushed_bytes)
@@ -272,7 +283,7 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         )
         buckets = [(f"{bound:.1f}", sum(load.staleness[: bound + 1])) for bound in _BUCKETS]
         staleness.add_metric([view.name], [*buckets, ("+Inf", sum(load.staleness))], total)
-    yield from (tables, pushed, pulled, staleness)
+    yield from (tables, hottest, pushed, pulled, staleness)
 
 
 # Metrics of single ranks: role, name, help, whether it is a counter, value.

@@ -74,6 +74,24 @@ class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
     updates_per_s: float = 0.0
 
 
+class RowLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Accesses to one row of an embedding table over about the last minute, estimated from a sample.
+
+    Attributes:
+        table: Name of the table.
+        key: Key of the row.
+        pulls_per_s, pushes_per_s: Pulls and pushes that have the row, per second. A push or pull has a row
+            once, however often the samples of its batch have the key.
+        share: The row's part of all rows of the table that are pulled and pushed, 0 to 1.
+    """
+
+    table: str
+    key: int
+    pulls_per_s: float = 0.0
+    pushes_per_s: float = 0.0
+    share: float = 0.0
+
+
 class LinkLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes between the workers of one host and the servers of one host.
 
@@ -96,6 +114,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tables: The tables with most updates lately, these first.
+        rows: The rows of embedding tables with most pulls and pushes lately, at most 8 of a table: table by
+            table, the hottest first.
         links: The links with most bytes lately, these first; empty with very many servers.
         staleness: Number of updates by their staleness from 0 on, since the start of this launch.
     """
@@ -103,6 +123,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[TableLoad, ...] = ()
     links: tuple[LinkLoad, ...] = ()
     staleness: tuple[int, ...] = ()
+    rows: tuple[RowLoad, ...] = ()
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,6 +79,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, tag="counts"):
         elapsed, wait, push, pull, snapshot: Seconds since a worker began, and those of them in which it
             waited for others, pushed, pulled, and took part in a checkpoint. The rest is computation.
         updates: Updates of each table that servers have applied, by its index; those with the most.
+        rows: The hottest rows of embedding tables over about the last minute, by the index of their table:
+            key, pulls per second, pushes per second, part of all accesses to rows of the table, 0 to 1.
         shm_used, shm_total: Bytes of /dev/shm in use, and its size, by host, at this moment.
         disk_free: Free bytes of the file system of the run directory; -1: unknown.
         disk_total: Size of the file system of the run directory, bytes; -1: unknown.
@@ -105,6 +107,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, tag="counts"):
     pull: tuple[float, ...] = ()
     snapshot: tuple[float, ...] = ()
     updates: dict[int, int] = {}
+    rows: dict[int, tuple[tuple[int, float, float, float], ...]] = {}
     shm_used: dict[str, int] = {}
     shm_total: dict[str, int] = {}
     disk_free: int = -1

@@ -1,8 +1,8 @@
 """Reads files of a run directory that may be anything: a folder of runs is written by others, too.
 
-In place of a file there may be a pipe, which blocks whoever opens it, a link to a device without an end, or
-JSON so deep that decoding it exhausts the stack. All of these are errors here, and none costs more than a
-bounded time and memory.
+In place of a file there may be a pipe, which blocks whoever opens it, a device without an end, a symbolic
+link to a file of somebody else, or JSON so deep that decoding it exhausts the stack. All of these are errors
+here, and none costs more than a bounded time and memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ MOST_BYTES = (
 DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def open_regular(path: Path, links: bool = True) -> tuple[int, os.stat_result]:
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
     """Open a regular file for reading, without ever waiting for a writer.
+
+    The path may lead through links to folders, such as a run directory on a larger disk. A file that is
+    itself a symbolic link is refused, because who reads a run may read files that its owner may not.
 
     Args:
         path: The file.
-        links: It may be a link to a regular file.
 
     Returns:
         Descriptor and state of the file. The caller closes the descriptor.
@@ -35,8 +37,13 @@ def open_regular(path: Path, links: bool = True) -> tuple[int, os.stat_result]:
     Raises:
         OSError: There is no such file, it is no regular file, or it may not be read.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    fd = os.open(path, flags if links else flags | os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            text = "is a symbolic link, which mpips does not follow in a run directory"
+            raise OSError(errno.ELOOP, text, str(path)) from None
+        raise
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

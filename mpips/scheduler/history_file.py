@@ -25,6 +25,7 @@ from mpips.rundir.history import (
     thin_history,
 )
 from mpips.rundir.thinning import thin_file
+from mpips.scheduler.load import hottest_rows
 
 _THIN_S = 600.0  # s between two rewrites of the file with old lines left out
 _MOST_BYTES = (
@@ -224,6 +225,7 @@ def counts_of(
         pull=seconds("pull_s"),
         snapshot=seconds("snapshot_s"),
         updates=dict(updates),
+        rows={table: tuple(rows) for table, rows in hottest_rows(figures).items()},
         shm_used=used,
         shm_total=total,
         disk_free=disk_free,

@@ -1,8 +1,8 @@
 """The load of a job by table and by link, summed over the heartbeats of all ranks.
 
-Servers count updates by table and by staleness, workers count bytes by server. A link is a pair of hosts: the
-workers of one host and the servers of one host. Only the tables and links with most load are returned, so the
-result has a bounded size.
+Servers count updates by table and by staleness and find the hottest rows, workers count bytes by server. A
+link is a pair of hosts: the workers of one host and the servers of one host. Only the tables, rows and links
+with most load are returned, so the result has a bounded size.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
 from mpips.mpi.messages import Figures
-from mpips.rundir.files import LinkLoad, Load, RankPlace, TableLoad
+from mpips.rundir.files import LinkLoad, Load, RankPlace, RowLoad, TableLoad
 
 MOST_TABLES = 16  # tables in a Load
 MOST_LINKS = 64  # links in a Load
+_MOST_SERVERS = 64  # servers up to which heartbeats have bytes by server
+_MOST_ROW_TABLES = 4  # embedding tables whose rows are shown,
+_MOST_ROWS = 8  # and number of rows of each
 
+HotRow = tuple[int, float, float, float]  # key, pulls and pushes per second, share of its table
 _Link = tuple[str, str]  # host of workers, host of servers
 
 
@@ -36,6 +40,12 @@ class LoadTable:
         # Hosts of the servers, by index of the server.
         self._servers = [host for _, host in sorted(pair for pair in found if pair is not None)]
 
+    def servers_off(self, host: str) -> tuple[int, ...]:
+        """Return the indices of the servers on other hosts; none in a job of too many for bytes by link."""
+        if len(self._servers) > _MOST_SERVERS:
+            return ()
+        return tuple(i for i, other in enumerate(self._servers) if other != host)
+
     def summed(self, counts: Iterable[tuple[Figures, Figures, float]]) -> Load:
         """Return the load of the job.
 
@@ -47,6 +57,7 @@ class LoadTable:
         update_rates: defaultdict[int, float] = defaultdict(float)
         links: dict[_Link, list[float]] = {}
         staleness: list[int] = []
+        counts = list(counts)
         for host, (first, last, seconds) in zip(self._hosts, counts, strict=True):
             for table, n in last.tables.items():
                 updates[table] += n
@@ -82,6 +93,18 @@ class LoadTable:
                 for link in busiest
             ),
             staleness=tuple(staleness),
+            rows=tuple(
+                RowLoad(
+                    table=self._tables[i],
+                    key=key,
+                    pulls_per_s=pulls,
+                    pushes_per_s=pushes,
+                    share=share,
+                )
+                for i, rows in hottest_rows(last for _, last, _ in counts).items()
+                if i < len(self._tables)
+                for key, pulls, pushes, share in rows
+            ),
         )
 
     def _add_links(
@@ -102,6 +125,33 @@ class LoadTable:
             if seconds and server < len(first.links):
                 sums[2] += (pushed - first.links[server][0]) / seconds
                 sums[3] += (pulled - first.links[server][1]) / seconds
+
+
+def hottest_rows(figures: Iterable[Figures]) -> dict[int, list[HotRow]]:
+    """Return the hottest rows of the embedding tables with most accesses, by the index of their table.
+
+    A row lies on one server, so the rows of a table are the hottest ones of all servers.
+
+    Args:
+        figures: Last counts of each rank.
+    """
+    found: defaultdict[int, list[tuple[int, float, float]]] = defaultdict(list)
+    totals: defaultdict[int, float] = defaultdict(float)
+    for f in figures:
+        for table, part in f.rows.items():
+            totals[table] += part.pulls_per_s + part.pushes_per_s
+            found[table] += part.rows
+    busiest = nlargest(_MOST_ROW_TABLES, totals, key=lambda i: (totals[i], -i))
+    return {
+        i: [
+            (key, pulls, pushes, round(min((pulls + pushes) / totals[i], 1.0), 5))
+            for key, pulls, pushes in nlargest(
+                _MOST_ROWS, found[i], key=lambda row: (row[1] + row[2], -row[0])
+            )
+        ]
+        for i in busiest
+        if totals[i] > 0
+    }
 
 
 def _server_of(place: RankPlace) -> tuple[int, str] | None:

@@ -37,6 +37,8 @@ class RankTotals(msgspec.Struct):
     Attributes:
         pushed_bytes, pulled_bytes: Bytes since the job's start.
         push_bytes_per_s, pull_bytes_per_s: Rates over the last few seconds; None: not known yet.
+        link_bytes_per_s: Bytes per second of pushes and pulls between hosts; None: not known, or there is one
+            host only.
         staleness: Mean staleness of the updates that servers judged in the last few seconds, clocks; None:
             there were none.
     """
@@ -45,13 +47,15 @@ class RankTotals(msgspec.Struct):
     pulled_bytes: int = 0
     push_bytes_per_s: float | None = None
     pull_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None
     staleness: float | None = None
 
 
 # Contribution of a worker to the sums over all workers: pushed bytes, pulled bytes, updates judged and their
-# staleness in the window, pushed and pulled bytes per second in thousandths, 1 if the rates are known.
-_Part = tuple[int, int, int, int, int, int, int]
-_NOTHING: _Part = (0, 0, 0, 0, 0, 0, 0)
+# staleness in the window, pushed and pulled bytes per second in thousandths, 1 if the rates are known; bytes
+# per second to and from servers on other hosts in thousandths, 1 if they are known.
+_Part = tuple[int, int, int, int, int, int, int, int, int]
+_NOTHING: _Part = (0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -65,6 +69,7 @@ class _Rank:
     # Clock and counts of the last heartbeats, the oldest first.
     figures: deque[tuple[int, Figures]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     part: _Part = _NOTHING  # its contribution to the sums over all workers
+    remote: tuple[int, ...] = ()  # indices of the servers on other hosts
 
     def add(self, clock: int, figures: Figures) -> None:
         """Store the counts of a heartbeat, and forget those before the window."""
@@ -104,7 +109,15 @@ class _Rank:
             round(_MILLI * pushed / seconds) if seconds else 0,
             round(_MILLI * pulled / seconds) if seconds else 0,
             1 if len(self.figures) > 1 else 0,
+            *self._remote_rate(first, last, seconds),
         )
+
+    def _remote_rate(self, first: Figures, last: Figures, seconds: float) -> tuple[int, int]:
+        """Return the last two numbers of the contribution: the rate to other hosts, and 1 if it is known."""
+        if not seconds or not self.remote or len(first.links) != len(last.links) or not last.links:
+            return 0, 0
+        moved = sum(sum(last.links[s]) - sum(first.links[s]) for s in self.remote)
+        return round(_MILLI * moved / seconds), 1
 
 
 class RankTable:
@@ -125,6 +138,9 @@ class RankTable:
         self.places = tuple(places)
         self._ranks = [_Rank(place) for place in places]
         self._is_worker = ["worker" in place.role for place in places]
+        remote = {host: self._load.servers_off(host) for host in {p.host for p in places}}
+        for rank in self._ranks:
+            rank.remote = remote[rank.place.host]
         self._sums: _Part = _NOTHING
         self._own_rank = next((r for r, p in enumerate(places) if "scheduler" in p.role), 0)
         self._next_own = 0.0
@@ -207,13 +223,14 @@ class RankTable:
 
     def totals(self) -> RankTotals:
         """Return the sums over all workers. Cheap, so call it often."""
-        pushed, pulled, judged, stale, push_rate, pull_rate, n_known = self._sums
+        pushed, pulled, judged, stale, push_rate, pull_rate, n_known, remote, n_remote = self._sums
         return RankTotals(
             pushed_bytes=pushed,
             pulled_bytes=pulled,
             # A rate needs two heartbeats.
             push_bytes_per_s=push_rate / _MILLI if n_known else None,
             pull_bytes_per_s=pull_rate / _MILLI if n_known else None,
+            link_bytes_per_s=remote / _MILLI if n_remote else None,
             staleness=stale / judged if judged else None,
         )
 

@@ -26,7 +26,7 @@ from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
-from mpips.mpi.messages import Figures
+from mpips.mpi.messages import Figures, TableRows
 from mpips.process.memory import heap_bytes, shared_memory_bytes
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
@@ -46,6 +46,8 @@ _SPIN_S = 1e-3  # s after the last work for which a server with remote peers doe
 _SERVED_S = 12e-6  # s, an entry into MPI that takes longer has served a put or get
 _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
 _MOST_TABLES = 16  # tables in a heartbeat
+_MOST_ROW_TABLES = 4  # embedding tables whose hottest rows are in a heartbeat,
+_MOST_ROWS = 8  # and number of these rows of each
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
 
@@ -97,6 +99,7 @@ class Server:
             check_journal(index, tables, placement)
         self.index = index
         self._oversubscribed = oversubscribed
+        self._observes_rows = False
         self._progress = progress or (lambda: 0)
         self.layout = placement.layouts[index]
         self._tables = list(tables)
@@ -372,7 +375,28 @@ class Server:
                 f.memory_bytes += self.core.memory_bytes(i)
         f.staleness = histogram[: max((s + 1 for s, n in enumerate(histogram) if n), default=0)]
         f.tables = dict(nlargest(_MOST_TABLES, f.tables.items(), key=itemgetter(1)))
+        f.rows = self._hot_rows()
         return f
+
+    def observe_rows(self) -> None:
+        """Find from here on which rows are pushed and pulled most, for `figures`."""
+        self._observes_rows = True
+        self.core.observe_rows()
+
+    def _hot_rows(self) -> dict[int, TableRows]:
+        """Return the accesses to rows over about the last minute."""
+        found = dict[int, TableRows]()
+        for i in range(len(self._tables)) if self._observes_rows else ():
+            counted = self.core.hot_rows(i, _MOST_ROWS)
+            if counted is not None and counted[0] + counted[1] > 0:
+                rows = [(key, round(a, 3), round(b, 3)) for key, a, b in counted[2]]
+                found[i] = TableRows(round(counted[0], 3), round(counted[1], 3), rows)
+        if len(found) <= _MOST_ROW_TABLES:
+            return found
+        busiest = nlargest(
+            _MOST_ROW_TABLES, found.items(), key=lambda t: t[1].pulls_per_s + t[1].pushes_per_s
+        )
+        return dict(busiest)
 
     def statistics(self) -> dict[str, Any]:
         """Return this server's statistics since its start, as plain numbers."""

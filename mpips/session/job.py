@@ -100,6 +100,8 @@ class Job:
         self._parts = start_up(
             cluster, tables, options, plan, run, warm, partner_bound, self._idle, initial
         )
+        if self._parts.server is not None and (run is not None or monitor.port is not None):
+            self._parts.server.observe_rows()
 
     @property
     def saving(self) -> Saving:

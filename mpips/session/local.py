@@ -117,6 +117,8 @@ class LocalJob:
             None  # the replicated tables, from the start of the worker on
         )
         self._server = Server(0, tables, self._placement, self._regions, options.seed, True, None)
+        if run is not None or monitor.port is not None:
+            self._server.observe_rows()
         if self.saving.start is not None:
             restore(self._server, self._placement, tables, self.saving.start)
         elif initial is not None:
@@ -375,7 +377,7 @@ def _figures(connection: Connection, server: Server) -> Figures:
     """Return the worker's figures, with those of the server that a worker does not have."""
     found, served = connection.figures(), server.figures()
     found.memory_bytes = served.memory_bytes
-    found.staleness, found.tables = served.staleness, served.tables
+    found.staleness, found.tables, found.rows = served.staleness, served.tables, served.rows
     found.shm_used_bytes = served.shm_used_bytes
     found.shm_total_bytes = served.shm_total_bytes
     return found

@@ -1,9 +1,10 @@
-"""Bounds what a connection to the page may cost before it has shown that it knows the token.
+"""Bounds what a connection to the page, or to `mpips serve`, may cost without a whole request.
 
 Every user of the machine can connect. A connection that does not ask within some seconds is closed, whether
-it says nothing or one byte now and then. If there are as many connections as the server takes, a new one
-takes the place of the one that has kept it waiting longest, so idle connections of others keep no browser
-out. The number of connections is less than that of the files that the process may open.
+it sends nothing or one byte now and then. The body of a request has a limit of its own. If there are as many
+connections as the server takes, a new one takes the place of the one that has kept it waiting longest, so
+idle connections of others keep no client out. The number of connections is less than that of the files that
+the process may open.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import resource
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 REQUEST_S = (
     10.0  # s until a connection must have sent a request, from its begin or the first byte of it
 )
+BODY_S = 60.0  # s from the headers of a request until its body must be there
 BACKLOG = 128  # connections that are accepted before any of them is looked at
 _MOST_CONNECTIONS = 1000
 _LEAST_CONNECTIONS = 8
@@ -37,13 +40,16 @@ class PageProtocol(H11Protocol):
     """A connection. All its methods are called by the event loop's thread.
 
     Attributes:
-        request_s: Seconds until a connection must have sent a request.
+        request_s: Seconds until a connection must have sent the headers of a request.
+        body_s: Seconds from then until it must have sent the body.
         waits_since: Time of the loop, seconds, since when the connection has owed a request.
     """
 
     request_s = REQUEST_S
+    body_s = BODY_S
     waits_since = 0.0
     _deadline: asyncio.TimerHandle | None = None
+    _reads_body = False  # `_deadline` is that of a body
 
     @property
     def is_answered(self) -> bool:
@@ -58,7 +64,7 @@ class PageProtocol(H11Protocol):
         ):
             self._make_room()
         super().connection_made(transport)
-        self._wait()
+        self._wait(self.request_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -68,14 +74,21 @@ class PageProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take a part of a request. It does not extend the time until the request must be complete."""
         super().data_received(data)
-        if self.is_answered:
+        reads_body = self._is_reading_body
+        if reads_body != self._reads_body or (self.is_answered and not reads_body):
             self._stop_waiting()
-        elif self._deadline is None and not self.transport.is_closing():
-            self._wait()
+        self._reads_body = reads_body
+        owes = reads_body or not self.is_answered
+        if owes and self._deadline is None and not self.transport.is_closing():
+            self._wait(self.body_s if reads_body else self.request_s)
 
-    def _wait(self) -> None:
+    @property
+    def _is_reading_body(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY
+
+    def _wait(self, seconds: float) -> None:
         self.waits_since = self.loop.time()
-        self._deadline = self.loop.call_later(self.request_s, self._end)
+        self._deadline = self.loop.call_later(seconds, self._end)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:
@@ -84,7 +97,7 @@ class PageProtocol(H11Protocol):
 
     def _end(self) -> None:
         self._deadline = None
-        if not self.is_answered:
+        if self._is_reading_body or not self.is_answered:
             # What a browser has not been sent yet it gets before.
             self.transport.close()
 
@@ -102,16 +115,20 @@ class PageProtocol(H11Protocol):
 
 
 def config_of(
-    app: ASGIApp, most: int | None = None, request_s: float = REQUEST_S
+    app: ASGIApp,
+    most: int | None = None,
+    request_s: float = REQUEST_S,
+    body_s: float = BODY_S,
 ) -> uvicorn.Config:
-    """Return how Uvicorn serves the page.
+    """Return how Uvicorn serves an application.
 
     Args:
-        app: The page.
+        app: The application.
         most: Connections at a time; None: see `most_connections`.
-        request_s: Seconds until a connection must have sent a request.
+        request_s: Seconds until a connection must have sent the headers of a request.
+        body_s: Seconds from then until it must have sent the body.
     """
-    members: dict[str, Any] = {"request_s": request_s}
+    members: dict[str, Any] = {"request_s": request_s, "body_s": body_s}
     return uvicorn.Config(
         app,
         http=type("BoundedProtocol", (PageProtocol,), members),

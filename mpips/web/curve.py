@@ -12,7 +12,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mpips.rundir.files import Event
 from mpips.rundir.reading import DAMAGED
+from mpips.rundir.series import settled
 
 _MOST_ROWS = 3000  # rows above which neighbours are merged, to half of it
 _MOST_TESTS = 2000  # evaluations that are held; the page draws no more
@@ -59,6 +61,7 @@ _MEANS = (
     (7, 1),
 )  # column, and index of its weight in a row's weights
 Row = tuple[Any, ...]
+Test = tuple[float, int, int, dict[str, float | None], int]
 Weights = tuple[float, float]  # samples and seconds of a row
 
 
@@ -67,7 +70,7 @@ class Curve:
 
     Attributes:
         rows: Rows in the order of COLUMNS, the oldest first.
-        tests: Evaluations: time, step, samples, metrics by name.
+        tests: Evaluations: time, step, samples, metrics by name, generation.
         epoch: A number that changes when rows other than new ones have changed.
         n_lines: Lines of progress that were read.
     """
@@ -75,7 +78,7 @@ class Curve:
     def __init__(self, epoch: int = 0) -> None:
         """Begin without rows. `epoch`: the first one."""
         self.rows: list[Row] = []
-        self.tests: list[tuple[float, int, int, dict[str, float | None]]] = []
+        self.tests: list[Test] = []
         self.epoch = epoch
         self.n_lines = 0
         self._weights: list[Weights] = []  # of each row
@@ -83,6 +86,8 @@ class Curve:
         self._generation = -1
         self._offset = 0  # samples before this attempt; steps that an attempt repeats count once
         self._last = 0  # samples of the last line of this attempt
+        self._n_tests = 0  # evaluations that were read
+        self._settled: tuple[int, tuple[tuple[int, int], ...]] = (0, ())  # see `settle`
 
     def add(self, lines: Iterable[bytes], group: int = 1) -> None:
         """Add lines of the file; those that are damaged or of another form are skipped.
@@ -113,7 +118,31 @@ class Curve:
             self.epoch += 1
         samples = self.rows[-1][2] if self.rows else 0
         assert line.test is not None
-        self.tests.append((line.time_s, line.step, samples, line.test))
+        self.tests.append((line.time_s, line.step, samples, line.test, line.generation))
+        self._n_tests += 1
+
+    def settle(self, events: Iterable[Event]) -> None:
+        """Leave out evaluations that a later attempt has repeated; see `mpips.rundir.series`.
+
+        Args:
+            events: All events of the run.
+        """
+        began = [event for event in events if event.event == "began"]
+        seen = self._n_tests, tuple((event.generation, event.step) for event in began)
+        if seen == self._settled:
+            return
+        self._settled = seen
+        lines: list[dict[str, Any]] = [
+            {"step": step, "generation": generation, "test": metrics, "place": place}
+            for place, (_, step, _, metrics, generation) in enumerate(self.tests)
+        ]
+        left = [
+            (*self.tests[line["place"]][:3], line["test"], line["generation"])
+            for line in settled(lines, began)
+        ]
+        if left != self.tests:
+            self.tests = left
+            self.epoch += 1
 
     def _row_of(self, line: _Line) -> tuple[Row, Weights]:
         """Return the row of a line, and its weights."""

@@ -42,7 +42,7 @@ class LineFile:
             last line without its newline is returned by a later call, when it is complete.
         """
         try:
-            fd, status = open_regular(self.path, links=False)
+            fd, status = open_regular(self.path)
         except OSError:
             replaced, self.offset, self.size, self._inode = self.offset > 0, 0, 0, 0
             self.at_end, self._torn = True, None
@@ -101,7 +101,7 @@ def sample(path: Path, n: int) -> list[bytes]:
     """
     found: list[bytes] = []
     try:
-        fd, status = open_regular(path, links=False)
+        fd, status = open_regular(path)
     except OSError:
         return []
     try:

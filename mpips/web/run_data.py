@@ -28,6 +28,7 @@ from mpips.monitor.differences import values_of
 from mpips.monitor.logs import attempts
 from mpips.monitor.top import View, look
 from mpips.rundir.directory import RunFolder, version_of
+from mpips.rundir.files import Event, RowLoad
 from mpips.rundir.history import Counts, read_line
 from mpips.rundir.reading import DAMAGED, read_regular
 from mpips.web.curve import COLUMNS, Curve, even_places, is_sane
@@ -75,7 +76,10 @@ class History:
             line = read_line(given)
             if line is None or not is_sane(line.time_s):
                 continue
-            # What the decoder skips need be no JSON, and a browser refuses the whole message then.
+            # What the decoder skips need be no JSON, and a browser refuses the whole message then. The page
+            # shows the hottest rows of now only, which the state has.
+            if isinstance(line, Counts):
+                line = msgspec.structs.replace(line, rows={})
             encoded = msgspec.json.encode(line)
             if isinstance(line, Counts):
                 self.rows.append((line.generation, line.time_s, encoded))
@@ -119,6 +123,7 @@ class RunData:
         self._group = 1  # lines that become one row, while a long file is read
         self._history = History()
         self._state: dict[str, Any] = {}
+        self._events: tuple[Event, ...] = ()
         self._config: dict[str, Any] = {}
         self._config_version: Any = None
         self._numbers = SentParts()  # -1: not read yet
@@ -153,6 +158,9 @@ class RunData:
             if curve is not None:
                 self._curve = curve
             self._sampled = sampled
+            for each in (self._curve, sampled):
+                if each is not None:
+                    each.settle(self._events)
             state["loading"] = None if sampled is None else self._share()
             if replaced:
                 self._history = History(self._history.epoch + 1)
@@ -213,7 +221,9 @@ class RunData:
 
     def _read_state(self, now: float | None) -> dict[str, Any]:
         try:
-            return _state_of(look(self.run, now, curves=False), self.run)
+            view = look(self.run, now, curves=False)
+            self._events = view.events
+            return _state_of(view, self.run)
         except Exception as error:
             return self._damaged(error)
 
@@ -291,6 +301,11 @@ class RunData:
         cursor.history = history.epoch, len(history.marks), len(history.rows)
 
 
+def _row_of(row: RowLoad) -> dict[str, Any]:
+    """Return a hot row for the page: its key is text, because JavaScript has no integers of 64 bits."""
+    return {**msgspec.to_builtins(row), "key": str(row.key)}
+
+
 def note_of(error: Exception) -> str:
     """Return a sentence on why a run cannot be read."""
     if isinstance(error, ConfigError):
@@ -316,6 +331,7 @@ def _state_of(view: View, run: RunFolder) -> dict[str, Any]:
         "checkpoint": Path(status.checkpoint).name if status is not None else "",
         "paths": status.paths if status is not None else {},
         "ranks": msgspec.to_builtins(view.ranks),
+        "hot_rows": [_row_of(row) for row in view.load.rows],
         "quiet_s": view.quiet_s,
         "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],
         "summary": view.summary if lies_in(run, run.path / "summary.txt") else "",

@@ -2,7 +2,7 @@
 
     /TOKEN/                         the page
     /TOKEN/page.css, page.js, ...   its parts
-    /TOKEN/events?runs=A,B          the list of runs, and the parts of these runs, as they change
+    /TOKEN/events?run=A&run=B       the list of runs, and the parts of these runs, as they change
     /TOKEN/metrics                  metrics of the runs at work for Prometheus, see mpips.rundir.exposition
     /TOKEN/logs?run=A&attempt=0     the logs of an attempt
     /TOKEN/log?run=A&attempt=0&rank=2   the end of one log
@@ -179,7 +179,7 @@ class PageServer:
         await run_in_threadpool(self._runs.listed)
         if self.n_streams >= MOST_STREAMS:
             return PlainTextResponse(f"{MOST_STREAMS} pages are open; close one", 503)
-        names = list(dict.fromkeys(request.query_params.get("runs", "").split(",")))
+        names = list(dict.fromkeys(request.query_params.getlist("run")))
         shown = [name for name in names if self._runs.get(name) is not None][:MOST_SHOWN]
         self.n_streams += 1
         self._watched.update(shown)

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import browsing
 from chrome_trace import check_trace, sums
 from supervised import Run, made_data, start
+from trace_viewer import check_viewed, missing
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
@@ -174,6 +176,9 @@ def check_traces(run: Run, folder: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         events = check_trace(path)
+        if not missing():
+            with browsing(folder) as window:
+                check_viewed(window, folder, path, events)
         spent = sums(events)
         workers, servers = (0, 1), (0, 1)
         roles = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "thread_name"}

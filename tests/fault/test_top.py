@@ -10,7 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from supervised import Run, made_data, start
+import numpy as np
+import pytest
+from supervised import PROGRAMS, Run, made_data, start
+
+from mpips import _native
+
+sys.path.insert(0, str(PROGRAMS))
+import zipf
 
 
 def top(run: Run, *options: str) -> str:
@@ -100,3 +107,32 @@ def check_end(run: Run, tmp_path: Path) -> None:
         assert part in text
     assert "restarts      1: " in text
     assert "killed by SIGKILL" in " ".join(text.split())
+
+
+def test_the_hottest_rows_of_two_servers_are_found(tmp_path: Path) -> None:
+    """Expected pulls and pushes of a key: the probability that a batch has it."""
+    run = start(tmp_path, "-n", "5", str(PROGRAMS / "zipf.py"))
+    with run.launched:
+        run.until(lambda _: len((run.read("ranks.json") or {}).get("load", {}).get("rows", ())) > 0)
+        assert "rows      e[" in top(run)
+        assert run.launched.wait() == 0, run.launched.tail(60)
+    weights = 1.0 / np.arange(1, zipf.N_KEYS + 1) ** 1.2
+    in_batch = 1.0 - (1.0 - weights / weights.sum()) ** zipf.BATCH
+    expected = dict(zip(zipf.KEYS.tolist(), in_batch / in_batch.sum(), strict=True))
+    ranks = run.read("ranks.json")
+    assert ranks is not None
+    rows = ranks["load"]["rows"]
+    assert {row["table"] for row in rows} == {"e"}
+    assert [row["key"] for row in rows] != sorted(row["key"] for row in rows)
+    # Neighbours in the order may change places, and both servers have some of the eight.
+    assert {row["key"] for row in rows[:3]} <= set(zipf.KEYS[:6].tolist())
+    assert {row["key"] for row in rows} <= set(zipf.KEYS[:14].tolist())
+    for row in rows:
+        assert row["share"] == pytest.approx(expected[row["key"]], rel=0.25)
+        assert row["pulls_per_s"] == pytest.approx(row["pushes_per_s"], rel=0.25)
+    owners = _native.Partitioner.hash(2).owners(np.array([row["key"] for row in rows]))
+    assert set(owners.tolist()) == {0, 1}
+    lines = [json.loads(line) for line in (run.path / "history.jsonl").read_text().splitlines()]
+    kept = [line["rows"] for line in lines if line["type"] == "counts" and line["rows"]]
+    assert {key for key, *_ in kept[-1]["1"]} <= set(zipf.KEYS[:14].tolist())
+    assert len(kept) > 1

@@ -38,7 +38,9 @@ class Browser:
             f"--window-size={size[0]},{size[1]}",
             *(["--force-dark-mode"] if dark else []),
         ]
-        options = {"binary": CHROMIUM, "args": arguments}
+        # Without it chrome://tracing, the trace viewer, answers that it is disabled.
+        state = {"internal_only_uis_enabled": True}
+        options = {"binary": CHROMIUM, "args": arguments, "localState": state}
         capabilities = {
             "goog:chromeOptions": options,
             "goog:loggingPrefs": {"browser": "ALL"},

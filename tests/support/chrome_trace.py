@@ -1,7 +1,7 @@
 """Checks of a trace against the documented format of Chrome's trace viewer ("Trace Event Format").
 
-Perfetto's own library would be the better judge. Its package on PyPI has no trace processor: it fetches the
-program at the first use, which test machines cannot.
+Chrome's own viewer is the better judge where it is there (trace_viewer.py). Perfetto's package on PyPI has
+no trace processor: it fetches the program at the first use, which test machines cannot.
 """
 
 from __future__ import annotations

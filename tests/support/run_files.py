@@ -16,11 +16,13 @@ from mpips.rundir.files import (
     Event,
     Finished,
     Lease,
+    Load,
     Places,
     Progress,
     RankPlace,
     RankRow,
     Ranks,
+    RowLoad,
     StartPoint,
     Status,
 )
@@ -124,11 +126,11 @@ class RunFiles:
                 }
                 file.write(json.dumps(line) + "\n")
 
-    def evaluation(self, **metrics: float) -> None:
+    def evaluation(self, generation: int = 0, **metrics: float) -> None:
         """Add the metrics of an evaluation at the present step."""
         line = {
             "time_s": self.begin + self.step,
-            "generation": 0,
+            "generation": generation,
             "epoch": 0,
             "step": self.step,
             "test": metrics,
@@ -179,6 +181,7 @@ class RunFiles:
             pull=(*zero, 0.3 * n, 0.3 * n),
             snapshot=(*zero, 0.0, 0.2 * n),
             updates={0: 20 * n, 1: 50 * n},
+            rows={1: ((2**62 + 1, 1500.0, 500.0, 0.25),)},
             shm_used={"node": 2_000_000_000},
             shm_total={"node": 8_000_000_000},
             disk_free=600_000_000_000,
@@ -211,9 +214,16 @@ class RunFiles:
                     heard_s=self.begin + 59.0,
                 )
             )
-        replace_json(
-            self.run.ranks_file, Ranks(generation=0, time_s=self.begin + 60.0, ranks=tuple(rows))
+        hot = (
+            RowLoad(
+                table="factor", key=2**62 + 1, pulls_per_s=1500.0, pushes_per_s=500.0, share=0.25
+            ),
+            RowLoad(table="factor", key=-3, pulls_per_s=80.0, share=0.01),
         )
+        content = Ranks(
+            generation=0, time_s=self.begin + 60.0, ranks=tuple(rows), load=Load(rows=hot)
+        )
+        replace_json(self.run.ranks_file, content)
 
     def event(self, event: str, second: float, generation: int = 0, **more: Any) -> None:
         """Add an event."""
@@ -236,9 +246,9 @@ def full_run(parent: Path, name: str = "job", loss: float = 1.0, begin: float = 
     files.event("failed", 20.0, step=9, cause="worker 1 was killed by SIGKILL")
     files.event("began", 22.0, generation=1, step=8, source="memory")
     files.metrics(20, loss)
-    files.evaluation(accuracy=0.875, log_loss=0.25)
+    files.evaluation(1, accuracy=0.875, log_loss=0.25)
     files.metrics(20, loss)
-    files.evaluation(accuracy=0.9375, log_loss=0.125)
+    files.evaluation(1, accuracy=0.9375, log_loss=0.125)
     files.history(files.head(), *(files.counts(n) for n in range(1, 5)), files.checkpoint(7.0, 4))
     files.history(*(files.counts(n) for n in range(5, 11)))
     files.ranks()

@@ -102,18 +102,22 @@ const lineChart = (series, options) => {
   let low = to(y0), high = to(y1);
   if (high - low < 1e-12 * Math.max(Math.abs(high), 1e-300) || high === low) { const pad = Math.abs(high) * 0.1 || 1; low -= options.zero && low === 0 ? 0 : pad; high += pad; }
   else { const pad = 0.05 * (high - low); high += pad; if (!(options.zero && low === 0)) low -= pad; }
-  if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
+  const single = x0 === x1 ? x0 : null;
+  if (single !== null) { x0 -= 0.5; x1 += 0.5; }
   const {left, right, top, bottom} = SIZE;
   const px = (x) => left + (x - x0) / (x1 - x0) * (width - left - right);
   const py = (y) => top + (high - to(y)) / (high - low) * (height - top - bottom);
   const svg = draw("svg", {class: "chart", viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "img", "aria-label": `${options.label}. Arrow keys move the cursor.`});
   const clip = options.log ? (points) => points.map(([x, y]) => [x, good(y) ? y : null]) : (points) => points;
-  for (const t of options.log ? logTicks(low, high) : ticks(low, high, Math.max(3, Math.round(height / 36)))) {
-    const value = options.log ? 10 ** t : t, y = py(value);
-    svg.append(draw("line", {class: "rule", x1: left, x2: width - right, y1: y, y2: y}), draw("text", {x: left - 6, y: y + 4, "text-anchor": "end"}, options.y(value)));
-  }
+  const values = (options.log ? logTicks(low, high) : ticks(low, high, Math.max(3, Math.round(height / 36)))).map((t) => (options.log ? 10 ** t : t));
+  // With as many digits as tell the values apart.
+  const labels = [4, 5, 6, 7, 8].map((digits) => values.map((v) => options.y(v, digits))).find((found) => new Set(found).size === found.length) || values.map((v) => options.y(v));
+  values.forEach((value, i) => {
+    const y = py(value);
+    svg.append(draw("line", {class: "rule", x1: left, x2: width - right, y1: y, y2: y}), draw("text", {x: left - 6, y: y + 4, "text-anchor": "end"}, labels[i]));
+  });
   const isTime = options.x === "time", n = Math.max(2, Math.floor(width / 85));
-  for (const t of isTime ? timeTicks(x0, x1, n) : ticks(x0, x1, n)) {
+  for (const t of single !== null ? [single] : isTime ? timeTicks(x0, x1, n) : ticks(x0, x1, n)) {
     const x = px(t);
     svg.append(draw("line", {class: "axis", x1: x, x2: x, y1: height - bottom, y2: height - bottom + 4}), draw("text", {x, y: height - 5, "text-anchor": x > width - 40 ? "end" : "middle"}, isTime ? tickTime(t, x1 - x0) : short(t)));
   }

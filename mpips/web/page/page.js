@@ -71,8 +71,8 @@ const page = (() => {
 
   const connect = () => {
     if (source) source.close();
-    const query = shown.map(encodeURIComponent).join(",");
-    source = new EventSource("events?runs=" + query);
+    const query = shown.map((name) => "run=" + encodeURIComponent(name)).join("&");
+    source = new EventSource("events?" + query);
     const alive = () => { lastEvent = Date.now(); if (lost) { lost = false; schedule(); } };
     source.addEventListener("hello", (event) => { alive(); const hello = JSON.parse(event.data); element("where").textContent = hello.where; document.title = hello.where + " - mpips"; });
     source.addEventListener("list", (event) => { alive(); list = JSON.parse(event.data); choose(); schedule(); });
@@ -187,10 +187,13 @@ const page = (() => {
         serverCurve("load", "Server load", "records/s", run, view, (s, rank, one) => (one ? null : grown(s, "records", rank) / (s.to.time_s - s.from.time_s)), short),
         serverCurve("queue", "Queue depth", "records", run, view, (s, rank, one) => s.to.queue[rank], whole),
         serverCurve("server-memory", "Memory of servers", "tables and rings", run, view, (s, rank, one) => s.to.memory[rank], bytes),
-        tablesPanel(run), trafficPanel(run), linksPanel(run), placementPanel(run), memoryPanel(run, view),
+        tablesPanel(run), rowsPanel(run), trafficPanel(run), linksPanel(run), placementPanel(run), memoryPanel(run, view),
       ] : []),
       ranksPanel(run), several ? null : configPanel(all, view), logsPanel(run, view), summaryPanel(run),
     ].filter(Boolean);
+    // The last one of an odd number of half cards would leave a gap beside it.
+    const halves = own.filter((e) => e.className.trim() === "card");
+    if (halves.length % 2) halves[halves.length - 1].classList.add("wide");
     const tabs = several ? make("div", {class: "tabs", role: "tablist"}, make("h2", {}, "Details of"), all.map((r) => make("button", {type: "button", role: "tab", "aria-selected": String(r === run), "data-tab": r.name, onclick: () => { focus = r.name; schedule(); }}, r.name))) : null;
     const missing = !has && run.state.progress ? make("p", {class: "missing", id: "no-history"}, "This run directory has no history.jsonl, so there are no numbers of single ranks over time: a version of mpips before it wrote the run, or the run has just begun.") : null;
     return [...common.map((cards, i) => make("div", {class: "grid", id: "common-" + i}, cards)), several ? tabs : make("div", {class: "tabs"}), make("div", {class: "grid", id: "own"}, own), missing];

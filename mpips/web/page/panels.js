@@ -176,6 +176,18 @@ const tablesPanel = (run) => {
   return card("tables", "Hottest tables", "updates of all servers", "", make("div", {class: "scroll"}, make("table", {class: "barred"}, make("tr", {}, make("th", {}, "table"), make("th", {class: "n"}, "updates"), make("th", {class: "n"}, "per s, lately"), make("th", {})), rows)));
 };
 
+const rowsPanel = (run) => {
+  const found = (run.state && run.state.hot_rows) || [];
+  if (!found.length) return null;
+  const most = Math.max(...found.map((r) => r.share), 1e-9);
+  const rows = found.map((r) => {
+    const bar = make("div", {class: "bar"});
+    bar.style.width = 100 * r.share / most + "%";
+    return make("tr", {"data-row": `${r.table} ${r.key}`}, make("td", {}, r.table), make("td", {class: "n"}, r.key), make("td", {class: "n"}, short(r.pulls_per_s)), make("td", {class: "n"}, short(r.pushes_per_s)), make("td", {class: "n"}, percent(r.share)), make("td", {}, bar));
+  });
+  return card("rows", "Hottest rows", "of embedding tables, over about a minute; from a sample", "", make("div", {class: "scroll", tabindex: 0}, make("table", {class: "barred"}, make("tr", {}, make("th", {}, "table"), make("th", {class: "n"}, "key"), make("th", {class: "n"}, "pulls/s"), make("th", {class: "n"}, "pushes/s"), make("th", {class: "n"}, "of table"), make("th", {})), rows)));
+};
+
 // --- Traffic ---------------------------------------------------------------------------------------------------------
 
 const trafficPanel = (run) => {

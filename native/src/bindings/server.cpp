@@ -271,6 +271,34 @@ py::dict position_dict(Server& server, std::size_t worker) {
   return d;
 }
 
+// Return rows pulled and pushed per second, and for the hottest rows key, pulls and pushes per
+// second.
+py::object read_rows(RowCounter& counter, double at_s, std::size_t most) {
+  const HotRows found = counter.read(at_s, most);
+  py::list rows;
+  for (const HotRow& row : found.rows)
+    rows.append(py::make_tuple(row.key, row.pulls_per_s, row.pushes_per_s));
+  return py::make_tuple(found.pulls_per_s, found.pushes_per_s, rows);
+}
+
+// Return the same of a table of a server; None if its rows are not counted.
+py::object hot_rows(Server& server, std::uint16_t table, std::size_t most) {
+  RowCounter* counter = server.core().row_counter(table);
+  return counter != nullptr ? read_rows(*counter, now_s(), most) : py::object(py::none());
+}
+
+void bind_row_counter(py::module_& m) {
+  py::class_<RowCounter>(m, "RowCounter")
+      .def(py::init<double>(), py::arg("now_s"))
+      .def(
+          "count",
+          [](RowCounter& counter, bool is_pull, const KeyArray& keys) {
+            counter.count(is_pull, keys.data(), static_cast<std::size_t>(keys.size()));
+          },
+          py::arg("is_pull"), py::arg("keys").noconvert())
+      .def("read", &read_rows, py::arg("now_s"), py::arg("most"));
+}
+
 py::dict partner_dict(Server& server) {
   const PartnerCounters& c = server.core().partner_counters();
   py::dict d;
@@ -362,6 +390,7 @@ void register_server(py::module_& m) {
       py::arg("layout"));
   m.def("dense_buffer_bytes", &DenseShard::buffer_bytes, py::arg("n"), py::arg("n_workers"));
   bind_consistency(m);
+  bind_row_counter(m);
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Server> server(m, "ServerCore");
   bind_partner(server);
@@ -449,6 +478,8 @@ void register_server(py::module_& m) {
       .def(
           "set_trace", [](Server& s, TraceRing* trace) { s.core().set_trace(trace); },
           py::arg("trace").none(true), py::keep_alive<1, 2>())
+      .def("observe_rows", [](Server& s) { s.core().observe_rows(); })
+      .def("hot_rows", &hot_rows, py::arg("table"), py::arg("most"))
       .def("queue", [](Server& s) { return s.core().queue(); })
       .def(
           "version", [](Server& s, std::uint16_t t) { return s.core().version(t); },

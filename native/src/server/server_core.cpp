@@ -150,6 +150,7 @@ bool ServerCore::consume_one(std::size_t worker) {
   const Verdict verdict = handle(worker, header, payload);
   if (!verdict.consumed) return false;
   if (trace_ != nullptr) note(began_ns, worker, header);
+  if (observes_rows_) count_rows(header, payload);
   counters_.bytes_in += carried_bytes(header);
   ring.fetched = 0;
   if (verdict.outcome == Outcome::none) return true;
@@ -183,6 +184,24 @@ void ServerCore::note(std::uint64_t began_ns, std::size_t worker, const RecordHe
   }
   trace_->add(kind, began_ns, TraceRing::now_ns(), h.sequence, h.clock, h.table,
               static_cast<std::uint16_t>(worker));
+}
+
+void ServerCore::observe_rows() {
+  for (Table& t : tables_)
+    if (t.embedding != nullptr) t.row_counter = std::make_unique<RowCounter>(now_s());
+  observes_rows_ = true;
+}
+
+// Count the rows of a consumed record, whose slot the worker cannot write yet. `handle` has checked
+// the record, unless it is a pull that is not answered; keys are at the begin of its payload, with
+// and without a codec.
+void ServerCore::count_rows(const RecordHeader& h, const std::uint8_t* payload) noexcept {
+  const auto kind = static_cast<RecordKind>(h.kind);
+  const bool is_pull = kind == RecordKind::pull_rows;
+  if (is_pull ? h.generation != generation_ || copy_ : kind != RecordKind::push_rows) return;
+  RowCounter* counter = tables_[h.table].row_counter.get();
+  if (counter != nullptr)
+    counter->count(is_pull, reinterpret_cast<const std::int64_t*>(payload), h.count);
 }
 
 void ServerCore::acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness) {

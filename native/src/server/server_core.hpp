@@ -12,6 +12,7 @@
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
 #include "server/clocks.hpp"
+#include "server/hot_rows.hpp"
 #include "server/shard.hpp"
 #include "shm/backoff.hpp"
 #include "trace/trace_ring.hpp"
@@ -175,6 +176,10 @@ class ServerCore {
   const ServerCounters& counters() const { return counters_; }
   // Record consumed records in `trace` from here on; null: no longer.
   void set_trace(TraceRing* trace) noexcept { trace_ = trace; }
+  // Count from here on which rows of embedding tables are pushed and pulled most.
+  void observe_rows();
+  // Return the counter of a table's rows; null: it is no embedding table, or none are counted.
+  RowCounter* row_counter(std::uint16_t table) { return tables_.at(table).row_counter.get(); }
   // Return the number of records that are in the rings now.
   std::size_t queue() const noexcept;
   // Return the number of consumed records of a worker.
@@ -206,6 +211,7 @@ class ServerCore {
   struct Table {
     std::unique_ptr<Shard> shard;  // null: this server has no part of the table
     EmbeddingShard* embedding = nullptr;
+    std::unique_ptr<RowCounter> row_counter;  // null: rows are not counted
     ConsistencyConfig consistency;
     Codec codec;                     // of pushes
     Codec pull_codec;                // of replies to pulls of rows
@@ -259,6 +265,7 @@ class ServerCore {
   };
 
   void note(std::uint64_t began_ns, std::size_t worker, const RecordHeader& header) noexcept;
+  void count_rows(const RecordHeader& header, const std::uint8_t* payload) noexcept;
   std::size_t pass(double end);
   bool consume_one(std::size_t worker);
   void acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness);
@@ -340,6 +347,7 @@ class ServerCore {
   std::vector<StagingArea> staging_;
   ServerCounters counters_;
   TraceRing* trace_ = nullptr;
+  bool observes_rows_ = false;
   std::unique_ptr<Journal> journal_;
   std::vector<Position> positions_;
   std::map<std::pair<std::size_t, std::uint32_t>, StagingArea> old_staging_;

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 
 from mpips.inference.parsing import MOST_BYTES  # noqa: E402
 from mpips.inference.serving import Service  # noqa: E402
+from mpips.web.connections import config_of  # noqa: E402
 
 TOKEN = "a token of the tests"
 
@@ -66,11 +68,19 @@ class Client:
 
 
 @contextmanager
-def served(path: Path, every_s: float = 0.0) -> Iterator[tuple[Client, CurrentModel]]:
+def served(
+    path: Path,
+    every_s: float = 0.0,
+    most: int | None = None,
+    request_s: float = 10.0,
+    body_s: float = 60.0,
+) -> Iterator[tuple[Client, CurrentModel]]:
     """Serve a model until the end of the block."""
     current = CurrentModel(path)
     app = Service(current, TOKEN, every_s).app()
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", access_log=False))
+    config = config_of(app, most, request_s, body_s)
+    config.port = 0
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -313,3 +323,57 @@ def test_options_that_are_unsafe_or_impossible_are_refused(softmax: Path, tmp_pa
     with served(softmax / "checkpoints") as (client, _):
         text = error("--port", str(client.port))
         assert f"127.0.0.1:{client.port} cannot be listened on: Address already in use" in text
+
+
+def _closed(line: socket.socket) -> bool:
+    """Read until the server closes a connection; False if it is still open after 20 s."""
+    line.settimeout(20)
+    try:
+        while line.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+HALF_A_BODY = (
+    f"POST /predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    "Content-Length: 9\r\n\r\n{"
+)
+
+
+@pytest.mark.parametrize("sent", ["", "GET /hea", HALF_A_BODY], ids=["nothing", "a line", "a body"])
+def test_a_connection_without_a_whole_request_is_closed(
+    softmax: Path, sent: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with served(softmax, request_s=0.2, body_s=0.2) as (client, _):
+        with socket.create_connection(("127.0.0.1", client.port), 30) as line:
+            line.sendall(sent.encode())
+            assert _closed(line)
+        assert client.ask("GET", "/health")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_slow_body_has_more_time_than_the_headers(softmax: Path) -> None:
+    with (
+        served(softmax, request_s=0.2, body_s=60.0) as (client, _),
+        socket.create_connection(("127.0.0.1", client.port), 30) as line,
+        socket.create_connection(("127.0.0.1", client.port), 30) as idle,
+    ):
+        line.sendall(HALF_A_BODY.encode())
+        # The idle connection is younger, so the time for headers is over for both.
+        assert _closed(idle)
+        line.sendall(b'"rows":1')
+        assert line.recv(1 << 16).startswith(b"HTTP/1.1 400")
+
+
+def test_idle_connections_keep_no_request_out(softmax: Path) -> None:
+    with served(softmax, most=10, request_s=60.0) as (client, _):
+        idle = [socket.create_connection(("127.0.0.1", client.port), 30) for _ in range(30)]
+        try:
+            assert client.json("GET", "/health")[0] == 200
+        finally:
+            for line in idle:
+                line.close()

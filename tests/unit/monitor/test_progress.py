@@ -55,6 +55,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return time
 
 
+def test_the_line_has_the_traffic_between_nodes_where_there_is_room() -> None:
+    between = msgspec.structs.replace(FULL, link_bytes_per_s=1.5e8)
+    text = fit(fields(between), 200)
+    assert "push 2.5 pull 0.125 GB/s  between nodes 0.15 GB/s  1:02:03 left" in text
+    # It is the first field to go.
+    assert fit(fields(between), len(text) - 1) == fit(fields(FULL), 200)
+    for width in range(20, 160):
+        assert len(fit(fields(between), width)) <= width
+
+
 def test_the_line_has_every_field() -> None:
     assert fit(fields(FULL), 200) == (
         " 42%  epoch 9/20  step 12,345  98,765 samples/s  loss 0.1235  staleness 1.2  "

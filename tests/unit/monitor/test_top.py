@@ -30,6 +30,7 @@ from mpips.rundir.files import (
     RankPlace,
     RankRow,
     Ranks,
+    RowLoad,
     Status,
     TableLoad,
 )
@@ -83,16 +84,30 @@ def test_the_hottest_tables_and_links_are_shown_as_far_as_they_fit(tmp_path: Pat
             )
             for a, b, rate in links
         ),
+        rows=(
+            RowLoad(table="user", key=7, pulls_per_s=900.0, pushes_per_s=300.0, share=0.125),
+            RowLoad(table="user", key=-(2**63), pulls_per_s=9.0, share=0.001),
+            RowLoad(table="item", key=3, pulls_per_s=20.0, share=0.5),
+        ),
     )
     for generation, expected in (
-        (2, ["tables    rows 1200/s, bias 3.5/s", "links     node1 - node1 2000 MB/s"]),
+        (
+            2,
+            [
+                "tables    rows 1200/s, bias 3.5/s",
+                "rows      item[3] 20/s (50.0%), user[7] 1200/s (12.5%)",
+                "links     node1 - node1 2000 MB/s",
+            ],
+        ),
         (1, []),  # of an earlier attempt
     ):
         replace_json(
             run.ranks_file, Ranks(generation=generation, time_s=NOW, ranks=ROWS, load=load)
         )
         lines = page(look(run, NOW), 60)
-        assert [line for line in lines if line.startswith(("tables ", "links "))] == expected
+        assert [
+            line for line in lines if line.startswith(("tables ", "rows ", "links "))
+        ] == expected
     replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW, ranks=ROWS, load=load))
     wide = page(look(run, NOW), 100)
     assert "links     node1 - node1 2000 MB/s, node2.cluster.example.org - node1 3 MB/s" in wide

@@ -24,6 +24,7 @@ from mpips.rundir.files import (
     Progress,
     RankRow,
     Ranks,
+    RowLoad,
     Status,
     TableLoad,
 )
@@ -82,6 +83,19 @@ def values(text: bytes) -> dict[Key, float]:
 
 def of(found: dict[Key, float], name: str, **labels: str) -> float:
     return found[name, tuple(sorted({"run": "one", **labels}.items()))]
+
+
+def test_the_hottest_row_of_a_table_has_no_label_of_its_key() -> None:
+    rows = [RowLoad(table="e", key=k, pulls_per_s=1.0, share=1 / k) for k in range(2, 10)]
+    rows.append(RowLoad(table="f", key=1, share=0.75))
+    ranks = msgspec.structs.replace(RANKS, load=Load(rows=tuple(rows)))
+    found = values(exposition([msgspec.structs.replace(VIEW, ranks=ranks)]))
+    name = "mpips_table_hottest_row_ratio"
+    assert {key for key in found if key[0] == name} == {
+        (name, (("run", "one"), ("table", "e"))),
+        (name, (("run", "one"), ("table", "f"))),
+    }
+    assert of(found, name, table="e") == 0.5
 
 
 def test_labels_that_utf8_cannot_encode_are_escaped() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpips.mpi.messages import Figures, Heartbeat
-from mpips.rundir.files import LinkLoad, RankPlace, TableLoad
+from mpips.mpi.messages import Figures, Heartbeat, TableRows
+from mpips.rundir.files import LinkLoad, RankPlace, RowLoad, TableLoad
 from mpips.scheduler.load import MOST_LINKS, MOST_TABLES
 from mpips.scheduler.rank_table import RankTable
 
@@ -53,6 +53,37 @@ def test_bytes_are_summed_by_hosts_and_updates_by_table() -> None:
     assert (found["b", "a"].push_bytes_per_s, found["b", "a"].pull_bytes_per_s) == (4.0, 4.0)
     assert (found["b", "b"].pushed_bytes, found["b", "b"].push_bytes_per_s) == (8, 0.0)
     assert load.staleness == (5, 2, 5)
+    # Worker 0 to server 1, workers 1 and 2 to server 0.
+    assert table.totals().link_bytes_per_s == 102 + 1 + 7
+
+
+def test_a_job_on_one_host_has_no_traffic_between_hosts() -> None:
+    table = RankTable(places(("scheduler + server 0", "a"), ("worker 0", "a")), ["t"])
+    for at in (0.0, 2.0):
+        beat(table, 1, at, links=[(int(at), 9)])
+    assert table.totals().link_bytes_per_s is None
+    assert table.totals().push_bytes_per_s == 0.0
+
+
+def test_the_traffic_between_hosts_is_unknown_before_the_second_heartbeat() -> None:
+    table = RankTable(places(("scheduler + server 0", "a"), ("worker 0", "b")), ["t"])
+    beat(table, 1, 0.0, links=[(5, 5)])
+    assert table.totals().link_bytes_per_s is None
+    beat(table, 1, 2.0, links=[(5, 9)])
+    assert table.totals().link_bytes_per_s == 2.0
+
+
+def test_rows_are_named_by_their_table_and_summed_over_servers() -> None:
+    table = RankTable(
+        places(("scheduler + server 0", "a"), ("server 1", "a"), ("worker 0", "a")), ["d", "e"]
+    )
+    beat(table, 0, 1.0, rows={1: TableRows(60.0, 20.0, [(-7, 40.0, 10.0), (2, 5.0, 0.0)])})
+    beat(table, 1, 1.0, rows={1: TableRows(15.0, 5.0, [(1 << 60, 15.0, 5.0)])})
+    assert table.load().rows == (
+        RowLoad(table="e", key=-7, pulls_per_s=40.0, pushes_per_s=10.0, share=0.5),
+        RowLoad(table="e", key=1 << 60, pulls_per_s=15.0, pushes_per_s=5.0, share=0.2),
+        RowLoad(table="e", key=2, pulls_per_s=5.0, pushes_per_s=0.0, share=0.05),
+    )
 
 
 def test_the_load_has_a_bounded_size() -> None:

@@ -67,7 +67,7 @@ def test_a_stream_of_events_outlives_that_time(tmp_path: Path) -> None:
     files = full_run(tmp_path)
     files.state("running", released=False)
     files.run.finished_file.unlink()
-    with page_of(tmp_path, request_s=0.1) as page, page.events("runs=job") as events:
+    with page_of(tmp_path, request_s=0.1) as page, page.events("run=job") as events:
         next(d for k, d in events if k == "run")
         time.sleep(0.3)
         files.metrics(1)
@@ -76,7 +76,7 @@ def test_a_stream_of_events_outlives_that_time(tmp_path: Path) -> None:
 
 def test_a_new_connection_takes_the_place_of_an_idle_one(tmp_path: Path) -> None:
     full_run(tmp_path)
-    with page_of(tmp_path, most=10, request_s=60.0) as page, page.events("runs=job") as events:
+    with page_of(tmp_path, most=10, request_s=60.0) as page, page.events("run=job") as events:
         next(d for k, d in events if k == "run")
         lines = [line_to(page) for _ in range(30)]
         try:
@@ -127,6 +127,6 @@ def test_the_reader_goes_on_after_an_error_and_prints_it_once(
         refresh(self, names)
 
     monkeypatch.setattr(RunsData, "refresh", fails)
-    with page_of(tmp_path, refresh_s=0.01) as page, page.events("runs=job") as events:
+    with page_of(tmp_path, refresh_s=0.01) as page, page.events("run=job") as events:
         assert next(d for k, d in events if k == "run")["state"]["state"] == "done"
     assert capfd.readouterr().err.count("ZeroDivisionError: by chance") == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mpips.rundir.files import Event
 from mpips.web import curve as module
 from mpips.web.curve import COLUMNS, Curve
 
@@ -25,6 +26,14 @@ def line(step: int, generation: int = 0, **more: Any) -> bytes:
         "pull_bytes_per_s": None,
     }
     return json.dumps(found | more).encode()
+
+
+def evaluation(step: int, generation: int, **metrics: float) -> bytes:
+    return line(step, generation, test=metrics, samples_per_s=None)
+
+
+def began(generation: int, step: int) -> Event:
+    return Event(time_s=1000.0, generation=generation, event="began", step=step)
 
 
 def named(row: tuple[Any, ...]) -> dict[str, Any]:
@@ -128,3 +137,27 @@ def test_groups_of_lines_are_rows_with_the_same_means() -> None:
         (14, None),
         (15, 1 / 15),
     ]
+
+
+def test_evaluations_that_a_restart_repeats_are_left_out() -> None:
+    curve = Curve()
+    curve.add([line(1), evaluation(10, 0, auc=0.1), evaluation(20, 0, auc=0.2), line(25)])
+    curve.settle([began(0, 0)])
+    assert [row[3]["auc"] for row in curve.tests] == [0.1, 0.2]
+    epoch = curve.epoch
+    # The attempt after it begins before the second evaluation, which is no part of the run any more.
+    curve.settle([began(0, 0), began(1, 15)])
+    assert [row[3]["auc"] for row in curve.tests] == [0.1]
+    assert curve.epoch == epoch + 1
+    curve.add([line(16, 1), evaluation(20, 1, auc=0.3)])
+    curve.settle([began(0, 0), began(1, 15)])
+    assert [(row[1], row[3]["auc"]) for row in curve.tests] == [(10, 0.1), (20, 0.3)]
+    # Nothing is sent anew to browsers without a change.
+    assert curve.epoch == epoch + 1
+
+
+def test_an_evaluation_repeated_at_the_step_of_the_restart_counts_once() -> None:
+    curve = Curve()
+    curve.add([evaluation(10, 0, auc=0.1, loss=5.0), evaluation(10, 1, auc=0.4)])
+    curve.settle([began(0, 0), began(1, 10)])
+    assert [row[3] for row in curve.tests] == [{"loss": 5.0}, {"auc": 0.4}]

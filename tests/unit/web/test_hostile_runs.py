@@ -82,6 +82,43 @@ def test_links_to_themselves_cost_their_part_alone(tmp_path: Path, name: str) ->
     assert len(found["curve"]["rows"]) == 40
 
 
+SECRET = "a secret of somebody else"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["summary.json", "config.json", "placement.json", "status.json", "ranks.json", "run.json"],
+)
+def test_a_json_file_that_is_a_link_is_not_read(tmp_path: Path, name: str) -> None:
+    """Also where the link leads to a file of the right form, outside the run or within it."""
+    files = full_run(tmp_path / "runs")
+    path = files.path / name
+    form = path.read_bytes() if path.exists() else b"{}"
+    for target in (tmp_path / "elsewhere.json", files.path / "other.json"):
+        more = json.dumps({"reasons": [SECRET], "message": SECRET}).encode()[:-1] + b","
+        target.write_bytes(form.replace(b"{", more, 1) if len(form) > 2 else more[:-1] + b"}")
+        link(path, str(target))
+        found = parts(files)
+        assert SECRET not in json.dumps(found)
+        if name in ("status.json", "ranks.json", "run.json"):
+            assert found["state"]["state"] == "damaged"
+            assert "is a symbolic link" in found["state"]["note"]
+
+
+def test_a_run_directory_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    full_run(tmp_path / "disk")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "job").symlink_to(tmp_path / "disk" / "job")
+    runs = RunsData(tmp_path / "runs")
+    assert [row["state"] for row in runs.listed()] == ["done"]
+    run = runs.get("job")
+    assert run is not None
+    run.refresh()
+    found = json.loads(run.parts(SentParts()) or b"")
+    assert len(found["curve"]["rows"]) == 40
+    assert found["config"]["config"]["task"] == "fm"
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "history.jsonl", "events.jsonl"])
 def test_a_line_without_a_bottom_is_skipped(tmp_path: Path, name: str) -> None:
     files = full_run(tmp_path)

@@ -84,6 +84,14 @@ def test_every_panel_shows_the_numbers_of_the_files(window: Browser, tmp_path: P
             "return [...document.querySelectorAll('[data-table]')].map((e) => e.innerText);"
         )
         assert [squeezed(text).strip() for text in tables] == ["factor 500 25", "weight 200 10"]
+        # A key of 63 bits is exact.
+        rows = window.run(
+            "return [...document.querySelectorAll('[data-row]')].map((e) => e.innerText);"
+        )
+        assert [squeezed(text) for text in rows] == [
+            "factor 4611686018427387905 1.5k 500 25 %",
+            "factor -3 80 0 1.0 %",
+        ]
         assert squeezed(window.text("[data-traffic=pushed]")) == "pushed 60 MB 30 MB 2x"
         assert squeezed(window.text("[data-traffic=pulled]")) == "pulled 10 MB 10 MB -"
         assert squeezed(window.text("[data-transport=shm]")) == "shm 3 2.7 MB 100 kB"
@@ -353,3 +361,14 @@ for (const selector of selectors) {
 }
 return found;
 """
+
+
+def test_runs_with_a_comma_in_their_name_can_be_chosen(window: Browser, tmp_path: Path) -> None:
+    for name in ("a,b", "a", "b"):
+        full_run(tmp_path, name)
+    with shown(window, tmp_path):
+        for name in ("a,b", "b"):
+            show_all(window, name)
+            assert window.text("#heads .head-name") == name
+        show_all(window, "a,b", "a")
+        assert window.run("return page.runs.size;") == 2

@@ -50,10 +50,10 @@ def test_the_page_and_its_parts_have_a_strict_policy(tmp_path: Path) -> None:
     [
         "/",
         "//",
-        "/events?runs=job",
+        "/events?run=job",
         "/page.js",
         f"/{TOKEN[:-1]}/",
-        f"/{TOKEN}x/events?runs=job",
+        f"/{TOKEN}x/events?run=job",
         f"/{TOKEN.upper()}/",
         "/wrong/log?run=job&attempt=0&rank=3",
         "/%00/",
@@ -163,7 +163,7 @@ def test_files_and_folders_that_are_links_out_of_the_run_are_not_shown(tmp_path:
     files.run.config_file.symlink_to(elsewhere / "config.json")
     (files.path / "summary.txt").symlink_to(elsewhere / "summary.txt")
     files.run.attempt(1).symlink_to(elsewhere)
-    with page_of(folder) as page, page.events("runs=job") as events:
+    with page_of(folder) as page, page.events("run=job") as events:
         assert "secret" not in str(run_part(events, "job"))
         status, body, _ = page.ask("log?run=job&attempt=1&rank=3")
     assert status == 404
@@ -196,7 +196,7 @@ def test_a_growing_run_is_sent_line_by_line(tmp_path: Path) -> None:
     files = full_run(tmp_path)
     files.state("running", released=False)
     files.run.finished_file.unlink()
-    with page_of(tmp_path) as page, page.events("runs=job") as events:
+    with page_of(tmp_path) as page, page.events("run=job") as events:
         first = run_part(events, "job")
         assert first["state"]["state"] == "running"
         assert len(first["curve"]["rows"]) == 40
@@ -214,8 +214,10 @@ def test_a_new_run_of_the_folder_is_listed(tmp_path: Path, monkeypatch: pytest.M
         # The first list with it may come while its files are being written.
         listed = next(d for k, d in events if k == "list" and d and d[0]["state"] == "done")
         assert [row["name"] for row in listed] == ["a run"]
-    with page_of(tmp_path) as page, page.events("runs=a%20run,unknown,..") as events:
-        assert next(d for k, d in events if k == "hello")["shown"] == ["a run"]
+    full_run(tmp_path, "a,b")
+    query = "run=a%20run&run=unknown&run=..&run=a%2Cb"
+    with page_of(tmp_path) as page, page.events(query) as events:
+        assert next(d for k, d in events if k == "hello")["shown"] == ["a run", "a,b"]
 
 
 def test_nothing_is_read_while_no_page_is_open(
@@ -229,7 +231,7 @@ def test_nothing_is_read_while_no_page_is_open(
     with page_of(tmp_path, refresh_s=0.01) as page:
         assert page.ask("")[0] == 200
         assert not read
-        with page.events("runs=job") as events:
+        with page.events("run=job") as events:
             next(d for k, d in events if k == "list")
         # The server notices the closed connection when it sends the next line.
         end = time.monotonic() + 20
@@ -254,7 +256,7 @@ def test_a_hanging_file_system_stops_no_other_answer(
         assert released.wait(30)
 
     monkeypatch.setattr("mpips.web.run_data.RunData.refresh", refresh)
-    with page_of(tmp_path) as page, page.events("runs=job"):
+    with page_of(tmp_path) as page, page.events("run=job"):
         try:
             assert hangs.wait(30)
             assert page.ask("page.css")[0] == 200
@@ -270,10 +272,10 @@ def test_a_slow_reader_delays_no_other_and_nothing_is_queued_for_it(tmp_path: Pa
     with page_of(tmp_path, refresh_s=0.01) as page, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", page.port))
-        slow.sendall(f"GET /{TOKEN}/events?runs=job HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        slow.sendall(f"GET /{TOKEN}/events?run=job HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         slow.recv(100)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with page.events("runs=job") as events:
+        with page.events("run=job") as events:
             seen = len(run_part(events, "job")["curve"]["rows"])
             for _ in range(30):
                 files.metrics(20)
@@ -288,10 +290,10 @@ def test_the_number_of_open_pages_is_bounded(
 ) -> None:
     monkeypatch.setattr(module, "MOST_STREAMS", 2)
     full_run(tmp_path)
-    with page_of(tmp_path) as page, page.events("runs=job") as one, page.events("runs=job") as two:
+    with page_of(tmp_path) as page, page.events("run=job") as one, page.events("run=job") as two:
         run_part(one, "job")
         run_part(two, "job")
-        status, body, _ = page.ask("events?runs=job")
+        status, body, _ = page.ask("events?run=job")
         assert status == 503
         assert b"close one" in body
         assert page.ask("")[0] == 200
@@ -313,7 +315,7 @@ def test_a_thousand_connections_end_in_answers_and_the_page_still_works(tmp_path
         try:
             for _ in range(1000):
                 line = socket.create_connection(("127.0.0.1", page.port), 30)
-                line.sendall(f"GET /{TOKEN}/events?runs=job HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                line.sendall(f"GET /{TOKEN}/events?run=job HTTP/1.1\r\nHost: x\r\n\r\n".encode())
                 lines.append(line)
             status = [line.recv(12)[-3:] for line in lines]
         finally:
@@ -329,7 +331,7 @@ def _answers(page: Page) -> bool:
     end = time.monotonic() + 20
     while time.monotonic() < end:
         try:
-            with page.events("runs=job") as events:
+            with page.events("run=job") as events:
                 return run_part(events, "job")["state"]["state"] == "done"
         except (AssertionError, OSError, http.client.HTTPException):
             time.sleep(0.02)
@@ -346,7 +348,7 @@ def test_a_run_directory_is_not_written_to(tmp_path: Path) -> None:
         }
 
     before = content()
-    with page_of(tmp_path) as page, page.events("runs=job") as events:
+    with page_of(tmp_path) as page, page.events("run=job") as events:
         run_part(events, "job")
         page.ask("log?run=job&attempt=0&rank=3")
     assert content() == before
@@ -355,7 +357,7 @@ def test_a_run_directory_is_not_written_to(tmp_path: Path) -> None:
 def test_a_single_run_shows_itself_and_no_neighbour(tmp_path: Path) -> None:
     files = full_run(tmp_path)
     RunFiles(tmp_path, "neighbour").state("done")
-    with page_of(files.path) as page, page.events("runs=neighbour,job") as events:
+    with page_of(files.path) as page, page.events("run=neighbour&run=job") as events:
         assert next(d for k, d in events if k == "hello")["shown"] == ["job"]
         assert [row["name"] for row in next(d for k, d in events if k == "list")] == ["job"]
 
@@ -364,7 +366,7 @@ def test_a_run_that_cannot_be_read_is_listed_as_damaged(tmp_path: Path) -> None:
     full_run(tmp_path, "bad").run.info_file.write_text("{")
     full_run(tmp_path, "good")
     os.utime(tmp_path)
-    with page_of(tmp_path) as page, page.events("runs=bad,good") as events:
+    with page_of(tmp_path) as page, page.events("run=bad&run=good") as events:
         listed = next(d for k, d in events if k == "list")
         assert {row["name"]: row["state"] for row in listed} == {"bad": "damaged", "good": "done"}
         assert run_part(events, "bad")["state"]["state"] == "damaged"

@@ -1,0 +1,111 @@
+"""Make the pictures of docs/howto/web.md: two runs of several ranks, one of which loses a worker.
+
+    python docs/pictures.py
+
+It trains for about a minute, opens the page in a headless Chromium (apt install chromium chromium-driver) and
+writes docs/assets/web-*.png. With --runs FOLDER it shows runs that are there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+from browser import Browser, browsing  # noqa: E402
+from web_rig import page_of  # noqa: E402
+
+from mpips.rundir.directory import RunFolder  # noqa: E402
+
+ASSETS = ROOT / "docs/assets"
+N_FEATURES = 5000
+JOB = """
+task = "fm"
+data = { train = "train.svm", test = "test.svm" }
+train = { epochs = 40, batch_size = 64, eval_every = 4 }
+table = { consistency = "ssp" }
+options = { dim = 16 }
+checkpoint = { every_s = 5 }
+"""
+
+
+def write_samples(path: Path, n: int, rng: np.random.Generator) -> None:
+    """Write samples whose features follow Zipf's law."""
+    weights = 1 / np.arange(1, N_FEATURES + 1) ** 1.05
+    true = np.random.default_rng(0).normal(0, 0.6, N_FEATURES + 1)
+    with path.open("w") as file:
+        for _ in range(n):
+            keys = np.unique(rng.choice(N_FEATURES, 14, p=weights / weights.sum()) + 1)
+            label = int(rng.random() < 1 / (1 + np.exp(-true[keys].sum())))
+            file.write(f"{label} " + " ".join(f"{key}:1" for key in keys) + "\n")
+
+
+def train(folder: Path, name: str, lr: float, kill_at: int = 0) -> None:
+    """Run a job; kill a worker once the run has come to a step, if one is given."""
+    command = [sys.executable, "-m", "mpips", "run", "job.toml", "-n", "6", "--servers", "2"]
+    command += ["--name", name, "--set", f"table.optimizer={{name='adagrad', lr={lr}}}"]
+    command += ["--progress", "none"]
+    job = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    while kill_at and job.poll() is None:
+        time.sleep(0.1)
+        for path in (folder / "runs").glob(f"{name}-*/status.json"):
+            status = RunFolder(path.parent).status()
+            if status is not None and status.progress.step >= kill_at:
+                os.kill(next(p.pid for p in status.ranks if p.role == "worker 1"), signal.SIGKILL)
+                kill_at = 0
+    if job.wait() != 0:
+        raise SystemExit(f"the job {name} ended with exit code {job.returncode}")
+
+
+def take(window: Browser, runs: Path) -> None:
+    """Take the pictures of a folder of runs."""
+    with page_of(runs) as page:
+        window.open(page.address)
+        names = sorted(path.name for path in runs.iterdir())
+        window.size(1280, 720)
+        window.dark(False)
+        window.run("page.show(arguments[0]);", names)
+        window.wait("document.body.dataset.ready && page.runs.size == arguments[0]", len(names))
+        window.wait(
+            "document.querySelectorAll('#heads [data-run]').length == arguments[0]", len(names)
+        )
+        window.picture(ASSETS / "web-runs.png")
+        window.dark(True)
+        window.run("page.show(arguments[0]);", names[-1:])
+        window.wait("document.body.dataset.ready && document.querySelector('#panel-events path')")
+        window.run("document.querySelector('#panel-events').scrollIntoView();")
+        window.run("window.scrollBy(0, -60);")
+        window.picture(ASSETS / "web-run-dark.png")
+        window.open("about:blank")
+
+
+def main() -> None:
+    """Train, unless there are runs, and take the pictures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--runs", type=Path, help="folder of runs to show")
+    given = parser.parse_args().runs
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if given is None:
+            rng = np.random.default_rng(1)
+            write_samples(folder / "train.svm", 20_000, rng)
+            write_samples(folder / "test.svm", 3_000, rng)
+            (folder / "job.toml").write_text(JOB)
+            train(folder, "fm-lr-0.05", 0.05)
+            train(folder, "fm-lr-0.2", 0.2, kill_at=1800)
+        with browsing(folder) as window:
+            take(window, given or folder / "runs")
+
+
+if __name__ == "__main__":
+    main()
