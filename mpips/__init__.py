@@ -43,6 +43,7 @@ from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.session.driver import Outcome
 from mpips.session.init import init, rank, report, world_size
 from mpips.session.session import run
+from mpips.worker.lookahead import lookahead
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.worker import Worker
 
@@ -76,6 +77,7 @@ __all__ = [
     "fit",
     "init",
     "load",
+    "lookahead",
     "rank",
     "report",
     "run",

@@ -1,4 +1,4 @@
-"""The suite `network`: what codecs cost, and what they save on links of 1 and 0.1 Gb/s between two nodes."""
+"""The suite `network`: codecs, their gain on links of 1 and 0.1 Gb/s between two nodes, and look-ahead."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _SHARE = 0.01  # of the values that a codec which chooses values sends
 LINKS = {"1g": 1e9, "01g": 1e8}  # bits per second
 _TIMEOUT_S = 900.0
 _RANKS = (1, 1)  # scheduler and server; a worker
+LOOK_AHEADS = ("bsp", "ssp", "bsp_float32", "ssp_float32")
 BETWEEN_NODES = tuple(
     name
     for codec in CODECS
     for name in (f"wire_bytes_{codec}", *(f"step_{link}_{codec}" for link in LINKS))
-)
+) + tuple(f"lookahead_1g_{model}" for model in LOOK_AHEADS)
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
@@ -66,6 +67,9 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
             if is_step or link == "1g":
                 name = comparison.name.replace("step_", f"step_{link}_")
                 found.comparisons.append(msgspec.structs.replace(comparison, name=name))
+    with Nodes(2) as imitated:
+        imitated.limit(LINKS["1g"])
+        found.add(on_nodes("lookahead", imitated, _RANKS, options, _TIMEOUT_S))
     return found
 
 

@@ -20,6 +20,7 @@ from mpips.torch.ddp import CommState, comm_hook  # noqa: E402
 from mpips.torch.embedding import Embedding, EmbeddingBag  # noqa: E402
 from mpips.torch.job import steps  # noqa: E402
 from mpips.torch.loading import load_checkpoint  # noqa: E402
+from mpips.torch.looking import lookahead  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
 
@@ -30,6 +31,7 @@ __all__ = [
     "averaged",
     "comm_hook",
     "load_checkpoint",
+    "lookahead",
     "prepare",
     "steps",
 ]

@@ -107,6 +107,10 @@ class PreparedLoader:
         """Number of batches of this epoch that were yielded, including those before `resume`."""
         return self._batch
 
+    def count_used(self, batch: int) -> None:
+        """Let `batch` be the number of batches of this epoch that count as yielded, after reading ahead."""
+        self._batch = batch
+
     def position(self) -> dict[str, int]:
         """Return {"epoch": e, "batch": k} after k batches of epoch e were yielded, for `resume`.
 

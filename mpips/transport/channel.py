@@ -88,6 +88,15 @@ class Channel(Protocol):
     def wait_collected(self, before: int, max_s: float) -> bool:
         """Wait until every pull with a sequence below `before` is answered; return False after `max_s` s."""
 
+    def expect_replies(self) -> None:
+        """Ask to be informed when the replies to all pulls so far are there; see `begin_collect`."""
+
+    def begin_collect(self) -> None:
+        """Start to fetch replies that are known to be there, so that they travel while records are sent.
+
+        Does not wait for the server. `publish`, and every wait for records, completes it.
+        """
+
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """Wait until a table has this version and all workers this clock (0: any).
 
@@ -165,6 +174,12 @@ class MemoryChannel:
     def wait_collected(self, before: int, max_s: float) -> bool:
         """Wait until every pull with a sequence below `before` is answered."""
         return self.writer.wait_collected(before, max_s, self.oversubscribed)
+
+    def expect_replies(self) -> None:
+        """Do nothing: replies are read where the server writes them."""
+
+    def begin_collect(self) -> None:
+        """Do nothing: replies are read where the server writes them."""
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """Wait until a table has this version and all workers this clock."""

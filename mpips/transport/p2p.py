@@ -35,7 +35,7 @@ INLINE_BYTES = 16 << 10  # a put of up to so many bytes is one message
 _SAME_VERSION = "all ranks must run the same mpips (mpips doctor --mpi checks it)"
 _HEAD = struct.Struct("<QQQQ")
 _PUT, _GET, _ASK, _FENCE = 1, 2, 3, 4
-_MAX_PENDING = 64  # sends and receives that may be open
+_MAX_PENDING = 256  # sends and receives that may be open
 _MOST_AT_ONCE = 64  # requests served per poll, so that a busy server also does its other work
 
 
@@ -79,6 +79,14 @@ class P2pMemory:
         """Start a read of any length."""
         self._start(self._comm.Irecv([out, MPI.BYTE], self._rank, TAG_REPLY), out)
         self._send_head(_GET, offset, out.nbytes)
+
+    def get_beside(self, offset: int, out: Bytes) -> None:
+        """Start a read of any length; messages of both directions travel at the same time."""
+        self.get(offset, out)
+
+    def put_beside(self, offset: int, data: Bytes) -> None:
+        """Start a write of any length."""
+        self.put(offset, data)
 
     def leave(self) -> None:
         """Block until small puts can arrive without further calls of this process.

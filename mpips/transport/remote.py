@@ -46,6 +46,8 @@ _SLACK_BYTES = 4 << 10  # unused bytes of a slot that one put may include
 _SPIN_S = 2e-3  # seconds for which a wait checks without a pause
 # Replies of up to so many bytes in all are fetched before they are known to be there.
 _EARLY_BYTES = 64 << 10
+# Longer replies are worth a wait of up to _ANSWER_S seconds before a push, beside which they travel.
+_LONG_BYTES, _ANSWER_S = 512 << 10, 5e-3
 
 
 class RemoteChannel:
@@ -94,6 +96,7 @@ class RemoteChannel:
         self._under_way = 0  # bytes of puts from the mirror since the last flush
         self._straight = False  # whether puts into the rendezvous buffer are not flushed yet
         self._unfenced = False  # whether anything was put since the last fence
+        self._fetching = False  # whether gets of replies are under way
         self._fence_open = False  # whether a fence is not answered yet
 
     def send(self) -> None:
@@ -189,6 +192,8 @@ class RemoteChannel:
             self._remote.put_asking(self._at + start, data, last)
         elif len(data) <= INLINE_BYTES:
             self._remote.put_asking(self._at + start, data, 0)
+        elif self._fetching:
+            self._remote.put_beside(self._at + start, data)
         else:
             self._remote.put(self._at + start, data)
         self._under_way += end - start
@@ -200,13 +205,36 @@ class RemoteChannel:
 
     def complete(self) -> None:
         """Block until all puts so far have arrived."""
-        if self._under_way or self._straight:
+        if self._under_way or self._straight or self._fetching:
             self._flush()
 
     def _flush(self) -> None:
         self._remote.flush()
         self._under_way = 0
         self._straight = False
+        if self._fetching:
+            self._fetching = False
+            self.writer.collect()
+
+    def expect_replies(self) -> None:
+        """Ask to be informed when the replies to all pulls so far are there."""
+        self.ask()
+
+    def begin_collect(self) -> None:
+        """Start to fetch the replies that an answered question has shown to be there."""
+        pulls = self.writer.open_pulls()
+        if self._asked is not None and pulls:
+            # Wait a little for the answer if there is much to fetch: what is not fetched beside the push is
+            # fetched after it.
+            is_long = sum(n for _, n in pulls) > _LONG_BYTES
+            self._wait(self._take_answer, _ANSWER_S if is_long else 0.0)
+        applied = self.writer.applied
+        due = [(q, n) for q, n in pulls if q < applied]
+        if due and not self._fetching:
+            for sequence, n_bytes in due:
+                at = self._reply(sequence)
+                self._remote.get_beside(self._at + at, self._mirror[at : at + n_bytes])
+            self._fetching = True
 
     def refresh(self) -> None:
         """Fetch acknowledgement, results and replies: small replies at once, large ones when they are due."""
@@ -217,6 +245,7 @@ class RemoteChannel:
         self._fetch_replies(early)
         self._flush()
         if not early:
+            pulls = self.writer.open_pulls()
             applied = self.writer.applied
             due = [(q, n) for q, n in pulls if q < applied]
             self._fetch_replies(due)
@@ -227,7 +256,7 @@ class RemoteChannel:
 
     def _fetch_replies(self, pulls: list[tuple[int, int]]) -> None:
         for sequence, n_bytes in pulls:
-            at = self._ring.replies_offset + self._index(sequence) * self._ring.slot_bytes
+            at = self._reply(sequence)
             self._remote.get(self._at + at, self._mirror[at : at + n_bytes])
 
     def wait_applied(self, count: int, max_s: float) -> bool:
@@ -390,6 +419,9 @@ class RemoteChannel:
 
     def _index(self, sequence: int) -> int:
         return sequence % self._ring.n_slots
+
+    def _reply(self, sequence: int) -> int:
+        return self._ring.replies_offset + self._index(sequence) * self._ring.slot_bytes
 
     def _stamp(self, sequence: int) -> int:
         return self._ring.stamps_offset + self._index(sequence) * self._ring.record_stride

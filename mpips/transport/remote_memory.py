@@ -32,6 +32,15 @@ class RemoteMemory(Protocol):
     def get(self, offset: int, out: Bytes) -> None:
         """Start a read of any length; `out` is filled when `flush` has returned."""
 
+    def get_beside(self, offset: int, out: Bytes) -> None:
+        """Start a read whose bytes travel at the same time as those of `put_beside`; as `get` otherwise."""
+
+    def put_beside(self, offset: int, data: Bytes) -> None:
+        """Start a write of any length, which arrives as those of `put_asking` do.
+
+        `data` must stay unchanged until `flush`.
+        """
+
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
         """Write at most INLINE_BYTES by a message; `data` may be changed at once.
 

@@ -90,6 +90,17 @@ class RmaMemory:
             target = [offset + at, part.nbytes, MPI.BYTE]
             self._window.Get([part, MPI.BYTE], self._rank, target=target)
 
+    def get_beside(self, offset: int, out: Bytes) -> None:
+        """Start a read of any length by a message.
+
+        Over TCP, Open MPI transfers the gets and the puts of a window one after the other.
+        """
+        self._messages.get(offset, out)
+
+    def put_beside(self, offset: int, data: Bytes) -> None:
+        """Start a write of any length by a message."""
+        self._messages.put(offset, data)
+
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
         """Write a few bytes by a message, which may carry a question."""
         self._messages.put_asking(offset, data, count)

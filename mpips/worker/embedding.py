@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.model.arrays import as_array, as_float32, check_out, described
+from mpips.errors import ConfigError
+from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.table import EmbeddingTable, native_codec, native_pull_codec
 from mpips.worker.base import Handle, norm_of
+from mpips.worker.keys import as_keys
 from mpips.worker.requests import PolledRequest, PushResult, Request
+from mpips.worker.row_access import Arrived, RowAccess
+from mpips.worker.table_ahead import TableAhead
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-_INT64 = np.dtype(np.int64)
 _FLT_MAX = float(np.finfo(np.float32).max)
 
 
@@ -48,10 +51,38 @@ class EmbeddingHandle(Handle):
         # Plans that no request uses; making a new one costs more than a batch.
         self._plans: list[_native.KeyPlan] = []
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
+        self._ahead: TableAhead | None = None
 
     def disown(self) -> None:
-        """Give up the newest prefetch, in a forked child: it belongs to the parent."""
-        self._prefetched = None
+        """Give up the newest prefetch and a look-ahead, in a forked child: they belong to the parent."""
+        self._prefetched = self._ahead = None
+
+    def begin_ahead(self, depth: int) -> TableAhead:
+        """Make the cache that pulls use until `end_ahead`; see mpips.worker.lookahead.
+
+        Raises:
+            ConfigError: Another look-ahead uses this table.
+        """
+        if self._ahead is not None:
+            raise ConfigError(
+                f"lookahead: another look-ahead uses table {self.name!r}: end its loop before this one begins"
+            )
+        assert isinstance(self._table, EmbeddingTable)
+        access = RowAccess(
+            self._connection,
+            self._index,
+            self._table,
+            self._planned,
+            self._plans.append,
+            self._start_pull,
+        )
+        self._ahead = TableAhead(access, depth)
+        return self._ahead
+
+    def end_ahead(self, ahead: TableAhead) -> None:
+        """Drop the cache that `begin_ahead` has returned."""
+        if self._ahead is ahead:
+            self._ahead = None
 
     def pull(self, keys: Int64, out: Float32 | None = None) -> Float32:
         """Fetch rows. Not collective; blocks until they satisfy the consistency model.
@@ -68,10 +99,28 @@ class EmbeddingHandle(Handle):
             KeyError: A key lies outside the partition.
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
-        keys = self._as_keys(keys)
+        keys = as_keys(keys)
         direct = self._direct(out, len(keys))
+        if self._ahead is not None:
+            return self._pull_ahead(self._ahead, keys, out, direct)
         request = self._take_prefetched(keys) or self._start_pull(self._planned(keys), direct)
         return self._filled(out, request.wait())
+
+    def _pull_ahead(
+        self, ahead: TableAhead, keys: Int64, out: Float32 | None, direct: Float32 | None
+    ) -> Float32:
+        """Pull through a look-ahead's cache, or from servers if it has none of the rows."""
+        plan = self._planned(keys)
+        found = ahead.pull(plan, direct)
+        if found is None:
+            return self._filled(out, self._start_pull(plan, direct).wait())
+        self._plans.append(plan)
+        rows, versions = found
+        for server, version in versions.items():
+            self._connection.channels[server].writer.set_base_version(self._index, version)
+        if self._noted is not None:
+            self._noted.note(rows, versions)
+        return self._filled(out, rows)
 
     def _filled(self, out: Float32 | None, rows: Float32) -> Float32:
         """Copy rows into `out` and return it; return the rows themselves where there is no `out`."""
@@ -98,7 +147,7 @@ class EmbeddingHandle(Handle):
         assert isinstance(table.init, Initializer)
         seed = table_seed(self._connection.position.seed, table.name)
         out = np.empty((len(keys), table.dim), np.float32)
-        _native.initialize_rows(table.init.native(seed, *table.fans), self._as_keys(keys), out)
+        _native.initialize_rows(table.init.native(seed, *table.fans), as_keys(keys), out)
         if self._pull_codec is not None:
             codes = _native.encode_nearest(self._pull_codec, out)
             _native.decode(self._pull_codec, codes, 0, out)
@@ -110,7 +159,7 @@ class EmbeddingHandle(Handle):
         A later `pull` of the same keys, at the same clock and with no push to this table in between, uses
         the newest prefetch instead of a new request. So a task can call `prefetch` early and `pull` later.
         """
-        keys = self._as_keys(keys)
+        keys = as_keys(keys)
         request = self._start_pull(self._planned(keys), None)
         self._prefetched = (keys.copy(), self._connection.now, request)
         return request
@@ -121,12 +170,25 @@ class EmbeddingHandle(Handle):
             return None
         return held[2]
 
-    def _start_pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Request[Float32]:
-        """Request the rows of a plan. The request owns the plan and returns it to `_plans` at its end."""
+    def _start_pull(
+        self,
+        plan: _native.KeyPlan,
+        out: Float32 | None,
+        arrived: Arrived | None = None,
+        since: int | None = None,
+    ) -> Request[Float32]:
+        """Request the rows of a plan. The request owns the plan and returns it to `_plans` at its end.
+
+        `arrived`: called with the rows and the first record at each server; the rows are for a look-ahead.
+        `since`: request, in place of rows, which of them have changed after this version; shape (n, 1).
+        """
         connection = self._connection
         connection.control.state = self._pulling
         connection.clock_state.begin()
-        rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
+        dim = self.dim if since is None else 1
+        codec = self._pull_codec if since is None else None
+        rows = np.empty((len(plan), dim), np.float32) if out is None else out
+        more = () if arrived is None else (True, since)
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
         for server, count in self._groups(plan):
@@ -135,7 +197,7 @@ class EmbeddingHandle(Handle):
                 if done == 0:
                     starts[server] = channel.writer.next_sequence
                 done = channel.writer.pull_planned(
-                    self._index, connection.now, plan, server, rows, done, self._pull_codec
+                    self._index, connection.now, plan, server, rows, done, codec, *more
                 )
                 ends[server] = channel.writer.next_sequence
                 connection.keep(server, ends[server], (plan, rows))
@@ -155,9 +217,11 @@ class EmbeddingHandle(Handle):
             return True
 
         def finish() -> Float32:
-            self._plans.append(plan)
-            if self._noted is not None:
+            if arrived is not None:
+                arrived(plan, rows, starts)
+            elif self._noted is not None:
                 self._noted.note(rows, self._versions(starts))
+            self._plans.append(plan)
             return rows
 
         def late() -> str:
@@ -204,7 +268,7 @@ class EmbeddingHandle(Handle):
         """
         named = base is not None and self._name_base(base)
         try:
-            plan, request = self._send(self._as_keys(keys), rows, base)
+            plan, request = self._send(as_keys(keys), rows, base)
         finally:
             if named:
                 self._unname_base()
@@ -216,7 +280,7 @@ class EmbeddingHandle(Handle):
 
         Arguments and errors are those of `push` and `pull`.
         """
-        keys = self._as_keys(keys)
+        keys = as_keys(keys)
         direct = self._direct(out, len(keys))
         plan, _ = self._send(keys, rows, None)
         if isinstance(self._table.consistency, BSP):
@@ -234,6 +298,8 @@ class EmbeddingHandle(Handle):
             base = None
         self._prefetched = None
         plan = self._planned(keys)
+        if self._ahead is not None:
+            self._ahead.note_push(plan.unique_keys)
         repeats = plan.n_unique < len(plan)
         rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
         self._connection.control.state = self._pushing
@@ -316,19 +382,3 @@ class EmbeddingHandle(Handle):
     def _groups(plan: _native.KeyPlan) -> list[tuple[int, int]]:
         """Return (server, number of keys) for each server that owns any of the plan's keys."""
         return [(s, n) for s, n in enumerate(np.diff(plan.group_starts).tolist()) if n]
-
-    @staticmethod
-    def _as_keys(keys: Any) -> Int64:
-        # Return the usual case without a conversion.
-        if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1:
-            usual: Int64 = keys if keys.flags.c_contiguous else np.ascontiguousarray(keys)
-            return usual
-        array = as_array("keys", keys, ValueError)
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError("keys are a masked array: pass the keys to use, keys.compressed()")
-        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-            what = keys if array.dtype == object and array.ndim == 0 else array
-            raise ValueError(f"keys must be whole numbers in one dimension, not {described(what)}")
-        if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
-            raise ValueError("keys above 2^63-1 do not fit into int64")
-        return np.ascontiguousarray(array, dtype=np.int64)

@@ -83,6 +83,12 @@ class Worker:
             )
         return self._handles[name]
 
+    @property
+    def embedding_names(self) -> list[str]:
+        """Names of the job's embedding tables."""
+        handles = self._handles.items()
+        return [name for name, handle in handles if isinstance(handle, EmbeddingHandle)]
+
     def clock(self) -> None:
         """End this worker's current clock at all servers. Not collective.
 

@@ -406,6 +406,14 @@ void bind_writer(py::module_& m) {
           },
           py::arg("sequence"))
       .def(
+          "pulled_clock",
+          [](const RingWriter& w, std::uint64_t sequence) -> std::optional<std::uint64_t> {
+            const std::uint64_t clock = w.pulled_clock(sequence);
+            if (clock == RingWriter::unnamed) return std::nullopt;
+            return clock;
+          },
+          py::arg("sequence"))
+      .def(
           "result",
           [](RingWriter& w, std::uint64_t sequence) {
             const std::uint64_t word = w.result(sequence);

@@ -45,12 +45,21 @@ std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint64_t 
 
 std::size_t pull_planned(RingWriter& writer, std::uint16_t table, std::uint64_t clock,
                          const KeyPlan& plan, std::size_t server, FloatArray& out, std::size_t done,
-                         const Codec* codec) {
+                         const Codec* codec, bool ahead, std::optional<std::uint64_t> since) {
   const Group g = group_of(plan, server, out);
   if (codec != nullptr && (codec->block != g.dim || codec->kind == CodecKind::none))
     throw py::value_error("a codec needs rows of the length of its block");
-  const RowsToPull pull{
-      g.keys, out.mutable_data(), g.n, g.dim, &plan, g.from, codec != nullptr ? *codec : Codec{}};
+  if (since && (g.dim != 1 || codec != nullptr))
+    throw py::value_error("a pull of changes needs rows of one float, without a codec");
+  const RowsToPull pull{g.keys,
+                        out.mutable_data(),
+                        g.n,
+                        g.dim,
+                        &plan,
+                        g.from,
+                        codec != nullptr ? *codec : Codec{},
+                        ahead,
+                        since.value_or(RowsToPull::whole_rows)};
   const py::gil_scoped_release release;
   return writer.pull_rows(table, clock, pull, done);
 }
@@ -64,7 +73,7 @@ void bind_planned_rows(py::class_<RingWriter>& writer) {
            py::arg("done"), py::arg("codec").none(true), py::arg("random_key"))
       .def("pull_planned", &pull_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
            py::arg("server"), py::arg("out").noconvert(), py::arg("done"),
-           py::arg("codec").none(true));
+           py::arg("codec").none(true), py::arg("ahead") = false, py::arg("since") = py::none());
 }
 
 }  // namespace mpips

@@ -29,7 +29,7 @@ inline std::uint64_t area_checksum(const void* data, std::size_t n) noexcept {
 // rows.
 inline std::uint32_t reply_checksum(const ReplyHeader& header, const void* rows,
                                     std::size_t n) noexcept {
-  const std::uint64_t words[3] = {header.sequence, header.version, header.count};
+  const std::uint64_t words[4] = {header.sequence, header.version, header.count, header.min_clock};
   return static_cast<std::uint32_t>(hash(rows, n, hash(words, sizeof words)));
 }
 

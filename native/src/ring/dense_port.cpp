@@ -96,6 +96,8 @@ std::size_t DensePort::waits_for() const noexcept {
 
 bool DensePort::wait_room(double max_s) {
   const auto found = [&] {
+    // Replies of pulls of rows under way take slots until they are collected.
+    for (const Part& part : parts_) part.writer->collect();
     return has_credits() && (bounces_.empty() || is_free(bounces_[next_bounce_]));
   };
   return wait_until(found, max_s, oversubscribed_);

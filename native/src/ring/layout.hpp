@@ -59,6 +59,7 @@ enum RecordFlags : std::uint16_t {
   flag_area = 64,  // the payload is an AreaPayload: the update lies in the rendezvous buffer
   flag_arrived = 128,  // with flag_area: the segment was there before this record was sent
   flag_closes = 256,   // with flag_last: the worker's last push to this table in this clock
+  flag_changes = 512,  // a pull: which rows has a version after base_version changed; see answer
 };
 
 struct RecordHeader {
@@ -113,8 +114,9 @@ struct ReplyHeader {
   std::uint64_t sequence;
   std::uint64_t version;
   std::uint32_t count;
-  std::uint32_t checksum;  // of header and rows; 0 if checksums are off
-  std::uint64_t pad[5];
+  std::uint32_t checksum;   // of header and rows; 0 if checksums are off
+  std::uint64_t min_clock;  // lowest clock of all workers when the rows were read
+  std::uint64_t pad[4];
 };
 static_assert(sizeof(ReplyHeader) == line_bytes);
 

@@ -87,13 +87,17 @@ std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, cons
     RecordHeader h = header(RecordKind::pull_rows, table, clock);
     h.slot = codec_word(pull.codec.kind, 0);
     h.flags = segment_flags(done, count, pull.n);
+    if (pull.changes_since != RowsToPull::whole_rows) {
+      h.flags = static_cast<std::uint16_t>(h.flags | flag_changes);
+      h.base_version = pull.changes_since;
+    }
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
     h.payload_bytes = static_cast<std::uint32_t>(count * sizeof(std::int64_t));
     append(box_.slot(next_) + sizeof h, pull.keys + done, count * sizeof(std::int64_t));
     float* out = pull.plan == nullptr ? pull.out + done * pull.dim : pull.out;
-    pulls_.push_back(
-        {next_, pull.dim, h.count, table, done == 0, pull.plan, pull.from + done, out, pull.codec});
+    pulls_.push_back({next_, pull.dim, h.count, table, done == 0, pull.ahead, pull.plan,
+                      pull.from + done, out, pull.codec});
     done += count;
     finish_record(&h, role_other);
   }
@@ -129,7 +133,10 @@ std::size_t RingWriter::collect() {
                                   static_cast<std::int64_t>(pull.reply_bytes());
     if (pull.first) {
       // Take the version of the first reply: it is the oldest one that a large pull brings.
-      base_[pull.table] = h.version;
+      if (pull.ahead)
+        pulled_clock_.put(pull.sequence, h.min_clock);
+      else
+        base_[pull.table] = h.version;
       pulled_.put(pull.sequence, h.version);
     }
     pulls_.pop_front();

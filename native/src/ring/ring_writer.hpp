@@ -83,6 +83,12 @@ struct RowsToPull {
   const KeyPlan* plan = nullptr;
   std::size_t from = 0;
   Codec codec = {};  // of the replies
+  // The rows are for a look-ahead: they do not become the base of the next pushes.
+  bool ahead = false;
+  // With a version, `dim` is 1 and each row's float is 1 if the row has changed after that version,
+  // else 0.
+  static constexpr std::uint64_t whole_rows = ~std::uint64_t{0};
+  std::uint64_t changes_since = whole_rows;
 };
 
 class RingWriter {
@@ -195,6 +201,11 @@ class RingWriter {
   // Return the version that a pull has brought; `sequence` is that of its first record. `unnamed`
   // if the reply is not collected yet, or was too long ago.
   std::uint64_t pulled_version(std::uint64_t sequence) const noexcept;
+  // Return the lowest clock of all workers when a pull for a look-ahead was answered; else as
+  // above.
+  std::uint64_t pulled_clock(std::uint64_t sequence) const noexcept {
+    return pulled_clock_.find(sequence, unnamed);
+  }
 
   // Return the result word of a consumed record; 0 if it is not consumed yet or was too long ago.
   std::uint64_t result(std::uint64_t sequence) noexcept;
@@ -218,6 +229,7 @@ class RingWriter {
     std::uint32_t count;
     std::uint16_t table;
     bool first;  // first record of its pull
+    bool ahead;  // see RowsToPull
     const KeyPlan* plan;
     std::size_t from;  // in the plan
     float* out;        // with a plan: the whole batch
@@ -281,6 +293,7 @@ class RingWriter {
   std::deque<OpenPull> pulls_;
   History past_;                    // results
   History pulled_;                  // versions, by the first record of a pull
+  History pulled_clock_;            // lowest clocks, by the first record of a look-ahead's pull
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
   std::size_t last_bytes_ = 0;      // of the last record's payload
   bool closing_ = false;

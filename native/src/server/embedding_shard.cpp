@@ -199,9 +199,30 @@ void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* 
 }
 
 void EmbeddingShard::apply(const Update& update, const Weight& weight, std::uint64_t step) {
-  if (rule_.python) return apply_python(update, weight, step);
-  find_rows(update.keys, update.count);
-  apply_rows(rows_.data(), update, weight, step);
+  if (rule_.python) {
+    apply_python(update, weight, step);
+  } else {
+    find_rows(update.keys, update.count);
+    apply_rows(rows_.data(), update, weight, step);
+  }
+  if (notes_changes_) note_changes(update);
+}
+
+// Note that the rows of an update, which both ways of applying leave in `rows_`, have changed.
+void EmbeddingShard::note_changes(const Update& update) {
+  changed_.resize(map_.size(), next_version_);
+  for (std::size_t i = 0; i < update.count; ++i) changed_[rows_[i]] = next_version_;
+}
+
+void EmbeddingShard::find_changes(const std::int64_t* keys, std::size_t n, std::uint64_t since,
+                                  std::uint64_t now, float* out) {
+  if (!notes_changes_) changed_.assign(map_.size(), now);
+  notes_changes_ = true;
+  rows_.resize(n);
+  map_.find(keys, n, rows_.data());
+  // A key without a row has its initial value, which no update has changed.
+  for (std::size_t i = 0; i < n; ++i)
+    out[i] = rows_[i] != RowMap::npos && changed_[rows_[i]] > since ? 1.0F : 0.0F;
 }
 
 template <int for_writing>

@@ -51,6 +51,14 @@ class EmbeddingShard final : public Shard {
   void load(const std::int64_t* keys, std::size_t n, const float* rows);
   void pull(const std::int64_t* keys, std::size_t n, float* out);
 
+  // BSP: set the version that the table will have with the next update.
+  void set_next_version(std::uint64_t version) noexcept { next_version_ = version; }
+  // BSP: set out[i] = 1 if the row of keys[i] may have changed after version `since`, else 0.
+  // `now`: the table's version. From the first call on the shard notes when it changes a row; what
+  // it does not know, for example after a restart, counts as a change at the first call.
+  void find_changes(const std::int64_t* keys, std::size_t n, std::uint64_t since, std::uint64_t now,
+                    float* out);
+
   std::size_t dim() const noexcept { return dim_; }
   std::size_t n_rows() const noexcept { return map_.size(); }
   std::size_t stride() const noexcept { return stride_; }
@@ -91,6 +99,7 @@ class EmbeddingShard final : public Shard {
   const float* compensated(const float* row, const float* update, const float* base, float lambda);
   std::uint32_t steps_of(const float* row) const noexcept;
   std::uint32_t count_step(float* row) const noexcept;
+  void note_changes(const Update& update);
   void apply_python(const Update& update, const Weight& weight, std::uint64_t step);
   void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n);
   void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
@@ -106,6 +115,12 @@ class EmbeddingShard final : public Shard {
   std::vector<Buffer> assembly_, accumulator_;
   std::vector<std::vector<std::uint32_t>> expected_;  // by worker: row of each key, or npos
   std::vector<std::uint32_t> rows_;
+  // The version with which each row changed last; empty until the first `find_changes`. It is
+  // process memory: only workers of the same launch ask, and they hold no rows when a launch
+  // begins.
+  std::vector<std::uint64_t> changed_;
+  bool notes_changes_ = false;
+  std::uint64_t next_version_ = 0;
   std::vector<float> scratch_;
   Durable durable_;
 };

@@ -199,6 +199,7 @@ void ServerCore::count_rows(const RecordHeader& h, const std::uint8_t* payload) 
   const auto kind = static_cast<RecordKind>(h.kind);
   const bool is_pull = kind == RecordKind::pull_rows;
   if (is_pull ? h.generation != generation_ || copy_ : kind != RecordKind::push_rows) return;
+  if (is_pull && (h.flags & flag_changes) != 0) return;  // no rows are read
   RowCounter* counter = tables_[h.table].row_counter.get();
   if (counter != nullptr)
     counter->count(is_pull, reinterpret_cast<const std::int64_t*>(payload), h.count);
@@ -352,12 +353,16 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
     violation(worker,
               "a pull of rows from table " + std::to_string(h.table) + ", which has no rows here");
   Table& t = tables_[h.table];
-  if (h.slot != codec_word(t.pull_codec.kind, 0))
+  const bool changes = (h.flags & flag_changes) != 0;
+  if (changes && t.consistency.model != Model::bsp)
+    violation(worker, "a pull of changes from a table that is not under BSP");
+  const Codec codec = changes ? Codec{} : t.pull_codec;
+  if (h.slot != codec_word(codec.kind, 0))
     violation(worker, "a pull with codec " + std::to_string(h.slot) + ", its table has codec " +
-                          codec_names[static_cast<std::size_t>(t.pull_codec.kind)]);
+                          codec_names[static_cast<std::size_t>(codec.kind)]);
   const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
   if (h.payload_bytes != h.count * sizeof(std::int64_t) ||
-      reply_row_bytes(t.pull_codec, t.embedding->dim()) * h.count > capacity ||
+      reply_row_bytes(codec, changes ? 1 : t.embedding->dim()) * h.count > capacity ||
       !layout_.geometry().replies)
     violation(worker, "a pull of " + std::to_string(h.count) + " rows with " +
                           std::to_string(h.payload_bytes) + " bytes: its sizes do not agree");
@@ -375,21 +380,27 @@ void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
                         const std::int64_t* keys) {
   std::uint8_t* reply = rings_[worker].box.reply(h.sequence);
   std::uint8_t* rows = reply + sizeof(ReplyHeader);
-  const std::size_t dim = t->embedding->dim();
-  const std::size_t bytes = h.count * reply_row_bytes(t->pull_codec, dim);
-  if (t->pull_codec.kind == CodecKind::none) {
+  const bool changes = (h.flags & flag_changes) != 0;
+  const std::size_t dim = changes ? 1 : t->embedding->dim();
+  const Codec codec = changes ? Codec{} : t->pull_codec;
+  const std::size_t bytes = h.count * reply_row_bytes(codec, dim);
+  if (changes) {
+    t->embedding->find_changes(keys, h.count, h.base_version, t->version,
+                               reinterpret_cast<float*>(rows));
+  } else if (codec.kind == CodecKind::none) {
     t->embedding->pull(keys, h.count, reinterpret_cast<float*>(rows));
   } else {
     pulled_.resize(h.count * dim);
     t->embedding->pull(keys, h.count, pulled_.data());
-    encode_nearest(t->pull_codec, pulled_.data(), h.count * dim, rows);
+    encode_nearest(codec, pulled_.data(), h.count * dim, rows);
   }
-  t->stats.pulled_rows += h.count;
+  if (!changes) t->stats.pulled_rows += h.count;
   counters_.bytes_out += bytes;
   ReplyHeader header{};
   header.sequence = h.sequence;
   header.version = t->version;
   header.count = h.count;
+  header.min_clock = clocks_.min_clock();
   if ((h.flags & flag_checksum) != 0) header.checksum = reply_checksum(header, rows, bytes);
   std::memcpy(reply, &header, sizeof header);
 }
@@ -465,6 +476,7 @@ void ServerCore::apply_sum(Table* t, const std::vector<std::size_t>& buffers,
                            std::size_t n_workers) {
   Weight weight;
   if (t->consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(n_workers);
+  if (t->embedding != nullptr) t->embedding->set_next_version(t->version + 1);
   if (t->shard != nullptr && t->shard->apply_accumulated(buffers, weight, t->next_step()))
     ++t->stats.updates;
   ++t->version;
