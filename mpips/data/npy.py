@@ -119,6 +119,9 @@ def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
     label = options.label
     if label is not None and _NUMBER.fullmatch(label):
         return _with_column(path, array, int(label), options)
+    # A model of files with named columns predicts rows without names, which need no label.
+    if not options.labelled and math.prod(array.shape[1:]) == options.n_features:
+        return NpyFile(array, _no_labels(array), None, ())
     if label is not None and not label.endswith(".npy"):
         raise DataError(
             f"{path}: data.label = '{label}', but the columns of this array have no names: set it to the "
