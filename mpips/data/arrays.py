@@ -19,7 +19,7 @@ from mpips.data.dataset import Dataset, DenseData, Features
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
-from mpips.data.stored_arrays import array_header, mapped_member, members_of
+from mpips.data.stored_arrays import RowsOfFile, array_header, members_of
 from mpips.errors import DataError
 
 BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
@@ -28,16 +28,16 @@ BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
 def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     """Read a share of `x`, shape (n, ...), and `y`, shape (n,), from an npz file.
 
-    Axes of `x` after the first are flattened. Arrays that are not compressed are mapped, so that a worker
-    reads its own rows; of others each worker unpacks the whole of `x` temporarily. Pickled objects are
+    Axes of `x` after the first are flattened. Arrays that are not compressed are read in blocks, and
+    their CRC is checked; of others each worker unpacks the whole of `x` temporarily. Pickled objects are
     refused.
 
     Raises:
         DataError: The file is not npz, has no such array, or shapes or dtypes do not fit.
     """
-    mapped = _mapped_npz(path, options)
-    if mapped is not None:
-        x, y = mapped
+    plain = _plain_npz(path, options)
+    if plain is not None:
+        x, y = plain
         check_arrays(path, x, y)
         return array_part(path, read_blocks(x, share), read_blocks(y, share), len(y), options)
     with _npz_errors(path):
@@ -56,19 +56,17 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     return array_part(path, x[own], y[own], len(y), options)
 
 
-def _mapped_npz(
-    path: str, options: ReadOptions
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-    """Map samples and labels; None: they are compressed or in the order of columns, or it is no such file."""
+def _plain_npz(path: str, options: ReadOptions) -> tuple[Any, Any] | None:
+    """Open samples and labels; None: only NumPy can read them, or they are not there."""
     try:
         members = members_of(path)
         x_name, y_name = array_names(path, list(members), options.labelled)
-        x = mapped_member(path, members[x_name])
-        if not y_name:
-            return x, np.broadcast_to(np.zeros(()), x.shape[:1])
-        return x, mapped_member(path, members[y_name])
     except (ValueError, OverflowError, zipfile.BadZipFile):
         return None
+    x = RowsOfFile(path, members[x_name])
+    if not y_name:
+        return x, np.broadcast_to(np.zeros(()), x.shape[:1])
+    return x, RowsOfFile(path, members[y_name])
 
 
 @contextlib.contextmanager
@@ -76,7 +74,8 @@ def _npz_errors(path: str) -> Iterator[None]:
     """Turn errors of a file that is no npz file in the block into a DataError."""
     try:
         yield
-    except (ValueError, EOFError, zipfile.BadZipFile, tokenize.TokenError) as error:
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, tokenize.TokenError) as error:
+        # zipfile raises RuntimeError for encrypted files.
         raise DataError(
             f"{path}: is not an npz file of plain arrays: {error}; write it by np.savez(file, x=x, y=y)"
         ) from error
@@ -157,7 +156,7 @@ def npz_blocks(
     with _npz_errors(path), zipfile.ZipFile(path) as archive:
         found = [name.removesuffix(".npy") for name in archive.namelist()]
         x_name, y_name = array_names(path, found, options.labelled)
-        with archive.open(f"{x_name}.npy") as file:
+        with archive.open(entry_name(archive, x_name)) as file:
             shape, is_fortran, dtype = array_header(file)
             y = np.zeros(shape[:1]) if not y_name else _member(path, y_name)
             check_arrays(path, _Form(shape, dtype), y)
@@ -202,7 +201,7 @@ def read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
     """Read contiguous blocks and select the share of each: strided selections of HDF5 are slow.
 
     Args:
-        dataset: A dataset of HDF5, or a mapped array.
+        dataset: A dataset of HDF5, or rows of an array in a file.
         share: The share.
 
     Returns:
@@ -225,8 +224,16 @@ def read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
     return out
 
 
+def entry_name(archive: zipfile.ZipFile, name: str) -> str:
+    """Return the name of an array's entry in an npz file, which NumPy also reads without the ending .npy."""
+    return f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name
+
+
 def array_names(path: str, found: Collection[str], labelled: bool) -> tuple[str, str]:
     """Return the names of samples and labels; "" for labels that are not to be read. Raises DataError."""
+    twice = next((name for name in ("x", "X", "y", "Y") if list(found).count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}: contains two arrays {twice}; write one of them")
     x_name = next((name for name in ("x", "X") if name in found), None)
     y_name = next((name for name in ("y", "Y") if name in found), None)
     if x_name is not None and not labelled:

@@ -80,9 +80,12 @@ class PlainRows:
             if not row:
                 continue
             if len(row) != width:
+                where = f"{plan.path}:{line + reader.line_num}: {len(row)} cells"
+                if not plan.n_header_lines:
+                    raise DataError(f"{where}, lines of this file have {width}")
                 raise DataError(
-                    f"{plan.path}:{line + reader.line_num}: {len(row)} cells, the header names {width}; "
-                    f"quote cells that contain {_DELIMITER_NAMES[plan.delimiter]}"
+                    f"{where}, the header names {width}; quote cells that contain "
+                    f"{_DELIMITER_NAMES[plan.delimiter]}"
                 )
             self._rows.append(row)
             self._lines.append(line + reader.line_num)

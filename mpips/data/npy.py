@@ -1,12 +1,12 @@
-"""Reader of npy files: an array of samples, mapped into memory; labels lie in a column or in a second file.
+"""Reader of npy files: an array of samples, read in blocks; labels lie in a column or in a second file.
 
 A plain array has the shape (n, d), or (n, ...) with labels in a second file. `data.label` is the number of
 its label column, as NumPy counts (0 the first, -1 the last), or the name of the second file, such as
 "labels.npy", in the folder of the samples. Without the option, the second file is that of the same name with
 y in the place of x: y.npy beside x.npy, y_train.npy beside X_train.npy.
 
-The fields of a structured array are named columns, as those of CSV. The array is mapped, so a worker reads
-the pages with its own rows only, also where the columns are contiguous (Fortran order).
+The fields of a structured array are named columns, as those of CSV. A few rows are in memory at a time, also
+where the columns are contiguous (Fortran order).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
 from mpips.data.arrays import (
+    BLOCK_BYTES,
     array_part,
     block_of,
     check_arrays,
@@ -31,7 +31,7 @@ from mpips.data.columns import TableColumns, choose_columns
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
-from mpips.data.stored_arrays import HEADER_ERRORS, array_header
+from mpips.data.stored_arrays import HEADER_ERRORS, Member, RowsOfFile, array_header
 from mpips.errors import DataError
 
 MAGIC = b"\x93NUMPY"
@@ -44,13 +44,13 @@ class NpyFile(NamedTuple):
 
     Attributes:
         x: Samples; has `shape`, `dtype`, a length and rows, as an array of shape (n, ...).
-        y: Labels, shape (n,); zeros that take no memory if labels are not read.
+        y: Labels, the same of shape (n,); zeros that take no memory if labels are not read.
         columns: The fields that are used; None for a plain array.
         notes: Sentences for the user.
     """
 
     x: Any
-    y: npt.NDArray[Any]
+    y: Any
     columns: TableColumns | None
     notes: tuple[str, ...]
 
@@ -86,8 +86,8 @@ def npy_blocks(
 
 
 def open_npy(path: str, options: ReadOptions) -> NpyFile:
-    """Map a file, and that of its labels. Reads no samples; raises as `read_npy`."""
-    array = _mapped(path)
+    """Open a file, and that of its labels. Reads no samples; raises as `read_npy`."""
+    array = _opened(path)
     if array.dtype.names is not None:
         file = _structured(path, array, options)
     else:
@@ -114,11 +114,14 @@ def label_files(path: str, options: ReadOptions) -> tuple[str, ...]:
     return next(((other,) for other in names if os.path.exists(other)), ())
 
 
-def _plain(path: str, array: npt.NDArray[Any], options: ReadOptions) -> NpyFile:
+def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
     """Return the samples of an array without names."""
     label = options.label
     if label is not None and _NUMBER.fullmatch(label):
         return _with_column(path, array, int(label), options)
+    # A model of files with named columns predicts rows without names, which need no label.
+    if not options.labelled and math.prod(array.shape[1:]) == options.n_features:
+        return NpyFile(array, _no_labels(array), None, ())
     if label is not None and not label.endswith(".npy"):
         raise DataError(
             f"{path}: data.label = '{label}', but the columns of this array have no names: set it to the "
@@ -133,21 +136,21 @@ def _plain(path: str, array: npt.NDArray[Any], options: ReadOptions) -> NpyFile:
             f"{path}: where its labels are is not clear: set data.label to the number of their column, such "
             "as 0 or -1 (the last), or to their file, such as labels.npy; or call the files x.npy and y.npy"
         )
-    y = _mapped(others[0])
+    y = _opened(others[0])
     _check_labels(others[0], y)
     return NpyFile(array, y, None, (f"{path}: labels from {others[0]}",))
 
 
-def _check_labels(path: str, y: npt.NDArray[Any]) -> None:
-    if y.ndim != 1 or y.dtype.kind not in "fiub":
+def _check_labels(path: str, y: RowsOfFile) -> None:
+    if len(y.shape) != 1 or y.dtype.kind not in "fiub":
         raise DataError(
             f"{path}: has shape {y.shape} and dtype {y.dtype}: labels are numbers, shape (n,)"
         )
 
 
-def _with_column(path: str, array: npt.NDArray[Any], number: int, options: ReadOptions) -> NpyFile:
+def _with_column(path: str, array: RowsOfFile, number: int, options: ReadOptions) -> NpyFile:
     """Return the samples of an array one of whose columns has the labels."""
-    if array.ndim != 2:
+    if len(array.shape) != 2:
         raise DataError(
             f"{path}: has shape {array.shape}: labels can be a column of an array of shape (n, d) only; "
             "set data.label to the file of the labels"
@@ -161,30 +164,41 @@ def _with_column(path: str, array: npt.NDArray[Any], number: int, options: ReadO
             f"{path}: data.label = {number}: the array has {width} columns, 0 to {width - 1}"
         )
     place = number % width
-    y = array[:, place] if options.labelled else _no_labels(array)
+    y = _column(array, place) if options.labelled else _no_labels(array)
     note = f"{path}: labels from column {place} of {width} columns, 0 to {width - 1}"
     return NpyFile(_without(array, place), y, None, (note,) if options.labelled else ())
 
 
-def _without(array: npt.NDArray[Any], place: int) -> Any:
-    """Return an array of shape (n, d) without a column, as a view if that is possible."""
-    if place == 0:
-        return array[:, 1:]
-    if place == array.shape[1] - 1:
-        return array[:, :-1]
-    return _ColumnRows(
-        len(array),
-        array.shape[1] - 1,
+def _without(array: RowsOfFile, place: int) -> _Rows:
+    """Return an array of shape (n, d) without a column."""
+    width = array.shape[1]
+
+    def rows_of(rows: slice) -> npt.NDArray[Any]:
+        found = array[rows]
+        # Views are enough where the column is the first or the last.
+        if place in (0, width - 1):
+            return found[:, 1:] if place == 0 else found[:, :-1]
+        return np.delete(found, place, axis=1)
+
+    return _Rows((len(array), width - 1), array.dtype, rows_of)
+
+
+def _column(array: RowsOfFile, place: int) -> Any:
+    """Return a column of an array of shape (n, d)."""
+    if array.by_columns:
+        return array.column(place)
+    return _Rows(
+        array.shape[:1],
         array.dtype,
-        lambda rows: np.delete(array[rows], place, axis=1),
+        lambda rows: _few_at_a_time(array, rows, lambda x: x[:, place]),
     )
 
 
-def _structured(path: str, array: npt.NDArray[Any], options: ReadOptions) -> NpyFile:
+def _structured(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
     """Return the samples of an array with named fields."""
     names = array.dtype.names
     assert names is not None
-    if array.ndim != 1:
+    if len(array.shape) != 1:
         raise DataError(
             f"{path}: is an array of records of shape {array.shape}: must be (n,), a record a sample"
         )
@@ -204,13 +218,12 @@ def _structured(path: str, array: npt.NDArray[Any], options: ReadOptions) -> Npy
             f"{path}: data.categorical names field '{hashed[0]}': fields of npy are numbers; use "
             "CSV, Parquet or Arrow to hash columns"
         )
-    x = _ColumnRows(
-        len(array),
-        len(features),
+    x = _Rows(
+        (len(array), len(features)),
         np.result_type(*(array.dtype[name] for name in features)) if features else np.dtype("f4"),
         lambda rows: _stacked(array[rows], features),
     )
-    y = array[label.name] if label is not None else _no_labels(array)
+    y = _field(array, label.name) if label is not None else _no_labels(array)
     return NpyFile(x, y, columns, columns.notes)
 
 
@@ -219,22 +232,39 @@ def _stacked(records: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[Any
     return np.stack([records[name] for name in names], axis=1)
 
 
-def _no_labels(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _field(array: RowsOfFile, name: str) -> _Rows:
+    """Return a field of records."""
+    dtype = array.dtype[name]
+    return _Rows(
+        array.shape[:1], dtype, lambda rows: _few_at_a_time(array, rows, lambda x: x[name])
+    )
+
+
+def _few_at_a_time(
+    array: RowsOfFile, rows: slice, part: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> npt.NDArray[Any]:
+    """Return a part of consecutive rows, a new array, with at most `BLOCK_BYTES` of the rows in memory."""
+    start, stop, _ = rows.indices(len(array))
+    step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize * math.prod(array.shape[1:])))
+    parts = [part(array[at : min(at + step, stop)]).copy() for at in range(start, stop, step)]
+    return np.concatenate(parts or [part(array[0:0])])
+
+
+def _no_labels(array: RowsOfFile) -> npt.NDArray[Any]:
     """Return a zero for each sample, without memory for them."""
     return np.broadcast_to(np.zeros(()), array.shape[:1])
 
 
-class _ColumnRows:
-    """Rows of some columns of a mapped array, which are made when they are read."""
+class _Rows:
+    """Rows of some columns of an array in a file, which are made when they are read."""
 
     def __init__(
         self,
-        n: int,
-        width: int,
+        shape: tuple[int, ...],
         dtype: np.dtype[Any],
         rows: Callable[[slice], npt.NDArray[Any]],
     ) -> None:
-        self.shape, self.dtype = (n, width), dtype
+        self.shape, self.dtype = shape, dtype
         self._rows = rows
 
     def __len__(self) -> int:
@@ -246,8 +276,8 @@ class _ColumnRows:
         return self._rows(rows)
 
 
-def _mapped(path: str) -> npt.NDArray[Any]:
-    """Map an array.
+def _opened(path: str) -> RowsOfFile:
+    """Open an array.
 
     Raises:
         DataError: It is none, has Python objects, or is longer than the file.
@@ -255,8 +285,9 @@ def _mapped(path: str) -> npt.NDArray[Any]:
     """
     try:
         with open(path, "rb") as file:
-            shape, _, dtype = array_header(file)
-            there = os.fstat(file.fileno()).st_size - file.tell()
+            shape, by_columns, dtype = array_header(file)
+            offset = file.tell()
+            there = os.fstat(file.fileno()).st_size - offset
         if dtype.hasobject:
             raise DataError(
                 f"{path}: contains Python objects, which are not unpickled; save an array of numbers"
@@ -267,8 +298,8 @@ def _mapped(path: str) -> npt.NDArray[Any]:
                 f"{path}: its header names shape {shape} and dtype {dtype}, {n_bytes:,} bytes, and "
                 f"{there:,} follow: the file is cut off or damaged; write it again by np.save"
             )
-        # An array without elements cannot be mapped.
-        return npy.open_memmap(path, mode="r") if n_bytes else np.empty(shape, dtype)
+        by_columns = by_columns and len(shape) > 1
+        return RowsOfFile(path, Member(offset, dtype, shape, by_columns=by_columns))
     except HEADER_ERRORS as error:
         raise DataError(
             f"{path}: is not an array of NumPy: {error}; write it by np.save(file, x)"

@@ -73,9 +73,17 @@ def files_of(path: str) -> list[str]:
     """
     if isinstance(path, FileList):
         files = [file for entry in path.paths for file in files_of(entry)]
-        twice = next((file for i, file in enumerate(files) if file in files[:i]), None)
-        if twice is not None:
-            raise DataError(f"{path}: the list names {twice} twice; each file can be read once")
+        known: dict[str, str] = {}
+        for file in files:
+            # Links and other spellings lead to the same samples, too.
+            place = os.path.realpath(file)
+            if place in known:
+                before = known[place]
+                also = f" (also as {before})" if before != file else ""
+                raise DataError(
+                    f"{path}: the list names {file} twice{also}; each file can be read once"
+                )
+            known[place] = file
         return files
     if not glob.has_magic(path) or os.path.exists(path):
         return [path]

@@ -6,6 +6,7 @@ import math
 import os
 import tokenize
 import zipfile
+import zlib
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.lib import format as npy
 
 from mpips.errors import DataError
 
+_ENCRYPTED = 1  # flag of an entry of a zip file
 _LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
 # What NumPy raises for a header that is none of an array.
 HEADER_ERRORS = (
@@ -41,20 +43,29 @@ def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     except HEADER_ERRORS as error:
         # NumPy's sentence about a long header has several lines, and a wrong one is evaluated as Python.
         raise ValueError(str(error).partition("\n")[0] or type(error).__name__) from None
+    if version == (3, 0) and dtype.names is not None:
+        # The names of fields are UTF-8, which NumPy's function for version 2 reads as Latin-1.
+        dtype.names = tuple(name.encode("latin-1").decode() for name in dtype.names)
     return tuple(shape), bool(by_columns), dtype
 
 
 class Member(NamedTuple):
-    """An array in a file of the cache.
+    """An array in a file.
 
     Attributes:
         offset: Place of its first byte in the file.
         dtype, shape: Of the array.
+        begin: Place of the first byte that `crc` counts.
+        crc: CRC-32 of the bytes from `begin` to the end of the array; None: unknown.
+        by_columns: The columns are contiguous, not the rows.
     """
 
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    begin: int = 0
+    crc: int | None = None
+    by_columns: bool = False
 
 
 Members: TypeAlias = dict[str, Member]
@@ -66,11 +77,14 @@ def members_of(path: str) -> Members:
     Raises:
         OSError, ValueError, zipfile.BadZipFile: It is no such file.
     """
-    found = {}
+    found: Members = {}
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{entry.filename} is compressed")
+            name = entry.filename.removesuffix(".npy")
+            if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
+                raise ValueError(f"{entry.filename} is compressed or encrypted")
+            if name in found:
+                raise ValueError(f"{name} occurs twice")
             file.seek(entry.header_offset)
             header = file.read(_LOCAL_HEADER)
             lengths = [int.from_bytes(header[at : at + 2], "little") for at in (26, 28)]
@@ -79,35 +93,106 @@ def members_of(path: str) -> Members:
             shape, by_columns, dtype = array_header(file)
             if (by_columns and len(shape) > 1) or dtype.hasobject:
                 raise ValueError(f"{entry.filename} is not in the order of rows")
-            n_bytes = dtype.itemsize * math.prod(shape)
-            if file.tell() - begin + n_bytes > entry.file_size:
+            n_bytes = file.tell() - begin + dtype.itemsize * math.prod(shape)
+            if n_bytes > entry.file_size:
                 raise ValueError(f"{entry.filename} has fewer bytes than its header says")
-            found[entry.filename.removesuffix(".npy")] = Member(file.tell(), dtype, shape)
+            crc = entry.CRC if n_bytes == entry.file_size else None
+            found[name] = Member(file.tell(), dtype, shape, begin, crc)
     return found
 
 
-def read_rows(file: int, path: str, member: Member, start: int, stop: int) -> npt.NDArray[Any]:
-    """Return rows of an array in an open file, a new array. Blocks; releases the GIL while reading.
+class RowsOfFile:
+    """An array in a file, of which rows are read; as `array[start:stop]` of NumPy. Not thread-safe.
 
-    Raises:
-        DataError: The file is shorter than it was.
-        OSError: It cannot be read.
+    Files are read, not mapped: a process that touches a page behind the end of a file that became shorter
+    is killed by SIGBUS. If all rows are read in order, the CRC of the array is checked with the last ones.
+
+    Attributes:
+        shape, dtype: Of the array.
     """
-    out = np.empty((stop - start, *member.shape[1:]), member.dtype)
-    left = memoryview(out.reshape(-1).view(np.uint8).data)
-    row_bytes = member.dtype.itemsize * int(np.prod(member.shape[1:], dtype=np.int64))
-    at = member.offset + start * row_bytes
-    while len(left):
-        n = os.preadv(file, [left], at)
-        if n == 0:
-            raise DataError(f"{path}: is shorter than when the job began; start the job again")
-        left, at = left[n:], at + n
-    return out
 
+    def __init__(self, path: str, member: Member) -> None:
+        """Open the file; raises OSError."""
+        self.dtype, self.shape = member.dtype, member.shape
+        self._path = path
+        self._member = member
+        self._next = 0  # rows that were read in order
+        self._crc = 0  # CRC-32 of the bytes up to there
+        self._file = -1
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._state = self._found()
 
-def mapped_member(path: str, member: Member) -> npt.NDArray[Any]:
-    """Map an array of an npz file into memory. Raises OSError."""
-    # An array without elements cannot be mapped.
-    if not math.prod(member.shape) * member.dtype.itemsize:
-        return np.empty(member.shape, member.dtype)
-    return np.memmap(path, member.dtype, "r", member.offset, member.shape)
+    def __del__(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        """Return consecutive rows, a new array. Blocks.
+
+        Raises:
+            DataError: The file has changed since it was opened, or its content is not what was written.
+            OSError: It cannot be read.
+        """
+        start, stop, _ = rows.indices(len(self))
+        member, n = self._member, max(0, stop - start)
+        if member.by_columns:
+            columns = np.empty((math.prod(self.shape[1:]), n), self.dtype)
+            for i, column in enumerate(columns):
+                self._fill(column, member.offset + (i * len(self) + start) * self.dtype.itemsize)
+            out = columns.reshape(*self.shape[:0:-1], n).T
+        else:
+            out = np.empty((n, *self.shape[1:]), self.dtype)
+            row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
+            self._fill(out, member.offset + start * row_bytes)
+            self._check(out, start)
+        if self._found() != self._state:
+            raise DataError(f"{self._path}: has changed while it was read; start the job again")
+        return out
+
+    def column(self, place: int) -> RowsOfFile:
+        """Return a column of an array of shape (n, d) with contiguous columns."""
+        offset = self._member.offset + place * len(self) * self.dtype.itemsize
+        return RowsOfFile(self._path, Member(offset, self.dtype, self.shape[:1]))
+
+    @property
+    def by_columns(self) -> bool:
+        """True if the columns are contiguous in the file."""
+        return self._member.by_columns
+
+    def _found(self) -> tuple[int, int]:
+        """Return size and time of the last change of the file."""
+        found = os.fstat(self._file)
+        return found.st_size, found.st_mtime_ns
+
+    def _fill(self, out: npt.NDArray[Any], at: int) -> None:
+        """Read bytes of the file from a place on into an array."""
+        left = memoryview(out.reshape(-1).view(np.uint8).data)
+        while len(left):
+            n = os.preadv(self._file, [left], at)
+            if n == 0:
+                raise DataError(
+                    f"{self._path}: is shorter than when the job began; start the job again"
+                )
+            left, at = left[n:], at + n
+
+    def _check(self, rows: npt.NDArray[Any], start: int) -> None:
+        """Check the CRC of the array if these rows, from row `start` on, are the last ones."""
+        member = self._member
+        if member.crc is None or start != self._next:
+            return
+        if start == 0:
+            header = np.empty(member.offset - member.begin, np.uint8)
+            self._fill(header, member.begin)
+            self._crc = zlib.crc32(header.data)
+        self._crc = zlib.crc32(rows.reshape(-1).view(np.uint8).data, self._crc)
+        self._next += len(rows)
+        if self._next == len(self) and self._crc != member.crc:
+            raise DataError(
+                f"{self._path}: is damaged: the CRC of an array is {self._crc:08x}, expected "
+                f"{member.crc:08x}; write the file again"
+            )

@@ -2,12 +2,15 @@
 
 An Arrow file has the file format, which begins with ARROW1 and names the place of each batch of rows, or the
 stream format, of which the batches must be passed over one after the other. Both are mapped into memory:
-batches that are not compressed are read where they are used, and others one by one.
+batches that are not compressed are read where they are used, and others one by one. A process that touches
+a mapped page behind the end of a file that became shorter is killed by SIGBUS, so the size of the file is
+checked before each few rows. Parquet is read, not mapped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +18,7 @@ from mpips.errors import CapabilityError, DataError
 
 _ARROW_FILE = b"ARROW1"
 _FEATHER_1 = b"FEA1"
+_BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at once
 
 
 class TableFile(Protocol):
@@ -67,8 +71,9 @@ class _ParquetFile:
 class _ArrowFile:
     """An Arrow file in the file format or the stream format, whose groups are its batches; see TableFile."""
 
-    def __init__(self, source: Any, is_stream: bool) -> None:
+    def __init__(self, path: str, source: Any, is_stream: bool) -> None:
         """Read the schema; `source`: the mapped file."""
+        self._path = path
         self._source = source
         self._is_stream = is_stream
         self.schema = self._reader([]).schema
@@ -84,6 +89,7 @@ class _ArrowFile:
         """Yield rows."""
         for _, batch in self._groups(columns, groups):
             for start in range(0, batch.num_rows, n_rows):
+                self._check_size()
                 rows = batch.slice(start, n_rows)
                 # Offsets and places in dictionaries come from the file, and can lead outside of its arrays.
                 rows.validate(full=True)
@@ -95,19 +101,29 @@ class _ArrowFile:
         reader = self._reader(columns)
         if not self._is_stream:
             for place in range(reader.num_record_batches) if groups is None else groups:
+                self._check_size()
                 yield place, reader.get_batch(place)
             return
         last = max(groups, default=-1) if groups is not None else None
         for place, batch in enumerate(reader):
+            self._check_size()
             if groups is None or place in groups:
                 yield place, batch
             if place == last:
                 return
 
+    def _check_size(self) -> None:
+        """Raise DataError if the file is shorter than the map."""
+        if os.path.getsize(self._path) < self._source.size():
+            raise DataError(
+                f"{self._path}: has become shorter while it was read; start the job again"
+            )
+
     def _reader(self, columns: Sequence[str]) -> Any:
         """Return a reader of some columns, from the beginning of the file on; []: of all."""
         from pyarrow import ipc
 
+        self._check_size()
         names = self.schema.names if columns else []
         fields = sorted(names.index(column) for column in columns)
         options = ipc.IpcReadOptions(included_fields=fields, use_threads=False)
@@ -131,7 +147,10 @@ def opened_parquet(path: str) -> Iterator[TableFile]:
 
         schema = parquet.read_schema(path)
         text = [field.name for field in schema if is_text(field.type)]
-        with parquet.ParquetFile(path, memory_map=True, read_dictionary=text) as file:
+        # Read a few pages at a time, not the column chunks of all row groups.
+        with parquet.ParquetFile(
+            path, read_dictionary=text, buffer_size=_BUFFER_BYTES, pre_buffer=False
+        ) as file:
             yield _ParquetFile(file)
 
 
@@ -150,7 +169,7 @@ def opened_arrow(path: str) -> Iterator[TableFile]:
         if not start:
             raise DataError(f"{path}: is empty")
         with pyarrow.memory_map(path) as source:
-            yield _ArrowFile(source, start != _ARROW_FILE)
+            yield _ArrowFile(path, source, start != _ARROW_FILE)
 
 
 # By the name of the format: opens a file.

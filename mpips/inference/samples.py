@@ -34,7 +34,13 @@ def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
         return _of_frame(data, info, options)
     if hasattr(data, "tocsr"):
         return as_trained(_of_matrix(data.tocsr()), info), ()
-    array = np.asarray(data)
+    try:
+        array = np.asarray(data)
+    except ValueError:
+        raise DataError(
+            f"data of type {type(data).__name__}: is neither an array of numbers nor a list of files; give "
+            "either of them"
+        ) from None
     if array.ndim != 2 or array.dtype.kind not in "biuf":
         raise DataError(
             f"an array of shape {array.shape} and dtype {array.dtype}: samples are rows of numbers, shape "

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from mpips.data.arrays import array_names, check_arrays, float_rows, opened_hdf5
+from mpips.data.arrays import array_names, check_arrays, entry_name, float_rows, opened_hdf5
 from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
 from mpips.data.npy import MAGIC, open_npy
 from mpips.data.options import ReadOptions
-from mpips.data.stored_arrays import array_header, members_of, read_rows
+from mpips.data.stored_arrays import RowsOfFile, array_header, members_of
 from mpips.data.stream.cache import Converted
 from mpips.data.stream.sources import Span
 from mpips.data.table_files import TableFile
@@ -90,32 +88,6 @@ class ArraySource:
                 yield Converted(DenseData(rows, labels))
 
 
-class RowsOfFile:
-    """An array in a file, of which rows are read; as `array[start:stop]` of NumPy."""
-
-    def __init__(self, path: str, name: str) -> None:
-        """Find the array `name` in an npz file that is not compressed.
-
-        Raises:
-            DataError: There is no such array, or it is compressed.
-        """
-        self._path = path
-        self._member = members_of(path)[name]
-        self.dtype, self.shape = self._member.dtype, self._member.shape
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        """Return consecutive rows, a new array."""
-        file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return read_rows(file, self._path, self._member, rows.start, rows.stop)
-        finally:
-            os.close(file)
-
-
 def array_form(path: str, options: ReadOptions) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of the samples of an HDF5, npy or npz file, which may be compressed.
 
@@ -133,9 +105,9 @@ def array_form(path: str, options: ReadOptions) -> tuple[tuple[int, ...], np.dty
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
             x_name, _ = array_names(path, names, options.labelled)
-            with archive.open(f"{x_name}.npy") as member:
+            with archive.open(entry_name(archive, x_name)) as member:
                 return array_header(member)[::2]
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: is not an npz file of plain arrays: {error}") from None
 
 
@@ -167,6 +139,7 @@ def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
             "x=np.ascontiguousarray(x), y=y) or as HDF5, or raise data.memory_mib"
         ) from None
     x_name, y_name = array_names(path, list(members), options.labelled)
-    x, y = RowsOfFile(path, x_name), RowsOfFile(path, y_name) if y_name else None
+    x = RowsOfFile(path, members[x_name])
+    y = RowsOfFile(path, members[y_name]) if y_name else None
     check_arrays(path, x, y if y is not None else np.zeros(len(x) if x.shape else 0))
     yield x, y

@@ -119,3 +119,21 @@ def test_the_end_of_a_job_names_the_lines_that_were_skipped(
     done = run("train", "softmax", "--train", "a.csv", *options)
     assert json.loads(done.stdout.splitlines()[-1])["skipped"] == {}
     assert "skipped" not in "".join(done.stdout.splitlines()[:-1])
+
+
+def test_a_list_of_paths_and_arrays_is_one_sentence(files: list[Path]) -> None:
+    model = fitted(str(files[0])).model
+    with pytest.raises(DataError, match="neither an array of numbers nor a list of files"):
+        model.predict([str(files[0]), np.ones((3, 2))])
+
+
+def test_a_model_of_named_columns_predicts_rows_of_npy(files: list[Path], tmp_path: Path) -> None:
+    model = fitted(str(files[0])).model
+    rows = np.loadtxt(files[1], delimiter=",", skiprows=1)
+    np.save(tmp_path / "rows.npy", rows[:, :2])
+    np.save(tmp_path / "wide.npy", rows)
+    expected = model.predict_proba(str(files[1]))
+    assert model.predict_proba(str(tmp_path / "rows.npy")).tolist() == expected.tolist()
+    # A file with more columns does not tell which of them is the label.
+    with pytest.raises(DataError, match="columns of this array have no names"):
+        model.predict(str(tmp_path / "wide.npy"))
