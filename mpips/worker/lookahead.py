@@ -44,7 +44,7 @@ from mpips.errors import ConfigError
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.keys import as_keys
 from mpips.worker.table_ahead import TableAhead
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, embedding_names
 
 Int64 = NDArray[np.int64]
 Batch = TypeVar("Batch")
@@ -150,7 +150,7 @@ class _Loop(Generic[Batch]):
         return arrays
 
     def _only_table(self) -> str:
-        names = self._worker.embedding_names
+        names = embedding_names(self._worker)
         if len(names) != 1:
             raise ConfigError(
                 f"lookahead: the job has {len(names)} embedding tables: let `keys` return a dict from the "

@@ -32,6 +32,12 @@ def connection_of(worker: Worker) -> Connection:
     return worker._connection
 
 
+def embedding_names(worker: Worker) -> list[str]:
+    """Return the names of the job's embedding tables. For other parts of mpips; it is not public."""
+    handles = worker._handles.items()
+    return [name for name, handle in handles if isinstance(handle, EmbeddingHandle)]
+
+
 class Worker:
     """One worker of a job. Not thread-safe.
 
@@ -82,12 +88,6 @@ class Worker:
                 f"no table has the name {name!r}; the job has {', '.join(self._handles)}"
             )
         return self._handles[name]
-
-    @property
-    def embedding_names(self) -> list[str]:
-        """Names of the job's embedding tables."""
-        handles = self._handles.items()
-        return [name for name, handle in handles if isinstance(handle, EmbeddingHandle)]
 
     def clock(self) -> None:
         """End this worker's current clock at all servers. Not collective.
