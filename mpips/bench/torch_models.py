@@ -23,7 +23,7 @@ from mpips.mpi.mpirun import mpi_environment, mpirun_command
 from mpips.testing.errors import BenchError
 
 MPIPS_KINDS = ("mpips", "step", "stream", "replicated")
-_TIMEOUT_S = 300.0
+_TIMEOUT_S, _QUICK_TIMEOUT_S = 300.0, 100.0
 
 
 class TorchSide(msgspec.Struct, frozen=True):
@@ -166,11 +166,11 @@ def measure(side: TorchSide, quick: bool) -> Measured:
         else:
             commands = [[*program, str(rank), str(side.workers)] for rank in range(side.workers)]
         environment = {**mpi_environment(), "OMP_NUM_THREADS": "1"}
-        _launch(commands, environment)
+        _launch(commands, environment, _QUICK_TIMEOUT_S if quick else _TIMEOUT_S)
         return msgspec.json.decode(out.read_bytes(), type=Measured)
 
 
-def _launch(commands: list[list[str]], environment: dict[str, str]) -> None:
+def _launch(commands: list[list[str]], environment: dict[str, str], timeout_s: float) -> None:
     """Run commands side by side until all have ended, or one has failed: the others would wait for it."""
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
@@ -184,13 +184,13 @@ def _launch(commands: list[list[str]], environment: dict[str, str]) -> None:
             )
             stack.callback(_end, process)
             processes.append(process)
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while any(process.poll() is None for process in processes):
             if any(process.poll() for process in processes):
                 break
             if time.monotonic() > deadline:
                 raise BenchError(
-                    f"a side of the suite 'torch' took longer than {_TIMEOUT_S:g} s: "
+                    f"a side of the suite 'torch' took longer than {timeout_s:g} s: "
                     f"{' '.join(commands[0])}"
                 )
             time.sleep(0.01)

@@ -7,6 +7,7 @@ worker writes the result to OUT. Nothing of torch is imported before `mpips.init
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -91,10 +92,24 @@ def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int
     if rank == 0:
         Path(out).write_bytes(msgspec.json.encode(Measured(seconds, _BATCHES[model])))
     if kind == "ddp":
-        import torch.distributed as dist
+        _end_together(out, rank, workers)
 
-        dist.barrier()
-        dist.destroy_process_group()
+
+def _end_together(out: str, rank: int, workers: int) -> None:
+    """End this process when all of the group have come here.
+
+    The group is not destroyed: its file store goes away with the first process that does it, and another
+    one may then wait without end. A process that ends earlier would break connections of the others.
+    """
+    Path(f"{out}.{rank}").touch()
+    deadline = time.monotonic() + 60
+    while not all(Path(f"{out}.{r}").exists() for r in range(workers)):
+        if time.monotonic() > deadline:
+            sys.exit(
+                f"a process of the group has not come to its end within 60 s; this one is {rank}"
+            )
+        time.sleep(0.01)
+    os._exit(0)
 
 
 def _model(
