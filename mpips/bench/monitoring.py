@@ -77,7 +77,7 @@ def _train(settings: tuple[str, ...], quick: bool) -> tuple[float, float]:
     """Run the job in a folder of its own; return samples per second and milliseconds per step. Blocks."""
     epochs = _EPOCHS_QUICK if quick else _EPOCHS
     job = ("mlp", "--train", "digits")
-    sizes = (f"train.epochs={epochs}", "train.batch_size=256", "options.hidden=[128,128]")
+    sizes = (f"train.epochs={epochs}", "train.batch_size=256", "options.hidden=[768,768]")
     sets = [word for text in (*sizes, *settings) for word in ("--set", text)]
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
         where = ("--folder", folder, "--name", "monitor")
