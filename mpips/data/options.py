@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from mpips.data.shares import Shares, check_shares, owners
 
-# How a task uses labels. "several": each of several labels of a sample is 0 or 1. "none": not at all, and all
-# of its metrics are its own.
+# The labels that a task needs. "several": k labels of a sample, each 0 or 1. "none": no labels, and all of
+# its metrics are its own.
 Wants: TypeAlias = Literal["classes", "targets", "several", "none"]
 
 # Options of [data], by the annotation that the job file and the readers share.

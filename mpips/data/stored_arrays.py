@@ -17,7 +17,7 @@ from mpips.errors import DataError
 
 _ENCRYPTED = 1  # flag of an entry of a zip file
 _LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
-# What NumPy raises for a header that is none of an array.
+# Errors of NumPy's functions for bytes that are not the header of an array.
 HEADER_ERRORS = (
     ValueError,
     TypeError,

@@ -49,7 +49,7 @@ class Figures(msgspec.Struct, array_like=True):
         tables: Updates of the values of a table by its index, for the tables with most of them (servers).
         links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
         rows: Accesses to rows by the index of their table, for the embedding tables with most of them
-            (servers); empty where nobody observes the job.
+            (servers); empty if the job is not observed.
     """
 
     at: float = 0.0

@@ -1,8 +1,8 @@
 """Reads files of a run directory that may be anything: a folder of runs is written by others, too.
 
-In place of a file there may be a pipe, which blocks whoever opens it, a device without an end, a symbolic
-link to a file of somebody else, or JSON so deep that decoding it exhausts the stack. All of these are errors
-here, and none costs more than a bounded time and memory.
+The path of a file may name a pipe, which blocks the process that opens it, a device without an end, or a
+symbolic link to another user's file. The content may be JSON that is nested too deeply to be decoded. All of
+these are errors here, and each costs a bounded time and memory.
 """
 
 from __future__ import annotations

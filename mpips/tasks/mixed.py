@@ -64,7 +64,7 @@ class MixedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SideOutput(Protocol):
-    """What a task adds to the outputs for one batch.
+    """The part of the outputs of one batch that a task computes itself, beside the network.
 
     Attributes:
         outputs: float32, shape (n, k).

@@ -145,7 +145,7 @@ def _check(name: str, found: type) -> None:
                 "subclass mpips.tasks.Task to inherit all but name"
             )
     wanted = getattr(found, "labels", "classes")
-    # Whether there are several labels depends on the job; see `takes_several`.
+    # A class cannot choose several labels: the job's data.label does; see `takes_several`.
     known = [own for own in get_args(Wants) if own != "several"]
     if wanted not in known:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How a job uses labels, and the columns of its data that are no features: weights and several labels."""
+"""The kind of a job's labels, and the data columns that hold weights or several labels, not features."""
 
 from __future__ import annotations
 

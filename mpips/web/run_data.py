@@ -76,8 +76,8 @@ class History:
             line = read_line(given)
             if line is None or not is_sane(line.time_s):
                 continue
-            # What the decoder skips need be no JSON, and a browser refuses the whole message then. The page
-            # shows the hottest rows of now only, which the state has.
+            # Encode the line again: the decoder skips unknown parts, which may be no valid JSON, and then a
+            # browser would refuse the whole message. Rows are left out: the page takes them from the state.
             if isinstance(line, Counts):
                 line = msgspec.structs.replace(line, rows={})
             encoded = msgspec.json.encode(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 
 
-class HeldHandle(Handle):
+class HeldHandle(Handle, ABC):
     """Access to a dense table whose values are in the worker's own memory. Not thread-safe.
 
     Attributes:

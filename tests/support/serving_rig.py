@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from http_rig import running
 
 from mpips.inference.current import CurrentModel
 from mpips.inference.serving import Service
@@ -59,17 +58,5 @@ def served(
     """Serve a model until the end of the block."""
     current = CurrentModel(path)
     app = Service(current, TOKEN, every_s).app()
-    config = config_of(app, most, request_s, body_s)
-    config.port = 0
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
-        yield Client(server.servers[0].sockets[0].getsockname()[1]), current
-    finally:
-        server.should_exit = True
-        thread.join(20)
-    assert not thread.is_alive()
+    with running(uvicorn.Server(config_of(app, most, request_s, body_s))) as port:
+        yield Client(port), current

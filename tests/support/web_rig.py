@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from http_rig import running
 
 from mpips.web.connections import REQUEST_S, config_of
 from mpips.web.runs_data import RunsData
@@ -79,18 +78,7 @@ def page_of(
         request_s: Seconds that a connection may take to ask.
     """
     page = PageServer(RunsData(where), TOKEN, refresh_s)
-    config = config_of(page.app(), most, request_s)
-    config.port = 0
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(page.app(), most, request_s))
     page.is_ending = lambda: server.should_exit
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
-        yield Page(server.servers[0].sockets[0].getsockname()[1], page)
-    finally:
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
+    with running(server) as port:
+        yield Page(port, page)

@@ -6,6 +6,7 @@ server is. The worker encodes straight into the slots of the ring; see native/sr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from mpips import _native
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from mpips.worker.connection import Connection
 
 
-class CodecPath:
+class CodecPath(ABC):
     """Updates of one dense table to one server, in records that a codec has encoded."""
 
     name: str
@@ -55,11 +56,11 @@ class CodecPath:
                 return writer.next_sequence - 1
             self._connection.wait_credit(self.server)
 
+    @abstractmethod
     def _write(
         self, writer: _native.RingWriter, update: Float32, random_key: int, done: int
     ) -> int:
         """Write records from element `done` of the part on; return the element reached without room."""
-        raise NotImplementedError
 
 
 class EncodedPath(CodecPath):
