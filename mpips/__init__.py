@@ -5,6 +5,8 @@ Importing this package neither initialises MPI nor opens files.
 """
 
 # ruff: noqa: E402, F403
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from mpips.mpi import early_signals
 
 early_signals.begin()
@@ -86,3 +88,13 @@ __all__ = [
 __all__ += _codec.__all__
 __all__ += _consistency.__all__
 __all__ += _optimizer.__all__
+
+if not _TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import mpips.torch and its like at their first use, since they import large libraries."""
+        if name in {"jax", "keras", "sklearn", "torch"}:
+            from importlib import import_module
+
+            return import_module(f"mpips.{name}")
+        raise AttributeError(f"module 'mpips' has no attribute {name!r}")

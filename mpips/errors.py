@@ -43,6 +43,10 @@ class TransportError(CapabilityError):
     """Two ranks cannot be connected by the requested transport."""
 
 
+class DeviceError(MpipsError):
+    """An accelerator of a worker failed or hangs; the message names the worker, its host and the device."""
+
+
 class CallbackError(MpipsError):
     """A function of the user that mpips calls (train.on_epoch_end) raised an exception."""
 

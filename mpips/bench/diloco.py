@@ -1,6 +1,6 @@
-"""The suite `diloco`: a small character language model under DiLoCo and under BSP, after as many samples.
+"""The suite `diloco`: a small character language model under DiLoCo, LocalSGD and BSP, after as many samples.
 
-`mpips.bench.rank.diloco` has the model. Both jobs have one server and two workers, the same samples, initial
+`mpips.bench.rank.diloco` has the model. All jobs have one server and two workers, the same samples, initial
 values and inner rule, so they differ in communication alone. BSP is data-parallel training: its workers push
 and pull at every step.
 """
@@ -12,7 +12,8 @@ import importlib.util
 from mpips.bench.launching import Options, on_ranks
 from mpips.bench.measure import Findings
 
-RATIOS = ("diloco_bytes", "diloco_loss")
+VARIANTS = ("diloco", "diloco_int8", "diloco_overlap", "diloco_async", "local_sgd")
+RATIOS = tuple(f"{name}_{what}" for name in VARIANTS for what in ("bytes", "loss"))
 _TIMEOUT_S = 1800.0
 
 

@@ -34,6 +34,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         servers: Number of imitated servers there; 0: a tenth of `workers`.
         kills: Number of launches that the suite `recovery` ends at random; 0: none.
         seed: Seed of random faults; 0: a new one in each run.
+        check: The suite `gpu` runs its checks and measures nothing.
     """
 
     repetitions: int = 5
@@ -44,6 +45,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     servers: int = 0
     kills: int = 0
     seed: int = 0
+    check: bool = False
 
 
 def why_not_on_nodes() -> str:

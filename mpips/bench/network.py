@@ -1,4 +1,4 @@
-"""The suite `network`: codecs, their gain on links of 1 and 0.1 Gb/s between two nodes, and look-ahead."""
+"""The suite `network`: codecs, their gain on links of 1 and 0.1 Gb/s, look-ahead, and groups of workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpips import _native
 from mpips.bench.launching import Options, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Comparison, Findings, measure_alternately, rates
 from mpips.errors import CapabilityError
-from mpips.model.codec import CODECS, STATELESS
+from mpips.model.codec import CODECS, STATELESS, SharedInt8
 from mpips.testing.nodes import Nodes
 
 Float32 = NDArray[np.float32]
@@ -23,15 +23,29 @@ _QUICK_ENCODED = 1 << 16
 _PIECE = 1 << 16  # values of a record
 _RECORD_BYTES = 65_472  # of a record's payload, as in a job with slots of 64 KiB
 _SHARE = 0.01  # of the values that a codec which chooses values sends
-LINKS = {"1g": 1e9, "01g": 1e8}  # bits per second
+_EXPONENT = 123  # of shared scales: 2^-4, so that normal values have codes up to about 90
+LINKS = {"10g": 1e10, "1g": 1e9, "01g": 1e8}  # bits per second
 _TIMEOUT_S = 900.0
 _RANKS = (1, 1)  # scheduler and server; a worker
-LOOK_AHEADS = ("bsp", "ssp", "bsp_float32", "ssp_float32")
-BETWEEN_NODES = tuple(
-    name
-    for codec in CODECS
-    for name in (f"wire_bytes_{codec}", *(f"step_{link}_{codec}" for link in LINKS))
-) + tuple(f"lookahead_1g_{model}" for model in LOOK_AHEADS)
+_GROUP_RANKS = (4, 3)  # scheduler, a server and two workers; three workers
+LOOK_AHEADS = ("bsp", "ssp", "bsp_float32", "ssp_float32", "fm_bsp", "fm_ssp")
+BETWEEN_NODES = (
+    *(
+        name
+        for codec in CODECS
+        for name in (f"wire_bytes_{codec}", *(f"step_{link}_{codec}" for link in LINKS))
+    ),
+    *(f"step_{link}_auto" for link in LINKS),
+    *(f"lookahead_1g_{model}" for model in LOOK_AHEADS),
+    "node_bytes",
+    "asp_node_bytes",
+    "node_step_1g",
+    "asp_node_step_1g",
+    "node_rows_bytes",
+    "small_pulls",
+    "priority",
+    "priority_all",
+)
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
@@ -70,6 +84,10 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     with Nodes(2) as imitated:
         imitated.limit(LINKS["1g"])
         found.add(on_nodes("lookahead", imitated, _RANKS, options, _TIMEOUT_S))
+        for program in ("grouped", "grouped_rows"):
+            found.add(on_nodes(program, imitated, _GROUP_RANKS, options, _TIMEOUT_S))
+        found.add(on_nodes("small_tables", imitated, _RANKS, options, _TIMEOUT_S))
+        found.add(on_nodes("priority", imitated, _RANKS, options, _TIMEOUT_S))
     return found
 
 
@@ -117,8 +135,12 @@ def measure_feedback(name: str, values: Float32, options: Options) -> Findings:
     """
     n, target = len(values), np.empty_like(values)
     memory = _native.SharedMemory.anonymous(_native.Feedback.n_bytes(n, 2), 0)
-    feedback = _native.Feedback(memory, 0, n, 0, 2, name, _SHARE)
+    shared = SharedInt8().native() if name == SharedInt8.name else None
+    block = 1 if shared is None else shared.block
+    feedback = _native.Feedback(memory, 0, n, 0, 2, name, _SHARE, block)
     feedback.settle(0)
+    if shared is not None:
+        feedback.set_scales(np.full(-(-n // block), _EXPONENT, np.uint8))
     codec = "onebit" if name == "onebit" else "sparse"
     pieces: list[tuple[int, NDArray[np.uint8]]] = []
 
@@ -132,7 +154,10 @@ def measure_feedback(name: str, values: Float32, options: Options) -> Findings:
     def decode() -> None:
         at = 0
         for count, piece in pieces:
-            _native.decode_biased(codec, piece, target[at : at + count])
+            if shared is None:
+                _native.decode_biased(codec, piece, target[at : at + count])
+            else:
+                _native.decode(shared, piece, at % block, target[at : at + count])
             at += count
 
     def copy() -> None:

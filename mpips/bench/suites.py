@@ -29,6 +29,7 @@ SUITES: dict[str, tuple[str, str]] = {
     "logistic": ("linear", "training of the task logistic; Vowpal Wabbit"),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
+    "gpu": ("gpu", "copies and steps with parameters on a CUDA device; plain torch there"),
     "diloco": ("diloco", "bytes and loss of a language model under DiLoCo; data-parallel BSP"),
     "placement": ("placement", "steps with placement = 'auto'; all on servers, all replicated"),
     "word2vec": ("word_vectors", "word vectors of the task word2vec; gensim"),

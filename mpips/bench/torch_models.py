@@ -166,11 +166,11 @@ def measure(side: TorchSide, quick: bool) -> Measured:
         else:
             commands = [[*program, str(rank), str(side.workers)] for rank in range(side.workers)]
         environment = {**mpi_environment(), "OMP_NUM_THREADS": "1"}
-        _launch(commands, environment, _QUICK_TIMEOUT_S if quick else _TIMEOUT_S)
+        launch_side(commands, environment, _QUICK_TIMEOUT_S if quick else _TIMEOUT_S)
         return msgspec.json.decode(out.read_bytes(), type=Measured)
 
 
-def _launch(commands: list[list[str]], environment: dict[str, str], timeout_s: float) -> None:
+def launch_side(commands: list[list[str]], environment: dict[str, str], timeout_s: float) -> None:
     """Run commands side by side until all have ended, or one has failed: the others would wait for it."""
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
@@ -190,15 +190,14 @@ def _launch(commands: list[list[str]], environment: dict[str, str], timeout_s: f
                 break
             if time.monotonic() > deadline:
                 raise BenchError(
-                    f"a side of the suite 'torch' took longer than {timeout_s:g} s: "
-                    f"{' '.join(commands[0])}"
+                    f"a side of the suite took longer than {timeout_s:g} s: {' '.join(commands[0])}"
                 )
             time.sleep(0.01)
         for process, output in zip(processes, outputs, strict=True):
             if process.poll():
                 output.seek(0)
                 text = output.read().decode(errors="replace")
-                raise BenchError(f"a side of the suite 'torch' failed:\n{text[-2000:]}")
+                raise BenchError(f"a side of the suite failed:\n{text[-2000:]}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

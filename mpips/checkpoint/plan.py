@@ -24,6 +24,7 @@ from mpips.checkpoint.shards import (
     settings_of,
 )
 from mpips.errors import CheckpointError
+from mpips.model.common_copy import stored_states
 from mpips.model.initializer import Initializer
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
@@ -165,7 +166,7 @@ def group_of(name: str) -> str:
 
 def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...]) -> TableEntry:
     group = group_of(table.name)
-    states = tuple(table.optimizer.state_names)
+    states = stored_states(table)
     is_embedding = isinstance(table, EmbeddingTable)
     unit = shape[1] if is_embedding else 1
 

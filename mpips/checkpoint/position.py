@@ -32,6 +32,9 @@ class PositionPart(msgspec.Struct, frozen=True):
         steps: Number of clocks that its program has ended, if that is another number: tables under LocalSGD
             and DiLoCo end a clock of the servers at outer steps only. None: `clock`.
         local: The file with the worker's values and inner states of such tables; None: there is none.
+        in_memory: The position at the tick that began this clock, where this one is that of an inner step
+            after it: memory has the worker's values of the tick, so a launch that continues in memory begins
+            there. None: this position.
     """
 
     clock: int = 0
@@ -39,6 +42,7 @@ class PositionPart(msgspec.Struct, frozen=True):
     random: dict[str, Any] = {}
     steps: int | None = None
     local: LocalFile | None = None
+    in_memory: PositionPart | None = None
 
     @property
     def n_steps(self) -> int:
@@ -123,6 +127,7 @@ class Position:
         workers: Sequence[WorkerState] = (),
         clock: int = 0,
         begin: WorkerState | None = None,
+        steps: int | None = None,
     ) -> None:
         """Make the position at the worker's start.
 
@@ -134,6 +139,7 @@ class Position:
             workers: States of the workers in that checkpoint; empty without one.
             clock: Clock of the worker in the memory of the launch before; 0 without it.
             begin: State of the worker at its start, if it differs from the one in `workers`.
+            steps: Number of clocks that its program has ended in that memory; None: `clock`.
         """
         self.start: WorkerStart | None = None
         self.seed = seed
@@ -162,6 +168,8 @@ class Position:
             self._cursor,
             random,
         )
+        # Position after the last tick that began a clock, for PositionPart.in_memory.
+        self._in_memory = self._part(clock, steps, random)
 
     @property
     def random(self) -> np.random.Generator:
@@ -208,17 +216,24 @@ class Position:
         clock, cursor, random = self._tick
         random = self._raw_random() if random is None else random
         packed = {_STREAM: pack_random(random)} if random else {}
-        return _encode(PositionPart(clock, cursor, packed, self._steps, local))
+        found = PositionPart(clock, cursor, packed, self._steps, local)
+        tick = self._in_memory
+        if tick.clock == clock and tick.n_steps != found.n_steps:
+            found = msgspec.structs.replace(found, in_memory=tick)
+        return _encode(found)
 
     def coming_part(self, clock: int, steps: int | None = None) -> bytes:
         """Return the payload of a cut record for the coming tick, after which the worker is at `clock`.
 
         `steps`: clocks that its program has ended then; None: `clock`.
         """
-        random = self._raw_random()
+        self._in_memory = self._part(clock, steps, self._raw_random())
+        return _encode(self._in_memory)
+
+    def _part(self, clock: int, steps: int | None, random: dict[str, Any]) -> PositionPart:
+        """Return the position with the present cursor."""
         packed = {_STREAM: pack_random(random)} if random else {}
-        steps = None if steps == clock else steps
-        return _encode(PositionPart(clock, self._cursor, packed, steps))
+        return PositionPart(clock, self._cursor, packed, None if steps == clock else steps)
 
     def _raw_random(self) -> dict[str, Any]:
         """Return the generator's state; the restored state if the stream is unused, {} without either."""

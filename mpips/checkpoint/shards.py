@@ -14,6 +14,7 @@ from mpips.checkpoint.manifest import WorkerState
 from mpips.checkpoint.residuals import ResidualCut
 from mpips.errors import CheckpointError
 from mpips.model.best_value import BestValue
+from mpips.model.common_copy import stored_states
 from mpips.model.optimizer import Adam
 from mpips.model.partition import Partition
 from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -164,7 +165,7 @@ def check_shards(head: ManifestHead, shards: Sequence[ShardData]) -> None:
 
 
 def _check_states(table: Table, shard: ShardData) -> None:
-    expected = tuple(table.optimizer.state_names)
+    expected = stored_states(table)
     if tuple(shard.state) != expected:
         raise CheckpointError(
             f"table {table.name!r}: states {tuple(shard.state)}, expected {expected}"

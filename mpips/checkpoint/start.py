@@ -15,6 +15,8 @@ from mpips.checkpoint.manifest import Manifest
 from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.steps import Peers, finish
 from mpips.errors import CheckpointError, ConfigError
+from mpips.model.common_copy import COMMON
+from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, Table
 
 if TYPE_CHECKING:
@@ -104,6 +106,17 @@ def newest_name(folder: Path | None) -> str:
         return "none"
 
 
+def absent_scales(checkpoint: Checkpoint, tables: Sequence[Table]) -> set[int]:
+    """Return the tables of scales, by index, that begin anew: the run had another codec before. Local."""
+    saved = {entry.name: tuple(entry.shape) for entry in checkpoint.manifest.tables}
+    found = set()
+    for i in scale_tables(tables).values():
+        table = tables[i]
+        if isinstance(table, DenseTable) and saved.get(table.name) != table.shape:
+            found.add(i)
+    return found
+
+
 def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
     """Check that a checkpoint contains these tables. Local.
 
@@ -111,7 +124,10 @@ def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
         CheckpointError: A table is missing in the checkpoint.
         ConfigError: A table has another kind, shape or optimizer in the checkpoint.
     """
-    for table in tables:
+    absent = absent_scales(checkpoint, tables)
+    for i, table in enumerate(tables):
+        if i in absent:
+            continue
         entry = checkpoint.manifest.table(table.name)
         kind = "dense" if isinstance(table, DenseTable) else "embedding"
         shape = table.shape if isinstance(table, DenseTable) else (table.dim,)
@@ -123,7 +139,7 @@ def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
                 "run began (`mpips ckpt show`), or resume = 'never'"
             )
         names = tuple(table.optimizer.state_names)
-        if tuple(entry.state) != names:
+        if tuple(state for state in entry.state if state != COMMON) != names:
             raise ConfigError(
                 f"{checkpoint.path}: table {table.name!r} has the state of {entry.optimizer['name']}, but "
                 f"this job's optimizer is {table.optimizer.name}; use the former, or resume = 'never'"

@@ -59,6 +59,7 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
 @click.option(
     "--seed", type=click.IntRange(1), default=None, help="recovery: seed of the random choices."
 )
+@click.option("--check", is_flag=True, help="gpu: check values on the device, and measure nothing.")
 @click.option(
     "--nodes",
     type=click.IntRange(1, 2),
@@ -86,6 +87,7 @@ def command(
     servers: int | None,
     kills: int | None,
     seed: int | None,
+    check: bool,
     nodes: int | None,
     as_json: bool,
     plot_file: Path | None,
@@ -106,13 +108,14 @@ def command(
         servers=servers or 0,
         kills=kills,
         seed=seed or 0,
+        check=check,
     )
     found = run_suite(suite, options, nodes or 0)
     click.echo(report.as_text(found))
     if plot_file is not None:
         report.plot(found, plot_file)
-    # Write no calibration after --quick: short runs do not measure the speed.
-    if not quick:
+    # Write no calibration after --quick and --check: such runs do not measure the speed.
+    if not quick and not check:
         path = calibration or report.calibration_path()
         report.write_calibration(found, path)
         click.echo(f"calibration: {path}")

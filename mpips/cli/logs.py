@@ -9,7 +9,7 @@ import click
 
 from mpips.cli.runs import folder_option, run_argument
 from mpips.errors import ConfigError
-from mpips.monitor.logs import Follower, LogFile, attempts, find_logs, last_lines
+from mpips.monitor.logs import Follower, LinesOnce, LogFile, attempts, find_logs, last_lines
 from mpips.monitor.runs import find_run
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder
@@ -47,36 +47,53 @@ def command(
     """Print the logs of a run that `mpips run` started: what its ranks and mpirun write to stderr.
 
     RUN is a run directory or the beginning of a run's name [default: the newest run in --folder]. Each line
-    begins with its rank. Roles are known of the last attempt.
+    begins with its rank. Roles are known of the last attempt. What a rank prints and mpirun prints again is
+    printed once.
     """
     if follow and attempt is not None:
         raise ConfigError(
             "--follow and --attempt are both given: the last attempt is followed; leave one out"
         )
     found = find_run(run, Path(folder))
+    try:
+        _show(found, ranks, role, attempt, lines, follow)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        raise  # click ends the command
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+
+def _show(
+    found: RunFolder,
+    ranks: tuple[int, ...],
+    role: str | None,
+    attempt: int | None,
+    lines: int,
+    follow: bool,
+) -> None:
+    """Print the logs that were asked for."""
     there = attempts(found)
     if attempt is not None and attempt not in there:
         known = ", ".join(map(str, there)) or "none"
         raise ConfigError(f"{found.path.name} has no attempt {attempt}; it has: {known}")
     if not there and not follow:
         raise ConfigError(f"{found.path.name} has no logs: no attempt has been started")
-    try:
-        if follow:
-            _follow(found, ranks, role, lines)
-        else:
-            _print_last(found, attempt if attempt is not None else there[-1], ranks, role, lines)
-    except KeyboardInterrupt:
-        return
+    if follow:
+        _follow(found, ranks, role, lines)
+    else:
+        _print_last(found, attempt if attempt is not None else there[-1], ranks, role, lines)
 
 
 def _print_last(
     run: RunFolder, attempt: int, ranks: tuple[int, ...], role: str | None, lines: int
 ) -> None:
     """Print the last lines of the logs of an attempt."""
-    printed = False
+    printed, once = False, LinesOnce()
     for log in find_logs(run, attempt, ranks, role):
         found, _ = last_lines(log, lines)
-        _print(log, found)
+        _print(log, once.new(log, found))
         printed = printed or bool(found)
     if not printed:
         click.echo(
@@ -89,7 +106,7 @@ def _follow(run: RunFolder, ranks: tuple[int, ...], role: str | None, lines: int
 
     Logs of an attempt that begins meanwhile are printed from their beginning.
     """
-    attempt, followers = -1, dict[Path, Follower]()
+    attempt, followers, once = -1, dict[Path, Follower](), LinesOnce()
     n_last: int | None = lines
     while True:
         # Read the state first: what a run wrote before its end is then printed.
@@ -98,16 +115,16 @@ def _follow(run: RunFolder, ranks: tuple[int, ...], role: str | None, lines: int
         if newest != attempt and attempt >= 0:
             click.echo(f"--- attempt {newest}")
         if newest != attempt:
-            attempt, followers = newest, {}
+            attempt, followers, once = newest, {}, LinesOnce()
         for log in _logs_so_far(run, attempt, ranks, role):
             if log.path not in followers:
                 found, offset = last_lines(log, n_last) if n_last is not None else ([], 0)
-                _print(log, found)
+                _print(log, once.new(log, found))
                 followers[log.path] = Follower(log, offset)
         n_last = None if attempt >= 0 else n_last
         for follower in followers.values():
             while added := follower.read():
-                _print(follower.log, added)
+                _print(follower.log, once.new(follower.log, added))
         if not alive:
             return
         time.sleep(_LOOK_S)

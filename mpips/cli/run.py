@@ -14,7 +14,7 @@ from mpips.cli.train import TRAIN, Decorator, configure, job_keys, with_options
 from mpips.config.launching import RunConfig
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import ConfigError
-from mpips.monitor.progress import Display, PlainDisplay, make_display
+from mpips.monitor.progress import LineDisplay, make_display
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.requests import RequestFolder
 from mpips.supervisor import hosts as hosts_module
@@ -239,7 +239,7 @@ def _start(
             code = Supervisor(plan, signals).run()
     finally:
         if display is not None:
-            display.close()
+            display.erase()
     if code:
         raise click.exceptions.Exit(code)
 
@@ -305,7 +305,7 @@ def refuse_task_options(
         )
 
 
-def _own_display(progress: str) -> Display | None:
+def _own_display(progress: str) -> LineDisplay | None:
     """Return a live progress line of this process; None where stderr is no terminal or none is wanted.
 
     mpirun passes on only whole lines of its ranks, so they cannot show one.
@@ -313,7 +313,7 @@ def _own_display(progress: str) -> Display | None:
     if progress not in ("auto", "rich") or not sys.stderr.isatty():
         return None
     display = make_display(progress)
-    return None if isinstance(display, PlainDisplay) else display
+    return display if isinstance(display, LineDisplay) else None
 
 
 def _existing(job: str, wanted: bool) -> RunFolder | None:
@@ -359,8 +359,7 @@ def _refuse_other_shape(run: RunFolder, ranks: int | None) -> None:
     """
     from mpips.supervisor.left_memory import is_memory_here
 
-    status = run.status()
-    before = len(status.ranks) if status is not None else 0
+    before = len(run.last_places())
     if ranks is not None and before and ranks != before and is_memory_here(run.info().token):
         raise ConfigError(
             f"--ranks {ranks}: {run.path} left updates of {before} ranks in shared memory; continue with "

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
 from mpips.errors import ConfigError
 from mpips.model.accepted import accepted, did_you_mean, plain
@@ -44,8 +45,17 @@ def checked(options: Struct, where: str = "") -> Struct:
         ConfigError: Names the option, its value and what is accepted.
     """
     kind = type(options)
-    values = {name: plain(getattr(options, name)) for name in kind.__struct_fields__}
+    values = {name: _plain(getattr(options, name)) for name in kind.__struct_fields__}
     return convert(fitted(values, kind), kind, where)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, or a list or array of values within each other, with the built-in types of Python."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return plain(value)
 
 
 def _explain(error: msgspec.ValidationError, value: Any, hint: Any, name: str) -> str:

@@ -101,6 +101,26 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             description="Seed of the initial values, and of the order of samples in `mpips train`.",
         ),
     ] = 0
+    topology: Annotated[
+        Literal["flat", "node", "auto"] | tuple[tuple[int, ...], ...],
+        Meta(
+            description="Workers whose updates are summed before they are sent: of dense tables and rows "
+            "under BSP, and of dense tables under SSP and ASP with plain SGD. flat: none. node: those of a "
+            "node. auto: those of a node where that is faster, by measured bandwidths. A list such as "
+            "[[0, 1, 2], [3, 4, 5]]: groups by index of the worker. The last bits of results depend on it."
+        ),
+    ] = "flat"
+    group_rows_mib: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="MiB of shared memory of each worker in a group, for the rows of embedding tables "
+            "under BSP that it pushes in two clocks, and as much again for rows that it pulls together with "
+            "others from servers on other nodes. Rows beyond half of it are pushed by the worker itself. 0: "
+            "groups sum and share no rows. The last bits of results depend on it.",
+        ),
+    ] = 16
     checksums: Annotated[
         bool,
         Meta(

@@ -133,12 +133,14 @@ def _partition(
 _HOMES = {
     "reduce": "BSP",
     "backup": "BSP",
-    "bound": "SSP",
+    "bound": "SSP and asynchronous diloco",
     "steps": "local_sgd and diloco",
     "outer": "diloco",
     "fragments": "diloco",
     "delay": "diloco",
     "mix": "diloco",
+    "asynchronous": "diloco",
+    "steps_by_speed": "diloco",
     "policy": "SSP and ASP",
     "max_staleness": "policy 'reject'",
     "lambda_": "policy 'compensate'",
@@ -151,7 +153,16 @@ _OPTIONS: dict[str, set[str]] = {
     "ssp": {"bound", "policy"},
     "asp": {"policy"},
     "local_sgd": {"steps"},
-    "diloco": {"steps", "outer", "fragments", "delay", "mix"},
+    "diloco": {
+        "steps",
+        "outer",
+        "fragments",
+        "delay",
+        "mix",
+        "asynchronous",
+        "bound",
+        "steps_by_speed",
+    },
 }
 
 
@@ -181,7 +192,13 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
     same = default if default.name == model else MODELS[model]()
     if isinstance(same, LocalSGD | DiLoCo):
         given = {name: getattr(options, name) for name in _OPTIONS[model]}
-        return dataclasses.replace(same, **{k: v for k, v in given.items() if v is not None})
+        given = {k: v for k, v in given.items() if v is not None}
+        if (
+            isinstance(same, DiLoCo)
+            and given.get("asynchronous", same.asynchronous) != same.asynchronous
+        ):
+            given = {"outer": None, **given}  # the default rule is another one
+        return dataclasses.replace(same, **given)
     if isinstance(same, BSP):
         return BSP(
             reduce=options.reduce if options.reduce is not None else same.reduce,

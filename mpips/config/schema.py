@@ -171,6 +171,9 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
     for key, value in overrides:
         put(raw, key, value)
     check_known(raw, JobConfig, "")
+    label = raw["data"].get("label") if isinstance(raw.get("data"), dict) else None
+    if isinstance(label, int) and not isinstance(label, bool):
+        raw["data"]["label"] = str(label)  # number of a column
     config = convert(fitted(without_unset(raw), JobConfig), JobConfig, "")
     if not config.task and not config.run.script:
         raise ConfigError(

@@ -31,7 +31,11 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = None
     consistency: Annotated[ConsistencyName | None, Meta(description="Consistency model.")] = None
     bound: Annotated[
-        Bound | None, Meta(description="SSP: clocks that a worker may be ahead of the slowest.")
+        Bound | None,
+        Meta(
+            description="SSP: clocks that a worker may be ahead of the slowest. Asynchronous diloco: "
+            "outer steps."
+        ),
     ] = None
     reduce: Annotated[
         Reduction | None,
@@ -76,6 +80,16 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Mix | None,
         Meta(description="diloco with a delay: share of a worker's own values; 0.5 by default."),
     ] = None
+    asynchronous: Annotated[
+        bool | None,
+        Meta(description="diloco: servers apply differences as they arrive; no worker waits."),
+    ] = None
+    steps_by_speed: Annotated[
+        bool | None,
+        Meta(
+            description="diloco, asynchronous: slower workers make fewer steps between outer steps."
+        ),
+    ] = None
     partition: Annotated[
         str | dict[str, Any] | None,
         Meta(description='Name, or table such as {name = "range", low = 0, high = 1000}.'),
@@ -103,11 +117,14 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         str | dict[str, Any] | None,
         Meta(
             description="Codec of pushes: none, bf16, fp16, int8, and for dense tables topk, randomk, "
-            'onebit; or a table such as {name = "topk", fraction = 0.01} or {name = "auto", codecs = '
-            '["bf16", "int8"]}.'
+            'onebit, shared_int8; or a table such as {name = "topk", fraction = 0.01} or {name = "auto", '
+            'codecs = ["bf16", "int8"]}.'
         ),
     ] = None
     pull_compression: Annotated[
         str | dict[str, Any] | None,
-        Meta(description="Codec of pulls: none, bf16 or int8. Workers receive rounded values."),
+        Meta(
+            description="Codec of pulls: none, bf16 or int8, with which workers receive rounded values; and "
+            "for dense tables under BSP topk or onebit, with which they receive differences."
+        ),
     ] = None

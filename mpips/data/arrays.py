@@ -19,7 +19,7 @@ from mpips.data.dataset import Dataset, DenseData, Features
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
-from mpips.data.stored_arrays import RowsOfFile, array_header, members_of
+from mpips.data.stored_arrays import RowsOfFile, array_header, members_of, names_of
 from mpips.errors import DataError
 
 BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
@@ -59,8 +59,8 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
 def _plain_npz(path: str, options: ReadOptions) -> tuple[Any, Any] | None:
     """Open samples and labels; None: only NumPy can read them, or they are not there."""
     try:
-        members = members_of(path)
-        x_name, y_name = array_names(path, list(members), options.labelled)
+        x_name, y_name = array_names(path, names_of(path), options.labelled)
+        members = members_of(path, (x_name, y_name))
     except (ValueError, OverflowError, zipfile.BadZipFile):
         return None
     x = RowsOfFile(path, members[x_name])

@@ -10,8 +10,12 @@ from mpips.data.criteo import is_criteo
 from mpips.data.csv_dialect import DELIMITERS, SAMPLE_CHARACTERS, find_delimiter
 from mpips.data.npy import MAGIC
 
-_LIBSVM = re.compile(r"[-+.\deE]+(?:\s+(?:qid:\S+|\d+:[-+.\deE]+))*\s*(?:#.*)?")
-_PAIR = re.compile(r"\s\d+:")
+# A line of several labels begins with a list, or with the features.
+_LIBSVM = re.compile(
+    r"(?:[-+.\deE]+(?:,[-+.\deE]+)*|(?=\s*\d+:))(?:(?:^|\s+)(?:qid:\S+|\d+:[-+.\deE]+))*\s*(?:#.*)?"
+    r"|\s*#.*"
+)
+_PAIR = re.compile(r"(?:^|\s)\d+:")
 _LINES = 20  # lines that are compared with the form of a format
 
 

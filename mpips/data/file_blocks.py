@@ -26,10 +26,11 @@ from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.dataset import Dataset, SparseData
 from mpips.data.info import DataInfo, align, has_usual_labels, meanings, relabel
+from mpips.data.label_sets import LabelSets, all_labels
 from mpips.data.libsvm import parse_text, whole_lines
 from mpips.data.npy import npy_blocks, open_npy
 from mpips.data.options import ReadOptions
-from mpips.data.readers import as_in_training, read, reader_of
+from mpips.data.readers import as_in_training, check_form, read, reader_of
 from mpips.data.several import files_of
 from mpips.data.stream.cache import Converted
 from mpips.data.summary import matching_text
@@ -98,6 +99,7 @@ def labelled_blocks(
                 )
             yield file, block.data
 
+    sets = LabelSets.of(info)
     meant: dict[float, float] = {}
     if has_usual_labels(info) and options.wants == "classes":
         with contextlib.closing(labelled()) as found:
@@ -105,6 +107,11 @@ def labelled_blocks(
     if meant:
         say_once(matching_text(os.fspath(path), meant))
     for file, data in labelled():
+        if sets is not None:
+            for note in sets.unknown(distinct(all_labels(data, "several")).tolist(), file):
+                say_once(note)
+            yield align(sets.taken_out(data), info)
+            continue
         strange = data.labels[~np.isin(data.labels, list(meant))]
         if meant and len(strange):
             raise DataError(
@@ -151,6 +158,11 @@ def _converted(
         try:
             for block in BLOCKS[reader.name](file, options, turns, say):
                 if block is not None:
+                    data = block.data
+                    has_columns = isinstance(data, SparseData) and data.fields is not None
+                    if reader.name != "libsvm":
+                        kind = "sparse" if isinstance(data, SparseData) else "dense"
+                        check_form(file, kind, has_columns, info)
                     yield file, block
         except OSError as error:
             raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
@@ -206,6 +218,7 @@ def _libsvm(
 ) -> Iterator[Converted | None]:
     # The training data has decided about the base.
     base = int(options.index_base) if options.index_base != "auto" else 1
+    several = options.wants == "several"
     line = 0
 
     def lines_before() -> int:
@@ -214,7 +227,8 @@ def _libsvm(
     with opened(path) as file:
         for text in whole_lines(path, file, _PIECE_BYTES):
             if next(turns):
-                yield Converted(parse_text(path, text, base, lines_before).data)
+                found = parse_text(path, text, base, lines_before, several, options.labelled)
+                yield Converted(found.data)
             else:
                 yield None
             line += text.count(b"\n")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.dataset import Dataset, DenseData, Features, Labels, SparseData
+from mpips.data.label_sets import all_labels
 from mpips.data.moments import Moments
 from mpips.data.options import Wants
 from mpips.errors import DataError
@@ -27,8 +28,7 @@ class DataInfo:
     """Description of a data set.
 
     Attributes:
-        n_samples_total: Samples in the whole file.
-        n_local: Samples of one worker; after `combine`, of all workers.
+        n_samples_total, n_local: Samples in the whole file, and of one worker; after `combine`, of all.
         n_features: Columns, or one more than the largest key.
         labels: The distinct labels as they are in the file, ascending; class c is `labels[c]`. () for
             targets.
@@ -157,7 +157,7 @@ def describe(
     if n_samples_total == 0:
         raise DataError(f"{source}: contains no samples")
     kind: Literal["sparse", "dense"] = "sparse" if isinstance(data, SparseData) else "dense"
-    labels, counts, target_range = _label_facts(data.labels, wants, source)
+    labels, counts, target_range = _label_facts(all_labels(data, wants), wants, source)
     info = DataInfo(
         n_samples_total,
         data.n,

@@ -51,7 +51,8 @@ class LabelColumns(msgspec.Struct, frozen=True):
             have = (
                 f"the columns are {', '.join(info.columns[:20])}"
                 if info.columns
-                else "it has no named columns, which CSV and Parquet have"
+                else "it has no named columns, which CSV and Parquet have; for lists of labels in LIBSVM "
+                "text leave data.label out and set options.labels = 'several'"
             )
             raise ConfigError(f"{option}: {source} has no column '{missing[0]}'; {have}")
         text = [name for name in names if name in info.categorical]

@@ -1,4 +1,7 @@
-"""Reader of LIBSVM (svmlight) text: `label index:value index:value ... # comment`, one sample per line."""
+"""Reader of LIBSVM (svmlight) text: `label index:value index:value ... # comment`, one sample per line.
+
+Of several labels, a line has a list such as `1,3,7` in the place of the label, or nothing; see `label_sets`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
+import msgspec
+
 from mpips._native import LibsvmError, parse_libsvm
 from mpips.data.compressed import opened_to_map
 from mpips.data.csv_plan import MAX_RECORD_BYTES
 from mpips.data.dataset import SparseData
 from mpips.data.info import Part, describe
+from mpips.data.label_sets import N_FIELDS, only_features
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 
@@ -33,13 +39,21 @@ def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             try:
                 parsed = parse_libsvm(
-                    text, share.stride, share.offset, base, share.shares == "mixed", share.first
+                    text,
+                    share.stride,
+                    share.offset,
+                    base,
+                    share.shares == "mixed",
+                    share.first,
+                    options.wants == "several",
                 )
             except LibsvmError as error:
                 raise DataError(f"{path}:{error}") from None
-    labels, indptr, indices, values, n_samples, _, max_index, base = parsed
+    labels, indptr, indices, values, n_samples, _, max_index, base, fields = parsed
     n_features = max_index + 1 - base if max_index >= 0 else 0
     data = SparseData(indptr, indices, values, labels, n_features)
+    if options.wants == "several":
+        data = msgspec.structs.replace(data, fields=fields, n_fields=N_FIELDS)
     return describe(data, n_samples, path, index_base=base, wants=options.wants)
 
 
@@ -56,7 +70,14 @@ class ParsedText(NamedTuple):
     max_index: int
 
 
-def parse_text(path: str, text: bytes, base: int, lines_before: Callable[[], int]) -> ParsedText:
+def parse_text(
+    path: str,
+    text: bytes,
+    base: int,
+    lines_before: Callable[[], int],
+    several: bool = False,
+    labelled: bool = True,
+) -> ParsedText:
     """Return the samples in whole lines of text.
 
     Args:
@@ -64,17 +85,25 @@ def parse_text(path: str, text: bytes, base: int, lines_before: Callable[[], int
         text: The lines.
         base: Number of the first feature, 0 or 1.
         lines_before: Returns the number of lines of the file before these; called for an error.
+        several: A sample has any number of labels; see `label_sets`.
+        labelled: False: several labels are left out.
 
     Raises:
         DataError: A line is malformed; names file, line and column.
     """
     try:
-        labels, indptr, indices, values, _, low, high, _ = parse_libsvm(text, 1, 0, base)
+        labels, indptr, indices, values, _, low, high, _, fields = parse_libsvm(
+            text, 1, 0, base, several=several
+        )
     except LibsvmError as error:
         line, _, rest = str(error).partition(":")
         raise DataError(f"{path}:{int(line) + lines_before()}:{rest}") from None
     n_features = high + 1 - base if high >= 0 else 0
-    return ParsedText(SparseData(indptr, indices, values, labels, n_features), low, high)
+    data = SparseData(indptr, indices, values, labels, n_features)
+    if several:
+        data = msgspec.structs.replace(data, fields=fields, n_fields=N_FIELDS)
+        data = data if labelled else only_features(data)
+    return ParsedText(data, low, high)
 
 
 def whole_lines(path: str, file: IO[bytes], size: int) -> Iterator[bytes]:

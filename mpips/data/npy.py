@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,7 +28,7 @@ from mpips.data.arrays import (
     check_arrays,
     read_blocks,
 )
-from mpips.data.columns import TableColumns, choose_columns
+from mpips.data.columns import TableColumns, choose_columns, listed
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
@@ -121,7 +122,10 @@ def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
         return _with_column(path, array, int(label), options)
     # A model of files with named columns predicts rows without names, which need no label.
     if not options.labelled and math.prod(array.shape[1:]) == options.n_features:
-        return NpyFile(array, _no_labels(array), None, ())
+        notes = (_read_as(path, options.columns),) if options.columns else ()
+        return NpyFile(array, _no_labels(array), None, notes)
+    if label is not None and options.columns and not label.endswith(".npy"):
+        return _of_named_model(path, array, options)
     if label is not None and not label.endswith(".npy"):
         raise DataError(
             f"{path}: data.label = '{label}', but the columns of this array have no names: set it to the "
@@ -131,14 +135,46 @@ def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
     if not options.labelled:
         return NpyFile(array, _no_labels(array), None, ())
     others = label_files(path, options)
-    if not others:
+    if others:
+        return _with_file(path, array, others[0])
+    raise DataError(
+        f"{path}: where its labels are is not clear: set data.label to the number of their column, such "
+        "as 0 or -1 (the last), or to their file, such as labels.npy; or call the files x.npy and y.npy"
+    )
+
+
+def _of_named_model(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
+    """Return the samples of an array without names for a model of named columns, with labels beside it."""
+    width, names = math.prod(array.shape[1:]), options.columns
+    others = label_files(path, msgspec.structs.replace(options, label=None))
+    wanted = f"an array of the {len(names)} features, {listed(names)}"
+    if not options.labelled:
+        raise DataError(f"{path}: has {width} columns without names: give {wanted}")
+    if width != len(names) or not others:
+        found = "no labels" if width == len(names) else f"{width} columns without names"
         raise DataError(
-            f"{path}: where its labels are is not clear: set data.label to the number of their column, such "
-            "as 0 or -1 (the last), or to their file, such as labels.npy; or call the files x.npy and y.npy"
+            f"{path}: has {found}: give {wanted}, and the labels as y.npy beside x.npy, or an array of "
+            f"records with these fields and '{options.label}'"
         )
-    y = _opened(others[0])
-    _check_labels(others[0], y)
-    return NpyFile(array, y, None, (f"{path}: labels from {others[0]}",))
+    if options.label_names:
+        raise DataError(
+            f"{others[0]}: contains numbers, and the labels of the training data are text, "
+            f"{listed(options.label_names)}; use a file with their column"
+        )
+    file = _with_file(path, array, others[0])
+    return file._replace(notes=(*file.notes, _read_as(path, names)))
+
+
+def _read_as(path: str, names: Sequence[str]) -> str:
+    """Return the sentence on columns without names that are read as those of the training data."""
+    return f"{path}: its columns have no names and are read as {listed(names)}"
+
+
+def _with_file(path: str, array: RowsOfFile, other: str) -> NpyFile:
+    """Return the samples of an array with the labels of another file."""
+    y = _opened(other)
+    _check_labels(other, y)
+    return NpyFile(array, y, None, (f"{path}: labels from {other}",))
 
 
 def _check_labels(path: str, y: RowsOfFile) -> None:

@@ -87,7 +87,8 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         index_base: LIBSVM: number of the first feature, or "auto".
         label: CSV: column of the label; None: the default column; "": none, if labels are not read. Plain
             npy: see `mpips.data.npy`.
-        wants: "classes", or "targets", numbers to be predicted.
+        wants: "classes"; "targets", numbers to be predicted; "several" labels, in columns that are read like
+            features if `labelled` is False, else in front of the lines of LIBSVM text.
         columns: CSV: the feature columns to read, in this order; (): all but the label, in the order of the
             file.
         categorical: CSV: columns to hash, as names or patterns.

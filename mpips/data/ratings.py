@@ -12,7 +12,7 @@ import csv
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -85,10 +85,23 @@ class _Layout(msgspec.Struct, frozen=True):
     has_header: bool
 
 
-def read_ratings(
+def read_ratings(pattern: str, columns: RatingColumns, *, rated: bool) -> Ratings:
+    """Read ratings; see `rating_lines`. Not collective; blocks."""
+    users: list[str] = []
+    items: list[str] = []
+    values = array("d")
+    same: dict[str, str] = {}  # one string in memory for each distinct name
+    for user, item, value in rating_lines(pattern, columns, rated=rated):
+        users.append(same.setdefault(user, user))
+        items.append(same.setdefault(item, item))
+        values.append(value)
+    return Ratings(users, items, np.frombuffer(values, np.float64).copy())
+
+
+def rating_lines(
     pattern: str, columns: RatingColumns, *, rated: bool, may_ask: bool = False
-) -> Ratings:
-    """Read ratings. Not collective; blocks.
+) -> Iterator[tuple[str, str, float]]:
+    """Yield user, item and rating of each line; nan where it has no rating.
 
     Args:
         pattern: A file, or a pattern of several; each may have a header.
@@ -101,10 +114,6 @@ def read_ratings(
             header lacks a column. Names file and line.
         OSError: A file cannot be read.
     """
-    users: list[str] = []
-    items: list[str] = []
-    values = array("d")
-    same: dict[str, str] = {}  # one string in memory for each distinct name
     for path in files_of(pattern):
         layout = _layout(path, columns, rated, may_ask)
         if layout is None:
@@ -120,10 +129,7 @@ def read_ratings(
             user = _cell(cells, own[0], place)
             absent = may_ask and (own[1] >= len(cells) or not cells[own[1]])
             item = ASKED if absent else _cell(cells, own[1], place)
-            users.append(same.setdefault(user, user))
-            items.append(same.setdefault(item, item))
-            values.append(_number(cells, own[2], place, rated))
-    return Ratings(users, items, np.frombuffer(values, np.float64).copy())
+            yield user, item, _number(cells, own[2], place, rated)
 
 
 def _cell(cells: Sequence[str], column: int, place: str) -> str:

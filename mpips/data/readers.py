@@ -110,6 +110,8 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
     reader = reader_of(path, options)
     try:
         part = reader.read(path, options, share)
+        if like is not None:
+            check_form(path, part.info.kind, bool(part.info.columns), like)
         if like is not None and options.labelled and part.info.label_names != like.label_names:
             raise DataError(
                 f"{path}: its labels are {', '.join(part.info.class_names[:10])}, those of the training data "
@@ -124,6 +126,15 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
         ) from None
 
 
+def check_form(path: str, kind: str, has_columns: bool, like: DataInfo) -> None:
+    """Raise DataError for hashed columns where the training data has numbered features."""
+    if kind == like.kind == "sparse" and has_columns and not like.columns:
+        raise DataError(
+            f"{path}: has named columns, the training data lists of numbered features; use LIBSVM text or a "
+            "sparse matrix"
+        )
+
+
 def reader_of(path: str, options: ReadOptions) -> Reader:
     """Return the reader of a file.
 
@@ -132,6 +143,11 @@ def reader_of(path: str, options: ReadOptions) -> Reader:
         DataError: The file is compressed as a whole, and its format is not text; or it cannot be read.
     """
     reader = choose_reader(path, options.format)
+    if options.wants == "several" and options.labelled and reader.name != "libsvm":
+        raise ConfigError(
+            f"{path}: options.labels = 'several' is for LIBSVM text, whose lines begin with lists of labels; "
+            f'{reader.name} has several labels in columns: name them, such as data.label = ["a", "b"]'
+        )
     if compression_of(path) and reader.name not in TEXT_FORMATS:
         raise DataError(
             f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"

@@ -8,8 +8,9 @@ model predicts without the training data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,7 +22,9 @@ from mpips.data.options import Wants
 from mpips.data.vocabulary import VOCABULARY, size_of
 from mpips.errors import DataError
 
+T = TypeVar("T")
 Int64: TypeAlias = npt.NDArray[np.int64]
+PART = 4096  # samples that are evaluated, or predicted, at a time
 # Arrays by path in the file of a checkpoint: `vocabulary/NAME` (`Vocabulary.to_array`) or `task/NAME`.
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 # Use of the samples. "test": they are evaluated. "predict": what is to be predicted need not be in the file.
@@ -123,6 +126,13 @@ class TaskPart(msgspec.Struct, frozen=True):
     info: DataInfo
     arrays: Arrays = {}
     notes: tuple[str, ...] = ()
+
+
+def grouped(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of `PART`; the last one may be shorter."""
+    left = iter(items)
+    while found := list(itertools.islice(left, PART)):
+        yield found
 
 
 def describe_samples(

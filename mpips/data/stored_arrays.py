@@ -7,6 +7,7 @@ import os
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Collection
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,12 +68,34 @@ class Member(NamedTuple):
     crc: int | None = None
     by_columns: bool = False
 
+    def check(self, path: str, crc: int) -> None:
+        """Raise DataError if this CRC-32 of the bytes from `begin` on is not that of the file `path`."""
+        if crc != self.crc:
+            raise DataError(
+                f"{path}: is damaged: the CRC of an array is {crc:08x}, expected {self.crc:08x}; write the "
+                "file again"
+            )
+
 
 Members: TypeAlias = dict[str, Member]
 
 
-def members_of(path: str) -> Members:
-    """Return the arrays of an npz file that are not compressed, by name.
+def names_of(path: str) -> list[str]:
+    """Return the names of the arrays of an npz file.
+
+    Raises:
+        OSError, zipfile.BadZipFile: It is no such file.
+    """
+    with zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def members_of(path: str, wanted: Collection[str] | None = None) -> Members:
+    """Return arrays of an npz file, which are not compressed, by name.
+
+    Args:
+        path: The file.
+        wanted: Their names; the file may contain anything else. None: all.
 
     Raises:
         OSError, ValueError, zipfile.BadZipFile: It is no such file.
@@ -81,6 +104,8 @@ def members_of(path: str) -> Members:
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
+            if wanted is not None and name not in wanted:
+                continue
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
                 raise ValueError(f"{entry.filename} is compressed or encrypted")
             if name in found:
@@ -191,8 +216,5 @@ class RowsOfFile:
             self._crc = zlib.crc32(header.data)
         self._crc = zlib.crc32(rows.reshape(-1).view(np.uint8).data, self._crc)
         self._next += len(rows)
-        if self._next == len(self) and self._crc != member.crc:
-            raise DataError(
-                f"{self._path}: is damaged: the CRC of an array is {self._crc:08x}, expected "
-                f"{member.crc:08x}; write the file again"
-            )
+        if self._next == len(self):
+            member.check(self._path, self._crc)

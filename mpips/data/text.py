@@ -169,6 +169,23 @@ def read_chunks(paths: Sequence[str], words: bytes, chunk_words: int, share: Sha
     )
 
 
+def words_of(path: str) -> Iterator[list[str]]:
+    """Yield the words of a file, block by block. Not collective; reads while iterated over.
+
+    Raises:
+        DataError: The file cannot be read or contains no text; names the place.
+    """
+    with _named(path):
+        for place, block in _blocks(path, 0, None):
+            skipped = 3 if place == 0 and block.startswith(_BYTE_ORDER_MARK) else 0
+            try:
+                words = block[skipped:].decode().split()
+            except UnicodeDecodeError as error:
+                what = "is not UTF-8"
+                raise DataError(_located(path, place + skipped + error.start, what)) from None
+            yield words
+
+
 class _named:
     """Turns errors of the system into DataError, which names the file."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -137,24 +137,24 @@ def read_as(pattern: str, entities: Vocabulary, relations: Vocabulary) -> Int64:
     return np.frombuffer(found, np.int64).reshape(-1, 3)
 
 
-def read_questions(
+def questions(
     pattern: str, entities: Vocabulary, relations: Vocabulary
-) -> tuple[Int64, Texts]:
-    """Read triples in which "?" can stand for head or tail. Not collective; blocks.
+) -> Iterator[tuple[list[int], tuple[str, str, str]]]:
+    """Yield triples in which "?" can stand for head or tail. Not collective; reads while iterated over.
 
     Args:
         pattern: A file, or a pattern of several. A line of two cells asks for the tail.
         entities: The vocabulary of entities.
         relations: The vocabulary of relations.
 
-    Returns:
-        Keys as of `read_as`, with ASKED for "?"; and the cells, shape (n, 3).
+    Yields:
+        Three keys as of `read_as`, with ASKED for "?"; and the cells.
 
     Raises:
         DataError: A line is no triple, or asks for more than one entity.
         OSError: A file cannot be read.
     """
-    found, names, what = array("q"), [], "head, relation and tail, with ? for what is asked"
+    what = "head, relation and tail, with ? for what is asked"
     for place, cells in lines_of(pattern, tabs_or_blanks, 2, 3, what):
         head, relation, tail = cells if len(cells) == 3 else (*cells, "?")
         if not (head and relation and tail):
@@ -164,10 +164,7 @@ def read_questions(
             if head == tail or relation == "?":
                 raise DataError(f"{place}: ? stands for the head or for the tail, not for more")
             keys[0 if head == "?" else 2] = ASKED
-        found.extend(keys)
-        names.append((head, relation, tail))
-    ids = np.frombuffer(found, np.int64).reshape(-1, 3)
-    return ids, np.array(names, np.str_).reshape(-1, 3)
+        yield keys, (head, relation, tail)
 
 
 def known_of(parts: Sequence[Int64]) -> Int32:

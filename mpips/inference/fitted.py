@@ -17,7 +17,7 @@ from mpips.config.schema import JobConfig, load_config
 from mpips.data.several import FileList, given_files
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference.model import Model, load_model
-from mpips.inference.training_files import as_file, several_of
+from mpips.inference.training_files import as_file, options_of
 from mpips.monitor.summary import metric_names, metrics_text
 from mpips.mpi import launch
 from mpips.session.driver import Outcome
@@ -44,6 +44,7 @@ class Fit:
         seconds: Seconds of training.
         samples_per_s: Samples of all workers per second.
         stopped: Why training ended early, or "".
+        skipped: Bad lines that data.on_bad = "skip" has left out, by "train" and "test"; only those above 0.
         best: The best checkpoint: its metric, value, epoch and path; None: none was kept.
         path: The run directory, or the folder of checkpoints.
         task: The task, for people.
@@ -71,6 +72,7 @@ class Fit:
         self.seconds = float(report["seconds"])
         self.samples_per_s = report["samples"] / max(self.seconds, 1e-9)
         self.stopped = str(report.get("stopped") or "")
+        self.skipped: dict[str, int] = dict(report.get("skipped") or {})
         self.best: dict[str, Any] | None = report.get("best")
         self._keep = keep
 
@@ -278,8 +280,7 @@ def _fit(
         if given is not None:
             path = as_file(given, own, name)
             found.append((f"data.{name}", path.paths if isinstance(path, FileList) else path))
-    if several_of(data[0]):
-        found.append(("data.label", several_of(data[0])))
+    found += options_of(data[0])
     if isinstance(data[0], str) and data[0] == "digits" and data[1] is None:
         found.append(("data.test", "digits"))
     config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])
@@ -314,6 +315,7 @@ def _here(
             "seconds": result.seconds,
             "samples": result.samples,
             "stopped": result.stopped,
+            "skipped": result.skipped,
             "best": result.best,
         },
         keep,

@@ -17,8 +17,9 @@ from mpips.config.schema import JobConfig, config_of
 from mpips.data import Batch, DataInfo, Dataset, Moments
 from mpips.data.file_blocks import blocks, labelled_blocks
 from mpips.data.label_columns import LabelColumns
+from mpips.data.label_sets import LabelSets
 from mpips.data.options import ReadOptions, Share
-from mpips.data.rows import Arrays, Purpose, Samples
+from mpips.data.rows import Arrays, Samples
 from mpips.data.several import asked_files, given_files
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.inference.evaluating import batches_in, evaluated
@@ -29,7 +30,7 @@ from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.evaluation import batches_of
 from mpips.training.example import check_example
-from mpips.training.own_data import read_own
+from mpips.training.own_data import parts_own, read_own
 from mpips.training.preflight import task_options
 from mpips.training.prepare import read_options
 from mpips.training.stopping import asked_metrics
@@ -97,7 +98,9 @@ class Model:
             self.task.receive(self.arrays)
         self.task.prepare(self.tables, moments)
         self._options = read_options(config, "test", info.wants)
-        self._several = LabelColumns(info.label_names) if info.wants == "several" else None
+        # Labels that are columns are read like features; those of LIBSVM text are not.
+        columns = info.wants == "several" and LabelSets.of(info) is None
+        self._several = LabelColumns(info.label_names) if columns else None
         self._metrics = config.train.metrics
 
     def __repr__(self) -> str:
@@ -149,7 +152,7 @@ class Model:
         Returns:
             Shape (n,); several labels, int64, shape (n, k).
         """
-        if self._several is not None:
+        if self.info.wants == "several":
             return (probabilities >= np.float32(0.5)).astype(np.int64)
         if probabilities.shape[1] == 2:
             places = (probabilities[:, 1] >= np.float32(0.5)).astype(np.int64)
@@ -221,7 +224,7 @@ class Model:
         files = asked_files(path)
         more = asked_metrics((*self._metrics, *metrics), self.task.metrics, known)
         if self._own is not None:
-            batches = batches_of(self._read_own(files, "test"))
+            batches = batches_of(self._read_own(files))
         else:
             self.notes = ()
             batches = batches_in(self._labelled(files), files)
@@ -241,12 +244,21 @@ class Model:
         """
         if self._own is None:
             return None
-        samples = self._read_own(os.fspath(data), "predict")
-        found = [self.task.columns(self.tables, batch) for batch in batches_of(samples)]
+        batches = self._own_batches(os.fspath(data))
+        found = [self.task.columns(self.tables, batch) for batch in batches]
         parts = [part for part in found if part is not None]
         if not parts:
             return None
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def column_blocks(self, path: str) -> Iterator[dict[str, Numbers]]:
+        """Yield the columns of a file that the task reads itself, block by block; see `columns`.
+
+        Of a task without columns of its own: the column "prediction".
+        """
+        for batch in self._own_batches(path):
+            found = self.task.columns(self.tables, batch)
+            yield found if found is not None else {"prediction": self._scores_of(batch)}
 
     def _parts(self, data: Any) -> Iterator[Numbers]:
         """Yield what the task predicts of some samples each: probabilities, (n,) or (n, k), or numbers.
@@ -263,13 +275,13 @@ class Model:
             if type(self.task).predict is Task.predict:
                 how = "use `mpips predict` or columns(path)"
                 raise ConfigError(f"task '{name}' predicts columns: {how}")
-            return self._predicted(batches_of(self._read_own(files, "predict")))
+            return map(self._scores_of, self._own_batches(files))
         if files is not None:
             self.notes = ()
             found = blocks(files, self._unlabelled(), self.info, say=self._note)
-            return self._predicted(batches_in(found, files))
+            return map(self._scores_of, batches_in(found, files))
         samples, self.notes = samples_of(data, self.info, self._unlabelled())
-        return self._predicted(batches_of(samples))
+        return map(self._scores_of, batches_of(samples))
 
     def _labelled(self, path: str | os.PathLike[str]) -> Iterator[Dataset]:
         """Yield the samples of a file with their labels, block by block."""
@@ -297,25 +309,31 @@ class Model:
         Returns:
             Probabilities, float32, of class 1, shape (n,), or of all classes, shape (n, k); or numbers, (n,).
         """
-        return np.concatenate([*self._predicted(batches_of(samples))])
+        return np.concatenate([*map(self._scores_of, batches_of(samples))])
 
-    def _predicted(self, batches: Iterator[Batch]) -> Iterator[Numbers]:
-        """Yield what the task predicts of each batch."""
+    def _scores_of(self, batch: Batch) -> Numbers:
+        """Return what the task predicts of a batch."""
         try:
-            for batch in batches:
-                yield self.task.predict(self.tables, batch)
+            return self.task.predict(self.tables, batch)
         except NotImplementedError:
             name = self.manifest.config["task"]
             raise ConfigError(
                 f"task '{name}' predicts columns: use `mpips predict` or columns(path)"
             ) from None
 
-    def _read_own(self, path: str, purpose: Purpose) -> Samples:
-        """Read a file with the task; sets `notes`."""
+    def _read_own(self, path: str) -> Samples:
+        """Read a file to evaluate with the task; sets `notes`."""
         assert self._own is not None
-        part = read_own(self._own, self._given, path, Share(1, 0), self.arrays, purpose)
+        part = read_own(self._own, self._given, path, Share(1, 0), self.arrays, "test")
         self.notes = part.notes
         return part.data
+
+    def _own_batches(self, path: str) -> Iterator[Any]:
+        """Yield the batches of a file to predict that the task reads; sets `notes`."""
+        assert self._own is not None
+        self.notes = ()
+        for part in parts_own(self._own, self._given, path, self.arrays, self._note):
+            yield from batches_of(part)
 
     @property
     def reads_itself(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -199,14 +200,22 @@ def _predict_own(
     """Predict a file that the task reads itself, on rank 0; return the number of rows. Collective."""
 
     def work() -> int:
-        columns = model.columns(data)
-        found = OwnColumns(columns if columns is not None else {"prediction": model.predict(data)})
-        for note in model.notes:
-            say(note)
+        n = 0
         with _file(out, True) as file:
             assert file is not None
-            found.write(kind, file)
-        return found.n
+            blocks = model.column_blocks(data)
+            # The first block tells the columns, also if it has no rows.
+            block = next(blocks)
+            to_columns = OwnColumns(block)
+            writer = kind(to_columns, file)
+            for columns in itertools.chain([block], blocks):
+                rows = to_columns.joined(columns)
+                writer.add(kind.encode(to_columns, rows))
+                n += len(rows)
+            writer.close()
+        for note in model.notes:
+            say(note)
+        return n
 
     with ranks.working():
         n, error = _attempt(work) if ranks.rank == 0 else (0, None)

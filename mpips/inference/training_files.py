@@ -49,13 +49,14 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
             f"the {name} data has samples of shape {tuple(shape)} and labels of shape {y.shape}: must be "
             "(n, d) and (n,), or (n, k) for several labels"
         )
-    if y.ndim == 2 and (hasattr(x, "tocsr") or y.dtype.kind not in "biuf"):
+    if y.ndim == 2 and y.dtype.kind not in "biuf":
         raise DataError(
-            f"the {name} data has labels of shape {y.shape}: several labels are numbers 0 or 1, beside an "
-            "array of samples"
+            f"the {name} data has labels of shape {y.shape} and dtype {y.dtype}: several labels are numbers "
+            "0 or 1"
         )
     if hasattr(x, "tocsr"):
-        return _write_svm(x.tocsr(), _as_numbers(y, name), place.path / f"{name}.svm")
+        own = _as_lists(y, name) if y.ndim == 2 else _as_texts(y, name)
+        return _write_svm(x.tocsr(), own, place.path / f"{name}.svm")
     x = np.asarray(x)
     if x.dtype.kind not in "biuf":
         raise DataError(
@@ -64,7 +65,7 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
         )
     if y.ndim == 2:
         numbers = y.astype(np.int64) if y.dtype.kind == "b" else y
-        return _write_csv(x, numbers, several_of(data), place.path / f"{name}.csv")
+        return _write_csv(x, numbers, _column_names(y), place.path / f"{name}.csv")
     if y.dtype.kind in "biuf":
         path = place.path / f"{name}.npz"
         np.savez(path, x=x, y=y)
@@ -72,15 +73,25 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
     return _write_csv(x, y[:, np.newaxis], ["label"], place.path / f"{name}.csv")
 
 
-def several_of(data: Any) -> list[str]:
-    """Return the columns that several labels get in the file that `as_file` writes; []: others."""
-    if isinstance(data, tuple | list) and len(data) == 2 and np.ndim(data[1]) == 2:
-        return [f"y{i}" for i in range(np.shape(data[1])[1])]
-    return []
+def options_of(data: Any) -> list[tuple[str, Any]]:
+    """Return the options, by dotted name, with which the file is read that `as_file` writes."""
+    if given_files(data) is not None or not isinstance(data, tuple | list) or len(data) != 2:
+        return []
+    several = np.ndim(data[1]) == 2
+    if hasattr(data[0], "tocsr"):
+        # The first column may be empty, which does not make the second one the first.
+        labels = [("options.labels", "several")] if several else []
+        return [("data.index_base", 0), *labels]
+    return [("data.label", _column_names(np.asarray(data[1])))] if several else []
 
 
-def _as_numbers(y: Any, name: str) -> Any:
-    """Return labels of sparse samples.
+def _column_names(y: Any) -> list[str]:
+    """Return names of the columns of several labels, shape (n, k)."""
+    return [f"y{i}" for i in range(y.shape[1])]
+
+
+def _as_texts(y: Any, name: str) -> list[str]:
+    """Return labels of sparse samples as text.
 
     Raises:
         DataError: They are no numbers.
@@ -90,7 +101,28 @@ def _as_numbers(y: Any, name: str) -> Any:
             f"the {name} data has sparse samples and labels of dtype {y.dtype}: give numbers, such as those "
             "of numpy.unique(y, return_inverse=True)[1]"
         )
-    return y
+    texts = ((f"{label:g}", label) for label in y.tolist())
+    return [text if float(text) == label else repr(float(label)) for text, label in texts]
+
+
+def _as_lists(y: Any, name: str) -> list[str]:
+    """Return several labels of sparse samples, shape (n, k), as lists of the numbers of those that are 1.
+
+    Raises:
+        DataError: A label is neither 0 nor 1, or no training sample has it, so that no list names it.
+    """
+    strange = y[(y != 0) & (y != 1)]
+    if len(strange):
+        raise DataError(
+            f"the {name} data has the label {strange[0]}: several labels are 0 or 1 each"
+        )
+    empty = np.flatnonzero(~(y == 1).any(axis=0))
+    if name == "train" and len(empty):
+        raise DataError(
+            f"the {name} data has sparse samples, and column {empty[0]} of the labels is 0 in all of them: "
+            "leave the column out"
+        )
+    return [",".join(map(str, np.flatnonzero(row).tolist())) for row in y]
 
 
 def _write_csv(x: Any, y: Any, names: list[str], path: Path) -> str:
@@ -105,13 +137,14 @@ def _write_csv(x: Any, y: Any, names: list[str], path: Path) -> str:
     return str(path)
 
 
-def _write_svm(x: Any, y: Any, path: Path) -> str:
+def _write_svm(x: Any, labels: list[str], path: Path) -> str:
     """Write a matrix in compressed rows as LIBSVM text; column j is feature j."""
     x.sum_duplicates()
     with path.open("w") as file:
-        for i, label in enumerate(y.tolist()):
+        for i, label in enumerate(labels):
             begin, end = x.indptr[i], x.indptr[i + 1]
             entries = zip(x.indices[begin:end].tolist(), x.data[begin:end].tolist(), strict=True)
-            file.write(f"{label:g}" if float(f"{label:g}") == label else repr(float(label)))
-            file.write("".join(f" {key}:{float(value)!r}" for key, value in entries) + "\n")
+            text = "".join(f" {key}:{float(value)!r}" for key, value in entries)
+            # An empty line would be no sample.
+            file.write((f"{label}{text}" if label or text else " 0:0") + "\n")
     return str(path)

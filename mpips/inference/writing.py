@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import os
 import tempfile
@@ -73,31 +74,36 @@ class ColumnsOf:
 class OwnColumns:
     """The columns of a task that has its own (`mpips.tasks.base.Task.columns`), as those of a model.
 
-    What takes the place of scores are numbers of rows.
+    What takes the place of scores are rows with a field for each column, as `joined` makes them.
 
     Attributes:
         names: Names of the columns.
-        n: Number of rows.
     """
 
-    def __init__(self, columns: Mapping[str, Numbers]) -> None:
-        """Take arrays of equal length by name, at least one."""
-        self._columns = columns
-        self.names = tuple(columns)
-        self.n = len(next(iter(columns.values())))
+    def __init__(self, names: Iterable[str]) -> None:
+        """Take the names, at least one."""
+        self.names = tuple(names)
 
     def __call__(self, rows: Numbers) -> dict[str, Numbers]:
-        """Return some rows, int64, shape (n,), of all columns."""
-        return {name: column[rows] for name, column in self._columns.items()}
+        """Return the columns of some rows."""
+        return {name: rows[name] for name in self.names}
 
-    def write(self, kind: type[Writer], file: IO[bytes]) -> None:
-        """Write all rows into an open file."""
-        writer = kind(self, file)
-        # Without rows there is one empty part, from which writers know the columns.
-        for start in range(0, max(self.n, 1), _ROWS):
-            rows = np.arange(start, min(start + _ROWS, self.n))
-            writer.add(kind.encode(self, rows))
-        writer.close()
+    def joined(self, columns: Mapping[str, Numbers]) -> Numbers:
+        """Return arrays of equal length by name as one structured array, shape (n,)."""
+        arrays = {name: _plain(columns[name]) for name in self.names}
+        n = len(arrays[self.names[0]])
+        rows = np.empty(n, [(name, a.dtype, a.shape[1:]) for name, a in arrays.items()])
+        for name, array in arrays.items():
+            rows[name] = array
+        return rows
+
+
+def _plain(values: Any) -> Numbers:
+    """Return a column as an array; texts for objects of mixed types."""
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        array = np.array(array.tolist())
+    return array if array.dtype.kind != "O" else array.astype(np.str_)
 
 
 class Writer(Protocol):
@@ -160,7 +166,7 @@ def _texts(values: Numbers) -> list[str]:
 class _Scores(msgspec.Struct, array_like=True):
     """The scores of a block as bytes."""
 
-    dtype: str
+    dtype: Any
     shape: tuple[int, ...]
     data: bytes
 
@@ -168,13 +174,14 @@ class _Scores(msgspec.Struct, array_like=True):
     def pack(cls, scores: Numbers) -> bytes:
         """Return scores as bytes."""
         little = np.ascontiguousarray(scores, scores.dtype.newbyteorder("<"))
-        return msgspec.msgpack.encode(cls(little.dtype.str, scores.shape, little.tobytes()))
+        descr = npy.dtype_to_descr(little.dtype)
+        return msgspec.msgpack.encode(cls(descr, scores.shape, little.tobytes()))
 
     @staticmethod
     def unpack(data: bytes) -> Numbers:
         """Return the scores that `pack` packed."""
         found = msgspec.msgpack.decode(data, type=_Scores)
-        return np.frombuffer(found.data, found.dtype).reshape(found.shape)
+        return np.frombuffer(found.data, npy.descr_to_dtype(found.dtype)).reshape(found.shape)
 
 
 class NpzWriter:
@@ -208,15 +215,20 @@ class NpzWriter:
             first = self._to_columns(next(self._blocks()))
             n = sum(len(block) for block in self._blocks())
             for name, column in first.items():
+                dtype = column.dtype
+                if dtype.kind == "U":
+                    # Texts of other blocks may be longer.
+                    others = (self._to_columns(block)[name].dtype for block in self._blocks())
+                    dtype = functools.reduce(np.promote_types, others, dtype)
                 header = {
-                    "descr": npy.dtype_to_descr(column.dtype),
+                    "descr": npy.dtype_to_descr(dtype),
                     "fortran_order": False,
-                    "shape": (n,),
+                    "shape": (n, *column.shape[1:]),
                 }
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     npy.write_array_header_1_0(member, header)
                     for block in self._blocks():
-                        member.write(self._to_columns(block)[name].tobytes())
+                        member.write(self._to_columns(block)[name].astype(dtype).tobytes())
 
     def _blocks(self) -> Iterator[Numbers]:
         self._spool.seek(0)

@@ -159,7 +159,7 @@ def declare(
             that returns one.
         consistency: "bsp", "ssp", "asp", or a value such as SSP(bound=2).
         compression: Codec of pushes, such as "int8"; None: float32. See mpips.model.codec.
-        pull_compression: Codec of pulls, "bf16" or "int8"; None: float32.
+        pull_compression: Codec of pulls, "bf16" or "int8", under BSP also "topk" or "onebit"; None: float32.
         placement: "servers", "replicated" (every worker holds the leaves, under BSP), mpips.Replicated(...),
             or "auto"; the values are the same, bit by bit. See mpips.DenseTable.
         name: Prefix of the tables' names, for a second pytree.

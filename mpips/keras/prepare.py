@@ -53,7 +53,8 @@ def prepare(
         consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
         compression: Codec of the pushes of trainable variables, such as "int8"; None: float32. See
             mpips.model.codec.
-        pull_compression: Codec of the pulls of trainable variables, "bf16" or "int8"; None: float32.
+        pull_compression: Codec of the pulls of trainable variables, "bf16" or "int8", under BSP also "topk"
+            or "onebit"; None: float32.
         placement: Where trainable variables are: "servers", "replicated" (every worker holds them and sums
             gradients with the others, under BSP), mpips.Replicated(...), or "auto": as the job decides at its
             start. The values are the same, bit by bit. Other variables are on servers.

@@ -41,6 +41,8 @@ class Args(msgspec.Struct, frozen=True):
         l1: Weight of the L1 term (FTRL).
         l2: Weight of the L2 term (FTRL).
         beta: Added to the root of n (FTRL).
+        share: 1 / every (DelayedNesterov).
+        is_due: True if the update changes the momentum (DelayedNesterov).
     """
 
     gradient_scale: np.float32
@@ -60,6 +62,8 @@ class Args(msgspec.Struct, frozen=True):
     l1: np.float32
     l2: np.float32
     beta: np.float32
+    share: np.float32
+    is_due: bool
 
 
 FLT_MAX = np.finfo(np.float32).max
@@ -72,7 +76,8 @@ GRADIENT_BOUNDS = {
     "adam": 1.8e19,
     "adamw": 1.8e19,
 }
-VELOCITY_RULES = ("momentum", "nesterov")
+VELOCITY_RULES = ("momentum", "nesterov", "delayed_nesterov")
+BIAS_CORRECTED = ("adam", "adamw")
 
 
 def prepare(
@@ -85,7 +90,7 @@ def prepare(
     bound = min(config.clip_value or np.inf, GRADIENT_BOUNDS.get(config.kind, np.inf))
     decay2 = config.rho if config.kind == "rmsprop" else config.beta2
     first, second = 1.0, 1.0
-    if config.uses_step:
+    if config.kind in BIAS_CORRECTED:
         first, second = 1.0 - config.beta1**step, 1.0 - config.beta2**step
     decoupled = config.kind == "adamw"
     return Args(
@@ -106,6 +111,8 @@ def prepare(
         l1=np.float32(config.l1),
         l2=np.float32(config.l2),
         beta=np.float32(config.beta),
+        share=np.float32(1.0 / config.every if config.every > 0 else 1.0),
+        is_due=config.every > 0 and step % int(config.every) == 0,
     )
 
 
@@ -134,6 +141,19 @@ def nesterov(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     (m,) = state
     m[:] = a.momentum * m + g
     w -= a.lr * (g + a.momentum * m)
+
+
+def delayed_nesterov(w: Float32, state: Float32, g: Float32, a: Args) -> None:
+    """Delayed Nesterov (Liu et al., arXiv 2401.09135, algorithm 3 with c = 0); `state` is (m, buffer)."""
+    m, buffer = state
+    part = a.share * g
+    buffer += part
+    if not a.is_due:
+        w -= a.lr * part
+        return
+    m[:] = a.momentum * m + buffer
+    w -= a.lr * (part + a.momentum * m)
+    buffer[:] = 0
 
 
 def adagrad(w: Float32, state: Float32, g: Float32, a: Args) -> None:
@@ -200,6 +220,7 @@ RULES: dict[str, Callable[[Float32, Float32, Float32, Args], None]] = {
     "sgd": sgd,
     "momentum": momentum,
     "nesterov": nesterov,
+    "delayed_nesterov": delayed_nesterov,
     "adagrad": adagrad,
     "rmsprop": rmsprop,
     "adam": adam,

@@ -227,3 +227,25 @@ def decode(kind: str, record: Record) -> Float32:
         out[place] = value
         place += 1
     return out
+
+
+def difference(
+    kind: str, share: float, values: Float32, common: Float32
+) -> tuple[list[Record], Float32]:
+    """Return the parts of a difference for pulls, and the common copy after it.
+
+    Args:
+        kind: "topk" or "onebit".
+        share: Share of the values that are sent.
+        values: Values of the server's part of the table.
+        common: The common copy before.
+    """
+    parts, _ = push(kind, share, -common, values, 0, 0, 1 << 40)
+    codec = "onebit" if kind == "onebit" else "sparse"
+    found: Float32 = common + np.concatenate([decode(codec, part) for part in parts])
+    return parts, found
+
+
+def difference_bytes(parts: list[Record]) -> int:
+    """Return the bytes of a difference: each part behind its length."""
+    return sum(4 + part.payload.nbytes for part in parts)

@@ -75,7 +75,10 @@ def _words(kind: inspect.Type, value: object) -> str | None:
         words = _words(kind.type, value)
     elif isinstance(kind, inspect.UnionType):
         found = [_words(one, value) for one in kind.types if not isinstance(one, inspect.NoneType)]
-        words = " or ".join(one for one in found if one) if all(found) else None
+        # A suggestion of a name follows all that is accepted.
+        parts = [one.partition("; ") for one in found if one]
+        rest = "".join(sign + hint for _, sign, hint in parts)
+        words = " or ".join(first for first, _, _ in parts) + rest if all(found) else None
     elif isinstance(kind, inspect.LiteralType):
         names = [str(name) for name in kind.values]
         words = f"one of {', '.join(names)}{did_you_mean(value, names)}"

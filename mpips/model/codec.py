@@ -2,18 +2,24 @@
 
 A worker encodes the values of a push while it writes its records, and the server decodes them before it does
 anything else (native/src/ring/codec.hpp, which also says what each of them rounds). Values on servers and in
-checkpoints stay float32. Pulls may have a codec of their own, Bf16 or Int8: a server then also holds the
-values in this codec, rounded to nearest, and workers decode what they read.
+checkpoints stay float32. Pulls may have a codec of their own. With Bf16 or Int8 a server also holds the
+values in this codec, rounded to nearest, and workers decode what they read. With OneBit or TopK workers read
+differences to a copy that server and workers share (native/src/ring/common_view.hpp): dense tables under BSP
+only.
 
 Bf16, Fp16 and Int8 keep nothing between two pushes: the update that arrives is a function of the update that
 was pushed and, where rounding is stochastic, of (seed, table, worker, step of the run, number of the push in
 it). So a restart repeats a push with the same bits, and results under BSP do not depend on the number of
 servers, the transport or the timing.
 
-TopK, RandomK and OneBit are biased: they need error feedback. What a push does not send is the worker's
-residual, which is added to its next update (mpips.worker.residuals). Only pushes of dense tables have them.
+TopK, RandomK, OneBit and SharedInt8 are biased: they need error feedback. What a push does not send is the
+worker's residual, which is added to its next update (mpips.worker.residuals). Only dense tables have them.
+With pulls the residual is what the values are ahead of the common copy.
 Results under BSP depend neither on transport, timing nor restarts. With TopK and OneBit they do depend on the
 number of servers, since each server's part of a tensor is encoded by itself.
+
+SharedInt8 has one scale for each block, the same for all workers in a clock, so that servers add integers.
+The scales of a clock follow from the pushes of the clock before (native/src/server/scale_shard.hpp).
 """
 
 from __future__ import annotations
@@ -29,11 +35,11 @@ from mpips.errors import ConfigError
 from mpips.model.accepted import check_fields, unknown_name
 
 # The package exports these names, so users write mpips.Int8.
-__all__ = ["Auto", "Bf16", "Fp16", "Int8", "OneBit", "RandomK", "TopK"]
+__all__ = ["Auto", "Bf16", "Fp16", "Int8", "OneBit", "RandomK", "SharedInt8", "TopK"]
 
 BlockLength: TypeAlias = Annotated[int, Meta(ge=16, le=4096)]
 # The keys of CODECS.
-CodecName: TypeAlias = Literal["bf16", "fp16", "int8", "topk", "randomk", "onebit"]
+CodecName: TypeAlias = Literal["bf16", "fp16", "int8", "topk", "randomk", "onebit", "shared_int8"]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 _FP16_BLOCK = 128
 VERSION_BLOCK = _native.BLOCK_FLOATS  # values that one version word guards
@@ -114,7 +120,7 @@ class _Sparse:
 
     def native(self, block: int | None = None) -> _native.Codec:
         """Return the codec of native code. `block`: None, since rows have no such codec."""
-        return _native.Codec("sparse", 1)
+        return _native.Codec("sparse", 1, self.fraction)
 
     def bytes_per_value(self, dim: int | None) -> float:
         """Return the bytes of a value: 4 and a distance for each one that is sent."""
@@ -168,12 +174,45 @@ class OneBit:
         return 1 / 8 + 4 / 512
 
 
+@dataclass(frozen=True)
+class SharedInt8:
+    """Whole numbers from -127 to 127 times a scale that all workers share: 1 byte a value; for BSP.
+
+    Servers add whole numbers, so a sum has the same bits in whatever order updates arrive. The scale of a
+    block is a power of two, agreed one clock ahead: it follows from the greatest magnitude that any worker
+    had in the block in the clock before. What exceeds 127 scales, and what rounding leaves, stays in the
+    residual. The first clock is sent as float32. This is the idea of THC (M. Li et al., "THC: Accelerating
+    Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024).
+
+    Attributes:
+        block: Number of values that share a scale, 16 to 4096.
+    """
+
+    block: BlockLength = 128
+    name: ClassVar[str] = "shared_int8"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a block that is not accepted."""
+        check_fields(self)
+
+    def native(self, block: int | None = None) -> _native.Codec:
+        """Return the codec of native code. `block`: None, since rows have no such codec."""
+        return _native.Codec(self.name, self.block)
+
+    def bytes_per_value(self, dim: int | None) -> float:
+        """Return the bytes of a value with its part of the scale."""
+        return 1.0 + 2.0 / self.block
+
+
 _SPARSE_BYTES = 5.3  # of a value that is sent, at 1 %
 Stateless: TypeAlias = Bf16 | Fp16 | Int8
-Biased: TypeAlias = TopK | RandomK | OneBit
+Biased: TypeAlias = TopK | RandomK | OneBit | SharedInt8
 Codec: TypeAlias = Stateless | Biased
 STATELESS: dict[str, type[Stateless]] = {c.name: c for c in (Bf16, Fp16, Int8)}
-CODECS: dict[str, type[Codec]] = {**STATELESS, **{c.name: c for c in (TopK, RandomK, OneBit)}}
+CODECS: dict[str, type[Codec]] = {
+    **STATELESS,
+    **{c.name: c for c in (TopK, RandomK, OneBit, SharedInt8)},
+}
 
 
 @dataclass(frozen=True, init=False)
@@ -214,7 +253,8 @@ class Auto:
 
 
 PushCodec: TypeAlias = Codec | Auto
-PullCodec: TypeAlias = Bf16 | Int8 | Auto
+OwnPullCodec: TypeAlias = Bf16 | Int8 | TopK | OneBit
+PullCodec: TypeAlias = OwnPullCodec | Auto
 
 
 def codec_of(value: object) -> PushCodec | None:
@@ -287,15 +327,42 @@ def pull_codec_of(value: object) -> PullCodec | None:
     return None if codec is None else _checked_for_pulls(codec)
 
 
-def _checked_for_pulls(codec: Codec) -> Bf16 | Int8:
+def _checked_for_pulls(codec: Codec) -> OwnPullCodec:
     """Return the codec; raise ConfigError if it is not one for pulls."""
-    if not isinstance(codec, Bf16 | Int8):
-        raise ConfigError(f"pull_compression = {codec.name!r}: must be 'bf16', 'int8' or 'none'")
+    if not isinstance(codec, OwnPullCodec):
+        raise ConfigError(
+            f"pull_compression = {codec.name!r}: must be 'bf16', 'int8', 'topk', 'onebit' or 'none'"
+        )
     if isinstance(codec, Int8) and VERSION_BLOCK % codec.block:
         raise ConfigError(
             f"pull_compression = {codec}: the block must be a power of two, from 16 to {MOST_BLOCK}"
         )
     return codec
+
+
+def check_differences(codec: PullCodec | None, is_dense: bool, is_bsp: bool) -> None:
+    """Refuse pulls as differences for a table that can have no common copy.
+
+    Args:
+        codec: Codec of the table's pulls.
+        is_dense: True for a dense table.
+        is_bsp: True if its consistency is BSP.
+
+    Raises:
+        ConfigError: The codec is TopK or OneBit, and the table is not dense, or not under BSP.
+    """
+    if not isinstance(codec, Biased):
+        return
+    if not is_dense:
+        raise ConfigError(
+            f"pull_compression = {codec} is for dense tables: a worker cannot hold a copy of every row; use "
+            "'bf16' or 'int8'"
+        )
+    if not is_bsp:
+        raise ConfigError(
+            f"pull_compression = {codec} needs consistency = 'bsp', whose clocks the differences follow; use "
+            "'bf16' or 'int8' with other consistency"
+        )
 
 
 def to_config(codec: PushCodec | None) -> dict[str, Any] | None:

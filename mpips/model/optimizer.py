@@ -28,6 +28,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "DelayedNesterov",
     "Momentum",
     "Nesterov",
     "PythonRule",
@@ -38,6 +39,7 @@ __all__ = [
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 Positive: TypeAlias = Annotated[float, Meta(ge=1e-18, le=1e18)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
+Every: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Epsilon: TypeAlias = Annotated[float, Meta(ge=1e-30, le=1e18)]
 
 # Fields of `_native.OptimizerConfig` besides kind, lr, weight_decay and clip_value; 0 if a rule lacks them.
@@ -51,6 +53,7 @@ HYPERPARAMETERS = [
     "l2",
     "beta",
     "initial_accumulator",
+    "every",
 ]
 
 
@@ -129,6 +132,47 @@ class Nesterov(Optimizer):
     name: ClassVar[str] = "nesterov"
     n_state: ClassVar[int] = 1
     state_names: ClassVar[tuple[str, ...]] = ("momentum",)
+
+
+@dataclass(frozen=True)
+class DelayedNesterov(Optimizer):
+    """Nesterov's momentum that only every Nth update changes, for updates that arrive one by one.
+
+    Algorithm 3, with c = 0, of B. Liu et al., "Asynchronous Local-SGD Training for Language Modeling", arXiv
+    2401.09135. Each update has g = g / N; b += g; w -= lr g. Each Nth one also has m = momentum m + b;
+    w -= lr momentum m; b = 0. With every=1 it is Nesterov, with the same bits. It counts the updates of a
+    table, or of an embedding row.
+
+    Attributes:
+        momentum: Fraction of the velocity that remains after each Nth update.
+        every: N. 0: the number of workers of the job, which the job sets at its start.
+    """
+
+    lr: Rate = 0.7
+    momentum: Fraction = 0.9
+    every: Every = 0
+
+    name: ClassVar[str] = "delayed_nesterov"
+    n_state: ClassVar[int] = 2
+    state_names: ClassVar[tuple[str, ...]] = ("momentum", "buffer")
+
+    def __post_init__(self) -> None:
+        """Check all values; `every` stays a whole number."""
+        super().__post_init__()
+        object.__setattr__(self, "every", int(self.every))
+
+    def native(self) -> _native.OptimizerConfig:
+        """As Optimizer.native; `every` = 0 is 1 there, as for a job of one worker."""
+        if self.every:
+            return super().native()
+        return dataclasses.replace(self, every=1).native()
+
+
+def for_workers(rule: Optimizer, n_workers: int) -> Optimizer:
+    """Return the rule with the numbers that follow from the number of workers."""
+    if isinstance(rule, DelayedNesterov) and not rule.every:
+        return dataclasses.replace(rule, every=n_workers)
+    return rule
 
 
 @dataclass(frozen=True)
@@ -228,7 +272,8 @@ class FTRL(Optimizer):
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
-    c.name: c for c in (SGD, Momentum, Nesterov, Adagrad, RMSProp, Adam, AdamW, FTRL)
+    c.name: c
+    for c in (SGD, Momentum, Nesterov, DelayedNesterov, Adagrad, RMSProp, Adam, AdamW, FTRL)
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -10,6 +11,7 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.optimizer import PythonRule
 from mpips.model.partition import Partition
+from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_pull_codec
 
 # bytes; dense pushes to shards of this size or larger go into the rendezvous buffer of a remote worker
@@ -112,13 +114,23 @@ def _dense_ranges(tables: Sequence[Table], n_servers: int) -> dict[str, list[Sha
         codec = native_pull_codec(table)
         if isinstance(table, DenseTable) and codec is not None:
             found[table.name] = _cut_at_blocks(found[table.name], codec.block)
+    for index, scales in scale_tables(tables).items():
+        name, block = tables[index].name, shared_codec(tables[index]).block
+        codec = native_pull_codec(tables[index])
+        unit = block if codec is None else math.lcm(block, codec.block)
+        found[name] = _cut_at_blocks(found[name], unit)
+        found[tables[scales].name] = [
+            ShardRange(part.server, part.start // block, -(-part.stop // block))
+            for part in found[name]
+        ]
     return found
 
 
 def _cut_at_blocks(shards: Sequence[ShardRange], block: int) -> list[ShardRange]:
     """Return shards that are cut at multiples of `block`.
 
-    The blocks of a codec of pulls are then the same on any number of servers, and so are the values.
+    The blocks of a codec of pulls, or of shared scales, are then the same on any number of servers, and so
+    are the values.
     """
     result = []
     start, end = 0, shards[-1].stop

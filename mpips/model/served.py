@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP
+from mpips.model.consistency import ASP, BSP
 from mpips.model.local_sgd import Local, OuterSteps, outer_rule, outer_steps
+from mpips.model.shared_scales import with_scales
 
 if TYPE_CHECKING:
     from mpips.model.table import DenseTable, Table
@@ -45,7 +46,8 @@ def check_together(tables: Sequence[Table]) -> None:
         if times_of(table) != times_of(first):
             raise ConfigError(
                 f"tables {first.name!r} and {table.name!r} have outer steps at different clocks: all tables "
-                "under LocalSGD or DiLoCo must have equal steps, fragments and delay"
+                "under LocalSGD or DiLoCo must have equal steps, fragments, delay, asynchronous, bound and "
+                "steps_by_speed"
             )
     if times_of(first).fragments > len(found):
         raise ConfigError(
@@ -77,16 +79,25 @@ def fragments_of(tables: Mapping[int, DenseTable]) -> dict[int, int]:
     return found
 
 
-def served(tables: Sequence[Table]) -> list[Table]:
-    """Return the tables that servers have: in place of LocalSGD or DiLoCo the outer rule, under BSP."""
-    return [
+def served(tables: Sequence[Table], n_workers: int = 1) -> list[Table]:
+    """Return the tables that servers have.
+
+    In place of LocalSGD or DiLoCo a table has the outer rule, under BSP or, if it is asynchronous, under ASP.
+    Tables of scales come behind all others (mpips.model.shared_scales).
+
+    Args:
+        tables: All tables of the job.
+        n_workers: Number of its workers, from which outer rules may take a hyperparameter.
+    """
+    found = [
         dataclasses.replace(
             table,
-            optimizer=outer_rule(local_of(table)),
-            consistency=BSP(),
+            optimizer=outer_rule(local_of(table), n_workers),
+            consistency=ASP() if times_of(table).asynchronous else BSP(),
             clip_norm=0.0,
         )
         if is_local(table)
         else table
         for table in tables
     ]
+    return with_scales(found)

@@ -30,6 +30,8 @@ from mpips.model.codec import (
     Int8,
     PullCodec,
     PushCodec,
+    SharedInt8,
+    check_differences,
     codec_of,
     pull_codec_of,
 )
@@ -68,11 +70,12 @@ class DenseTable:
             and apply the updates themselves. Only with BSP without backup workers, and no PythonRule. Values
             are equal bit by bit either way. "auto": the job decides at its start, see
             mpips.model.auto_placement.
-        compression: Codec of pushes: Bf16(), Fp16(), Int8(), TopK(), RandomK(), OneBit() or a name, such as
-            "int8"; None: float32. Needs check_finite, and no policy that compensates stale updates.
-            Auto(...): the job decides at its start. See mpips.model.codec.
+        compression: Codec of pushes: Bf16(), Fp16(), Int8(), TopK(), RandomK(), OneBit(), SharedInt8() or a
+            name, such as "int8"; None: float32. Needs check_finite, and no policy that compensates stale
+            updates. Auto(...): the job decides at its start. See mpips.model.codec.
         pull_compression: Codec of pulls: Bf16(), Int8() or a name; None: float32. Workers receive rounded
-            values; those on servers and in checkpoints are not rounded.
+            values; those on servers and in checkpoints are not rounded. TopK() or OneBit(), under BSP:
+            workers receive differences, and what a difference does not send follows with later ones.
     """
 
     name: str
@@ -285,7 +288,10 @@ def _settle_compression(table: Table) -> None:
         object.__setattr__(table, "compression", codec)
         settle_codec(table)
         codec = codec_of(table.compression)
-        object.__setattr__(table, "pull_compression", pull_codec_of(table.pull_compression))
+        pulls = pull_codec_of(table.pull_compression)
+        object.__setattr__(table, "pull_compression", pulls)
+        is_bsp = isinstance(table.consistency, BSP)
+        check_differences(pulls, isinstance(table, DenseTable), is_bsp)
     except ConfigError as error:
         named = str(error).startswith("table ")
         raise error if named else ConfigError(f"table {table.name!r}: {error}") from None
@@ -300,6 +306,13 @@ def _settle_compression(table: Table) -> None:
         raise ConfigError(
             f"table {table.name!r}: compression = {codec} with {table.consistency.name}: the differences of "
             "many steps have no residual; use 'bf16', 'fp16' or 'int8'"
+        )
+    if isinstance(codec, SharedInt8) and not (
+        isinstance(table.consistency, BSP) and table.consistency.backup == 0
+    ):
+        raise ConfigError(
+            f"table {table.name!r}: compression = {codec} needs BSP without backup workers: the workers of a "
+            "clock share its scales; use 'int8'"
         )
     if not table.check_finite:
         raise ConfigError(

@@ -98,6 +98,9 @@ def _consistency_config(value: Consistency) -> dict[str, Any]:
             "delay": int(value.delay),
             "mix": None if value.mix is None else float(value.mix),
             "compression": _codec_config(value.compression),
+            "asynchronous": value.asynchronous,
+            "bound": None if value.bound is None else int(value.bound),
+            "steps_by_speed": value.steps_by_speed,
         }
     found: dict[str, Any] = {"name": value.name, **msgspec.to_builtins(value)}
     if "policy" in found:

@@ -66,8 +66,13 @@ class LiveLine:
             self._write(b"\r" + encoded + b"\x1b[K")
             self._shown = encoded
 
-    def close(self, text: str = "") -> None:
-        """Show a last text, end the line, and restore stdout and stderr."""
+    def close(self, text: str = "", erase: bool = False) -> None:
+        """Show a last text, end the line, and restore stdout and stderr.
+
+        Args:
+            text: The last text; "": the line stays as it is.
+            erase: Leave no line at all.
+        """
         with self._lock:
             for name, stream, above in self._streams:
                 # Leave a stream that other code has put there since.
@@ -79,10 +84,10 @@ class LiveLine:
             if self._terminal.is_foreground():
                 if self._unfinished:
                     self._write(b"\n")
-                if text:
+                if text and not erase:
                     self._draw(text)
                 if self._shown:
-                    self._write(b"\n")
+                    self._write(_ERASE if erase else b"\n")
             os.close(self._fd)
             self._fd = -1
 

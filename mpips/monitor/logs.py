@@ -6,17 +6,22 @@ the output of mpirun. Lines carry no time, so the logs stand one after the other
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
 
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.reading import names_in, open_regular
 
 LAUNCHER = "launcher"
+_ATTEMPT = re.compile(r"attempt-(0|[1-9][0-9]{0,8})")
+_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.log")
+_MOST_OPEN = 10_000  # lines of one log that are compared with later ones of the other
 _LINE_BYTES = 1 << 16  # bytes after which a line without an end is printed as a line
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -29,16 +34,21 @@ class LogFile(msgspec.Struct, frozen=True):
     Attributes:
         label: "rank 3 worker 1", or "launcher".
         path: The file; it need not exist yet.
+        within: The run directory: a link below it is not followed. None: the folder of the file.
     """
 
     label: str
     path: Path
+    within: Path | None = None
 
 
 def attempts(run: RunFolder) -> list[int]:
-    """Return the numbers of the attempts that have logs, ascending."""
-    names = (path.name.removeprefix("attempt-") for path in run.logs.glob("attempt-*"))
-    return sorted(int(name) for name in names if name.isdecimal())
+    """Return the numbers of the attempts that have logs, ascending.
+
+    Raises:
+        OSError: The folder of logs cannot be read, or it is a symbolic link.
+    """
+    return _numbered(run, run.logs, _ATTEMPT)
 
 
 def find_logs(
@@ -54,27 +64,32 @@ def find_logs(
 
     Raises:
         ConfigError: No log of the attempt is meant. The message names those that exist.
+        OSError: Their folder cannot be read, or it or a folder above it in the run is a symbolic link.
     """
     roles = _roles(run, attempt)
     found = []
-    paths = run.attempt(attempt).glob("rank-*.log")
-    numbers = {int(p.stem[5:]): p for p in paths if p.stem[5:].isdecimal()}
-    for rank, path in sorted(numbers.items()):
+    folder = run.attempt(attempt)
+    numbers = _numbered(run, folder, _RANK)
+    for rank in numbers:
         name = roles.get(rank, "")
         if (not ranks or rank in ranks) and (role is None or _has_role(name, role)):
-            found.append(LogFile(f"rank {rank} {name}".rstrip(), path))
-    launcher = run.attempt(attempt) / "launcher.log"
+            path = folder / f"rank-{rank}.log"
+            found.append(LogFile(f"rank {rank} {name}".rstrip(), path, run.path))
+    launcher = folder / "launcher.log"
     if not ranks and role in (None, LAUNCHER) and launcher.exists():
-        found.append(LogFile(LAUNCHER, launcher))
+        found.append(LogFile(LAUNCHER, launcher, run.path))
     if not found and (ranks or role is not None):
-        known = (
-            ", ".join(f"{r} ({roles[r]})" if r in roles else str(r) for r in sorted(numbers))
-            or "none"
-        )
+        known = ", ".join(f"{r} ({roles[r]})" if r in roles else str(r) for r in numbers) or "none"
         raise ConfigError(
             f"attempt {attempt} of {run.path.name} has no such log; it has those of the ranks {known}"
         )
     return found
+
+
+def _numbered(run: RunFolder, folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    """Return the numbers in those names of a folder of the run that have a form, ascending."""
+    found = map(pattern.fullmatch, names_in(folder, run.path))
+    return sorted(int(match[1]) for match in found if match is not None)
 
 
 def _roles(run: RunFolder, attempt: int) -> dict[int, str]:
@@ -124,14 +139,17 @@ class Follower:
         Control characters are replaced: a log can contain what a program printed from anywhere.
 
         Raises:
-            OSError: The file cannot be read; a file that does not exist yet has no lines.
+            OSError: The file cannot be read, is no regular file or lies behind a link; a file that does not
+                exist yet has no lines.
         """
         try:
-            with self.log.path.open("rb") as file:
-                file.seek(self.offset)
-                data = file.read(1 << 20)
+            fd, _ = open_regular(self.log.path, self.log.within)
         except FileNotFoundError:
             return []
+        try:
+            data = os.pread(fd, 1 << 20, self.offset)
+        finally:
+            os.close(fd)
         end = data.rfind(b"\n") + 1
         if not end and len(data) >= _LINE_BYTES:
             end = len(data)
@@ -140,6 +158,34 @@ class Follower:
             clean(line.decode(errors="replace"))
             for line in data[:end].split(b"\n")[: _n_lines(data, end)]
         ]
+
+
+class LinesOnce:
+    """Leaves out the second copy of a line that both a rank and the launcher have logged.
+
+    Open MPI passes what rank 0 prints on to the launcher, so the same line is in two logs. Which of them has
+    it first is not known while both grow.
+    """
+
+    def __init__(self) -> None:
+        """Begin without lines."""
+        # Lines of one side that the other side has not had yet, the oldest first, with their number: those of
+        # the launcher are positive, those of ranks negative.
+        self._open: dict[str, int] = {}
+
+    def new(self, log: LogFile, lines: Iterable[str]) -> list[str]:
+        """Return the lines of a log that the other side has not had."""
+        own = 1 if log.label == LAUNCHER else -1
+        found = []
+        for line in lines:
+            n = self._open.pop(line, 0) + own
+            if n:
+                self._open[line] = n
+            if n * own > 0:
+                found.append(line)
+        while len(self._open) > _MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        return found
 
 
 def _n_lines(data: bytes, end: int) -> int:

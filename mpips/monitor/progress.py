@@ -237,6 +237,10 @@ class LineDisplay:
         """See Display."""
         self._line.close(self._text(self._last) if self._last is not None else "")
 
+    def erase(self) -> None:
+        """End the display and leave no line: what was printed after the last update is newer than it."""
+        self._line.close(erase=True)
+
 
 def make_display(kind: str, share: float = 0.0) -> Display:
     """Return the display that shows progress.

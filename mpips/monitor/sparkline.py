@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from mpips.rundir.reading import DAMAGED, read_regular
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-=+*%#"  # where the output cannot have blocks
 
@@ -30,10 +32,10 @@ def read_points(path: Path) -> list[Point]:
     """Return the lines of metrics.jsonl in their order; lines of another form are left out.
 
     Args:
-        path: The file; if it does not exist, there are no lines.
+        path: The file; if it does not exist, or is no regular file, there are no lines.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except OSError:
         return []
     decoder, found = msgspec.json.Decoder(Point), []
@@ -41,7 +43,7 @@ def read_points(path: Path) -> list[Point]:
         # The last line may be cut off: it is being written.
         try:
             found.append(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DAMAGED:
             continue
     return found
 

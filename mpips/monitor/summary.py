@@ -19,7 +19,7 @@ from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Event, RankPlace
 from mpips.terminal.units import decimal_size
 
-_WIDTH = 96  # columns of the text
+_WIDTH = 79  # columns of the text
 _MARGIN = 14  # columns of the names
 _MOST_LINES = 3  # lines of options; summary.json contains all of them
 _HASHED = 1 << 60  # features, fewer than hashed keys can be
@@ -97,8 +97,10 @@ def figures(statistics: Mapping[str, Any], transports: Mapping[str, int]) -> dic
         staleness.pop()
     kinds = ("applied", "rejected", "scaled", "compensated", "late")
     updates = {kind: sum(t[kind] for t in tables) for kind in kinds}
-    # Workers apply those of replicated tables.
-    updates["applied"] += sum(w["pushes"].get("replicated", 0) for w in workers)
+    # Workers apply those of replicated tables, and servers get those of a group as one.
+    updates["applied"] += sum(
+        w["pushes"].get("replicated", 0) + w["pushes"].get("grouped", 0) for w in workers
+    )
     return {
         "pushed_bytes": sum(w["pushes"]["pushed_bytes"] for w in workers),
         "pulled_bytes": sum(w["pushes"]["pulled_bytes"] for w in workers),

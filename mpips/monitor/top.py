@@ -24,7 +24,8 @@ from mpips.terminal.units import age_text
 
 _LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
 _OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at the end of a run
-_LONGEST_STATE = 24  # characters of a rank's activity that are shown
+_LONGEST_STATE = 40  # characters of a rank's activity that are shown
+_STEADY_STATE = 26  # characters that its column has if there is room, so that columns do not jump
 _LONGEST_CURVE = 60  # characters of a curve
 _SHORTEST_CURVE = 10
 _LONGEST_SUMMARY = 1 << 20  # bytes of summary.txt
@@ -324,6 +325,7 @@ def columns(cells: list[tuple[str, ...]], width: int) -> dict[int, int]:
     for i in _GIVEN_UP:
         if excess() > 0:
             del widths[i]
+    widths[3] += min(max(_STEADY_STATE - widths[3], 0), max(-excess(), 0))
     return widths
 
 

@@ -21,6 +21,7 @@ from mpips.mpi.siblings import process_state
 from mpips.mpi.topology import Topology, find_topology
 from mpips.mpi.watchdog import Watchdog
 from mpips.rundir.directory import Supervised
+from mpips.transport.gate import Gate
 from mpips.transport.region import is_persistent, new_token, unlink_job
 
 Value = TypeVar("Value")
@@ -33,6 +34,7 @@ class Cluster:
         comm: Duplicate of the given communicator; owned by the cluster.
         token: Part of the names of this job's regions in /dev/shm; equal on all ranks.
         watchdog: Bounds blocking calls of this rank.
+        gate: Says which thread of this process may call MPI.
         topology: Nodes of the ranks.
         assignment: Roles of the ranks.
     """
@@ -59,6 +61,7 @@ class Cluster:
         self.size = comm.Get_size()
         self._run = run
         self.token = new_token() if run is None else run.token
+        self.gate = Gate()
         self.watchdog = Watchdog(f"rank {self.rank}", timeout_s, self.clean_shared_memory)
         self.watchdog.start()
         self._given, self._timeout_s = comm, timeout_s
@@ -104,6 +107,11 @@ class Cluster:
     def worker(self) -> int | None:
         """This rank's worker index, or None."""
         return self.assignment.worker_of.get(self.rank)
+
+    @property
+    def local_worker(self) -> int:
+        """This worker's place among the workers of its node, from 0."""
+        return self.assignment.local_worker(self.rank)
 
     def name_of(self, rank: int) -> str:
         """Return the name of a rank for errors: role, rank and host."""

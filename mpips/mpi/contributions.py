@@ -37,9 +37,7 @@ import numpy.typing as npt
 from mpips.errors import DivergenceError
 from mpips.mpi.mail import PIECE_BYTES, Pending, PointToPoint
 
-HEAD_TAG = 43
-VALUES_TAG = 44
-ANSWER_TAG = 50
+TAGS = (43, 44, 50)  # of heads, values and answers
 _WORDS = 6  # of a head: kind, table, clock, number of the push, hash of the rule or digest, bytes
 
 Buffer = npt.NDArray[np.uint8]
@@ -88,8 +86,11 @@ Room = Callable[[int, int, int], Buffer]
 class _Sender:
     """The messages of one worker of another node."""
 
-    def __init__(self, comm: PointToPoint, worker: int, rank: int) -> None:
+    def __init__(
+        self, comm: PointToPoint, worker: int, rank: int, tags: tuple[int, int, int]
+    ) -> None:
         self.worker = worker
+        self._head_tag, self._values_tag, _ = tags
         self._comm = comm
         self._rank = rank
         self._head = np.zeros(_WORDS, np.uint64)
@@ -114,13 +115,13 @@ class _Sender:
 
     def next(self) -> None:
         """Receive the next head."""
-        self._arrival = self._comm.Irecv(self._head, self._rank, HEAD_TAG)
+        self._arrival = self._comm.Irecv(self._head, self._rank, self._head_tag)
 
     def receive(self, room: Callable[[], Buffer], piece_bytes: int) -> bool:
         """Receive the values of the push at the head into `room()`; True when they are there."""
         if self._pieces is None:
             parts = _pieces(room(), piece_bytes)
-            self._pieces = [self._comm.Irecv(part, self._rank, VALUES_TAG) for part in parts]
+            self._pieces = [self._comm.Irecv(part, self._rank, self._values_tag) for part in parts]
         self._pieces = [piece for piece in self._pieces if not piece.Test()]
         if self._pieces:
             return False
@@ -142,11 +143,13 @@ class Contributions:
         names: tuple[Sequence[str], Sequence[str]],
         piece_bytes: int = PIECE_BYTES,
         answers: bool = False,
+        tags: tuple[int, int, int] = TAGS,
+        enter: Callable[[], None] = lambda: None,
     ) -> None:
         """Send and receive nothing yet; the first `poll` begins to receive.
 
         Args:
-            comm: Communicator of the workers; nothing else may use HEAD_TAG and VALUES_TAG on it.
+            comm: Communicator of the workers; nothing else may use `tags` on it.
             rank_of: Rank of each worker.
             receivers: One worker of each other node, which receives from this one.
             senders: Workers of other nodes from which this one receives.
@@ -155,11 +158,15 @@ class Contributions:
             names: Names of workers and of tables, for errors.
             piece_bytes: Size of a piece in bytes; equal on all workers.
             answers: Receivers answer ticks; equal on all workers.
+            tags: Tags of heads, values and answers.
+            enter: Called before MPI; see mpips.transport.gate.
         """
+        self._enter = enter
         self._comm = comm
         self._rank_of = rank_of
         self._receivers = list(receivers)
-        self._senders = [_Sender(comm, w, rank_of[w]) for w in senders]
+        self._senders = [_Sender(comm, w, rank_of[w], tags) for w in senders]
+        self._head_tag, self._values_tag, self._answer_tag = tags
         self._notes = notes
         self._room = room
         self._workers, self._tables = names
@@ -185,7 +192,7 @@ class Contributions:
             return
         for worker in self._receivers:
             answer = np.zeros(1, np.uint64)
-            request = self._comm.Irecv(answer, self._rank_of[worker], ANSWER_TAG)
+            request = self._comm.Irecv(answer, self._rank_of[worker], self._answer_tag)
             self._answers.append((worker, request))
 
     def sent(self, clocks: int) -> None:
@@ -199,6 +206,7 @@ class Contributions:
     @property
     def is_received(self) -> bool:
         """True if all receivers have taken everything up to this worker's last tick."""
+        self._enter()
         while self._answers and self._answers[0][1].Test():
             self._answers.popleft()
         return not self._answers
@@ -236,6 +244,7 @@ class Contributions:
 
     def _drop_sent(self) -> None:
         """Forget the sends that are complete, in order."""
+        self._enter()
         while self._sends and self._sends[0][1].Test():
             self._sends.popleft()
 
@@ -280,7 +289,9 @@ class Contributions:
             notes.note_tick(worker, clock)
             if self._answers is not None:
                 answer, rank = np.array([clock], np.uint64), self._rank_of[worker]
-                self._sends.append((worker, self._comm.Isend(answer, rank, ANSWER_TAG), answer))
+                self._sends.append(
+                    (worker, self._comm.Isend(answer, rank, self._answer_tag), answer)
+                )
         elif kind == _Kind.SENT:
             notes.note_sent(worker, clock)
         elif kind == _Kind.RULE:
@@ -310,13 +321,14 @@ class Contributions:
         word: int = 0,
         values: Buffer | None = None,
     ) -> None:
+        self._enter()
         n_bytes = values.nbytes if values is not None else 0
         head = np.array([kind, table, clock, pushes, word, n_bytes], np.uint64)
         for worker in self._receivers:
             rank = self._rank_of[worker]
-            self._sends.append((worker, self._comm.Isend(head, rank, HEAD_TAG), head))
+            self._sends.append((worker, self._comm.Isend(head, rank, self._head_tag), head))
             for part in _pieces(values, self._piece_bytes) if values is not None else ():
-                self._sends.append((worker, self._comm.Isend(part, rank, VALUES_TAG), part))
+                self._sends.append((worker, self._comm.Isend(part, rank, self._values_tag), part))
 
 
 def _pieces(values: Buffer, piece_bytes: int) -> list[Buffer]:

@@ -55,15 +55,20 @@ class Endpoint:
     """Sends and receives control messages on a communicator of its own."""
 
     def __init__(
-        self, comm: MPI.Intracomm, guard: Callable[[str], AbstractContextManager[None]]
+        self,
+        comm: MPI.Intracomm,
+        guard: Callable[[str], AbstractContextManager[None]],
+        enter: Callable[[], None] = lambda: None,
     ) -> None:
         """Use `comm` for control messages; nothing else may use TAG on it.
 
         Args:
             comm: Communicator of the job's ranks.
             guard: `guard(what)` bounds a call that may never return; see mpips.mpi.watchdog.
+            enter: Called before MPI; see mpips.transport.gate.
         """
         self.comm = comm
+        self._enter = enter
         self._guard = guard
         self._status = MPI.Status()
         self._sends: deque[tuple[MPI.Request, bytes]] = deque()
@@ -75,6 +80,7 @@ class Endpoint:
     def send_to_all(self, ranks: Iterable[int], message: Message) -> None:
         """Start to send one message to each of these ranks; return at once. It is encoded once."""
         data = encode(message)
+        self._enter()
         for rank in ranks:
             self._sends.append((self.comm.Isend([data, MPI.BYTE], rank, TAG), data))
 
@@ -83,6 +89,7 @@ class Endpoint:
 
         Calls MPI; blocks only until the rest of a message has arrived whose beginning is here.
         """
+        self._enter()
         arrived: list[tuple[int, Message]] = []
         while self.comm.Iprobe(MPI.ANY_SOURCE, TAG, self._status):
             source = self._status.Get_source()
@@ -96,6 +103,7 @@ class Endpoint:
 
     def receive_none(self) -> None:
         """Complete sends without receiving anything."""
+        self._enter()
         while self._sends and self._sends[0][0].Test():
             self._sends.popleft()
 
@@ -131,6 +139,7 @@ class Client:
         clock: Clock of this rank, as heartbeats show it.
         cut: The next cut of a worker.
         offset: Difference between this rank's clock and the scheduler's.
+        speed, fastest: See mpips.worker.control_plane.ControlPlane.
     """
 
     def __init__(
@@ -165,6 +174,7 @@ class Client:
         self._reports = PendingReport(report_interval_s(n_ranks), self._send)
         self._own_statistics = b"{}"
         self._waiting_since: float | None = None
+        self.speed = self.fastest = 0.0
         self.stopped = False
         self.final_statistics: bytes | None = None
         self.state = "starting"
@@ -221,10 +231,20 @@ class Client:
                 f"{now - self._waiting_since:.1f} s; look at that rank's log and host"
             )
 
+    def beat(self) -> None:
+        """Send a heartbeat now, before a call that may last long: others then know what this rank does.
+
+        Raises:
+            StallError, ProtocolError, LeavingError: As `poll`.
+        """
+        self._next_beat = time.monotonic()
+        self.hurry()
+        self.poll()
+
     def heartbeat(self) -> Heartbeat:
         """Return the heartbeat of this moment."""
         work = self._work
-        return Heartbeat(work.activity() or self.state, self.clock, work.figures())
+        return Heartbeat(work.activity() or self.state, self.clock, work.figures(), self.speed)
 
     def _take(self, message: Message) -> None:
         self._waiting_since = None
@@ -240,6 +260,7 @@ class Client:
             self._take_trace(message)
         elif isinstance(message, Pong):
             self.offset.add(self._beat_ns, message.at_ns, time.monotonic_ns())
+            self.fastest = message.fastest
         else:
             raise ProtocolError(
                 f"the scheduler sent an unexpected {type(message).__name__}; run the same mpips on all "

@@ -203,6 +203,12 @@ def load_mpi(limit_s: float = float("inf")) -> MPI.Intracomm:
     return world
 
 
+def allows_threads() -> bool:
+    """Return True if several threads of this process may call MPI, one at a time. MPI must be initialised."""
+    mpi = sys.modules["mpi4py.MPI"]
+    return bool(mpi.Query_thread() >= mpi.THREAD_SERIALIZED)
+
+
 def mpi_version() -> str:
     """Return name and version of the MPI library if this process has loaded one; "" otherwise."""
     module = sys.modules.get("mpi4py.MPI")

@@ -11,7 +11,7 @@ No call blocks. MPI makes progress only within these calls, so `poll` must be ca
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -135,7 +135,11 @@ class Mail:
     """
 
     def __init__(
-        self, comm: PointToPoint, rank_of: dict[int, int], piece_bytes: int = PIECE_BYTES
+        self,
+        comm: PointToPoint,
+        rank_of: dict[int, int],
+        piece_bytes: int = PIECE_BYTES,
+        enter: Callable[[], None] = lambda: None,
     ) -> None:
         """Exchange messages with some workers.
 
@@ -143,7 +147,9 @@ class Mail:
             comm: Communicator of the job's ranks.
             rank_of: Rank of each worker with which messages are exchanged.
             piece_bytes: Size of a piece in bytes; equal on all workers.
+            enter: Called before MPI; see mpips.transport.gate.
         """
+        self._enter = enter
         self._comm = comm
         self._rank_of = rank_of
         self._piece_bytes = piece_bytes
@@ -152,6 +158,7 @@ class Mail:
 
     def tell(self, worker: int, note: Note) -> None:
         """Start to send a note; return at once."""
+        self._enter()
         self._sends.append(OutgoingValue(worker, [self._send_note(worker, note)]))
 
     def send(self, worker: int, head: Head, value: Buffer) -> OutgoingValue:
@@ -162,6 +169,7 @@ class Mail:
             head: Its `n_bytes` and `value` are set here.
             value: uint8, shape (n,).
         """
+        self._enter()
         head = msgspec.structs.replace(head, n_bytes=len(value), value=b"")
         if len(value) <= INLINE_BYTES:
             head.value = value.tobytes()
@@ -175,6 +183,7 @@ class Mail:
         """Start to receive the value of a head, into a new buffer. Take the heads of a worker in order."""
         if head.n_bytes <= INLINE_BYTES:
             return IncomingValue(np.frombuffer(head.value, np.uint8), [])
+        self._enter()
         value = np.empty(head.n_bytes, np.uint8)
         rank = self._rank_of[worker]
         return IncomingValue(
@@ -183,6 +192,7 @@ class Mail:
 
     def poll(self) -> list[tuple[int, Note]]:
         """Return all notes that have arrived, each with its sender, in order for each sender."""
+        self._enter()
         self._sends = [send for send in self._sends if not send.complete()]
         arrived: list[tuple[int, Note]] = []
         for worker, rank in self._rank_of.items():

@@ -79,11 +79,19 @@ class Figures(msgspec.Struct, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):
-    """A heartbeat to the scheduler from every rank; see mpips.mpi.intervals for its interval."""
+    """A heartbeat to the scheduler from every rank; see mpips.mpi.intervals for its interval.
+
+    Attributes:
+        state: Activity of the rank.
+        clock: Clock of a worker.
+        figures: Counts of the rank.
+        speed: Inner steps per second of a worker whose period depends on it; else 0.
+    """
 
     state: str
     clock: int
     figures: Figures | None = None
+    speed: float = 0.0
 
 
 class Pong(msgspec.Struct, tag="pong"):
@@ -91,9 +99,11 @@ class Pong(msgspec.Struct, tag="pong"):
 
     Attributes:
         at_ns: Monotonic clock of the scheduler when it has received the heartbeat, ns.
+        fastest: Greatest speed in the newest heartbeats of workers that still work; 0: none has one.
     """
 
     at_ns: int = 0
+    fastest: float = 0.0
 
 
 class Trace(msgspec.Struct, tag="trace"):

@@ -45,6 +45,11 @@ class Assignment:
         """The worker index of each rank that is a worker, by rank."""
         return {rank: worker for worker, rank in enumerate(self.workers)}
 
+    def local_worker(self, rank: int) -> int:
+        """Return how many workers of lower index the node of a rank has."""
+        before = self.workers[: self.worker_of[rank]]
+        return sum(self.node_of[other] == self.node_of[rank] for other in before)
+
     def near_workers(self, transport: str) -> list[tuple[int, ...]]:
         """Return, for each server, the indices of the workers that use its shared memory, ascending.
 

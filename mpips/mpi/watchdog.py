@@ -37,9 +37,9 @@ _FATAL = (signal.SIGTERM, signal.SIGINT)
 class Guard:
     """Bounds calls that may never return, as in `with guard("a flush to rank 3"):`.
 
-    Guards may nest: the outer call goes on while an inner one begins and returns. Only the main thread
-    changes the list of open calls. The watchdog copies the list before it reads it; the interpreter's lock
-    makes the copy consistent.
+    Guards may nest: the outer call goes on while an inner one begins and returns. Only one thread changes the
+    list of open calls: the main thread, or that for which the guard was made. The watchdog copies the list
+    before it reads it; the interpreter's lock makes the copy consistent.
     """
 
     def __init__(self) -> None:
@@ -85,6 +85,7 @@ class Watchdog:
 
     Attributes:
         guard: Bounds calls of the main thread that may never return.
+        thread_guard: Does the same for another thread, the progress thread of a worker.
     """
 
     def __init__(self, who: str, timeout_s: float, clean_shared_memory: Callable[[], None]) -> None:
@@ -96,7 +97,7 @@ class Watchdog:
             clean_shared_memory: Removes this job's files from /dev/shm before the process ends. It must not
                 call MPI.
         """
-        self.guard = Guard()
+        self.guard, self.thread_guard = Guard(), Guard()
         self._signal_requests: SignalRequests | None = None
         self._is_hopeless: Callable[[], bool] = lambda: False
         self._who = who
@@ -168,8 +169,9 @@ class Watchdog:
                 dying = None
             if dying is not None:
                 self._enforce(dying, now)
-            # End the process where an MPI call of the main thread does not return.
-            if late := self.guard.overdue(now, self._timeout_s):
+            # End the process where an MPI call does not return.
+            late = self.guard.overdue(now, self._timeout_s)
+            if late := late or self.thread_guard.overdue(now, self._timeout_s):
                 self._leave(
                     StallError.exit_code,
                     f"{self._who}: {late[0]} has not returned for {late[1]:.1f} s; that "

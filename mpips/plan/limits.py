@@ -88,7 +88,7 @@ class Growth(msgspec.Struct, frozen=True):
         private = max(s.private * len(self.needs.servers) for s in self.needs.servers)
         here = -(-self.servers(n_ranks) // -(-n_ranks // self.per_node))
         data = self.needs.worker_data * self.workers(self.n_ranks) // self.workers(n_ranks)
-        data += 0 if self.journal else self.needs.worker_residuals
+        data += self.needs.worker_common + (0 if self.journal else self.needs.worker_residuals)
         program = self.per_node * (self.needs.program + data)
         return self.shared(n_ranks) + program + here * private // self.servers(n_ranks)
 

@@ -21,6 +21,7 @@ from mpips.config.options import SessionOptions
 from mpips.data import DataInfo, Dataset, DenseData, Moments, SparseData
 from mpips.data.rows import Arrays
 from mpips.data.stream import StreamedData
+from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
@@ -67,6 +68,7 @@ class ServerNeeds(msgspec.Struct, frozen=True):
         sums: Sums of a clock's updates to dense tables under BSP; in shared memory if there is a journal.
         journal: The journal that makes applying atomic, in shared memory; 0: there is none.
         copy: Copy of the shards from which a checkpoint is written during training, in private memory.
+        encoding: Memory in which differences for pulls are encoded, private.
     """
 
     rows: int
@@ -77,6 +79,7 @@ class ServerNeeds(msgspec.Struct, frozen=True):
     sums: int = 0
     journal: int = 0
     copy: int = 0
+    encoding: int = 0
 
     @property
     def shared(self) -> int:
@@ -87,7 +90,7 @@ class ServerNeeds(msgspec.Struct, frozen=True):
     @property
     def private(self) -> int:
         """Bytes of private memory of the process."""
-        return self.maps + self.copy + (0 if self.journal else self.sums)
+        return self.maps + self.copy + self.encoding + (0 if self.journal else self.sums)
 
     @property
     def parameters(self) -> int:
@@ -123,6 +126,7 @@ class Needs(msgspec.Struct, frozen=True):
         nodes: Memory of each node.
         checkpoint: Size of a checkpoint's `state.h5`.
         worker_residuals: Residuals of one worker's pushes; in shared memory if there is a journal.
+        worker_common: Copies of tables whose pulls are differences, in private memory of one worker.
         checkpoint_residuals: Size of the residuals of all workers in a checkpoint.
     """
 
@@ -134,6 +138,7 @@ class Needs(msgspec.Struct, frozen=True):
     nodes: list[NodeNeeds]
     checkpoint: int
     worker_residuals: int = 0
+    worker_common: int = 0
     checkpoint_residuals: int = 0
 
     @property
@@ -223,6 +228,7 @@ def server_needs(
                 sums=_sum_bytes(tables, placement, server),
                 journal=_native.journal_bytes(layout) if journal else 0,
                 copy=dense + int(embedding * ROOM) if copies else 0,
+                encoding=common_bytes(tables, placement, server),
             )
         )
     return result
@@ -263,6 +269,17 @@ def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
     return min(wanted, options.staging_mib << 19)
 
 
+def common_bytes(tables: Sequence[Table], placement: Placement, server: int | None = None) -> int:
+    """Return the bytes of the copies of tables whose pulls are differences; of one server's parts, or all."""
+    return sum(
+        4 * (part.stop - part.start)
+        for table in tables
+        if has_common(table)
+        for part in placement.dense[table.name]
+        if server in (None, part.server)
+    )
+
+
 def residual_bytes(tables: Sequence[Table], placement: Placement, journal: bool) -> int:
     """Return the bytes of the residuals of one worker: two halves if they outlive a launch."""
     return residual_layout(tables, placement, 2 if journal else 1)[1]
@@ -291,6 +308,7 @@ def node_needs(
     local: tuple[int, int] = (0, 0),
     residuals: int = 0,
     journal: bool = False,
+    grouped: Sequence[int] = (),
 ) -> list[NodeNeeds]:
     """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
@@ -304,9 +322,11 @@ def node_needs(
         program: Bytes of a rank before it reads data.
         partner: Each node holds the replicas of the shards of another one.
         replicated: Bytes of the replicated tables on a node with workers.
-        local: Bytes of a worker for tables under LocalSGD and DiLoCo: of its own, and of shared memory.
+        local: Bytes of a worker for tables that it holds (under LocalSGD and DiLoCo, and copies of tables
+            whose pulls are differences): of its own, and of shared memory.
         residuals: Bytes of the residuals of a worker.
         journal: Servers write a journal; residuals are then in shared memory.
+        grouped: Bytes of shared memory of groups of workers on each node; (): none.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
@@ -319,7 +339,7 @@ def node_needs(
         shared += (replicated if n_workers else 0) + n_workers * local[1]
         private = sum(s.private for s in mine) + sum(s.maps for s in copies)
         private += n_workers * (data + local[0])
-        shared += n_workers * residuals if journal else 0
+        shared += (n_workers * residuals if journal else 0) + (grouped[k] if grouped else 0)
         private += 0 if journal else n_workers * residuals
         ranks = a.node_of.count(k)
         result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))

@@ -18,6 +18,7 @@ from mpips.model.served import local_tables, served
 from mpips.model.table import EmbeddingTable
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
+from mpips.plan.grouping import group_bytes
 from mpips.plan.limits import Growth, Limit, limits
 from mpips.plan.local_training import worker_bytes
 from mpips.plan.placing import assume_placement
@@ -277,6 +278,8 @@ def _needs(
     partner = config.redundancy.partner
     staging = 0 if partner else need.staging_bytes(tables, config.cluster)
     residuals = need.residual_bytes(tables, placement, journal)
+    common = need.common_bytes(tables, placement)
+    local = worker_bytes(inputs.tables, journal)
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return need.Needs(
         rows,
@@ -292,9 +295,10 @@ def _needs(
             program,
             partner,
             need.replicated_bytes(tables, len(a.workers), journal),
-            worker_bytes(inputs.tables, config.redundancy.warm),
+            (local[0] + common, local[1]),
             residuals,
             journal,
+            group_bytes(inputs.tables, config.cluster, a, placement),
         ),
         need.checkpoint_bytes(
             tables,
@@ -307,6 +311,7 @@ def _needs(
             inputs.train,
         ),
         residuals,
+        common,
         residual_files.n_bytes(inputs.tables, residual_files.ResidualCut(0, 0, len(a.workers))),
     )
 

@@ -92,7 +92,7 @@ def update_paths(plan: Plan, table: DenseTable) -> list[str]:
     """Return the names of the paths that a table's updates take, over all workers; see mpips.worker.paths."""
     if table.is_replicated:
         return ["replicated"]
-    (table,) = served([table])  # type: ignore[assignment]
+    table = served([table])[0]  # type: ignore[assignment]
     a, parts = plan.assignment, plan.placement.dense[table.name]
     near = [set(workers) for workers in a.near_workers(plan.config.cluster.transport)]
     names = set()
@@ -143,7 +143,7 @@ def _memory(plan: Plan) -> str:
         + f"\na rank takes {binary_size(needs.program)} before MPI starts; a worker "
         f"{binary_size(needs.worker_data)} of samples and {binary_size(needs.worker_staging)} of staging\n"
         f"{_beside(needs)}"
-        f"a checkpoint has {binary_size(needs.checkpoint)}{_residuals(needs)}"
+        f"a checkpoint has {binary_size(needs.checkpoint)}{_residuals(needs)}{_common(needs)}"
     )
 
 
@@ -153,6 +153,11 @@ def _residuals(needs: Needs) -> str:
     return text * (needs.worker_residuals > 0)
 
 
+def _common(needs: Needs) -> str:
+    text = f"\na worker takes, too: {binary_size(needs.worker_common)} for copies that its pulls follow"
+    return text * (needs.worker_common > 0)
+
+
 def _beside(needs: Needs) -> str:
     """Return a line on a server's memory beside parameters, mailboxes and key maps; "" if there is none."""
     sums = max(s.sums for s in needs.servers)
@@ -160,6 +165,8 @@ def _beside(needs: Needs) -> str:
     copy = max(s.copy for s in needs.servers)
     parts = [f"{binary_size(sums)} for the sums of a clock"] if sums else []
     parts += [f"{binary_size(journal)} for a journal under mpips run"] if journal else []
+    encoding = max(s.encoding for s in needs.servers)
+    parts += [f"{binary_size(encoding)} to encode differences"] if encoding else []
     parts += [f"{binary_size(copy)} for the copy that a checkpoint is written from"] if copy else []
     return f"a server takes, too: {', '.join(parts)}\n" if parts else ""
 
@@ -318,6 +325,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             for n in needs.nodes
         ],
         "checkpoint_bytes": needs.checkpoint,
+        "common_bytes": needs.worker_common,
         "residual_bytes": [needs.worker_residuals, needs.checkpoint_residuals],
         "steps_per_epoch": plan.steps_per_epoch,
         "limits": [{"ranks": limit.n_ranks, "limit": limit.what} for limit in plan.limits],

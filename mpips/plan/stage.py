@@ -18,6 +18,7 @@ from mpips import _native
 from mpips.config.options import SessionOptions
 from mpips.data import Batch
 from mpips.model.placement import Placement, place
+from mpips.model.served import served
 from mpips.server.server import Server
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.node_memory import local_part
@@ -105,31 +106,30 @@ class Stage:
             n_servers: Number of servers.
             staged: The worker has staging memory.
         """
+        tables = served(inputs.tables)
         self.tables = {table.name: table for table in inputs.tables}
         self.placement: Placement = place(
-            inputs.tables, n_servers, 1, options.ring_slots, options.slot_bytes
+            tables, n_servers, 1, options.ring_slots, options.slot_bytes
         )
         regions = _Regions(new_token(), shared=False)
         self.servers = [
-            Server(i, inputs.tables, self.placement, regions, options.seed, True, None)
+            Server(i, tables, self.placement, regions, options.seed, True, None)
             for i in range(n_servers)
         ]
         staging = regions.create_sparse("w0", options.staging_mib << 20) if staged else None
-        channels = [
-            self._channel(i, staging, len(inputs.tables), options) for i in range(n_servers)
-        ]
+        channels = [self._channel(i, staging, len(tables), options) for i in range(n_servers)]
         self.connection = Connection(
             0,
             ["worker 0"],
-            inputs.tables,
+            tables,
             channels,
             LocalScheduler(),
             staging,
             options.timeout_s,
-            ConnectionOptions(residuals=local_residuals(inputs.tables, self.placement, regions)),
-            replicated=local_part(inputs.tables, self.placement, regions, self.servers, False),
+            ConnectionOptions(residuals=local_residuals(tables, self.placement, regions)),
+            replicated=local_part(tables, self.placement, regions, self.servers, False),
         )
-        self.worker = Worker(self.connection, inputs.tables, self.placement)
+        self.worker = Worker(self.connection, tables, self.placement)
         self.batch: Batch | None = None
         self.bounces: dict[str, Any] = {}
         self.keys: dict[str, list[Int64]] = {}

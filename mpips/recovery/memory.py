@@ -10,7 +10,9 @@ Positions. The position of a worker at a server is the worker's clock there, and
 clock that are there. A worker continues at the least of its clocks over all servers, with the cursor and the
 random state that it had at that clock. What a server already has of the worker is not written again
 (native/src/ring/ring_writer.cpp). Cursor and random state must therefore be known at every clock: a worker
-sends them to all servers before it ticks, in a cut record that belongs to no checkpoint.
+sends them to all servers before it ticks, in a cut record that belongs to no checkpoint. The record of a
+checkpoint replaces it; under LocalSGD and DiLoCo a checkpoint may be of a later inner step of the same clock,
+and its record then contains both positions.
 
 Order. All records before a tick are in the memory of all servers before a tick of that clock is sent to any
 server (mpips.worker.connection.Connection.clock). So if one server has the tick, all servers have the pushes
@@ -78,12 +80,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     first_checkpoint: int = 0
 
     def write(self, run: Supervised) -> None:
-        """Write memory.json for later launches.
+        """Write memory.json for later launches, durably: no launch could continue beside a damaged one.
 
         Raises:
             OSError: The run directory cannot be written to.
         """
-        replace_json(run.folder.path / FILE, self)
+        replace_json(run.folder.path / FILE, self, durable=True)
 
 
 def read_memory(run: Supervised) -> Memory | None:
@@ -108,7 +110,8 @@ def refuse_memory(run: Supervised, reason: str) -> None:
     Raises:
         OSError: The run directory cannot be written to.
     """
-    replace_json(run.folder.path / REFUSED_FILE, Refused(generation=run.generation, reason=reason))
+    refused = Refused(generation=run.generation, reason=reason)
+    replace_json(run.folder.path / REFUSED_FILE, refused, durable=True)
 
 
 def why_refused(run: Supervised, memory: Memory) -> str:
@@ -212,6 +215,7 @@ def place_of(
             f"no server has the cursor of worker {worker} at clock {clock}; there are cursors of clocks: "
             f"{found}"
         )
+    part = part.in_memory or part
     # A worker that skips clocks has ended more of them than its state says.
     steps = clock if part.steps is None else part.steps
     state = worker_state(worker, part, base.clock + steps)

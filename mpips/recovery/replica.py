@@ -16,7 +16,8 @@ is ever used.
 Cost of a failure, by mode:
 
 * *sync*: a server consumes a record only when its partner has it, so the copy has whatever was acknowledged.
-  Under BSP a worker also waits, before it ticks, until its pushes have arrived at the partners. So the
+  Under BSP, and in jobs with groups (mpips.worker.grouped), a worker also waits, before it ticks, until its
+  pushes have arrived at the partners. So the
   invariant of mpips.recovery.memory, that all servers have the pushes of a clock if one server has its tick,
   holds for copies as well: repeated steps see the same parameters, and the bits are those of an undisturbed
   run. The worker waits until its records have *arrived*, not until they are consumed: arrival depends on no

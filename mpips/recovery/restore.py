@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from mpips.checkpoint import Checkpoint, open_checkpoint
-from mpips.checkpoint.start import check_start
+from mpips.checkpoint.start import absent_scales, check_start
 from mpips.errors import ConfigError
+from mpips.model.common_copy import COMMON, has_common
 from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table
 from mpips.server.server import Server
@@ -33,7 +34,10 @@ def restore(server: Server, placement: Placement, tables: Sequence[Table], start
     """
     with open_checkpoint(start) as checkpoint:
         check_start(checkpoint, tables)
+        absent = absent_scales(checkpoint, tables)
         for i, table in enumerate(tables):
+            if i in absent:
+                continue
             entry = checkpoint.manifest.table(table.name)
             server.core.set_steps_before(i, entry.version)
             if isinstance(table, EmbeddingTable):
@@ -46,6 +50,9 @@ def restore(server: Server, placement: Placement, tables: Sequence[Table], start
             server.core.set_dense(i, values)
             for slot, name in enumerate(table.optimizer.state_names):
                 server.core.set_dense_state(i, slot, state[name])
+            # Without a copy in the checkpoint, workers begin with the values.
+            if has_common(table) and COMMON in state:
+                server.core.set_dense_state(i, table.optimizer.n_state, state[COMMON])
 
 
 def _restore_rows(

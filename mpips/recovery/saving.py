@@ -80,8 +80,9 @@ class Saving:
         # A worker that has not ended a clock since the memory was created starts as it started then.
         if self.places and not (workers and self.places[worker].at_start):
             states = tuple(place.state for place in self.places)
-            clock = self.places[worker].clock
-            return Position(seed, worker, n_workers, self.steps_before, states, clock)
+            place = self.places[worker]
+            clock, steps = place.clock, place.steps
+            return Position(seed, worker, n_workers, self.steps_before, states, clock, steps=steps)
         begin = self.beginning[worker] if self.beginning else None
         return Position(seed, worker, n_workers, self.steps_before, workers, 0, begin)
 

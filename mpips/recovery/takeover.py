@@ -51,7 +51,7 @@ class Takeover:
         make_server: Callable[[], Server],
         make_copy: Callable[[int, str], Server],
         skips_clocks: bool,
-        reopen_local: Callable[[int, int], None],
+        reopen_local: Callable[[int, int, int], None],
         node_tables: NodeTables | None = None,
     ) -> None:
         """Prepare the start. Not collective; changes nothing.
@@ -64,8 +64,8 @@ class Takeover:
             make_server: Attaches this rank's server to existing memory.
             make_copy: Attaches the copy of a server (index) to existing memory (name of the set).
             skips_clocks: True if there are backup workers, so that a worker may skip clocks.
-            reopen_local: `reopen_local(worker, clock)` takes over what this worker has in memory of its own
-                at a clock; raises RegionError if it is not there.
+            reopen_local: `reopen_local(worker, clock, origin)` takes over what this worker has in memory of
+                its own at a clock, counted from launch `origin`; raises RegionError if it is not there.
             node_tables: The replicated tables; None: there are none.
         """
         self._reopen_local = reopen_local
@@ -175,7 +175,7 @@ class Takeover:
                 return {}
             try:
                 place = place_of(c.worker, self.at, memory, self._skips_clocks)
-                self._reopen_local(c.worker, place.clock)
+                self._reopen_local(c.worker, place.clock, memory.generation)
             except (RecoveryError, RegionError) as error:
                 return {"reason": str(error)}
             behind = {i: place.ahead - self.at[i].clock for i in copies}

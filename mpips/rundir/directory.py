@@ -57,7 +57,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mpips.errors import CheckpointError, ConfigError
-from mpips.rundir.files import Event, Finished, Lease, Places, Ranks, RunInfo, Status
+from mpips.rundir.files import Event, Finished, Lease, Places, RankPlace, Ranks, RunInfo, Status
 from mpips.rundir.reading import DAMAGED, open_regular, read_regular
 
 RUN_DIR = "MPIPS_RUN_DIR"
@@ -116,14 +116,19 @@ def version_of(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def read_json(path: Path, kind: type[Struct]) -> Struct | None:
+def read_json(path: Path, kind: type[Struct], within: Path | None = None) -> Struct | None:
     """Return the content of a file of the run directory; None if the file does not exist.
+
+    Args:
+        path: The file.
+        kind: Its content.
+        within: The run directory, if the file is in a folder of it; see `open_regular`.
 
     Raises:
         ConfigError: The file cannot be read, or its content is not what mpips writes there.
     """
     try:
-        return msgspec.json.decode(read_regular(path), type=kind)
+        return msgspec.json.decode(read_regular(path, within=within), type=kind)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -239,6 +244,15 @@ class RunFolder:
             return status
         return msgspec.structs.replace(status, ranks=places.ranks)
 
+    def last_places(self) -> tuple[RankPlace, ...]:
+        """Return the places of the last attempt that was at work; empty if they are not known."""
+        with contextlib.suppress(ConfigError):
+            status = self.status()
+            if status is not None and status.ranks:
+                return status.ranks
+        places = self._read_places()
+        return places.ranks if places is not None else ()
+
     def _read_places(self) -> Places | None:
         """Return the content of places.json; it is read again only if another attempt has written it.
 
@@ -266,9 +280,8 @@ class RunFolder:
 
     def _has_places(self, status: Status) -> bool:
         """Return True if places.json has the places of the ranks of a status."""
-        if self._places is None:
-            self._read_places()
-        places = self._places
+        # A replaced scheduler may have written it last, between its look at the lease and its write.
+        places = self._read_places()
         if places is None or places.generation != status.generation:
             return False
         return places.ranks is status.ranks or places.ranks == status.ranks
@@ -326,10 +339,9 @@ class Supervised(msgspec.Struct, frozen=True):
     def asked_to_leave(self) -> str:
         """Return the name of the signal for which the supervisor ends the job; "": it does not."""
         try:
-            return msgspec.json.decode(
-                self.folder.leave_file(self.generation).read_bytes(), type=str
-            )
-        except (OSError, msgspec.DecodeError):
+            path = self.folder.leave_file(self.generation)
+            return msgspec.json.decode(read_regular(path, within=self.folder.path), type=str)
+        except (OSError, *DAMAGED):
             return ""
 
     def show_heartbeat(self) -> None:

@@ -168,7 +168,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """placement.json: the decision about tables with placement = "auto", and about codecs that are Auto.
+    """placement.json: the decision about placement = "auto", about codecs that are Auto, and about groups.
 
     Attributes:
         digest: Digest of the tables and of the numbers of workers and servers, as hexadecimal text. Another
@@ -177,12 +177,14 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
         reasons: Sentences for people, with the estimated times.
         codecs: For each table with Auto, by name: "compression" or "pull_compression" -> name and options of
             the codec, or null for none.
+        groups: Workers of each group whose updates are summed before they are sent.
     """
 
     digest: str
     replicated: tuple[str, ...]
     reasons: tuple[str, ...]
     codecs: dict[str, dict[str, dict[str, Any] | None]] = {}
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

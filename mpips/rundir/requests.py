@@ -20,6 +20,7 @@ import msgspec
 
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.reading import DAMAGED, read_regular
 
 Kind: TypeAlias = Literal["checkpoint", "stop"]
 
@@ -78,8 +79,10 @@ class RequestFolder:
         found: list[Kind] = []
         for path in sorted(self.path.glob("*.json")):
             request = None
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                request = msgspec.json.decode(path.read_bytes(), type=RunRequest)
+            with contextlib.suppress(OSError, *DAMAGED):
+                request = msgspec.json.decode(
+                    read_regular(path, within=self._run.path), type=RunRequest
+                )
             try:
                 path.unlink()
             except OSError:

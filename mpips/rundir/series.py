@@ -14,6 +14,7 @@ import msgspec
 
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Event
+from mpips.rundir.reading import DAMAGED, read_regular
 
 Line = dict[str, Any]
 
@@ -27,10 +28,10 @@ def series(run: RunFolder) -> list[Line]:
         run: The run.
 
     Raises:
-        OSError: The file is there and cannot be read.
+        OSError: The file is there and cannot be read, or is no regular file.
     """
     try:
-        encoded = run.metrics_file.read_bytes().split(b"\n")
+        encoded = read_regular(run.metrics_file).split(b"\n")
     except FileNotFoundError:
         return []
     return settled(_decoded(encoded), run.events())
@@ -42,7 +43,7 @@ def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
     for encoded in lines:
         try:
             line = decoder.decode(encoded)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DAMAGED:
             continue
         if isinstance(line.get("step"), int) and isinstance(line.get("generation"), int):
             yield line

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder, read_json, replace_json
+from mpips.rundir.reading import DAMAGED, names_in, read_regular
 
 EVENT = np.dtype(
     [
@@ -42,6 +43,7 @@ Events = NDArray[Any]
 PARTS_S = 30.0  # s after the order to end, within which ranks write their parts
 _DEFAULT_S = 3600.0  # s, timeout of a trace that nobody waits for
 _LONGEST_S = 1e9  # s; JSON has no infinity
+_MOST_BYTES = 1 << 30  # bytes of the file of a rank, whose ring has a few MiB
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,7 @@ class TraceFolder:
     def __init__(self, run: RunFolder, name: str) -> None:
         """Take the folder of the trace `name`, which need not exist."""
         self.name = name
+        self._within = run.path
         self.path = run.path / "traces" / name
         self.request_file = self.path / "request.json"
         self.index_file = self.path / "index.json"
@@ -134,7 +137,7 @@ class TraceFolder:
     def request(self) -> TraceRequest | None:
         """Return the request; None if there is none or it is no request."""
         try:
-            found = read_json(self.request_file, TraceRequest)
+            found = read_json(self.request_file, TraceRequest, self._within)
         except ConfigError:
             return None
         return found if found is not None and found.steps > 0 else None
@@ -145,7 +148,7 @@ class TraceFolder:
         Raises:
             ConfigError: It is damaged.
         """
-        return read_json(self.index_file, TraceIndex)
+        return read_json(self.index_file, TraceIndex, self._within)
 
     def clear(self) -> None:
         """Remove the files of ranks that an earlier attempt has written."""
@@ -177,12 +180,12 @@ class TraceFolder:
         """
         path = self.rank_file(rank)
         try:
-            line, _, events = path.read_bytes().partition(b"\n")
+            line, _, events = read_regular(path, _MOST_BYTES, self._within).partition(b"\n")
             head = msgspec.json.decode(line, type=TraceHead)
             found: Events = np.frombuffer(events, EVENT)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        except (*DAMAGED, ValueError) as error:
             raise ConfigError(f"{path}: is damaged ({error}); trace the run again") from None
         return head, found
 
@@ -190,8 +193,12 @@ class TraceFolder:
 def traces(run: RunFolder) -> list[TraceFolder]:
     """Return all traces of a run, those that were asked for first at the begin."""
     found = []
-    for path in (run.path / "traces").glob("*/"):
-        folder = TraceFolder(run, path.name)
+    try:
+        names = names_in(run.path / "traces", run.path)
+    except OSError:
+        return []
+    for name in names:
+        folder = TraceFolder(run, name)
         request = folder.request()
         if request is not None:
             found.append((request.time_s, folder.name, folder))

@@ -37,8 +37,8 @@ class RankTotals(msgspec.Struct):
     Attributes:
         pushed_bytes, pulled_bytes: Bytes since the job's start.
         push_bytes_per_s, pull_bytes_per_s: Rates over the last few seconds; None: not known yet.
-        link_bytes_per_s: Bytes per second of pushes and pulls between hosts; None: not known, or there is one
-            host only.
+        link_bytes_per_s: Bytes per second of pushes and pulls between hosts; None: not known, as with
+            replicated tables, or there is one host only.
         staleness: Mean staleness of the updates that servers judged in the last few seconds, clocks; None:
             there were none.
     """
@@ -115,6 +115,9 @@ class _Rank:
     def _remote_rate(self, first: Figures, last: Figures, seconds: float) -> tuple[int, int]:
         """Return the last two numbers of the contribution: the rate to other hosts, and 1 if it is known."""
         if not seconds or not self.remote or len(first.links) != len(last.links) or not last.links:
+            return 0, 0
+        # Replicated tables travel between workers, and no count says how much of that between hosts.
+        if sum(map(sum, last.links)) != last.pushed_bytes + last.pulled_bytes:
             return 0, 0
         moved = sum(sum(last.links[s]) - sum(first.links[s]) for s in self.remote)
         return round(_MILLI * moved / seconds), 1

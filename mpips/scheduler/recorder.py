@@ -11,6 +11,7 @@ A job without a run directory that is to be observed has an `ObservedRun` in pla
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -91,7 +92,10 @@ class RunRecorder:
         self._metrics = MetricsFile(run, timeout_s, make_logs(logs, run, start.step))
         self._history = HistoryFile(run, rank_table.places, tables)
         self._rank_table = rank_table
-        before = run.folder.status()
+        # A damaged status, which a supervisor could not replace on a full disk, must not end the run.
+        before = None
+        with contextlib.suppress(ConfigError):
+            before = run.folder.status()
         restarts = before.restarts if before is not None else 0
         self._observer = observer
         self._next = self._next_ranks = clock()

@@ -119,6 +119,7 @@ class Scheduler:
         # Monotonic s before which no rank can have been silent for too long.
         self._next_check = now + timeout_s
         self._states = dict.fromkeys(self._watched, ("starting", 0))  # activity and clock, by rank
+        self._speeds: dict[int, float] = {}  # inner steps per second of workers, by rank
         self._statistics = JobStatistics()
         # Workers that still work, and ranks whose statistics have not come yet.
         self._working = set(assignment.workers)
@@ -265,7 +266,10 @@ class Scheduler:
             self._note_state(source, message.state, message.clock)
             if self._rank_table is not None:
                 self._rank_table.note_heartbeat(source, message)
-            self._endpoint.send(source, Pong(time.monotonic_ns()))
+            if message.speed:
+                self._speeds[source] = message.speed
+            fastest = max(self._speeds.values(), default=0.0)
+            self._endpoint.send(source, Pong(time.monotonic_ns(), fastest))
         elif isinstance(message, Report):
             self._note_state(source, self._states[source][0], message.clock)
             if self._on_report is not None:
@@ -312,6 +316,7 @@ class Scheduler:
         self._unfinished.discard(source)
         if source in a.worker_of:
             self._working.discard(source)
+            self._speeds.pop(source, None)
             self._statistics.add_worker(a.worker_of[source], done.statistics)
             if self._coordinator is not None:
                 self._coordinator.worker_done(a.worker_of[source])

@@ -22,6 +22,7 @@ from mpips.model.consistency import native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
+from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
 from mpips.server import heartbeat
@@ -97,6 +98,10 @@ class Server:
         self._progress = progress or (lambda: 0)
         self.layout = placement.layouts[index]
         self._tables = list(tables)
+        # By the index of a table of scales: the index of its table, and the block.
+        self._scales = {
+            scales: (i, shared_codec(tables[i]).block) for i, scales in scale_tables(tables).items()
+        }
         self._regions = regions
         self._seed = seed
         self.durability = durability
@@ -222,7 +227,11 @@ class Server:
             self.core.add_absent(i, consistency)
             return
         self._buffers(i, _native.dense_buffer_bytes(part.stop - part.start, self.layout.n_workers))
-        self.core.add_dense(i, optimizer, rule.n_state, python, consistency)
+        if i in self._scales:
+            of, block = self._scales[i]
+            self.core.add_scales(i, of, block, optimizer, consistency)
+        else:
+            self.core.add_dense(i, optimizer, rule.n_state, python, consistency)
         if self.durability.warm:
             return
         if isinstance(init, Initializer):

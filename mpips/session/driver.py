@@ -93,6 +93,10 @@ class JobRanks(Protocol):
         """This rank's worker index, or None."""
 
     @property
+    def local_worker(self) -> int:
+        """This worker's place among the workers of its node, from 0. Only on workers."""
+
+    @property
     def n_cores(self) -> int:
         """This rank's share of its node's cores, at least 1."""
 
@@ -116,6 +120,7 @@ class OneRank:
     """The only rank, which is worker 0."""
 
     worker = 0
+    local_worker = 0
     is_scheduler = True
 
     def __init__(self) -> None:

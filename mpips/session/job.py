@@ -21,6 +21,7 @@ from mpips import _native
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.model.placement import Placement
+from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.mpi.control import Client, Endpoint
@@ -50,6 +51,8 @@ from mpips.session.startup import start_up
 from mpips.snapshot.coordinator import Coordinator
 from mpips.worker.connection_options import needs_common_clock
 from mpips.worker.worker import Worker
+
+_FEW_GROUPS = 4  # groups of workers that are named
 
 Main = Callable[[Worker], Any]
 
@@ -92,7 +95,7 @@ class Job:
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.
         """
-        self.rank_table = RankTable(_places(cluster), [table.name for table in tables])
+        self.rank_table = RankTable(_places(cluster), [table.name for table in served(tables)])
         self._client: Client | None = None
         self._roles: Roles | None = None
         self._monitor = monitor
@@ -137,6 +140,14 @@ class Job:
             lines.append(
                 f"replicated: {tables}, {n_bytes / 2**20:.1f} MiB on each node with workers"
             )
+        if p.groups:
+            groups = [" ".join(map(str, group)) for group in p.groups[:_FEW_GROUPS]]
+            more = f", and {n} more" if (n := len(p.groups) - _FEW_GROUPS) > 0 else ""
+            n_tables = len(p.grouped_tables) + len(p.grouped_rows)
+            lines.append(
+                f"groups of workers: {', '.join(groups)}{more}; each pushes the sums of its updates of "
+                f"{n_tables} table{'s' if n_tables > 1 else ''}"
+            )
         lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
         if p.cold:
             lines.append(f"note: not continuing in memory: {p.cold}")
@@ -176,7 +187,7 @@ class Job:
         p, c = self._parts, self._parts.cluster
         requests = SignalRequests(p.saving.folder is not None, p.saving.triggers.grace_s, p.run)
         assert p.control_comm is not None
-        endpoint = Endpoint(p.control_comm, c.watchdog.guard)
+        endpoint = Endpoint(p.control_comm, c.watchdog.guard, c.gate.close)
         client = self._client = self._make_client(endpoint, requests)
         # Only memory that outlives this launch can be refused to the next one.
         ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
@@ -199,6 +210,9 @@ class Job:
                 )
                 orders = self._make_orders(endpoint)
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests, orders)
+            if p.run is not None:
+                # No worker dies at work before the supervisor can see that this attempt is at work.
+                c.arrive("recording the start of the attempt")
             with requests:
                 c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
                 with forked.children_end_here("the job"):
@@ -278,7 +292,7 @@ class Job:
         p, a = self._parts, self._parts.cluster.assignment
         coordinator = Coordinator(
             p.saving.triggers,
-            needs_common_clock(p.tables),
+            needs_common_clock(p.tables, p.groups),
             p.saving.steps_before,
             len(a.workers),
             len(a.servers),

@@ -169,6 +169,7 @@ class Links:
             timeout_s=self._options.timeout_s,
             guard=c.watchdog.guard,
             idle=self._idle,
+            gate=c.gate,
             generation=self._generation,
         )
         for s, rank in enumerate(a.servers):

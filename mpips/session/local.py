@@ -100,7 +100,7 @@ class LocalJob:
         Raises:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
         """
-        self.rank_table = RankTable([_this_process()], [table.name for table in tables])
+        self.rank_table = RankTable([_this_process()], [table.name for table in served(tables)])
         self.transports = {"local": 1}
         tables = decided_alone(tables)
         self._local = local_tables(tables)

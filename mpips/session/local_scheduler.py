@@ -38,6 +38,7 @@ class LocalScheduler:
         state: Current activity of the worker.
         clock: The worker's clock.
         cut: The worker's next cut, if there is one.
+        speed, fastest: See mpips.worker.control_plane.ControlPlane.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LocalScheduler:
         """
         self.state = "computing"
         self.clock = 0
+        self.speed = self.fastest = 0.0
         self.cut = PendingCut()
         self._on_report = recorded(on_report, recorder)
         self._recorder = recorder
@@ -106,6 +108,10 @@ class LocalScheduler:
 
     def hurry(self) -> None:
         """See mpips.worker.control_plane.ControlPlane."""
+
+    def beat(self) -> None:
+        """See mpips.worker.control_plane.ControlPlane."""
+        self.poll()
 
     def tell(self, message: Message) -> None:
         """See mpips.worker.control_plane.ControlPlane."""

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from mpips.session.parts import Parts
 
 
-def _part(worker: int) -> str:
-    """Return the part name of a worker's persistent memory."""
-    return f"l{worker}"
+def _part(worker: int, origin: int) -> str:
+    """Return the part name of a worker's persistent memory.
+
+    Clocks count from launch `origin`, which created the memory of the job. A node that was absent when that
+    launch removed older memory may still have images of the same clock numbers, from before.
+    """
+    return f"l{worker}g{origin}"
 
 
 def _memory(memory: _native.SharedMemory, tables: Mapping[int, DenseTable]) -> LocalMemory:
@@ -34,14 +38,21 @@ def _memory(memory: _native.SharedMemory, tables: Mapping[int, DenseTable]) -> L
 
 
 def reopen(
-    regions: Regions, tables: Mapping[int, DenseTable], worker: int, clock: int
+    regions: Regions, tables: Mapping[int, DenseTable], worker: int, clock: int, origin: int
 ) -> LocalMemory:
     """Take over the memory of the launch before, with the image of this clock.
+
+    Args:
+        regions: Memory of the job on this node.
+        tables: The tables under LocalSGD and DiLoCo by their index.
+        worker: Index of the worker.
+        clock: Its clock, counted from the launch that created the memory.
+        origin: Generation number of that launch.
 
     Raises:
         RegionError: It is not there; the message says why.
     """
-    memory = regions.reopen(_part(worker))
+    memory = regions.reopen(_part(worker, origin))
     needed = memory_bytes(list(tables.values()))
     if memory.n_bytes < needed:
         raise RegionError(f"the local values of worker {worker} have another size")
@@ -69,7 +80,7 @@ def connect_local(p: Parts) -> None:
     new = None
     if p.warm:
         n_bytes = memory_bytes(list(p.local.values()))
-        new = _memory(p.regions.create(_part(worker), n_bytes), p.local)
+        new = _memory(p.regions.create(_part(worker, p.generation), n_bytes), p.local)
     workers = p.saving.origin.workers if p.saving.origin is not None else ()
     n_workers = len(p.cluster.assignment.workers)
     image, is_own = start_image(p.saving.start, workers, worker, n_workers)

@@ -9,8 +9,9 @@ from mpi4py import MPI
 from mpips import _native
 from mpips.config.options import SessionOptions
 from mpips.model.consistency import BSP
+from mpips.model.grouping import Groups
 from mpips.model.placement import Placement
-from mpips.model.table import DenseTable, Table
+from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.mpi.cluster import Cluster
 from mpips.mpi.tree import WorkerTree
 from mpips.recovery.memory import At
@@ -24,8 +25,10 @@ from mpips.server.durability import backup_workers
 from mpips.server.server import Server
 from mpips.session.links import Links
 from mpips.transport.region import Regions
+from mpips.worker.group_part import GroupPart
 from mpips.worker.local_state import LocalMemory
 from mpips.worker.local_tables import LocalPart
+from mpips.worker.node_pulls import NodePulls
 from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.residuals import Residuals
 
@@ -61,6 +64,11 @@ class Parts:
             are what servers have of them (mpips.model.local_sgd).
         local_memory: Persistent memory of the worker for them, taken over from the launch before.
         local_part: The worker's start of these tables; else None.
+        groups: Workers of each group whose updates are summed before they are sent.
+        grouped_tables: Dense tables whose updates groups sum, by index.
+        grouped_rows: Embedding tables whose rows groups sum, by index.
+        grouped: The group of this rank's worker; None on other ranks, and where it is in none.
+        shared_pulls: Values of other nodes' servers that this node's workers pull once; None: there are none.
         residuals: What this worker's pushes have not sent; None on other ranks, and without such codecs.
         server_comm: Communicator of all servers; on servers.
         comms: Communicators to free, in the order in which they were made.
@@ -91,6 +99,11 @@ class Parts:
     local: dict[int, DenseTable] = field(default_factory=dict)
     local_memory: LocalMemory | None = None
     local_part: LocalPart | None = None
+    groups: Groups = ()
+    grouped_tables: dict[int, DenseTable] = field(default_factory=dict)
+    grouped_rows: dict[int, EmbeddingTable] = field(default_factory=dict)
+    grouped: GroupPart | None = None
+    shared_pulls: NodePulls | None = None
     residuals: Residuals | None = None
     server_comm: MPI.Intracomm | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)
@@ -116,5 +129,5 @@ class Parts:
         """Return the servers' partners as a worker needs them."""
         if self.partner_bound is None or self.partnership is None:
             return Partners()
-        bsp = any(isinstance(table.consistency, BSP) for table in self.tables)
-        return Partners(self.partnership.of, bsp and self.partner_bound == SYNC)
+        ordered = bool(self.groups) or any(isinstance(t.consistency, BSP) for t in self.tables)
+        return Partners(self.partnership.of, ordered and self.partner_bound == SYNC)

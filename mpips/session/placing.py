@@ -1,6 +1,6 @@
-"""Decisions at the start of a job: placement = "auto" and codecs that are Auto(...).
+"""Decisions at the start of a job: placement = "auto", codecs that are Auto(...), groups of workers.
 
-See mpips.model.auto_placement and mpips.model.auto_codec for the rules. All ranks measure: copies in memory
+See mpips.model.auto_placement, auto_codec and grouping for the rules. All ranks measure: copies in memory
 and codecs, all at the same time, and messages from each node to the next. The slowest rank and node count.
 The decision is arithmetic on numbers that all ranks have received, so it is the same everywhere. A run
 directory stores it, and a later attempt of the run with the same tables and as many workers and servers on
@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +24,15 @@ from mpips.errors import ConfigError
 from mpips.model.auto_codec import CodecSpeed, choose_codecs, encoded, listed_codecs
 from mpips.model.auto_placement import Site, auto_tables, choose_placement, placed
 from mpips.model.codec import Auto, Codec, codec_of, to_config
+from mpips.model.grouping import (
+    Groups,
+    check_grouped,
+    choose_groups,
+    grouped_rows,
+    grouped_tables,
+    listed_groups,
+    node_groups,
+)
 from mpips.model.table import Table, fingerprint
 from mpips.mpi.cluster import Cluster
 from mpips.rundir.directory import Supervised, read_json, replace_json
@@ -35,7 +44,21 @@ _MESSAGE_BYTES = 4 << 20
 _CODEC_VALUES = 1 << 20
 _REPETITIONS = 3
 _TAG = 49
-_WHAT = "measuring bandwidths for placement = 'auto' or Auto codecs"
+_WHAT = "measuring bandwidths for placement = 'auto', Auto codecs or topology = 'auto'"
+
+
+class Decided(NamedTuple):
+    """What start-up has decided.
+
+    Attributes:
+        tables: All tables, none with placement "auto" or an Auto codec.
+        groups: Workers of each group whose updates are summed before they are sent.
+        notes: Sentences for people.
+    """
+
+    tables: list[Table]
+    groups: Groups
+    notes: list[str]
 
 
 def place_auto(
@@ -44,8 +67,8 @@ def place_auto(
     options: SessionOptions,
     run: Supervised | None,
     warm: bool,
-) -> tuple[list[Table], list[str]]:
-    """Decide about the tables whose placement is "auto", and about codecs that are Auto. Collective; blocks.
+) -> Decided:
+    """Decide about placement = "auto", codecs that are Auto, and groups of workers. Collective; blocks.
 
     Args:
         cluster: All ranks.
@@ -54,34 +77,38 @@ def place_auto(
         run: The supervised run of which this launch is an attempt.
         warm: The servers of a supervised run leave their memory to the next launch.
 
-    Returns:
-        All tables, none with "auto" or Auto; and notes for people.
+    Raises:
+        ConfigError: `options.topology` does not fit the job.
     """
-    found, notes = list(tables), list[str]()
-    if not auto_tables(found) and not listed_codecs(found):
-        return found, notes
-    digest = _digest(found, len(cluster.assignment.workers), len(cluster.assignment.servers))
+    found = list(tables)
+    if not auto_tables(found) and not listed_codecs(found) and options.topology == "flat":
+        return Decided(found, (), [])
+    if options.topology not in ("flat", "auto"):
+        topology = options.topology
+        text = repr(topology) if isinstance(topology, str) else str([list(g) for g in topology])
+        check_grouped(grouped_tables(found), grouped_rows(found, options.group_rows_mib), text)
+    digest = _digest(found, options, cluster)
     choice = _stored(cluster, run, digest, found)
     if choice is not None:
-        return _applied(found, choice), notes + [
-            f"as before in this run: {r}" for r in choice.reasons
-        ]
-    durable = warm and run is not None
-    choice = _decide(cluster, found, digest, TRANSPORTS[options.transport].shares_memory, durable)
-    notes += [*choice.reasons, *_store(cluster, run, choice)]
-    return _applied(found, choice), notes
+        notes = [f"as before in this run: {r}" for r in choice.reasons]
+        return Decided(_applied(found, choice), choice.groups, notes)
+    choice = _decide(cluster, found, digest, options, warm and run is not None)
+    notes = [*choice.reasons, *_store(cluster, run, choice)]
+    return Decided(_applied(found, choice), choice.groups, notes)
 
 
 def _decide(
     cluster: Cluster,
     tables: Sequence[Table],
     digest: str,
-    shares_memory: bool,
+    options: SessionOptions,
     durable: bool,
 ) -> PlacementChoice:
     """Measure, and apply the rules. Collective."""
+    shares_memory = TRANSPORTS[options.transport].shares_memory
     site, speeds = _measured(cluster, shares_memory, listed_codecs(tables), durable)
     placements = choose_placement(tables, site)
+    groups, why = _groups(options, placed(tables, placements.replicated), site)
     codecs = choose_codecs(tables, site, speeds)
     reasons = [placements.reason] if auto_tables(tables) else []
     plain = {
@@ -91,9 +118,32 @@ def _decide(
     return PlacementChoice(
         digest=digest,
         replicated=placements.replicated,
-        reasons=(*reasons, *codecs.reasons),
+        reasons=(*reasons, *codecs.reasons, *why),
         codecs=plain,
+        groups=groups,
     )
+
+
+def _groups(
+    options: SessionOptions, tables: Sequence[Table], site: Site
+) -> tuple[Groups, list[str]]:
+    """Return the groups of workers, and why."""
+    topology, n_workers = options.topology, len(site.worker_nodes)
+    if topology == "flat":
+        return (), []
+    if topology == "auto":
+        groups, reason = choose_groups(grouped_tables(tables), site)
+        return groups, [reason]
+    if topology == "node":
+        groups = node_groups(site.worker_nodes)
+        if not groups:
+            return (), ["topology = 'node': no node has several workers, so none are grouped"]
+    else:
+        groups = listed_groups(topology, n_workers)
+    rows = grouped_rows(tables, options.group_rows_mib)
+    if groups and not grouped_tables(tables) and not rows:
+        return (), ["topology: flat, since placement = 'auto' has left no dense table on servers"]
+    return groups, []
 
 
 def _applied(tables: Sequence[Table], choice: PlacementChoice) -> list[Table]:
@@ -114,29 +164,32 @@ def _nodes(cluster: Cluster, shares_memory: bool) -> tuple[tuple[int, ...], tupl
     return tuple(node_of[rank] for rank in a.workers), tuple(node_of[rank] for rank in a.servers)
 
 
-def _digest(tables: Sequence[Table], n_workers: int, n_servers: int) -> str:
-    """Return a digest of what makes a decision void: other tables, or other numbers of ranks.
+def _digest(tables: Sequence[Table], options: SessionOptions, cluster: Cluster) -> str:
+    """Return a digest of what makes a decision void: other tables, another topology, other numbers of ranks.
 
     A decision stays when the ranks spread over nodes differently, for example after the loss of a node: the
     memory in which the run continues is of these codecs.
     """
-    text = fingerprint(list(tables), f"{n_workers} {n_servers}")
+    a = cluster.assignment
+    topology = "" if options.topology == "flat" else f" {options.topology}"
+    text = fingerprint(list(tables), f"{len(a.workers)} {len(a.servers)}{topology}")
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _fits(choice: PlacementChoice, tables: Sequence[Table]) -> bool:
+def _fits(choice: PlacementChoice, tables: Sequence[Table], n_workers: int) -> bool:
     """Return False for a decision that somebody has changed so that it cannot be applied."""
     try:
         _applied(tables, choice)
+        return listed_groups(choice.groups, n_workers) == choice.groups
     except (ConfigError, KeyError):
         return False
-    return True
 
 
 def _stored(
     cluster: Cluster, run: Supervised | None, digest: str, tables: Sequence[Table]
 ) -> PlacementChoice | None:
     """Return the decision of an earlier attempt; None if there is none. Collective."""
+    n_workers = len(cluster.assignment.workers)
 
     def read() -> dict[str, Any] | None:
         if run is None or not cluster.is_scheduler:
@@ -145,7 +198,7 @@ def _stored(
             found = read_json(run.folder.placement_file, PlacementChoice)
         except ConfigError:
             return None  # damaged: decide anew
-        if found is None or found.digest != digest or not _fits(found, tables):
+        if found is None or found.digest != digest or not _fits(found, tables, n_workers):
             return None
         plain: dict[str, Any] = msgspec.to_builtins(found)
         return plain

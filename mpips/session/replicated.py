@@ -309,6 +309,7 @@ def _contributions(
         room,
         ([c.name_of(rank) for rank in a.workers], [table.name for table in tables.values()]),
         answers=layout.durable,
+        enter=c.gate.close,
     )
 
 

@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_limits
 
 from mpips import _native
 from mpips.errors import ReplayError
+from mpips.mpi import launch
 from mpips.mpi.control import Client, RoleWork
-from mpips.mpi.launch import asked_threads
 from mpips.mpi.mail import Mail
 from mpips.mpi.tree import WorkerTree, neighbours_of
 from mpips.process import forked
@@ -28,7 +28,9 @@ from mpips.scheduler.scheduler import Scheduler
 from mpips.session.parts import Parts
 from mpips.session.tracing import RankTracer
 from mpips.snapshot.server_part import ServerPart
+from mpips.transport.progress import ProgressThread, ending_with, is_wanted
 from mpips.transport.region import TOUCH_S
+from mpips.transport.remote import RemoteChannel
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
@@ -101,7 +103,7 @@ class Roles:
         )
         with threadpool_limits(self._threads):
             try:
-                with forked.children_end_here("main"):
+                with forked.children_end_here("main"), ending_with(connection.progress):
                     yield worker
                 connection.finish()
             except _native.ReplayMismatch as error:
@@ -136,6 +138,9 @@ class Roles:
             p.partners(),
             saving.places[c.worker].steps if saving.places else 0,
             p.residuals,
+            p.grouped,
+            p.shared_pulls,
+            p.groups,
         )
         names = [c.name_of(r) for r in c.assignment.workers]
         # The connection drops the image in it after its use.
@@ -152,7 +157,16 @@ class Roles:
             self._make_tree(names),
             p.replicated,
             local,
+            self._make_progress(),
         )
+
+    def _make_progress(self) -> ProgressThread | None:
+        """Make the progress thread of this worker; None where it has no use or must not be."""
+        links, c = self._parts.links, self._parts.cluster
+        remote = [channel for channel in links.channels if isinstance(channel, RemoteChannel)]
+        if not remote or not is_wanted() or not launch.allows_threads():
+            return None
+        return ProgressThread(c.gate, remote, c.watchdog.thread_guard)
 
     def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:
         """Make the tree over the workers with these names; None if there is only one."""
@@ -160,7 +174,11 @@ class Roles:
         if p.tree_comm is None or worker is None:
             return None
         ranks = p.cluster.assignment.workers
-        mail = Mail(p.tree_comm, {w: ranks[w] for w in neighbours_of(worker, len(ranks))})
+        mail = Mail(
+            p.tree_comm,
+            {w: ranks[w] for w in neighbours_of(worker, len(ranks))},
+            enter=p.cluster.gate.close,
+        )
         p.tree = WorkerTree(
             mail,
             worker,
@@ -277,4 +295,4 @@ class Roles:
         The last bits of a product depend on this number. A configured number therefore gives the same bits on
         any layout of ranks.
         """
-        return asked_threads() or self._parts.cluster.n_cores
+        return launch.asked_threads() or self._parts.cluster.n_cores

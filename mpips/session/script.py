@@ -56,6 +56,7 @@ class Script:
         worker: The worker; None before the first pull.
         rank: Index of this worker.
         n_workers: Number of workers.
+        local_worker: Place of this worker among those of its node, from 0.
         n_cores: This rank's share of its node's cores.
         seed: Seed of the job.
         before_end: Called at the end of the script without an error, before the job ends.
@@ -96,6 +97,7 @@ class Script:
             if ranks.worker is None:
                 self._serve()
         self.rank, self.n_workers, self.n_cores = ranks.worker, self._ranks.n_workers, ranks.n_cores
+        self.local_worker = ranks.local_worker
         self._waiting.enter_context(ranks.lengthy())
         # The exit handler runs before the one that finalizes MPI, which was registered earlier.
         atexit.register(self._at_exit)

@@ -18,6 +18,7 @@ from mpips.config.options import SessionOptions
 from mpips.config.schema import JobConfig, load_config
 from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
+from mpips.model.grouping import listed_groups
 from mpips.model.table import Table, check_tables
 from mpips.mpi import failure_report, launch
 from mpips.mpi.roles import check_servers
@@ -321,13 +322,15 @@ def check_launch(options: SessionOptions, size: int) -> None:
             )
         if options.servers > 1:
             raise ConfigError(f"servers = {options.servers} is too many for 1 rank: use 1")
-        return
-    if options.transport == "local":
+    elif options.transport == "local":
         raise ConfigError(
             f"transport = 'local' needs a job of 1 rank, this one has {size}: use 'auto'"
         )
-    if options.servers:
+    elif options.servers:
         check_servers(options.servers, size)
+    if not isinstance(options.topology, str):
+        # Without a number of servers this is the greatest number of workers; start-up checks the real one.
+        listed_groups(options.topology, max(1, size - 1 - max(1, options.servers)))
 
 
 def make_options(options: dict[str, Any]) -> SessionOptions:

@@ -19,12 +19,13 @@ from mpi4py import MPI
 
 from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
+from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, fingerprint, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.recovery.node_tables import NodeTables
-from mpips.recovery.replica import check_tables
+from mpips.recovery.replica import SYNC, check_tables
 from mpips.recovery.replica_start import Partnership
 from mpips.recovery.restore import restore
 from mpips.recovery.saving import Saving, SavingPlan
@@ -32,6 +33,7 @@ from mpips.recovery.takeover import Takeover
 from mpips.rundir.directory import Supervised
 from mpips.server.durability import Durability, backup_workers
 from mpips.server.server import Server
+from mpips.session.grouping import connect_groups
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.local_training import connect_local, note_of, reopen
@@ -42,6 +44,8 @@ from mpips.session.replicated import connect_replicated
 from mpips.session.residuals import make_residuals
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
+
+_LAG = "redundancy.partner_mode = 'lag' lets replicas lack records that a group cannot repeat"
 
 
 def start_up(
@@ -73,10 +77,16 @@ def start_up(
         MpipsError: The first error of any rank; all ranks raise it.
     """
     _check_equal(cluster, tables, options)
-    tables, notes = place_auto(cluster, tables, options, run, warm)
-    # Memory of a launch that decided otherwise is not that of these tables.
-    prints = _fingerprint(tables, options)
-    local, tables = local_tables(tables), served(tables)
+    tables, groups, notes = place_auto(cluster, tables, options, run, warm)
+    if groups and partner_bound not in (None, SYNC):
+        _check_lag(options)
+        groups, notes = (), [*notes, f"topology: flat, since {_LAG}"]
+    # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
+    # other pushes.
+    prints = _fingerprint(tables, options, groups)
+    grouped = grouped_tables(tables) if groups else {}
+    rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
+    local, tables = local_tables(tables), served(tables, len(cluster.assignment.workers))
     warm = warm and run is not None
     if warm:
         cluster.token = persistent(cluster.token)
@@ -116,6 +126,9 @@ def start_up(
         plan.draft(),
         notes=notes,
         local=local,
+        groups=groups,
+        grouped_tables=grouped,
+        grouped_rows=rows,
     )
     try:
         _StartUp(parts, plan, prints, initial).connect()
@@ -128,9 +141,12 @@ def start_up(
     return parts
 
 
-def _fingerprint(tables: Sequence[Table], options: SessionOptions) -> str:
-    """Return a checksum of tables and options."""
-    return fingerprint(list(tables), msgspec.json.encode(options).decode())
+def _fingerprint(
+    tables: Sequence[Table], options: SessionOptions, groups: Groups | None = None
+) -> str:
+    """Return a checksum of tables and options, and of groups of workers where there are any."""
+    text = msgspec.json.encode(options).decode()
+    return fingerprint(list(tables), f"{text} {groups}" if groups else text)
 
 
 def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:
@@ -141,6 +157,17 @@ def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOpti
     if other is not None:
         raise ConfigError(
             f"rank {other} has other tables or options than rank 0: pass the same to every rank"
+        )
+
+
+def _check_lag(options: SessionOptions) -> None:
+    """Raise ConfigError if the user asks for groups although replicas may lack records.
+
+    A leader would repeat a clock of which other workers of its group keep no updates.
+    """
+    if options.topology != "auto":
+        raise ConfigError(
+            f"cluster.topology groups workers, and {_LAG}: use partner_mode = 'sync' or topology = 'flat'"
         )
 
 
@@ -182,6 +209,7 @@ class _StartUp:
             p.tree_comm = c.duplicate("connecting the workers")
             p.comms.append(p.tree_comm)
         p.replicated = connect_replicated(p)
+        connect_groups(p)
         c.agree("reading the workers' local values", lambda: connect_local(p))
         if note := p.local and note_of(
             p.saving.start,
@@ -224,11 +252,11 @@ class _StartUp:
             p.local_memory = None
         return takeover
 
-    def _reopen_local(self, worker: int, clock: int) -> None:
+    def _reopen_local(self, worker: int, clock: int, origin: int) -> None:
         """Take over a worker's values of tables under LocalSGD and DiLoCo; raises RegionError."""
         p = self._parts
         if p.local:
-            p.local_memory = reopen(p.regions, p.local, worker, clock)
+            p.local_memory = reopen(p.regions, p.local, worker, clock, origin)
 
     def _node_tables(self) -> NodeTables | None:
         p = self._parts

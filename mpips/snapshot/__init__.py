@@ -13,7 +13,7 @@ native/src/server/server_snapshot.cpp shows why the cut is consistent and cannot
 
     consistency  Coordinator            workers            servers
     ----------------------------------------------------------------------------------------------
-    BSP, SSP     Propose(id, C)  -->
+    BSP, SSP *   Propose(id, C)  -->
                                  <--  Agreed(ok, now)    ok: now < C; a worker that reaches C waits
                  Commit(id, C)   -->                -->  expect the records of cut id
     ASP          Commit(id, 0)   -->                -->  the same, at each worker's next tick
@@ -21,6 +21,8 @@ native/src/server/server_snapshot.cpp shows why the cut is consistent and cannot
                  <----------------------------- Taken    or, held for too long: Taken(not ok)
                  Write(id) ---------------------------->  all write together, between drains
                  <----------------------------- Saved    path or error
+
+    * and all jobs with groups of workers (mpips.worker.connection_options.needs_common_clock)
 
 Before `Write` the coordinator may give the cut up. It then sends `Abandon` instead: to the workers, and to
 the servers if they have a `Commit`. Every server answers an `Abandon` with `Saved`, too. No cut gets both

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint import DenseShardData, EmbeddingShardData
 from mpips.checkpoint.shards import ShardData, counts_steps
+from mpips.model.common_copy import stored_states
 from mpips.model.placement import Placement, ShardRange
 from mpips.model.table import EmbeddingTable, Table
 from mpips.server.server import Server
@@ -48,7 +49,7 @@ def _arrays(
 ) -> list[tuple[Array, ...]]:
     """Return views of the server's memory, a tuple for each table.
 
-    A dense table has its values and then each optimizer state, float32, shape (n,). An embedding table has
+    A dense table has its values and then each stored state, float32, shape (n,). An embedding table has
     its keys, int64, shape (n,), and its rows, float32, shape (n, floats per row). A table of which the server
     has no part has ().
     """
@@ -60,7 +61,7 @@ def _arrays(
         elif _part(placement, table, server.index) is None:
             found.append(())
         else:
-            slots = range(1 + len(table.optimizer.state_names))
+            slots = range(1 + len(stored_states(table)))
             found.append(tuple(core.dense_array(i, slot) for slot in slots))
     return found
 
@@ -71,7 +72,7 @@ def _shards(
     """Return the shards that these arrays hold; they share memory with the arrays."""
     shards: list[ShardData] = []
     for i, (table, found) in enumerate(zip(tables, arrays, strict=True)):
-        names = table.optimizer.state_names
+        names = stored_states(table)
         steps_done = server.core.steps(i)
         if isinstance(table, EmbeddingTable):
             # A row holds the values, each state, and, for rules that count, the number of its updates.

@@ -103,7 +103,10 @@ class WorkerPart:
         self._clock_before = self._clock
         self._clock = now if step is None else step
         self._position.note_tick(now, not self._common_clock, step)
-        if self._ask_every and (self._before + now) % self._ask_every == 0:
+        every = self._ask_every
+        # Under LocalSGD and DiLoCo several clocks of the program may have ended since the last tick.
+        ended = self._before + self._clock, self._before + self._clock_before
+        if every and ended[0] // every > ended[1] // every:
             self._control.tell(Ask("steps", time.monotonic(), now))
 
     def note_inner_step(self, now: int, step: int) -> None:
@@ -113,7 +116,7 @@ class WorkerPart:
             now: The worker's clock at the servers.
             step: Number of clocks that its program has ended.
         """
-        self._position.note_tick(now, False, step)
+        self._position.note_tick(now, not self._common_clock, step)
 
     def ask(self, now: int) -> None:
         """Request a checkpoint for a call of the program; return at once."""

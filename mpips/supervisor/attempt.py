@@ -32,6 +32,7 @@ from mpips.supervisor.hosts import is_here
 from mpips.supervisor.reap import belongs, is_dead, orphans_of, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
+STARTING = "starting"  # state of a run until the scheduler of an attempt writes its first status
 # The last bytes of stderr that stay in memory, where the launcher's text about an end is: ranks may print for
 # months. launcher.log has all of it.
 _STDERR_BYTES = 1 << 20
@@ -267,8 +268,11 @@ class Attempt:
             status = self._run.status()
         except ConfigError:
             return None
-        mine = status is not None and status.generation == self._generation and status.ranks
-        return status if mine else None
+        if status is None or status.generation != self._generation or not status.ranks:
+            return None
+        # places.json comes before status.json: until both are there, the places of this attempt may come with
+        # the status that the supervisor wrote, which has no start.
+        return None if status.state == STARTING else status
 
     def _look_at(self, status: Status) -> None:
         """Watch the ranks of this host and note which are stopped; pids of other hosts mean nothing here."""

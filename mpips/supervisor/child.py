@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.reading import end_of
 
 _RULE = re.compile(r"[-=\s]*")
 
@@ -40,8 +41,5 @@ def reason(run: RunFolder, log: Path) -> str:
         return str(error)
     if status is not None and status.message:
         return status.message
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
+    lines = end_of(log).splitlines()
     return next((line.strip() for line in reversed(lines) if not _RULE.fullmatch(line)), "")

@@ -69,7 +69,7 @@ class LeaseHolder:
             ) from None
         try:
             self._lock()
-            before = run.lease()
+            before = _lease_of(run)
             self._check_silent(before, tell)
         except BaseException:
             os.close(self._fd)
@@ -159,8 +159,10 @@ class LeaseHolder:
         Raises:
             LeaseLostError: Another supervisor has taken over.
         """
+        if not self._written:
+            return
         lease = self._run.lease()
-        if not self._written or self._names_me(lease):
+        if self._names_me(lease):
             return
         who = (
             f"process {lease.pid} on {lease.host}" if lease else "a process that removed lease.json"
@@ -208,3 +210,17 @@ class LeaseHolder:
                     self._write(self.generation, released=True)
         finally:
             os.close(self._fd)
+
+
+def _lease_of(run: RunFolder) -> Lease | None:
+    """Return the lease of a run; None before its first attempt.
+
+    Renewals are not durable, so a host that loses power may leave an empty file. It counts as a lease that an
+    unknown host has not released, with the number of the last attempt.
+    """
+    try:
+        return run.lease()
+    except ConfigError:
+        names = [path.name.partition("-")[2] for path in run.logs.glob("attempt-*")]
+        last = max((int(name) for name in names if name.isdecimal()), default=-1)
+        return Lease(generation=last, host="an unknown host", pid=0, time_s=0.0)

@@ -20,7 +20,7 @@ from mpips.monitor.progress import Snapshot
 from mpips.rundir.directory import FULL, replace_json
 from mpips.rundir.files import Status
 from mpips.supervisor import launcher as launching
-from mpips.supervisor.attempt import LAUNCHER_LOG, Attempt, Ended
+from mpips.supervisor.attempt import LAUNCHER_LOG, STARTING, Attempt, Ended
 from mpips.supervisor.clearing import clear
 from mpips.supervisor.conclusion import Conclusion
 from mpips.supervisor.hosts import HostsError, Layout, is_here
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _attempt(self, lease: LeaseHolder, generation: int, command: list[str]) -> Ended:
         """Run one attempt to its end. Blocks."""
-        self._record.write_status("starting", generation)
+        self._record.write_status(STARTING, generation)
         attempt = Attempt(
             self._run,
             generation,

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from mpips.mpi import failure_report
 from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.files import RankPlace
+from mpips.rundir.reading import end_of
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 
 DONE = "done"
@@ -249,12 +250,9 @@ def _killed(rank: int, pid: int, host: str, number: int, ended: Ended, logs: Pat
 
 def _left(rank: int, code: int, logs: Path) -> Death:
     """Return the death of a rank that ended with an exit code, with the end of its or the launcher's log."""
-    log = logs / f"rank-{rank}.log"
-    lines = log.read_text(errors="replace").splitlines()[-12:] if log.is_file() else []
+    lines = end_of(logs / f"rank-{rank}.log").splitlines()[-12:]
     if not lines:
-        launcher = logs / LAUNCHER_LOG
-        text = launcher.read_text(errors="replace") if launcher.is_file() else ""
-        lines = text.split("-" * 60)[0].splitlines()[-12:]
+        lines = end_of(logs / LAUNCHER_LOG).split("-" * 60)[0].splitlines()[-12:]
     return Death(
         f"ended with code {code}, without a failure report", rank, details="\n".join(lines)
     )
@@ -262,8 +260,7 @@ def _left(rank: int, code: int, logs: Path) -> Death:
 
 def fatal_stacks(logs: Path, rank: int) -> str:
     """Return the fatal signal and the stack of its thread from a rank's log; "" if there is none."""
-    log = logs / f"rank-{rank}.log"
-    text = log.read_text(errors="replace") if log.is_file() else ""
+    text = end_of(logs / f"rank-{rank}.log")
     fatal = _FATAL.search(text)
     if fatal is None:
         return ""

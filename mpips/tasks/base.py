@@ -7,7 +7,7 @@ apply the optimizer. Each worker has one instance of the task; the instances sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -20,7 +20,7 @@ from mpips.data.metrics import Scores
 from mpips.data.moments import Moments
 from mpips.data.options import Share, Wants
 from mpips.data.quotients import Direction, Measured
-from mpips.data.rows import Arrays, Purpose, TaskPart
+from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.text import Agree
 from mpips.model.table import Table
 
@@ -287,6 +287,34 @@ class ReadsData(Protocol):
 
         Raises:
             DataError: The file cannot be read; names file, line, what was found and what is accepted.
+        """
+
+
+class ReadsParts(Protocol):
+    """The class of a task that reads a file to be predicted in parts, so that memory holds one of them.
+
+    Such a task reads its files itself (`ReadsData`) and defines `read_parts` as a class method, too. Without
+    it, `read` is called with the purpose "predict".
+    """
+
+    @classmethod
+    def read_parts(
+        cls, path: str, options: Any, like: Arrays, say: Callable[[str], None]
+    ) -> Iterator[Samples]:
+        """Yield the samples of a file that is predicted, in order. Not collective; reads while iterated over.
+
+        Args:
+            path: A file, or a pattern of several.
+            options: The task's options.
+            like: The arrays of the training data.
+            say: Called with sentences for the user, such as how many names are unknown.
+
+        Yields:
+            `mpips.data.rows.PART` samples; the last part may have fewer. So predictions do not depend on the
+            size of the file: a product of matrices has other last bits for other numbers of rows.
+
+        Raises:
+            DataError: The file cannot be read; names file and line.
         """
 
 

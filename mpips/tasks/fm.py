@@ -96,8 +96,8 @@ class FactorizationMachine(SparseClassifier):
         entries = self._features.of(batch)
         keys = with_bias(entries.keys)
         rows, factors = worker.table("weight").pull(keys), worker.table("factor").pull(entries.keys)
-        interactions, sums = _interactions(entries, factors)
-        logits = linear_logits(entries, rows) + interactions
+        second_order, sums = interactions(entries, factors)
+        logits = linear_logits(entries, rows) + second_order
         loss_sum, error = logistic_loss(logits, batch.labels, batch.weights)
 
         # Turn the summed gradient into the weighted mean over the batch.
@@ -105,9 +105,9 @@ class FactorizationMachine(SparseClassifier):
         gradient = linear_gradient(entries, error)
         gradient[1:] += prior_gradient(entries, rows[1:], self._options.prior, batch)
         worker.table("weight").push(keys, gradient, base=rows)
-        factor_gradient = _factor_gradient(entries, factors, sums, error)
-        factor_gradient += prior_gradient(entries, factors, self._options.factor_prior, batch)
-        worker.table("factor").push(entries.keys, factor_gradient, base=factors)
+        by_factors = factor_gradient(entries, factors, sums, error)
+        by_factors += prior_gradient(entries, factors, self._options.factor_prior, batch)
+        worker.table("factor").push(entries.keys, by_factors, base=factors)
         return StepResult(loss_sum, batch.n)
 
     def logits(self, worker: Worker, batch: Batch) -> Float32:
@@ -122,11 +122,11 @@ class FactorizationMachine(SparseClassifier):
             # A row that equals its initial value has received no update.
             untrained = (factors == worker.table("factor").initial(entries.keys)).all(axis=1)
             factors[untrained] = 0
-        interactions, _ = _interactions(entries, factors)
-        return linear_logits(entries, rows) + interactions
+        second_order, _ = interactions(entries, factors)
+        return linear_logits(entries, rows) + second_order
 
 
-def _interactions(entries: Entries, factors: Float32) -> tuple[Float32, Float32]:
+def interactions(entries: Entries, factors: Float32) -> tuple[Float32, Float32]:
     """Return the second-order term, float32, shape (n,), and sum_i v_i x_i, shape (n, dim)."""
     scaled = factors[entries.key_ids] * entries.values[:, np.newaxis]
     sums = entries.sum_by_row(scaled)
@@ -134,7 +134,7 @@ def _interactions(entries: Entries, factors: Float32) -> tuple[Float32, Float32]
     return ((sums * sums).sum(axis=1) - squares) / 2, sums
 
 
-def _factor_gradient(entries: Entries, factors: Float32, sums: Float32, error: Float32) -> Float32:
+def factor_gradient(entries: Entries, factors: Float32, sums: Float32, error: Float32) -> Float32:
     """Return the gradient by the factors, float32, shape (m, dim).
 
     The gradient by v_i is the sum of error * x_i * (sums - v_i x_i) over the samples that contain i.

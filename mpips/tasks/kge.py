@@ -10,6 +10,7 @@ alone, so a step that is repeated after a failure makes the same pushes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from mpips.data import triples
 from mpips.data.info import DataInfo
 from mpips.data.options import Share
 from mpips.data.quotients import Direction, Measured
-from mpips.data.rows import Arrays, Purpose, TaskPart, describe_samples
+from mpips.data.rows import Arrays, Purpose, TaskPart, describe_samples, grouped
 from mpips.data.triples import TripleBatch, TripleData
 from mpips.data.vocabulary import Vocabulary
 from mpips.errors import ConfigError
@@ -32,6 +33,8 @@ from mpips.tasks.kge_losses import cubes, full_softmax, logistic, sampled_softma
 from mpips.tasks.kge_options import KgeOptions
 
 Int64: TypeAlias = npt.NDArray[np.int64]
+# Triples that are asked for are no facts, and do not hide each other.
+_NO_FACTS = np.zeros((0, 3), np.int64)
 ENTITIES, RELATIONS, KNOWN = "vocabulary/entities", "vocabulary/relations", "task/known"
 
 
@@ -74,18 +77,13 @@ class Kge(Task):
     ) -> TaskPart:
         """Read triples; see `mpips.data.triples`. Of training data each triple is read once."""
         if like is not None:
-            entities, relations = _names(like)
-            texts = None
-            if purpose == "predict":
-                found, texts = triples.read_questions(path, entities, relations)
-            else:
-                found = triples.read_as(path, entities, relations)
+            found = triples.read_as(path, *_names(like))
             rows = share.numbers(0, len(found))
             info = describe_samples(len(found), len(rows), path)
-            # Triples that are asked for are no facts, and do not hide each other.
-            true = found[:0] if purpose == "predict" else found
-            data = TripleData(found[rows], true, texts[rows] if texts is not None else None)
-            return TaskPart(data, info, notes=_unknown_note(found, purpose))
+            n_unknown = int((found == triples.UNKNOWN).any(axis=1).sum())
+            what = "count as if all entities had the same score"
+            notes = _unknown_note(n_unknown, len(found), what)
+            return TaskPart(TripleData(found[rows], found), info, notes=notes)
         found, entities, relations, n_again = triples.read_new(path)
         others = [triples.read_as(file, entities, relations) for file in options.known]
         own = found[share.numbers(0, len(found))]
@@ -97,6 +95,19 @@ class Kge(Task):
         info = describe_samples(len(found), len(own), path, arrays)
         notes = (f"{path}: {n_again:,} triples occur again and are left out",) if n_again else ()
         return TaskPart(TripleData(own, own[:0]), info, arrays, notes)
+
+    @classmethod
+    def read_parts(
+        cls, path: str, options: KgeOptions, like: Arrays, say: Callable[[str], None]
+    ) -> Iterator[TripleData]:
+        """Read questions; see `mpips.data.triples.questions`."""
+        n = n_unknown = 0
+        for lines in grouped(triples.questions(path, *_names(like))):
+            ids = np.array([keys for keys, _ in lines], np.int64)
+            n, n_unknown = n + len(ids), n_unknown + int((ids == triples.UNKNOWN).any(axis=1).sum())
+            yield TripleData(ids, _NO_FACTS, np.array([names for _, names in lines], np.str_))
+        for note in _unknown_note(n_unknown, n, "have no score"):
+            say(note)
 
     def __init__(self, info: DataInfo, options: KgeOptions, seed: int) -> None:
         """Check the options.
@@ -314,15 +325,11 @@ def _names(arrays: Arrays) -> tuple[Vocabulary, Vocabulary]:
     return Vocabulary.from_array(arrays[ENTITIES]), Vocabulary.from_array(arrays[RELATIONS])
 
 
-def _unknown_note(found: Int64, purpose: Purpose) -> tuple[str, ...]:
-    """Return a sentence on triples with unknown names, if there are any."""
-    n = int((found == triples.UNKNOWN).any(axis=1).sum())
-    if not n:
+def _unknown_note(n_unknown: int, n: int, what: str) -> tuple[str, ...]:
+    """Return a sentence on triples with unknown names, if there are any; `what` happens to them."""
+    if not n_unknown:
         return ()
-    what = (
-        "have no score" if purpose == "predict" else "count as if all entities had the same score"
-    )
     return (
-        f"{n:,} of {len(found):,} triples have an entity or relation that the training data does not have; "
+        f"{n_unknown:,} of {n:,} triples have an entity or relation that the training data does not have; "
         f"they {what}",
     )

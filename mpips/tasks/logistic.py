@@ -33,10 +33,10 @@ class LogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     The penalty of `l1` is l1 times the sum of the absolute values of the weights, added to the summed loss of
     all samples. FTRL compares its own lambda_1 (McMahan et al.) with the sum of all gradients that it has
-    received: means over batches, over all epochs. So lambda_1 is set to l1 * epochs / (batch size * workers
-        per
-    update). With this value the threshold at the end of the run is that of the penalty, for any batch size
-    and any number of epochs and workers. The bias has the same threshold.
+    received: means over batches, over all epochs. So lambda_1 is set to
+    l1 * epochs / (batch size * workers per update). With this value the threshold at the end of the run is
+    that of the penalty, for any batch size and any number of epochs and workers. The bias has the same
+    threshold.
 
     The penalty of `prior` is prior / 2 times the sum of squared weights without the bias, added to the summed
     loss of all samples. Its meaning does not depend on the number of samples, workers or steps.

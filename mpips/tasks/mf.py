@@ -11,6 +11,7 @@ count as 0: an unknown user gets mean + b_i, so its items are ordered by their b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -20,8 +21,16 @@ from mpips._native import Xxh3
 from mpips.data.info import DataInfo
 from mpips.data.options import Share
 from mpips.data.quotients import Direction, Measured
-from mpips.data.ratings import ASKED, PairData, RatingColumns, Ratings, read_ratings
-from mpips.data.rows import Arrays, Purpose, RowBatch, RowData, TaskPart, describe_samples
+from mpips.data.ratings import ASKED, PairData, RatingColumns, Ratings, rating_lines, read_ratings
+from mpips.data.rows import (
+    Arrays,
+    Purpose,
+    RowBatch,
+    RowData,
+    TaskPart,
+    describe_samples,
+    grouped,
+)
 from mpips.data.vocabulary import Vocabulary
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import EmbeddingTable, Table
@@ -56,19 +65,16 @@ class MatrixFactorization(Task):
     ) -> TaskPart:
         """Read ratings; see `mpips.data.ratings`. Without `like` the vocabularies are made of all lines."""
         columns = RatingColumns(options.user, options.item, options.rating)
-        asks = purpose == "predict"
-        rated = not asks and (not options.implicit or options.least_rating is not None)
-        lines = read_ratings(path, columns, rated=rated, may_ask=asks)
-        if options.implicit and options.least_rating is not None and not asks:
+        rated = not options.implicit or options.least_rating is not None
+        lines = read_ratings(path, columns, rated=rated)
+        if options.implicit and options.least_rating is not None:
             lines = _of_at_least(lines, options.least_rating)
         users, items = (
-            (Vocabulary.from_array(like[USERS]), Vocabulary.from_array(like[ITEMS]))
+            _names(like)
             if like is not None
             else (Vocabulary.of(lines.users), Vocabulary.of(lines.items))
         )
         ids = np.stack([users.keys(lines.users), items.keys(lines.items)], axis=1)
-        if asks:
-            ids[np.array([item == ASKED for item in lines.items], np.bool_), 1] = _ASKED
         if options.implicit and purpose == "test":
             return _held_out(path, lines, ids, share)
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -81,14 +87,31 @@ class MatrixFactorization(Task):
             arrays[SEEN] = (ids if options.implicit else ids[:0]).astype(np.int32)
             ends = [values.mean(), values.min(), values.max()] if len(values) else [0.0] * 3
             arrays[SCALE] = np.array([0.0, -np.inf, np.inf] if options.implicit else ends)
-        values = np.nan_to_num(values) if asks else values
         own = share.numbers(0, len(ids))
         reach = (float(values.min()), float(values.max())) if len(values) else ()
         info = describe_samples(
             len(ids), len(own), path, arrays, wants="targets", target_range=reach
         )
-        texts = np.array([lines.users, lines.items], np.str_).T[own] if asks else None
-        return TaskPart(RowData(ids[own], values[own], texts), info, arrays, _unknown_notes(ids))
+        notes = _unknown_notes(_n_unknown(ids), len(ids))
+        return TaskPart(RowData(ids[own], values[own]), info, arrays, notes)
+
+    @classmethod
+    def read_parts(
+        cls, path: str, options: MfOptions, like: Arrays, say: Callable[[str], None]
+    ) -> Iterator[RowData]:
+        """Read pairs, and users whose best items are asked for; see `mpips.data.ratings.rating_lines`."""
+        columns = RatingColumns(options.user, options.item, options.rating)
+        users, items = _names(like)
+        n = n_unknown = 0
+        for lines in grouped(rating_lines(path, columns, rated=False, may_ask=True)):
+            own_users, own_items, values = zip(*lines, strict=True)
+            ids = np.stack([users.keys(own_users), items.keys(own_items)], axis=1)
+            ids[np.array([item == ASKED for item in own_items]), 1] = _ASKED
+            n, n_unknown = n + len(ids), n_unknown + _n_unknown(ids)
+            names = np.array([own_users, own_items], np.str_).T
+            yield RowData(ids, np.nan_to_num(np.array(values)), names)
+        for note in _unknown_notes(n_unknown, n):
+            say(note)
 
     def __init__(self, info: DataInfo, options: MfOptions, seed: int) -> None:
         """Take the numbers of users and items."""
@@ -113,8 +136,7 @@ class MatrixFactorization(Task):
 
     def receive(self, arrays: Arrays) -> None:
         """Take the vocabularies, the mean and the range of ratings, and the items of each user."""
-        self._users = Vocabulary.from_array(arrays[USERS])
-        self._items = Vocabulary.from_array(arrays[ITEMS])
+        self._users, self._items = _names(arrays)
         self._mean, *self._range = arrays[SCALE].tolist()
         self._seen = SeenItems(arrays[SEEN].astype(np.int64), self._n_items)
 
@@ -271,15 +293,24 @@ def _held_out(path: str, lines: Ratings, ids: Int64, share: Share) -> TaskPart:
     whole = PairData.of(names, ids[first, 0], ids[first, 1])
     own = share.numbers(0, whole.n)
     info = describe_samples(whole.n, len(own), path)
-    return TaskPart(whole.take(own), info, notes=_unknown_notes(ids))
+    return TaskPart(whole.take(own), info, notes=_unknown_notes(_n_unknown(ids), len(ids)))
 
 
-def _unknown_notes(ids: Int64) -> tuple[str, ...]:
+def _names(arrays: Arrays) -> tuple[Vocabulary, Vocabulary]:
+    """Return the vocabularies of users and items."""
+    return Vocabulary.from_array(arrays[USERS]), Vocabulary.from_array(arrays[ITEMS])
+
+
+def _n_unknown(ids: Int64) -> int:
+    """Return the number of lines with unknown names."""
+    return int((ids == -1).any(axis=1).sum())
+
+
+def _unknown_notes(n_unknown: int, n: int) -> tuple[str, ...]:
     """Return a sentence on lines with unknown names, if there are any."""
-    n = int((ids == -1).any(axis=1).sum())
-    if not n:
+    if not n_unknown:
         return ()
     return (
-        f"{n:,} of {len(ids):,} lines have a user or item that the training data does not contain; its bias "
+        f"{n_unknown:,} of {n:,} lines have a user or item that the training data does not contain; its bias "
         "and factor count as 0",
     )

@@ -39,10 +39,11 @@ _ROUNDING = 2.0**-24  # greatest relative error of rounding to float32
 _VISIBLE = 1e-3  # least error of a predicted number, in standard deviations, that is refused
 
 LabelKind: TypeAlias = Annotated[
-    Literal["classes", "targets"],
+    Literal["classes", "targets", "several"],
     Meta(
         description="Meaning of the labels. classes: one class for each sample, numbers or texts. targets: a "
-        "number, which is predicted (regression)."
+        "number, which is predicted (regression). several: any number of labels for each sample, in columns "
+        "that data.label names, or in front of the lines of LIBSVM text (1,3,7 5:0.2)."
     ),
 ]
 

@@ -10,6 +10,7 @@ rows with many updates are damped (`mpips.tasks.word_rows.damping`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -30,6 +31,7 @@ from mpips.tasks.options import Count, Penalty, Rate
 from mpips.tasks.word_data import (
     COUNTS,
     WORDS,
+    QueryData,
     learn_words,
     read_queries,
     read_text,
@@ -141,12 +143,17 @@ class Word2Vec(Task):
     def read(
         cls, path: str, options: Any, share: Share, like: Arrays | None, purpose: Purpose
     ) -> TaskPart:
-        """Read chunks of a text, or words to look up; see `mpips.tasks.base.ReadsData`."""
+        """Read chunks of a text; see `mpips.tasks.base.ReadsData`."""
         if like is None:
             like = learn_words(path, options, 0, 1, lambda _what, work, _lengthy: [work()])
-        if purpose == "predict":
-            return read_queries(path, share, like)
         return read_text(path, options, share, like, purpose)
+
+    @classmethod
+    def read_parts(
+        cls, path: str, options: Any, like: Arrays, say: Callable[[str], None]
+    ) -> Iterator[QueryData]:
+        """Read words to look up; see `mpips.tasks.base.ReadsParts`."""
+        return read_queries(path, like, say)
 
     def schedule(self, schedule: Schedule) -> None:
         """Take the length of the training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -9,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.options import Share
-from mpips.data.rows import Arrays, Purpose, TaskPart, describe_samples
+from mpips.data.rows import Arrays, Purpose, TaskPart, describe_samples, grouped
 from mpips.data.several import files_of
-from mpips.data.text import Agree, Chunks, Words, add_counts, count_words, read_chunks
+from mpips.data.text import Agree, Chunks, Words, add_counts, count_words, read_chunks, words_of
 from mpips.data.vocabulary import Vocabulary
 from mpips.errors import DataError
 from mpips.tasks.word_similarity import WordPairs
@@ -185,34 +186,38 @@ def read_text(path: str, options: Any, share: Share, like: Arrays, purpose: Purp
     return TaskPart(ChunkData(chunks), info, like, (note,))
 
 
-def read_queries(path: str, share: Share, like: Arrays) -> TaskPart:
-    """Read words to look up, separated by white space. Not collective; blocks.
+def read_queries(path: str, like: Arrays, say: Callable[[str], None]) -> Iterator[QueryData]:
+    """Yield words to look up, separated by white space. Not collective; reads while iterated over.
 
-    Words that the model does not have are left out, with a note.
+    Words that the model does not have are left out, with a note at the end.
 
     Raises:
         DataError: The file cannot be read or contains no words, or the model has none of them.
     """
-    words: list[str] = []
-    for file in files_of(path):
-        try:
-            with open(file, encoding="utf-8-sig") as text:
-                words += text.read().split()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file}: byte {error.start} is not UTF-8: must be words") from None
-    keys = Vocabulary.from_array(like[WORDS]).keys(words)
-    unknown = [word for word, key in zip(words, keys.tolist(), strict=True) if key < 0]
-    found = keys[keys >= 0]
-    named = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
-    if not words or not len(found):
-        what = f"the model has none of its words ({named})" if words else "contains no words"
+    vocabulary = Vocabulary.from_array(like[WORDS])
+    n = n_unknown = 0
+    first: list[str] = []  # unknown words
+
+    def known() -> Iterator[int]:
+        nonlocal n, n_unknown
+        for file in files_of(path):
+            for words in words_of(file):
+                for word, key in zip(words, vocabulary.keys(words).tolist(), strict=True):
+                    n += 1
+                    if key >= 0:
+                        yield key
+                        continue
+                    n_unknown += 1
+                    if len(first) < _SHOWN:
+                        first.append(word)
+
+    for keys in grouped(known()):
+        yield QueryData(np.array(keys, np.int64))
+    named = ", ".join(first) + (", ..." if n_unknown > _SHOWN else "")
+    if n == n_unknown:
+        what = f"the model has none of its words ({named})" if n else "contains no words"
         raise DataError(
             f"{path}: {what}: must be words of the training data, separated by spaces or lines"
         )
-    notes = (
-        (f"{path}: {len(unknown)} of {len(words)} words are not in the model: {named}",)
-        if unknown
-        else ()
-    )
-    own = found[share.numbers(0, len(found))]
-    return TaskPart(QueryData(own), describe_samples(len(found), len(own), path), notes=notes)
+    if n_unknown:
+        say(f"{path}: {n_unknown} of {n} words are not in the model: {named}")

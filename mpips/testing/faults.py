@@ -68,8 +68,8 @@ TASKS: Mapping[str, FaultJob] = {
         evaluates=True,
     ),
     "all-replicated": FaultJob((*_LARGE, "table.placement=replicated", *_SUM), bits=True),
-    # Small whole numbers are exact in bfloat16; the rounding of int8 must repeat after a restart. What is
-    # left of a push to the counts is a whole number, too.
+    # Small whole numbers are exact in bfloat16; the rounding and the scales of shared_int8 must repeat after
+    # a restart. What is left of a push to the counts is a whole number, too.
     "encoded": FaultJob(
         (
             "options.pulls=true",
@@ -78,9 +78,27 @@ TASKS: Mapping[str, FaultJob] = {
             "tables.small.compression={name='randomk',fraction=0.1}",
             "tables.seen.compression={name='topk',fraction=0.1}",
             "tables.rows.compression={name='auto',codecs=['bf16','fp16']}",
-            "tables.fitted.compression=int8",
+            "tables.fitted.compression={name='shared_int8',block=16}",
             "tables.fitted.pull_compression=int8",
             "tables.factors.pull_compression=bf16",
+            "train.eval_every=1",
+            *_SUM,
+        ),
+        bits=True,
+        evaluates=True,
+    ),
+    # Each gradient depends on the bits of the copy that servers and workers share, and so do the values. One
+    # server has all of it, since each part is encoded by itself.
+    "differences": FaultJob(
+        (
+            "options.pulls=true",
+            "options.small=true",
+            "table.compression=bf16",
+            "tables.seen.pull_compression={name='topk',fraction=0.1}",
+            "tables.fitted.pull_compression={name='topk',fraction=0.1}",
+            "tables.fitted.partition=layer",
+            "tables.small.compression={name='topk',fraction=0.1}",
+            "tables.small.pull_compression=onebit",
             "train.eval_every=1",
             *_SUM,
         ),
@@ -106,10 +124,25 @@ TASKS: Mapping[str, FaultJob] = {
         ),
         bits=True,
     ),
+    # The workers add their updates up before the first one pushes the sums; the small table has a residual.
+    "grouped": FaultJob(
+        (
+            "options.pulls=true",
+            "options.small=true",
+            "cluster.topology=[[0,1]]",
+            "tables.small.compression={name='topk',fraction=0.1}",
+            "tables.seen.compression=shared_int8",
+            "train.eval_every=1",
+            *_SUM,
+        ),
+        bits=True,
+        evaluates=True,
+    ),
     # One server without rows, another without a shard of one dense table.
     "gaps": FaultJob(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
 }
 REPLICATED = ("replicated", "all-replicated")  # tasks with replicated tables
+_SUMMED = (*REPLICATED, "grouped")  # tasks whose workers sum updates themselves
 # (setting `transport`, environment of MPI). Over TCP a short message completes before it arrives.
 _TCP = {"OMPI_MCA_btl": "tcp,self"}
 TRANSPORTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -161,7 +194,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
         return 1 if again and self.clocks else first
 
 
-_FEEDBACK = ("encoded",)
+_FEEDBACK = ("encoded", "differences", "grouped")
 PLACES: Mapping[str, FaultPlace] = {
     "worker": FaultPlace("rank", "worker"),
     "server": FaultPlace("rank", "server"),
@@ -181,10 +214,10 @@ PLACES: Mapping[str, FaultPlace] = {
     "payload": FaultPlace("push", "", "payload", (40, 150)),
     "stamped": FaultPlace("push", "", "stamped", (40, 150)),
     # In the sum of replicated tables.
-    "contributed": FaultPlace("sum", "", "contributed", (8, 60), tasks=REPLICATED),
-    "part-summed": FaultPlace("sum", "", "part-summed", (8, 60), tasks=REPLICATED),
-    "summed": FaultPlace("sum", "", "summed", (8, 60), tasks=REPLICATED),
-    "summed-clock": FaultPlace("sum", "", "summed-clock", _CLOCKS, "one", tasks=REPLICATED),
+    "contributed": FaultPlace("sum", "", "contributed", (8, 60), tasks=_SUMMED),
+    "part-summed": FaultPlace("sum", "", "part-summed", (8, 60), tasks=_SUMMED),
+    "summed": FaultPlace("sum", "", "summed", (8, 60), tasks=_SUMMED),
+    "summed-clock": FaultPlace("sum", "", "summed-clock", _CLOCKS, "one", tasks=_SUMMED),
     # At the end of a push with a residual.
     "residual-made": FaultPlace("residual", "", "residual-made", (20, 90), tasks=_FEEDBACK),
     "residual-tagged": FaultPlace("residual", "", "residual-tagged", (20, 90), tasks=_FEEDBACK),

@@ -17,6 +17,7 @@ from mpips.torch.version import check_version
 check_version(_torch.__version__)
 
 from mpips.torch.ddp import CommState, comm_hook  # noqa: E402
+from mpips.torch.device import device  # noqa: E402
 from mpips.torch.embedding import Embedding, EmbeddingBag  # noqa: E402
 from mpips.torch.job import steps  # noqa: E402
 from mpips.torch.loading import load_checkpoint  # noqa: E402
@@ -30,6 +31,7 @@ __all__ = [
     "EmbeddingBag",
     "averaged",
     "comm_hook",
+    "device",
     "load_checkpoint",
     "lookahead",
     "prepare",

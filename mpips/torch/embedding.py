@@ -1,8 +1,9 @@
 """`Embedding` and `EmbeddingBag`: layers whose rows lie on the servers.
 
     forward   unique ids, one pull of their rows, then torch's own embedding or embedding_bag on these rows
-    backward  torch sums the gradients of equal ids into the gradient of the pulled rows
-    step      one push of all rows of the step; the servers apply the table's rule to these rows only
+    backward  torch gives one gradient for each place of an id, as a sparse tensor
+    step      one push of all rows of the step, which sums those of equal ids; the servers apply the table's
+              rule to these rows only
 
 Ids are any int64 numbers; there is no vocabulary, and a row exists from its first update on. The rows of a
 forward pass are a leaf of the graph. From the backward pass on the layer holds those with a gradient, until
@@ -11,6 +12,7 @@ the next step of an optimizer; so several passes, also of accumulated gradients,
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -27,6 +29,7 @@ from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import EmbeddingTable
+from mpips.torch.device_memory import DeviceMemory
 from mpips.torch.job import TorchJob
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.worker import Worker
@@ -71,9 +74,9 @@ Mode = Literal["sum", "mean", "max"]
 class Embedding(torch.nn.Module):
     """A table of rows of `dim` float32 values, one for each int64 id. `prepare` the model that has it.
 
-    `forward(ids)` takes an int64 tensor of any shape on the CPU and returns float32 rows of shape
-    (*ids.shape, dim). It blocks like a pull. Under torch.no_grad and in evaluation an id without a row gives
-    its initial row, and nothing is created or pushed.
+    `forward(ids)` takes an int64 tensor of any shape and returns float32 rows of shape (*ids.shape, dim) on
+    the same device. It blocks like a pull, and until the device has computed the ids. Under torch.no_grad and
+    in evaluation an id without a row gives its initial row, and nothing is created or pushed.
 
     Several features share one table if they use the same layer. A deep copy, for example in a moving average
     of a model, reads the rows of the original and trains none. An unpickled layer is a new one without rows.
@@ -159,20 +162,22 @@ class Embedding(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of `ids`; see the class."""
         rows, places = self.rows(ids)
-        return functional.embedding(places, rows)
+        return functional.embedding(places, rows, sparse=_sums_in_push(rows))
 
     def rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Pull the rows of unique ids. Blocks like a pull.
 
         Args:
-            ids: int64, any shape, on the CPU.
+            ids: int64, any shape, on any device.
 
         Returns:
             rows: float32, shape (n_unique, dim), a leaf that collects gradients if they are enabled.
             places: int64, of the shape of `ids`: index of each id's row.
+            Both are on the device of `ids`.
 
         Raises:
-            ConfigError: `ids` are no int64 tensor of the CPU, or the layer has not been prepared.
+            ConfigError: `ids` are no int64 tensor with values, or the layer has not been prepared.
+            DeviceError: The device of `ids` failed.
         """
         access, loaded = self._access, self._loaded
         if access is None and loaded is None:
@@ -184,7 +189,7 @@ class Embedding(torch.nn.Module):
         if (
             not isinstance(ids, torch.Tensor)
             or ids.dtype != torch.int64
-            or ids.device.type != "cpu"
+            or ids.device.type == "meta"
         ):
             found = (
                 f"{ids.dtype} on {ids.device}"
@@ -192,21 +197,30 @@ class Embedding(torch.nn.Module):
                 else type(ids).__name__
             )
             raise ConfigError(
-                f"ids of the embedding {table} are {found}: must be an int64 tensor on the CPU"
+                f"ids of the embedding {table} are {found}: must be an int64 tensor with values"
             )
-        keys, places = distinct_places(ids.detach().numpy().reshape(-1))
-        indices = torch.from_numpy(places).view(ids.shape)
+        memory = access.job.devices.of(ids.device) if access is not None else None
+        on_host = ids.detach().cpu() if memory is None else memory.fetch(ids)
+        keys, places = distinct_places(on_host.numpy().reshape(-1))
+        indices = _on(ids.device, memory, places).view(ids.shape)
         if access is None:
             assert loaded is not None
-            return torch.from_numpy(loaded.pull(keys)), indices
+            return _on(ids.device, None, loaded.pull(keys)), indices
         access.job.start()
         access.job.settle()
         assert access.handle is not None
-        rows = torch.from_numpy(access.handle.pull(keys))
+        rows = _on(ids.device, memory, access.handle.pull(keys))
         if torch.is_grad_enabled() and access.layer is self:
             rows.requires_grad_()
             hook: Any = rows.register_post_accumulate_grad_hook  # torch has no annotation for it
-            hook(lambda leaf: self._note(keys, leaf))
+            layer = weakref.ref(self)  # the collector does not see what a hook holds
+
+            def note(leaf: torch.Tensor) -> None:
+                own = layer()
+                if own is not None:
+                    own._note(keys, leaf)
+
+            hook(note)
         return rows, indices
 
     def _note(self, keys: Int64, rows: torch.Tensor) -> None:
@@ -216,7 +230,11 @@ class Embedding(torch.nn.Module):
 
     def push(self) -> None:
         """Push the gradients of all rows since the last step, in one push. `step` calls this."""
-        parts = [(keys, rows.grad.numpy()) for keys, rows in self._pending if rows.grad is not None]
+        parts = [
+            self._gradient_of(keys, rows.grad)
+            for keys, rows in self._pending
+            if rows.grad is not None
+        ]
         self._pending.clear()
         if not parts:
             return
@@ -225,6 +243,24 @@ class Embedding(torch.nn.Module):
         keys = parts[0][0] if len(parts) == 1 else np.concatenate([k for k, _ in parts])
         values = parts[0][1] if len(parts) == 1 else np.concatenate([v for _, v in parts])
         self._access.handle.push(keys, np.ascontiguousarray(values))
+
+    def _gradient_of(
+        self, keys: Int64, gradient: torch.Tensor
+    ) -> tuple[Int64, NDArray[np.float32]]:
+        """Return the gradient of the rows of `keys` as keys, of which some may be equal, and rows.
+
+        They are in host memory. Waits for the device of the gradient.
+        """
+        assert self._access is not None
+        memory = self._access.job.devices.of(gradient.device)
+
+        def on_host(part: torch.Tensor) -> NDArray[Any]:
+            found: NDArray[Any] = (part.cpu() if memory is None else memory.fetch(part)).numpy()
+            return found
+
+        if not gradient.is_sparse:
+            return keys, on_host(gradient)
+        return keys[on_host(gradient._indices()[0])], on_host(gradient._values())
 
     def drop(self) -> None:
         """Drop the gradients since the last step: `zero_grad` calls this."""
@@ -238,6 +274,13 @@ class Embedding(torch.nn.Module):
     def extra_repr(self) -> str:
         """Return the settings, for print(model)."""
         return f"{self.dim}, optimizer={self.optimizer}"
+
+
+def _on(
+    device: torch.device, memory: DeviceMemory | None, array: NDArray[np.generic]
+) -> torch.Tensor:
+    """Return an array as a tensor of a device; without a copy on the CPU."""
+    return memory.bring(array) if memory is not None else torch.from_numpy(array).to(device)
 
 
 class EmbeddingBag(Embedding):
@@ -311,4 +354,15 @@ class EmbeddingBag(Embedding):
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
             padding_idx=padding,
+            sparse=self.mode != "max" and _sums_in_push(rows),
         )
+
+
+def _sums_in_push(rows: torch.Tensor) -> bool:
+    """Return True if backward leaves the sums over equal ids to the push, which is faster.
+
+    A dense gradient of the rows costs torch a sort of the ids, and memory of zeros to add to. From a device
+    it takes fewer bytes to the host.
+    """
+    # A compiled graph has no sparse gradients.
+    return rows.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -25,12 +25,16 @@ from typing import Any, Protocol
 
 import torch
 
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, MpipsError
 from mpips.session.init import current
 from mpips.session.script import Script
+from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
+from mpips.torch.device_memory import Devices
 from mpips.torch.generators import reseed
+from mpips.torch.parameters import ParameterTable
 from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
-from mpips.worker.worker import Worker
+from mpips.worker.by_use import PullsByUse
+from mpips.worker.worker import Worker, connection_of
 
 
 class Pulled(Protocol):
@@ -85,31 +89,89 @@ class ModelPart:
     Attributes:
         is_stale: True if a step has changed values since the newest pull.
         is_accumulating: True within `no_sync`.
+        waits: The waits of the forward pass that is running, if it waits by use; None: it does not.
     """
 
-    def __init__(self, job: TorchJob, pulled: Sequence[Pulled]) -> None:
-        """Take the tables, in the order in which they are pulled."""
+    def __init__(
+        self, job: TorchJob, pulled: Sequence[Pulled], by_use: Sequence[ParameterTable] = ()
+    ) -> None:
+        """Take the tables.
+
+        Args:
+            job: The script's job.
+            pulled: All of them, in the order in which they are pulled.
+            by_use: Those that a forward pass may wait for by use, in the order of the model.
+        """
         self.is_stale = True
         self.is_accumulating = False
+        self.waits: UseWaits | None = None
         self._job = job
         self._pulled = pulled
+        self._by_use: list[ParameterTable] = list(by_use)
 
     @property
     def is_started(self) -> bool:
         """True from the first pull of the job on."""
         return self._job.has_started
 
+    def may_wait_by_use(self, model: torch.nn.Module) -> bool:
+        """Return True if a forward pass of the model that begins now may wait by use."""
+        is_due = bool(self._by_use) and self.is_stale and self.waits is None
+        return is_due and is_seen(model)
+
+    @property
+    def by_use(self) -> Sequence[ParameterTable]:
+        """Tables in the order of use of the newest forward pass that has waited by use."""
+        return self._by_use
+
     def refresh(self) -> None:
         """Pull all values, if a step has been made since the newest pull. Blocks then.
 
         The last layers come first: servers have their updates first.
         """
+        if self.waits is not None:
+            self.waits.finish()
         if self.is_stale:
             self._job.start()
             self._job.settle()
             for table in reversed(self._pulled):
                 table.pull()
             self.is_stale = False
+
+    @contextmanager
+    def waiting_by_use(self) -> Iterator[None]:
+        """Ask for values, and within the block wait for each where it is used; see mpips.torch.by_use.
+
+        All values are there at the end of the block. Values on this node are pulled before it.
+        """
+        worker = self._job.start()
+        self._job.settle()
+        asked = {table.name: (table, what) for table in self._by_use if (what := table.ask())}
+        wanted = {name: what for name, (_, what) in asked.items()}
+        if not asked:
+            self.refresh()
+            yield
+            return
+        pulls = PullsByUse.asked(connection_of(worker), wanted)
+        for table in reversed(self._pulled):
+            if not isinstance(table, ParameterTable) or table.name not in asked:
+                table.pull()
+        self.is_stale = False
+        self.waits = waits = UseWaits([table for table, _ in asked.values()], pulls)
+        connection_of(worker).leave()
+        try:
+            with waits:
+                yield
+            waits.finish()
+            self._by_use = in_order_of_use(self._by_use, waits.used)
+        except BaseException as error:
+            self.is_stale = True  # some values may not be there
+            # Nothing must arrive in the parameters after this block.
+            if isinstance(error, Exception) and not isinstance(error, MpipsError):
+                pulls.finish()
+            raise
+        finally:
+            self.waits = None
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -129,12 +191,14 @@ class TorchJob:
 
     Attributes:
         script: The script.
+        devices: Devices of its models.
     """
 
     def __init__(self, script: Script) -> None:
         """Prepare nothing yet."""
         script.own_cursor("mpips.torch")
         self.script = script
+        self.devices = Devices(script)
         self._opened: list[Opened] = []
         self._restored: dict[str, Restored] = {}
         self._loaders: list[PlacedLoader] = []
@@ -194,7 +258,7 @@ class TorchJob:
             for part in self._opened:
                 part.open(worker)
             self._resume()
-            self.script.before_end.append(self.settle)
+            self.script.before_end += [self.settle, self.devices.close]
             self._reseed(worker)
         return self._worker
 

@@ -29,11 +29,19 @@ class Refresh:
         # torch.compile reads this condition, so that the graph is interrupted only where values are pulled.
         if self._part is not None and self._part.is_stale:
             self._pull()
+        if self._part is not None and self._part.waits is not None:
+            self._enter(arguments[0])
 
     @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
     def _pull(self) -> None:
         assert self._part is not None
         self._part.refresh()
+
+    @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
+    def _enter(self, module: torch.nn.Module) -> None:
+        assert self._part is not None
+        assert self._part.waits is not None
+        self._part.waits.enter(module)
 
     def __deepcopy__(self, memo: Any) -> Refresh:
         return Refresh(None)
@@ -47,6 +55,16 @@ class PreparedModule(torch.nn.Module):
 
     _mpips_part: ModelPart
     _mpips_plain: type[torch.nn.Module]
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """As in torch. The forward pass waits for values where it uses them; see mpips.torch.by_use."""
+        part: ModelPart | None = self.__dict__.get(
+            "_mpips_part"
+        )  # a slice of a Sequential has none
+        if torch.compiler.is_compiling() or part is None or not part.may_wait_by_use(self):
+            return super().__call__(*arguments, **named)
+        with part.waiting_by_use():
+            return super().__call__(*arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
         """As in torch; a parameter of the model itself has its current value.

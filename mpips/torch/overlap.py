@@ -21,32 +21,31 @@ The order of pushes does not depend on whether they overlap. But the script may 
 were sent: then the repeated pushes are not those that count. So the cursor says whether overlap is on, and a
 restart goes on so, which finds the change again.
 
+A gradient on a device is copied to the host first: its hook requests the copy, later hooks push gradients
+whose copies have ended, and `step` waits for the others; see device_table.py. A change between the hook and
+`step` is an error there also if the gradient has not been pushed by then, which depends on the device.
+
+On the way to servers of other nodes a push leaves by the urgency of its values (mpips.transport.orders): what
+the next forward pass uses first passes what backward has completed before it. Not so in jobs in which a
+worker may repeat a clock: there pushes leave in the fixed order.
+
 A gradient is not a view of memory from `Worker.allocate`: autograd would have to add into it, where it now
 hands over its own result, and a push copies that at the speed of memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from mpips import _native
 from mpips.errors import ConfigError
+from mpips.torch.fingerprints import Fingerprint, differing
 from mpips.torch.parameters import ParameterTable
 
 OBSERVED_STEPS = 2
-
-
-def _digest(gradient: torch.Tensor | None) -> int | None:
-    """Return the XXH3-64 of a gradient's elements; None for no gradient or a sparse one, which is refused."""
-    if gradient is None or gradient.layout != torch.strided:
-        return None
-    elements = gradient.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    hashing = _native.Xxh3()
-    hashing.update(elements.numpy())
-    return hashing.digest()
 
 
 class Overlap:
@@ -62,6 +61,7 @@ class Overlap:
         is_accumulating: Callable[[], bool],
         is_stale: Callable[[], bool],
         wanted: bool | None,
+        by_use: Callable[[], Sequence[ParameterTable]] = tuple,
     ) -> None:
         """Make no hooks yet; see `open`.
 
@@ -72,6 +72,8 @@ class Overlap:
             is_accumulating: Returns True within `no_sync`.
             is_stale: Returns True if no pull has followed the newest step.
             wanted: True: overlap from the first step on; False: never; None: after observed steps.
+            by_use: Returns all tables in the order of their use, which says how urgent a push is; empty: the
+                pushes leave in the order of `tables`.
         """
         self._tables = tables
         self._begin = begin
@@ -79,10 +81,15 @@ class Overlap:
         self._is_accumulating = is_accumulating
         self._is_stale = is_stale
         self._wanted = wanted
+        self._by_use = by_use
+        self._places: dict[
+            int, int
+        ] = {}  # in the order of use, by the id of the table; of this clock
         self._is_on = wanted is True
         self._observed = None if wanted is not None else 0
         self._hooks: list[Any] = []
-        self._digests: dict[int, int | None] = {}  # of complete gradients of this clock, by place
+        self._digests: dict[int, Fingerprint] = {}  # of complete gradients of this clock, by place
+        self._begun: set[int] = set()  # places whose gradients are on their way from a device
         self._next = 0  # place of the first table that has not been passed in this clock
         self._has_sent = False
         self._is_held = False  # nothing is sent before `step` in this clock
@@ -136,9 +143,14 @@ class Overlap:
             )
 
     def _hook_of(self, place: int) -> Callable[[torch.Tensor], None]:
+        # Python's garbage collector does not see what a hook holds: it would never free the job.
+        overlap = weakref.ref(self)
+
         @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
         def complete(parameter: torch.Tensor) -> None:
-            self._complete(place)
+            own = overlap()
+            if own is not None:
+                own._complete(place)
 
         made: Callable[[torch.Tensor], None] = complete
         return made
@@ -159,10 +171,13 @@ class Overlap:
             return
         if not self._digests and self._observed is not None:
             self._found = self._hyperparameters()
-        self._digests[place] = _digest(table.parameter.grad)
+        self._digests[place] = table.fingerprint()
+        self._begun.discard(place)  # what is on its way is the gradient of an earlier pass
         # Without a forward pass since the newest step, the script may look at the new values before `step`,
         # and a table cannot be pulled once it is closed.
         if self._is_on and not self._is_held and not self._is_stale():
+            if table.begin_push():
+                self._begun.add(place)
             self._send()
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -170,28 +185,51 @@ class Overlap:
         self._refusal = reason
         raise ConfigError(reason)
 
+    def _refuse_sent(self, error: ValueError) -> None:
+        """Raise ConfigError for a gradient that cannot be sent, if backward has sent others."""
+        if self._has_sent:
+            self._refuse(
+                f"{error}; backward has sent the gradients of the layers behind it: use "
+                "prepare(..., overlap=False) in a script that handles this before step()"
+            )
+
     def _send(self) -> None:
         """Push gradients in order, as far as they are complete."""
         while self._next < len(self._tables):
             table = self._tables[self._next]
             if table.rule is not None:
-                if self._next not in self._digests:
+                if self._next not in self._digests or not table.is_ready():
                     return
                 if not self._has_sent:
                     self._begin()
+                    self._look_up_places()
                 try:
-                    table.push()
+                    self._push(table)
                 except ValueError as error:  # NaN or infinity
                     if not self._has_sent:
                         # The script may skip such a step; if not, `step` raises the error.
                         self._is_held = True
+                        self._begun.clear()
                         return
-                    self._refuse(
-                        f"{error}; backward has sent the gradients of the layers behind it: use "
-                        "prepare(..., overlap=False) in a script that handles this before step()"
-                    )
+                    self._refuse_sent(error)
                 self._has_sent = True
             self._next += 1
+
+    def _look_up_places(self) -> None:
+        self._places = {id(table): place for place, table in enumerate(self._by_use())}
+
+    def _push(self, table: ParameterTable) -> None:
+        place = self._places.get(id(table))
+        if place is None:
+            table.push()
+        else:
+            table.order(place)
+
+    def _in_order(self, tables: Sequence[ParameterTable]) -> Sequence[ParameterTable]:
+        """Return tables in the order of their use, where pushes may have it."""
+        if not self._places:
+            return tables
+        return sorted(tables, key=lambda table: self._places.get(id(table), len(self._places)))
 
     def step(self) -> None:
         """Push what is left of this clock. `begin` has been called by the caller, if nothing was sent.
@@ -201,13 +239,24 @@ class Overlap:
         """
         if self._refusal:
             raise ConfigError(self._refusal)
-        if self._has_sent:
+        if self._has_sent or self._begun:
             self._check()
         elif self._observed is not None:
             self._observe()
-        for table in self._tables[self._next :]:
-            table.push()
+        if not self._has_sent:
+            self._look_up_places()
+        # Request all gradients that are on a device before the wait for the first one.
+        for place in range(self._next, len(self._tables)):
+            if place not in self._begun:
+                self._tables[place].begin_push()
+        try:
+            for table in self._in_order(self._tables[self._next :]):
+                self._push(table)
+        except ValueError as error:  # NaN or infinity
+            self._refuse_sent(error)
+            raise
         self._digests.clear()
+        self._begun.clear()
         self._next = 0
         self._has_sent = self._is_held = False
 
@@ -225,22 +274,24 @@ class Overlap:
             )
 
     def _check(self) -> None:
-        for place, digest in self._digests.items():
-            table = self._tables[place]
-            if place < self._next and _digest(table.parameter.grad) != digest:
-                self._refuse(
-                    f"the gradient of {table.name!r} was changed between backward, which had sent it, and "
-                    "step(): use prepare(..., overlap=False), which sends gradients in step()"
-                )
+        sent = (place for place in self._digests if place < self._next or place in self._begun)
+        for place in self._changed(sent):
+            self._refuse(
+                f"the gradient of {self._tables[place].name!r} was changed between backward, which had sent "
+                "it, and step(): use prepare(..., overlap=False), which sends gradients in step()"
+            )
+
+    def _changed(self, places: Iterable[int]) -> set[int]:
+        """Return those of some places whose gradients differ from those that hooks have found."""
+        return differing(
+            (place, self._tables[place].fingerprint(), self._digests[place]) for place in places
+        )
 
     def _observe(self) -> None:
         """Look at what an observed clock has done to gradients and hyperparameters."""
         if not self._digests:
             return
-        if self._found != self._hyperparameters() or any(
-            _digest(self._tables[place].parameter.grad) != digest
-            for place, digest in self._digests.items()
-        ):
+        if self._found != self._hyperparameters() or self._changed(self._digests):
             self._give_up()
             return
         assert self._observed is not None

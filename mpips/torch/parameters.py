@@ -2,7 +2,7 @@
 
 A table holds float32 values. Parameters in bfloat16 or float16 receive them rounded, so the server has the
 master values. A worker writes pulled values into the memory of the parameter itself where that memory is a
-contiguous float32 array of the CPU, and through a buffer elsewhere.
+contiguous float32 array of the CPU, and through a buffer elsewhere; see device_table.py for CUDA.
 
 The worker is the only writer of a parameter between two pulls, and a script must not change parameters in
 place once the job has started: the next pull would overwrite the change. torch counts changes of a tensor
@@ -24,7 +24,10 @@ from mpips.model.consistency import Consistency
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.replicated import TablePlacement
 from mpips.model.table import DenseTable
+from mpips.torch.fingerprints import Fingerprint, digest_of
+from mpips.worker.by_use import PullsByUse
 from mpips.worker.dense import DenseHandle
+from mpips.worker.requests import PushResult, Request
 from mpips.worker.worker import Worker
 
 Float32 = NDArray[np.float32]
@@ -120,23 +123,52 @@ class ParameterTable:
         A parameter that has been fixed since the start is pulled once: its values cannot change. One that is
         frozen later is pulled on, since a server may still apply updates to it.
         """
-        self._can_change = self._can_change or not self.is_fixed
-        self.check_unchanged()
-        if self._version >= 0 and not self._can_change:
+        if not self._needs_pull():
             return
         assert self._handle is not None
+        self._receive(self._handle.pull(self._target()))
+        self._note_change()
+
+    def _needs_pull(self) -> bool:
+        """Return True if the values may differ from those of the newest pull."""
+        self._can_change = self._can_change or not self.is_fixed
+        self.check_unchanged()
+        return self._version < 0 or self._can_change
+
+    def _note_change(self) -> None:
         p = self.parameter
-        target = self._memory()
-        if target is not None:
-            self._handle.pull(target)
-        else:
-            if self._buffer is None:
-                self._buffer = np.empty(self._shape, np.float32)
-            self._handle.pull(self._buffer)
-            self.set(self._buffer)
         # A graph that was recorded before the pull must not be used with the new values.
         torch.autograd.graph.increment_version(p)
         self._version = p._version
+
+    def ask(self) -> tuple[DenseHandle, Float32] | None:
+        """Return table and array to ask for, if values come from other nodes; `wait_for` must follow.
+
+        Returns:
+            None: `pull` brings the values.
+        """
+        if not isinstance(self._handle, DenseHandle) or not self._handle.is_apart:
+            return None
+        return (self._handle, self._target()) if self._needs_pull() else None
+
+    def wait_for(self, pulls: PullsByUse) -> None:
+        """Wait for values that were asked for, and take them into the parameter."""
+        self._receive(pulls.wait(self.name))
+        self._note_change()
+
+    def _target(self) -> Float32:
+        """Return the array that receives pulled values: the parameter's memory, or a buffer."""
+        target = self._memory()
+        if target is not None:
+            return target
+        if self._buffer is None:
+            self._buffer = np.empty(self._shape, np.float32)
+        return self._buffer
+
+    def _receive(self, values: Float32) -> None:
+        """Take pulled values into the parameter. `values`: the array that `_target` has returned."""
+        if values is not self._array:
+            self.set(values)
 
     def set(self, values: Float32) -> None:
         """Copy values, of the table's shape, into the parameter."""
@@ -156,6 +188,18 @@ class ParameterTable:
                 "before the first forward pass; for values that the script itself sets, use a buffer"
             )
 
+    def fingerprint(self) -> Fingerprint:
+        """Return a fingerprint of the gradient, by which changes of it are found."""
+        return digest_of(self.parameter.grad)
+
+    def begin_push(self) -> bool:
+        """Request what a push needs, ahead of it; return True if that is under way. See DeviceTable."""
+        return False
+
+    def is_ready(self) -> bool:
+        """Return True if a push would not wait for a device."""
+        return True
+
     def push(self) -> None:
         """Push the gradient, if there is one, as the last push to the table in this clock.
 
@@ -165,18 +209,40 @@ class ParameterTable:
             ConfigError: The gradient is sparse.
             ValueError: The gradient contains NaN or infinity; the message names the table.
         """
+        self._push()
+
+    def order(self, place: int) -> None:
+        """Push as `push` does, by the urgency of the table's values where that is possible.
+
+        Args:
+            place: Place of the table in the order of use.
+        """
+        gradient, handle = self.parameter.grad, self._handle
+        strided = gradient is not None and gradient.layout == torch.strided
+        if self.rule is None or not strided or not isinstance(handle, DenseHandle):
+            return self.push()
+        assert gradient is not None
+        self._can_change = True
+        if not handle.order(self._gradient(gradient), place):
+            self.push()
+
+    def _push(self) -> Request[PushResult] | None:
+        """Push the gradient; return the request, or None if there is no gradient."""
         gradient = self.parameter.grad
         if gradient is None or self.rule is None:
-            return
+            return None
         self._can_change = True
         if gradient.layout != torch.strided:
             raise ConfigError(
                 f"the parameter {self.name!r} has a sparse gradient: use mpips.torch.Embedding, which "
                 "pushes only the rows of a step, or sparse=False"
             )
-        values = _as_array(gradient.detach()).reshape(self._shape)
         assert self._handle is not None
-        self._handle.push(values, closes=True)
+        return self._handle.push(self._gradient(gradient), closes=True)
+
+    def _gradient(self, gradient: torch.Tensor) -> Float32:
+        """Return the gradient as an array of the table's shape."""
+        return _as_array(gradient.detach()).reshape(self._shape)
 
     def _memory(self) -> Float32 | None:
         """Return the parameter's memory as an array of the table's shape; None: pull through a buffer."""

@@ -16,6 +16,8 @@ from mpips.model.local_sgd import Local
 from mpips.model.replicated import Replicated, common_placement
 from mpips.mpi.launch import asked_threads
 from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_tables
+from mpips.torch.device import move
+from mpips.torch.device_table import table_maker
 from mpips.torch.embedding import Embedding
 from mpips.torch.job import ModelPart, Pushed, SchedulerState, TorchJob, job_of
 from mpips.torch.module import PreparedModule, make_prepared
@@ -109,8 +111,10 @@ def prepare(
     compression: PushCodec | str | None = None,
     pull_compression: PullCodec | str | None = None,
     stream: int | None = None,
+    pull: str = "by use",
     init: Init | None = None,
     name: str = "",
+    device: torch.device | str | None = None,
 ) -> Any:
     """Let the servers of the job hold and train a model. Call it before the first forward pass.
 
@@ -156,18 +160,27 @@ def prepare(
         compression: Codec of the pushes of all parameters, such as "int8" or Bf16(); None: float32.
             Embeddings have one of their own. See mpips.model.codec.
         pull_compression: Codec of the pulls of all parameters, "bf16" or "int8"; None: float32. Workers then
-            compute with rounded values.
+            compute with rounded values. Under BSP also "topk" or "onebit": workers then compute with a copy
+            that follows the values by differences.
         stream: Number of layers whose parameters may be in the memory of this worker, for models that are
             larger; None: all. A layer is a module that has parameters of its own. The values of a parameter
             are pulled when a function of torch receives it, in forward and in backward, and freed when
             those of other layers need the place. Gradients are pushed by backward, as with overlap=True, and
             freed: the script cannot clip, scale or accumulate them. Needs BSP without backup workers. See
             mpips.torch.streaming.
+        pull: "by use": values from servers on other nodes are asked for in the order of their use, and each
+            function of torch in the forward pass waits only for those that it receives; see
+            mpips.torch.by_use. "whole": all values are there before the first layer computes, as they are in
+            any case for values on this node, and for models with compiled or scripted parts.
         init: Fills the parameters and buffers that a module itself has, of a module that was made on the
             meta device (`with torch.device("meta")`), which has no memory for its parameters. Called for one
             module after the other on worker 0 at the start of the job, and in `prepare` for modules with
             buffers. None: module.reset_parameters(). Only with `stream`.
         name: Prefix of the tables' names, for a second model.
+        device: Device to which the model is moved first, such as mpips.torch.device(); None: parameters stay
+            where they are. "cuda" is the CUDA device of this worker by its place on its node. Parameters and
+            gradients on a CUDA device stay there, and are copied to and from the host on side streams while
+            the device computes. Workers may have different devices.
 
     Returns:
         The model; or a tuple of model, optimizer and loader as far as given, in this order.
@@ -175,6 +188,8 @@ def prepare(
     Raises:
         ConfigError: A parameter, option or loader is not accepted; the message names it. Or the job has
             started, `mpips.init` has not been called, or the model has been prepared before.
+        CapabilityError: `device` needs CUDA, which this process does not have.
+        DeviceError: A device failed.
     """
     job = job_of("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
@@ -182,6 +197,8 @@ def prepare(
     codec, pull_codec = _codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap)
     check_stream(stream, init, rules, overlap)
+    if pull not in ("by use", "whole"):
+        raise ConfigError(f"prepare: pull = {pull!r}: must be 'by use' or 'whole'")
     if stream is not None and where == "auto":
         where = "servers"
     if stream is not None and where != "servers":
@@ -189,8 +206,10 @@ def prepare(
             f"prepare: placement = {where!r} with stream = {stream}: must be 'servers', since a replicated "
             "model is whole in the memory of each node"
         )
+    if device is not None:
+        move(model, device, job.script.rank)
     streamed: Stream | None = None
-    make: Make = ParameterTable
+    make: Make = table_maker(job.devices)
     if stream is not None:
         streamed, make = make_stream(model, optimizer, stream, init)
     others: Consistency = rules
@@ -204,7 +223,8 @@ def prepare(
     embeddings = _embeddings(model, name)
     schedulers = _schedulers(scheduler)
     prepared = StartingLoader(loader, job, job.script.seed) if loader is not None else None
-    part = ModelPart(job, [*(tables if streamed is None else [streamed]), *own_buffers])
+    by_use = tables if streamed is None and pull == "by use" else []
+    part = ModelPart(job, [*(tables if streamed is None else [streamed]), *own_buffers], by_use)
     for table in tables:
         job.claim(table.parameter, table.name)
     for path, embedding in embeddings.items():

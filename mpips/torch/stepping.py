@@ -21,6 +21,7 @@ from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
 from mpips.torch.streamed_gradients import StreamedGradients
 from mpips.torch.streamed_table import StreamedTable
+from mpips.worker.connection import Connection
 from mpips.worker.worker import Worker, connection_of
 
 _ABSENT = object()
@@ -67,14 +68,17 @@ class Stepping:
                 lambda: model.is_accumulating,
                 lambda: model.is_stale,
                 overlap,
+                self._in_order_of_use,
             )
         )
         self._made = [_hyperparameters(group) for group in optimizer.param_groups]
         self._known = list(self._made)  # those that the script gives at its beginning
+        self._connection: Connection | None = None  # until backward sends gradients
 
     def open(self, worker: Worker) -> None:
         """Make the hooks of the parameters at the start of the job."""
         self._overlap.open(self._job.n_optimizers == 1)
+        self._connection = connection_of(worker)
         self._job.script.before_end.append(self._overlap.check_end)
 
     def step(self) -> None:
@@ -93,6 +97,19 @@ class Stepping:
             )
         self._overlap.step()
         self._job.push(self._rest, [self._model])
+        if self._overlap.is_on and self._connection is not None:
+            # Let gradients that backward sends travel while it computes.
+            self._connection.begin_progress()
+            self._connection = None
+
+    def _in_order_of_use(self) -> Sequence[ParameterTable]:
+        """Return the tables in the order of their use; empty where the order of pushes must not change.
+
+        A worker that may repeat a clock must push in the same order then, and an evaluation between two steps
+        may have used the parameters in another one than the step.
+        """
+        worker = self._job.start()
+        return self._model.by_use if connection_of(worker).may_order else ()
 
     def _begin(self) -> None:
         """End the clock before, and send changed hyperparameters."""
@@ -245,6 +262,8 @@ def make_stepping(
     optimizer.__dict__.pop("step", None)  # the wrapper of a scheduler, around torch's own step
     body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
     optimizer.__class__ = type(plain.__name__, (PreparedOptimizer, plain), body)
+    # GradScaler leaves unscaling to a fused optimizer, whose kernel does it; servers have no such kernel.
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     optimizer._mpips_stepping = stepping  # type: ignore[attr-defined]
     optimizer._mpips_plain = plain  # type: ignore[attr-defined]
     optimizer._mpips_embeddings = embeddings  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ is an error (StreamedTable.check_gradient), before anything wrong counts.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -67,8 +68,13 @@ class StreamedGradients:
                 register(table.parameter, self._hook_of(table))
 
     def _hook_of(self, table: StreamedTable) -> Callable[[torch.Tensor], None]:
+        # As in Overlap: a hook that held this object would keep the job's memory for ever.
+        gradients, place = weakref.ref(self), self._tables.index(table)
+
         def complete(parameter: torch.Tensor) -> None:
-            self._complete(table)
+            own = gradients()
+            if own is not None:
+                own._complete(own._tables[place])
 
         return complete
 

@@ -189,6 +189,11 @@ def _check(model: torch.nn.Module, init: Init | None) -> None:
                     f"prepare: the parameter {key!r} of {name} is a {type(parameter).__name__}: stream takes "
                     "parameters that are torch.nn.Parameter, which no other model has"
                 )
+            if parameter is not None and parameter.device.type not in ("cpu", "meta"):
+                raise ConfigError(
+                    f"prepare: the parameter {key!r} of {name} is on {parameter.device}: streamed values are "
+                    "on the CPU; prepare the model there, or without stream"
+                )
         tensors = [*module._parameters.values(), *module._buffers.values()]
         made = callable(getattr(module, "reset_parameters", None))
         if init is None and not made and any(map(_is_meta, tensors)):

@@ -23,7 +23,7 @@ import numpy as np
 from mpips.config.sections import TrainConfig
 from mpips.errors import CallbackError, ConfigError
 from mpips.tasks.registry import load_named
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 OnEpochEnd: TypeAlias = Callable[[dict[str, float]], object]
 
@@ -34,8 +34,8 @@ class EpochCallback:
 
     Attributes:
         function: Called with a row of `Result.history`; True ends training.
-        name: `module:function`, as in the option; "": a function of this process, whose exceptions are raised
-            as they are.
+        name: `module:function`, as in the option; "": a function of this process, whose exceptions except
+            SystemExit are raised as they are.
     """
 
     function: OnEpochEnd
@@ -80,12 +80,20 @@ class EpochCallback:
 
         Raises:
             CallbackError: The function raised an exception, on worker 0.
+            StallError: It did not return within the job's timeout.
         """
         sums = worker.reduce(f"losses of epoch {epochs}", np.array(losses, np.float64))
         assert sums is not None
         row = {"epoch": epochs}
         loss = {"loss": float(sums[0] / sums[1])} if sums[1] else {}
-        stops = worker.index == 0 and self.call({**row, **loss, **(metrics or {})})
+        stops = False
+        if worker.index == 0:
+            control = connection_of(worker).control
+            # The function may last longer than the job's timeout: then the error says what was called.
+            control.state = f"calling on_epoch_end after epoch {epochs}"
+            control.beat()
+            stops = self.call({**row, **loss, **(metrics or {})})
+            control.state = "computing"
         # The others wait here for the end of the call; if it raises, the job ends.
         decision = worker.reduce(f"on_epoch_end of epoch {epochs}", np.array([int(stops)]), "max")
         assert decision is not None
@@ -95,16 +103,17 @@ class EpochCallback:
         """Call the function with a row in this process; return True if it asks for the end of the training.
 
         Raises:
-            CallbackError: The function raised an exception.
+            CallbackError: The function raised an exception. One without a name has exited.
         """
         try:
             found = self.function(row)
         except (Exception, SystemExit) as error:
-            if not self.name:
+            # SystemExit must not end the training as if that were complete: a program may return with it.
+            if not self.name and not isinstance(error, SystemExit):
                 raise
+            what = f"train.on_epoch_end = '{self.name}'" if self.name else "on_epoch_end"
             raise CallbackError(
-                f"train.on_epoch_end = '{self.name}' raised {type(error).__name__} after epoch "
-                f"{row['epoch']}: {error}"
+                f"{what} raised {type(error).__name__} after epoch {row['epoch']}: {error}"
             ) from error
         # A comparison of NumPy's numbers is no bool of Python.
         return found is True or (isinstance(found, np.bool_) and bool(found))

@@ -8,7 +8,9 @@ from glob import escape
 
 from msgspec.structs import replace as replace_struct
 
-from mpips.data import DataInfo, Part, ReadOptions, read
+from mpips.data import DataInfo, Part, ReadOptions, files_of, read
+from mpips.data.label_sets import LabelSets
+from mpips.data.readers import choose_reader
 from mpips.data.summary import summarise
 from mpips.errors import DataError
 from mpips.tasks import TASKS
@@ -38,8 +40,9 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
     options = ReadOptions(label=label)
     part = _read(train, options)
     info = part.info
+    several = info.wants == "several"
     if test:
-        read(test, options=options, like=info)
+        read(test, options=options, like=replace(info, label_names=()) if several else info)
     name, others = _tasks(train, info)
     task = TASKS[name]
     lines = [
@@ -55,6 +58,12 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         lines += _columns(info)
     elif label is not None:
         lines.append(f"label = {quoted(label)}")
+    if several:
+        lines += [
+            "",
+            "[options]",
+            'labels = "several"  # lists in front of the lines, such as 1,3,7',
+        ]
     if info.wants == "targets":
         lines += ["", "[options]", 'labels = "targets"  # numbers to be predicted, not classes']
     lines += [
@@ -76,6 +85,8 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
 def _read(train: str, options: ReadOptions) -> Part:
     """Read the training data; its labels are numbers to be predicted if they do not look like classes.
 
+    Lines of LIBSVM text that have several labels or none are read as such.
+
     Raises:
         DataError: The data cannot be read, or all labels are equal.
     """
@@ -83,7 +94,9 @@ def _read(train: str, options: ReadOptions) -> Part:
     try:
         part = read(train, options=options)
     except DataError as error:
-        refused = error
+        refused, several = error, _with_label_sets(train, options)
+        if several is not None:
+            return several
     else:
         info = part.info
         if info.n_classes < 2:
@@ -102,6 +115,18 @@ def _read(train: str, options: ReadOptions) -> Part:
     return replace(part, notes=(*part.notes, note))
 
 
+def _with_label_sets(train: str, options: ReadOptions) -> Part | None:
+    """Read LIBSVM text whose lines have several labels or none; None: it is something else."""
+    try:
+        if choose_reader(files_of(train)[0], options.format).name != "libsvm":
+            return None
+        part = read(train, options=replace_struct(options, wants="several"))
+        sets = LabelSets.of(part.info)
+    except DataError:
+        return None
+    return replace(part, info=sets.without(part.info)) if sets is not None else None
+
+
 def _tasks(train: str, info: DataInfo) -> tuple[str, Sequence[str]]:
     """Return the task to begin with, and others that suit the data.
 
@@ -114,14 +139,13 @@ def _tasks(train: str, info: DataInfo) -> tuple[str, Sequence[str]]:
     if info.kind == "sparse" and info.n_classes == 2:
         return "logistic", ("fm",)
     if info.n_features > MAX_DENSE_FEATURES:
-        found = (
-            "numbers to be predicted" if info.wants == "targets" else f"{info.n_classes} classes"
-        )
+        kinds = {"targets": "numbers to be predicted", "several": "several labels"}
+        found = kinds.get(info.wants, f"{info.n_classes} classes")
         raise DataError(
             f"{train}: has {info.n_features:,} features and {found}, which no built-in task takes; write a "
             "task (docs/howto/task.md)"
         )
-    return "mlp", () if info.wants == "targets" else ("softmax",)
+    return "mlp", ("softmax",) if info.wants == "classes" else ()
 
 
 def _columns(info: DataInfo) -> list[str]:

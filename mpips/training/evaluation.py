@@ -12,7 +12,7 @@ from mpips.data.label_metrics import label_metrics
 from mpips.data.metrics import EvalShare, Kind, Scores, Totals, pack, unpack
 from mpips.data.quotients import Quotients
 from mpips.data.ranking import Pairs, Ranking
-from mpips.data.rows import Samples
+from mpips.data.rows import PART, Samples
 from mpips.errors import ConfigError
 from mpips.tasks import Task
 from mpips.tasks.base import Worker as TaskWorker
@@ -20,7 +20,7 @@ from mpips.training.halving import spread_ranking, sum_above
 from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
 
-BATCH = 4096  # samples that are evaluated, or predicted, at a time
+BATCH = PART
 # Samples whose scores worker 0 alone may rank: at most 24 MiB. More are divided by score among all workers.
 _ONE_RANK = 1 << 20
 

@@ -6,7 +6,9 @@ import msgspec
 
 from mpips.config.schema import JobConfig
 from mpips.data import DataInfo, Dataset
+from mpips.data.info import align
 from mpips.data.label_columns import LabelColumns
+from mpips.data.label_sets import LabelSets
 from mpips.data.options import Wants
 from mpips.errors import ConfigError
 from mpips.tasks import TASKS, Task
@@ -34,7 +36,7 @@ def wants_of(config: JobConfig, task: type[Task], options: msgspec.Struct) -> Wa
         raise ConfigError(
             f"{option}: task '{config.task}' takes one label of each sample; several labels are for {others}"
         )
-    if wants != "classes":
+    if wants == "targets":
         raise ConfigError(
             f"{option}: several labels are 0 or 1 each, and options.labels = '{wants}' means something else; "
             "leave one of them out"
@@ -47,11 +49,11 @@ class Apart(msgspec.Struct, frozen=True):
 
     Attributes:
         weight: Weights of the samples; None: the job names none.
-        labels: Several labels; None: the job has one label.
+        labels: Several labels, in columns or in front of lines; None: the job has one label.
     """
 
     weight: WeightColumn | None
-    labels: LabelColumns | None
+    labels: LabelColumns | LabelSets | None
 
     @classmethod
     def of(cls, config: JobConfig, info: DataInfo) -> Apart:
@@ -66,7 +68,7 @@ class Apart(msgspec.Struct, frozen=True):
         """
         names = config.data.several_labels
         source = config.data.train_files
-        labels = LabelColumns.of(names, info, source) if names else None
+        labels = LabelColumns.of(names, info, source) if names else LabelSets.of(info)
         return cls(WeightColumn.of(config, info), labels)
 
     def without(self, info: DataInfo) -> DataInfo:
@@ -79,16 +81,25 @@ class Apart(msgspec.Struct, frozen=True):
         """Return the description of test files as they are read, from that of the training data."""
         return self.labels.read_as(info) if self.labels is not None else info
 
-    def taken_out(self, data: Dataset, columns: tuple[str, ...]) -> Dataset:
-        """Return the data without the columns, with weights and labels from them.
+    def notes(self, info: DataInfo, source: str) -> tuple[str, ...]:
+        """Return sentences on the labels of test data, described as it was read."""
+        if not isinstance(self.labels, LabelSets):
+            return ()
+        return self.labels.unknown(info.labels, source)
+
+    def aligned(self, data: Dataset, like: DataInfo) -> Dataset:
+        """Return the data without the columns, with weights and labels from them, aligned with `like`.
 
         Args:
             data: The data as it was read.
-            columns: Names of its columns; () for data without names.
+            like: Description of the data as it was read, with the columns of the training data.
 
         Raises:
-            DataError: A weight or a label is wrong.
+            DataError: A weight or a label is wrong, or the data does not fit the training data.
         """
+        if isinstance(self.labels, LabelSets):
+            return align(self.labels.taken_out(data), like)
+        data, columns = align(data, like), like.columns
         if self.weight is not None and self.weight.name in columns:
             data = self.weight.taken_out(data, columns)
             columns = tuple(name for name in columns if name != self.weight.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from mpips.config.schema import JobConfig
 from mpips.config.sections import DataConfig
 from mpips.data import DataInfo
 from mpips.data.options import Share
-from mpips.data.rows import Arrays, Purpose, TaskPart
+from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.model.optimizer import SGD
 from mpips.model.table import Table
@@ -65,6 +65,44 @@ def read_own(
         raise CapabilityError(
             f"{path}: does not fit into memory: {error}; use fewer workers on this node, or more nodes"
         ) from None
+
+
+def parts_own(
+    task: type[ReadsData],
+    options: msgspec.Struct,
+    path: str,
+    like: Arrays,
+    say: Callable[[str], None],
+) -> Iterator[Samples]:
+    """Yield the samples of a file that is predicted, in parts; of a task without `read_parts`, all at once.
+
+    Args:
+        task: The class of the task.
+        options: Its options.
+        path: A file or a pattern of several.
+        like: The arrays of the training data.
+        say: Called with sentences for the user.
+
+    Raises:
+        DataError: The file cannot be read, or contains no samples.
+        CapabilityError: The samples do not fit into memory.
+    """
+    read_parts: Any = getattr(task, "read_parts", None)
+    if read_parts is None:
+        part = read_own(task, options, path, Share(1, 0), like, "predict")
+        for note in part.notes:
+            say(note)
+        yield part.data
+        return
+    n = 0
+    try:
+        for samples in read_parts(path, options, like, say):
+            n += samples.n
+            yield samples
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not n:
+        raise DataError(f"{path}: contains no samples")
 
 
 def learn_own(

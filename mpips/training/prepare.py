@@ -28,7 +28,6 @@ from mpips.data import (
     Sampling,
     Shape,
     SparseData,
-    align,
     combine,
     read,
 )
@@ -66,7 +65,7 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
     Args:
         config: The job.
         split: "train" or "test".
-        wants: How the task uses labels: as classes or as targets.
+        wants: How the task uses labels.
 
     Raises:
         ConfigError: A value is invalid for every reader.
@@ -190,6 +189,7 @@ def prepare(
     meant: dict[float, float] = {}
     if config.data.test_files:
         test_info, notes_of_test = load_all(config.data.test_files, "test", read_as["test"])
+        notes += apart.notes(test_info, config.data.test_files)
         test_info = apart.without(test_info)
         n_test = test_info.n_samples_total
         meant = matching_labels(info, test_info)
@@ -281,7 +281,7 @@ def _aligned(
         def change(
             data: Dataset, labels: dict[float, float] = labels, like: DataInfo = read_as[split]
         ) -> Dataset:
-            return apart.taken_out(align(relabel(data, labels), like), like.columns)
+            return apart.aligned(relabel(data, labels), like)
 
         if isinstance(part.data, SparseData | DenseData):
             found[split] = change(part.data)

@@ -22,7 +22,7 @@ import msgspec
 
 from mpips.data import DataInfo, Dataset, ReadOptions, files_of
 from mpips.data.holdout import Holdout, HoldoutSide
-from mpips.data.readers import TEXT_FORMATS, as_in_training, reader_of
+from mpips.data.readers import TEXT_FORMATS, as_in_training, check_form, reader_of
 from mpips.data.shares import numbers
 from mpips.data.stream import Conversion, Index, StreamedData
 from mpips.data.stream.bad_lines import BadLines
@@ -122,6 +122,8 @@ def stream(
             _convert(ranks, own, folder, source, how)
     index = _index(ranks, own, plan, folder)
     info = index.info()
+    if like is not None:
+        check_form(source, info.kind, bool(info.columns), like)
     if like is not None and options.labelled and info.label_names != like.label_names:
         raise DataError(
             f"{source}: its labels are {', '.join(info.class_names[:10])}, those of the training data "

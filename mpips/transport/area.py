@@ -73,18 +73,22 @@ class AreaWay(Protocol):
     Not thread-safe, not collective.
 
     Attributes:
-        writer: Writes this worker's records.
         layout: Layout of the server's region.
-        area: Allocates the rendezvous buffer.
         piece_bytes: Bytes of one put.
         checksums: Whether a segment gets a checksum even if it is known to have arrived.
     """
 
-    writer: _native.RingWriter
     layout: _native.Layout
-    area: Area
     piece_bytes: int
     checksums: bool
+
+    @property
+    def writer(self) -> _native.RingWriter:
+        """The writer of this worker's records."""
+
+    @property
+    def area(self) -> Area:
+        """The allocation in the rendezvous buffer."""
 
     def put_area(self, offset: int, data: Bytes) -> None:
         """Start putting bytes into the rendezvous buffer; `data` must stay unchanged until `complete`."""

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.errors import StallError
 from mpips.transport.area import AreaWay
+from mpips.transport.common_copies import CommonCopies
 from mpips.transport.image import image_bytes
+from mpips.transport.orders import Orders
+from mpips.transport.remote_memory import Awaited
 
 Float32 = NDArray[np.float32]
 
@@ -44,13 +47,19 @@ class Channel(Protocol):
 
     Attributes:
         name: Name of the transport.
-        writer: Writes this worker's records.
         layout: Layout of the server's region.
     """
 
     name: str
-    writer: _native.RingWriter
     layout: _native.Layout
+
+    @property
+    def orders(self) -> Orders | None:
+        """Updates to a server on another node that leave by their urgency; None on this node."""
+
+    @property
+    def writer(self) -> _native.RingWriter:
+        """The writer of this worker's records. Do not keep it beyond one operation: see transport.gate."""
 
     def send(self) -> None:
         """Send the records written since the last call, as far as possible without waiting for the server.
@@ -88,14 +97,27 @@ class Channel(Protocol):
     def wait_collected(self, before: int, max_s: float) -> bool:
         """Wait until every pull with a sequence below `before` is answered; return False after `max_s` s."""
 
-    def expect_replies(self) -> None:
-        """Ask to be informed when the replies to all pulls so far are there; see `begin_collect`."""
+    def stream(self, on: bool) -> None:
+        """Begin a use of the channel as a stream, or end one; see mpips.transport.remote."""
 
-    def begin_collect(self) -> None:
-        """Start to fetch replies that are known to be there, so that they travel while records are sent.
+    def begin_orders(self) -> None:
+        """Prepare for orders and `expect_dense`. Blocks until nothing that they may overtake is under way."""
 
-        Does not wait for the server. `publish`, and every wait for records, completes it.
+    def advance_orders(self, max_s: float) -> bool:
+        """Advance orders, and values that are expected, for `max_s` seconds; True when no order is left."""
+
+    def expect_dense(self, table: int, version: int, out: Float32) -> Awaited | None:
+        """Ask for the server's range of a dense table under BSP, to be sent when it has a version.
+
+        Does not block. `out`, float32, shape (n,), belongs to the result until that is there. Until then the
+        worker neither pushes to the table again nor ends another clock; see mpips.transport.awaited.
+
+        Returns:
+            None where the table must be read: on this node, and where pulls carry differences.
         """
+
+    def settle(self, max_s: float) -> bool:
+        """Wait until no reply to a stream is under way; return False after `max_s` seconds."""
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """Wait until a table has this version and all workers this clock (0: any).
@@ -112,6 +134,18 @@ class Channel(Protocol):
         Returns False if it kept changing for `max_s` seconds.
         """
 
+    def take_dense(self, table: int, clock: int, out: Float32) -> bool:
+        """Copy the server's range of a small dense table under BSP, as of this clock, if it is here already.
+
+        Returns False if it is not. For tables whose values do not change within a worker's clock.
+        """
+
+    def fetch_dense(self, table: int, clock: int, out: Float32) -> bool:
+        """Read the server's range of such a table, and those that are expected next, for `take_dense`.
+
+        Returns False if it is being written; `read_dense` waits then.
+        """
+
     def view(self, table: int) -> Float32 | None:
         """Return the server's range as a read-only array without a copy; None if that is impossible."""
 
@@ -126,6 +160,7 @@ class MemoryChannel:
     """A channel within a node or process: loads and stores in the server's region, no MPI calls."""
 
     name = "shm"
+    orders = None
 
     def __init__(
         self,
@@ -141,6 +176,7 @@ class MemoryChannel:
         self.memory = memory
         self._n_workers = n_workers
         self.oversubscribed = oversubscribed
+        self._common = CommonCopies(layout, writer)
 
     def send(self) -> None:
         """Do nothing: the stamps are in the server's memory already."""
@@ -175,11 +211,23 @@ class MemoryChannel:
         """Wait until every pull with a sequence below `before` is answered."""
         return self.writer.wait_collected(before, max_s, self.oversubscribed)
 
-    def expect_replies(self) -> None:
-        """Do nothing: replies are read where the server writes them."""
+    def stream(self, on: bool) -> None:
+        """Do nothing: nothing travels."""
 
-    def begin_collect(self) -> None:
-        """Do nothing: replies are read where the server writes them."""
+    def begin_orders(self) -> None:
+        """Do nothing: there are no orders on this node."""
+
+    def advance_orders(self, max_s: float) -> bool:
+        """Return True: there are no orders on this node."""
+        return True
+
+    def expect_dense(self, table: int, version: int, out: Float32) -> Awaited | None:
+        """Return None: the values are in this node's memory."""
+        return None
+
+    def settle(self, max_s: float) -> bool:
+        """Return True: nothing travels."""
+        return True
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """Wait until a table has this version and all workers this clock."""
@@ -197,11 +245,28 @@ class MemoryChannel:
     def read_dense(self, table: int, out: Float32, max_s: float) -> bool:
         """Copy the server's range of a dense table into `out`."""
         version = self.read_version(table)
+        if table in self._common.tables:
+            self.writer.set_base_version(table, version)
+            return self._common.read(
+                table,
+                out,
+                lambda number, copy: _native.read_common(
+                    self.memory, self.layout, table, number, copy, max_s, self.oversubscribed
+                ),
+            )
         if not _native.copy_dense(self.memory, self.layout, table, out, max_s, self.oversubscribed):
             return False
         self.writer.set_base_version(table, version)
         self.writer.count_pulled(image_bytes(self.layout, table, out.size))
         return True
+
+    def take_dense(self, table: int, clock: int, out: Float32) -> bool:
+        """Return False: the values are in this node's memory."""
+        return False
+
+    def fetch_dense(self, table: int, clock: int, out: Float32) -> bool:
+        """Return False: the values are in this node's memory."""
+        return False
 
     def view(self, table: int) -> Float32 | None:
         """Return the server's range as a read-only array without a copy."""

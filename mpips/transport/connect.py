@@ -11,6 +11,7 @@ from mpi4py import MPI
 from mpips import _native
 from mpips.errors import RegionError, TransportError
 from mpips.transport.channel import Channel, ShmChannel
+from mpips.transport.gate import Gate
 from mpips.transport.p2p import P2pMemory, Question
 from mpips.transport.region import attach, token_words
 from mpips.transport.remote import RemoteChannel
@@ -43,6 +44,7 @@ class Connector:
         timeout_s: Seconds until a server that takes no message counts as stalled.
         guard: `guard(what)` is a context in which a call that never returns ends the process.
         idle: Called while a message waits to be taken.
+        gate: The gate of this process.
         generation: Generation of this launch's records.
         notes: Why a faster transport is not used, by reason: a sentence for users about the first pair, and
             the number of pairs.
@@ -61,6 +63,7 @@ class Connector:
     timeout_s: float
     guard: Guard
     idle: Callable[[], None]
+    gate: Gate
     generation: int = 0
     notes: dict[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -166,7 +169,14 @@ class Connector:
         question = Question(self.p2p_comm, rank, layout.geometry.answer_bytes)
         writer = self._writer_of(layout)
         return RemoteChannel(
-            memory, question, layout, self.worker, self.n_workers, writer, self.checksums
+            memory,
+            question,
+            layout,
+            self.worker,
+            self.n_workers,
+            writer,
+            self.checksums,
+            self.gate,
         )
 
     def _is_ours(

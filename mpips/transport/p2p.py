@@ -10,6 +10,13 @@ Question: a number of records of this worker. When the server has consumed so ma
 and results of the mailbox on TAG_ANSWER. A question travels in a head of its own or in that of a small put.
 It is used with every remote transport.
 
+Fetch: a number of records and a range of bytes. When the server has consumed so many, it sends
+acknowledgement and results, and then these bytes, on TAG_FETCH, in messages of at most EAGER_BYTES. It
+answers the fetches of a worker in their order.
+
+Await: a version, a range of bytes and the place of a table's head. When the table has this version, the
+server sends the bytes; see mpips.transport.awaited.
+
 Fence: a head without bytes, which the server answers by an empty message on TAG_FENCE. The server serves it
 after everything that was sent before it, so the answer proves that all of that is in the region.
 """
@@ -27,15 +34,20 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from mpips.errors import ProtocolError, StallError
+from mpips.transport.awaited import WHERE, IncomingValues, ValueRequests, ValueService
+from mpips.transport.replies import MOST_FETCHES
 
 Bytes = NDArray[np.uint8]
+_Requests = deque[tuple[MPI.Request, object]]
 
-TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_ANSWER, TAG_FENCE = 11, 12, 13, 14, 15
+TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_ANSWER, TAG_FENCE, TAG_FETCH = 11, 12, 13, 14, 15, 16
 INLINE_BYTES = 16 << 10  # a put of up to so many bytes is one message
+# Bytes of one message that leaves without a handshake; over TCP, Open MPI's limit is 64 KiB with its head.
+EAGER_BYTES = 56 << 10
 _SAME_VERSION = "all ranks must run the same mpips (mpips doctor --mpi checks it)"
 _HEAD = struct.Struct("<QQQQ")
-_PUT, _GET, _ASK, _FENCE = 1, 2, 3, 4
-_MAX_PENDING = 256  # sends and receives that may be open
+_PUT, _GET, _ASK, _FENCE, _FETCH, _AWAIT = 1, 2, 3, 4, 5, 6
+_MAX_PENDING = 256  # sends that may be open, and receives
 _MOST_AT_ONCE = 64  # requests served per poll, so that a busy server also does its other work
 
 
@@ -60,47 +72,67 @@ class P2pMemory:
         self._rank = rank
         self._timeout_s = timeout_s
         self._idle = idle
-        self._open: deque[tuple[MPI.Request, object]] = deque()
+        # Messages under way, in order, with their buffers.
+        self._sends: _Requests = deque()
+        self._gets: _Requests = deque()
         self._fence: MPI.Request | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """True if some message is not known to be complete."""
+        return bool(self._sends or self._gets)
+
+    @property
+    def n_sends(self) -> int:
+        """Number of messages to the server that are not known to have left."""
+        return len(self._sends)
 
     def put(self, offset: int, data: Bytes) -> None:
         """Start a write of any length."""
         if data.nbytes <= INLINE_BYTES:
             return self.put_asking(offset, data, 0)
         self._send_head(_PUT, offset, data.nbytes)
-        self._start(self._comm.Isend([data, MPI.BYTE], self._rank, TAG_DATA), data)
+        self._start(self._sends, self._comm.Isend([data, MPI.BYTE], self._rank, TAG_DATA), data)
 
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
         """Write a few bytes by a message, which may carry a question."""
         message = _HEAD.pack(_PUT, offset, data.nbytes, count) + data.tobytes()
-        self._start(self._comm.Isend([message, MPI.BYTE], self._rank, TAG_HEAD), message)
+        self._start(
+            self._sends, self._comm.Isend([message, MPI.BYTE], self._rank, TAG_HEAD), message
+        )
+
+    def put_copied(self, offset: int, data: Bytes) -> None:
+        """Start a write of any length by messages that hold copies."""
+        for at in range(0, data.nbytes, EAGER_BYTES):
+            self.put_asking(offset + at, data[at : at + EAGER_BYTES], 0)
 
     def get(self, offset: int, out: Bytes) -> None:
         """Start a read of any length."""
-        self._start(self._comm.Irecv([out, MPI.BYTE], self._rank, TAG_REPLY), out)
+        self._start(self._gets, self._comm.Irecv([out, MPI.BYTE], self._rank, TAG_REPLY), out)
         self._send_head(_GET, offset, out.nbytes)
-
-    def get_beside(self, offset: int, out: Bytes) -> None:
-        """Start a read of any length; messages of both directions travel at the same time."""
-        self.get(offset, out)
-
-    def put_beside(self, offset: int, data: Bytes) -> None:
-        """Start a write of any length."""
-        self.put(offset, data)
 
     def leave(self) -> None:
         """Block until small puts can arrive without further calls of this process.
 
         Waits, because a longer message leaves only when the server receives it.
         """
-        self._complete(0)
+        self._complete(self._sends, 0)
+
+    def test(self) -> bool:
+        """Advance messages without waiting; return True if any was completed."""
+        n = len(self._sends) + len(self._gets)
+        for requests in (self._sends, self._gets):
+            while requests and requests[0][0].Test():
+                requests.popleft()
+        return len(self._sends) + len(self._gets) < n
 
     def flush(self) -> None:
         """Complete all puts and gets.
 
         The server serves everything sent before this call before anything sent later.
         """
-        self._complete(0)
+        self._complete(self._sends, 0)
+        self._complete(self._gets, 0)
 
     def fence(self) -> None:
         """Ask the server to confirm that all messages so far have arrived."""
@@ -116,20 +148,20 @@ class P2pMemory:
 
     def _send_head(self, operation: int, offset: int, n_bytes: int) -> None:
         head = _HEAD.pack(operation, offset, n_bytes, 0)
-        self._start(self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
+        self._start(self._sends, self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
 
-    def _start(self, request: MPI.Request, buffer: object) -> None:
+    def _start(self, requests: _Requests, request: MPI.Request, buffer: object) -> None:
         """Note a request and keep its buffer alive; wait if too many are open."""
-        self._open.append((request, buffer))
-        if len(self._open) > _MAX_PENDING:
-            self._complete(_MAX_PENDING // 2)
+        requests.append((request, buffer))
+        if len(requests) > _MAX_PENDING:
+            self._complete(requests, _MAX_PENDING // 2)
 
-    def _complete(self, leave: int) -> None:
+    def _complete(self, requests: _Requests, leave: int) -> None:
         """Wait until at most `leave` requests are open."""
         deadline = time.monotonic() + self._timeout_s
-        while len(self._open) > leave:
-            if self._open[0][0].Test():
-                self._open.popleft()
+        while len(requests) > leave:
+            if requests[0][0].Test():
+                requests.popleft()
                 continue
             self._idle()
             if time.monotonic() > deadline:
@@ -143,7 +175,7 @@ class Question:
     """A worker's question to one server, answered when `count` of the worker's records are consumed.
 
     It takes one message in each direction, however long the server needs: the worker does not poll. At most
-    one question is open at a time.
+    one question is open at a time, and MOST_FETCHES fetches.
     """
 
     def __init__(self, comm: MPI.Intracomm, rank: int, answer_bytes: int) -> None:
@@ -153,6 +185,18 @@ class Question:
         self._answer = np.empty(answer_bytes, np.uint8)
         self._open: MPI.Request | None = None
         self._sent: tuple[MPI.Request, bytes] | None = None
+        self._fetches: deque[tuple[Bytes, deque[MPI.Request], bytes]] = deque()
+        self._values = ValueRequests(
+            comm,
+            rank,
+            lambda offset, n_bytes, version: _HEAD.pack(_AWAIT, offset, n_bytes, version),
+        )
+
+    def await_values(
+        self, head_at: int, version: int, offset: int, out: Bytes, taken: Callable[[], None]
+    ) -> IncomingValues:
+        """Ask for bytes of the region when a table has a version; see ValueRequests.ask."""
+        return self._values.ask(head_at, version, offset, out, TAG_HEAD, taken)
 
     def expect(self) -> None:
         """Prepare for the answer to a question that a put carries."""
@@ -163,6 +207,27 @@ class Question:
         self.expect()
         head = _HEAD.pack(_ASK, 0, 0, count)
         self._sent = (self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
+
+    def fetch(self, count: int, offset: int, out: Bytes) -> None:
+        """Send a fetch; see mpips.transport.replies. Does not block."""
+        answer = np.empty_like(self._answer)
+        parts = [answer, *(out[at : at + EAGER_BYTES] for at in range(0, out.nbytes, EAGER_BYTES))]
+        requests = deque(self._comm.Irecv([p, MPI.BYTE], self._rank, TAG_FETCH) for p in parts)
+        head = _HEAD.pack(_FETCH, offset, out.nbytes, count)
+        requests.append(self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD))
+        self._fetches.append((answer, requests, head))
+
+    def fetched(self) -> Bytes | None:
+        """Return the acknowledgement of the oldest fetch if all its bytes are there, else None."""
+        if not self._fetches:
+            return None
+        answer, requests, _ = self._fetches[0]
+        while requests and requests[0].Test():
+            requests.popleft()
+        if requests:
+            return None
+        self._fetches.popleft()
+        return answer
 
     def answer(self) -> Bytes | None:
         """Return the answer (the start of the mailbox), or None if it is not there yet.
@@ -206,7 +271,10 @@ class P2pService:
         self._replies: deque[tuple[MPI.Request, Bytes]] = deque()
         self._answer_bytes = answer_bytes
         self._questions: dict[int, int] = {}  # rank -> records to be consumed
-        self._message = np.empty(_HEAD.size + INLINE_BYTES, np.uint8)
+        # rank -> records to be consumed, offset and number of bytes of each open fetch
+        self._fetches: dict[int, deque[tuple[int, int, int]]] = {}
+        self._values = ValueService(comm, region)
+        self._message = np.empty(_HEAD.size + EAGER_BYTES, np.uint8)
         self._applied = {
             rank: region[start : start + 8].view(np.uint64)
             for rank, (start, _) in mailboxes.items()
@@ -218,7 +286,7 @@ class P2pService:
         Requests may come as fast as they are served, so the number is limited. While it is above 0, the
         caller calls again at once.
         """
-        served = self._answer() if self._questions else 0
+        served = self._answer()
         for _ in range(_MOST_AT_ONCE):
             if not self._comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, self._status):
                 break
@@ -232,19 +300,30 @@ class P2pService:
                 self._comm.Recv([self._message, n_bytes, MPI.BYTE], source, TAG_HEAD)
             self._serve(source, n_bytes - _HEAD.size)
             served += 1
-        if self._questions:
-            served += self._answer()
+        served += self._answer() + self._values.advance()
         while self._replies and self._replies[0][0].Test():
             self._replies.popleft()
         return served
 
     def _answer(self) -> int:
-        """Answer the questions whose records are consumed. Results are written before `applied`."""
+        """Answer questions and fetches whose records are consumed. Results are written before `applied`."""
+        if not self._questions and not self._fetches:
+            return 0
         ready = [rank for rank, count in self._questions.items() if self._applied[rank][0] >= count]
         for rank in ready:
             del self._questions[rank]
             self._reply(rank, self._mailboxes[rank][0], self._answer_bytes, TAG_ANSWER)
-        return len(ready)
+        n_served = len(ready)
+        for rank, fetches in list(self._fetches.items()):
+            while fetches and self._applied[rank][0] >= fetches[0][0]:
+                _, offset, n_bytes = fetches.popleft()
+                self._reply(rank, self._mailboxes[rank][0], self._answer_bytes, TAG_FETCH)
+                for at in range(offset, offset + n_bytes, EAGER_BYTES):
+                    self._reply(rank, at, min(EAGER_BYTES, offset + n_bytes - at), TAG_FETCH)
+                n_served += 1
+            if not fetches:
+                del self._fetches[rank]
+        return n_served
 
     def _serve(self, source: int, inline: int) -> None:
         """Serve the request in `_message`, which has `inline` bytes behind its head.
@@ -254,17 +333,28 @@ class P2pService:
         """
         operation, offset, n_bytes, count = _HEAD.unpack(self._message.data[: _HEAD.size])
         start, stop = self._mailboxes.get(source, (0, 0))
-        if operation == _GET:
+        known = _PUT <= operation <= _FETCH and inline in (0, n_bytes)
+        known = known and (operation == _PUT or not inline)
+        known = known or (operation == _AWAIT and inline == WHERE.size)
+        if operation in (_GET, _FETCH, _AWAIT):
             start, stop = 0, len(self._region)
-        known = operation in (_PUT, _GET, _ASK, _FENCE) and inline in (0, n_bytes)
-        if (
-            operation not in (_ASK, _FENCE) and not start <= offset <= offset + n_bytes <= stop
-        ) or not known:
+        is_range = operation in (_PUT, _GET, _FETCH, _AWAIT)
+        if (is_range and not start <= offset <= offset + n_bytes <= stop) or not known:
             raise ProtocolError(
                 f"rank {source} asked for bytes {offset} to {offset + n_bytes} of a region, "
                 f"of which it may use {start} to {stop}; {_SAME_VERSION}"
             )
-        if count:
+        if operation == _FETCH:
+            self._take_fetch(source, (count, offset, n_bytes))
+        elif operation == _AWAIT:
+            where = self._message[_HEAD.size :][:inline].tobytes()
+            if source not in self._mailboxes or not self._values.take(
+                source, where, offset, n_bytes, count
+            ):
+                raise ProtocolError(
+                    f"rank {source} asked for values as no worker does; {_SAME_VERSION}"
+                )
+        elif count:
             if source in self._questions or source not in self._mailboxes:
                 raise ProtocolError(
                     f"rank {source} asked a question that no worker asks; {_SAME_VERSION}"
@@ -282,6 +372,12 @@ class P2pService:
             with self._guard(f"receiving a message from rank {source}"):
                 part = self._region[offset : offset + n_bytes]
                 self._comm.Recv([part, MPI.BYTE], source, TAG_DATA)
+
+    def _take_fetch(self, source: int, fetch: tuple[int, int, int]) -> None:
+        fetches = self._fetches.setdefault(source, deque())
+        if len(fetches) == MOST_FETCHES or source not in self._mailboxes:
+            raise ProtocolError(f"rank {source} sent a fetch that no worker sends; {_SAME_VERSION}")
+        fetches.append(fetch)
 
     def _reply(self, rank: int, offset: int, n_bytes: int, tag: int) -> None:
         # Send a copy: the server goes on changing its region.

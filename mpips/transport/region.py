@@ -49,6 +49,10 @@ TOUCH_S = 600.0  # seconds between renewals of the modification times of a run's
 _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token: digits, part
 
 
+# First parts of the names of memory that workers share within a launch.
+WITHIN_LAUNCH = SUMS, PULLS = "sum", "pull"
+
+
 def persistent(token: str) -> str:
     """Return the token in the form that makes a job's shared memory persistent."""
     return token if token.startswith(_PERSISTENT) else _PERSISTENT + token
@@ -205,11 +209,12 @@ def unlink_staging(token: str, generation: int, keep: Container[str]) -> None:
     """Remove the staging memory of launches before `generation` on this node, except the parts `keep`.
 
     Each launch has staging memory of its own, so its pushes do not change what a server still has to read of
-    the launch before.
+    the launch before. What workers share within a launch is removed, too: a launch that is killed while it
+    makes such memory leaves its name (mpips.session.sharing).
     """
     for part, path in own_segments(token):
         old = part.rpartition("-")[2]
-        is_staging = part.startswith("w") and old.isdigit()
+        is_staging = part.startswith(("w", *WITHIN_LAUNCH)) and old.isdigit()
         if is_staging and int(old) < generation and part not in keep:
             path.unlink(missing_ok=True)
 
@@ -331,6 +336,12 @@ class Regions:
         """Remove the names, unless the memory is persistent."""
         if not is_persistent(self.token):
             self.unlink()
+
+    def unlink_part(self, part: str) -> None:
+        """Remove the name of one part made here, now; memory stays mapped while arrays point to it."""
+        path = self._there.pop(part, SHM / region_name(self.token, part))
+        path.unlink(missing_ok=True)
+        self._names = [name for name in self._names if name != path.name]
 
     def unlink(self) -> None:
         """Remove the names of everything made here; memory stays mapped while arrays point to it."""

@@ -16,12 +16,21 @@ Large dense pushes do not pass through the mirror. They are put from the caller'
 rendezvous buffer, followed by small records that say where they lie (mpips.worker.paths.rendezvous).
 
 Dense pull. Block versions, values and again block versions are read. Blocks whose two versions differ, or
-that were being written, are read again.
+that were being written, are read again (remote_reads.py).
+
+Streams. While a look-ahead or torch's backward uses the channel (`stream`), nothing of the ring waits for its
+own transfer. Records and large dense updates leave as messages that hold copies, so their memory may be
+written again at once, and `publish` does not wait for them. They arrive in order, so the record of a large
+update comes after its values. Replies come as messages, too (replies.py). `advance` takes what has arrived
+and does not wait: the program calls it in its waits, and the progress thread, if there is one, in between
+(progress.py).
+
+Orders are updates that leave by their urgency (orders.py). Each other use of the ring first has all of them
+written and sent.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
@@ -30,24 +39,19 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.transport.area import Area, AreaWay
-from mpips.transport.channel import whole_version
-from mpips.transport.image import decode_image, image_bytes
+from mpips.transport.gate import Gate
+from mpips.transport.mailbox_copy import MailboxCopy
+from mpips.transport.orders import Orders
 from mpips.transport.p2p import INLINE_BYTES
-from mpips.transport.remote_memory import Asking, Bytes, RemoteMemory
+from mpips.transport.remote_memory import Asking, Awaited, Bytes, RemoteMemory
+from mpips.transport.remote_reads import RemoteReads
+from mpips.transport.replies import Replies
+from mpips.transport.waiting import ReadPace, wait_for
 
 Float32 = NDArray[np.float32]
 
-_HEADER_BYTES = 64
-_PAYLOAD_BYTES_AT = 52  # offset of the u32 `payload_bytes` in a record header
-_PAIR_BYTES = 16
-_GET_BYTES = 4 << 20  # bytes of one get of a dense pull
-_PUT_BYTES = 1 << 20  # adjacent records go in one put of at most so many bytes
-_SLACK_BYTES = 4 << 10  # unused bytes of a slot that one put may include
-_SPIN_S = 2e-3  # seconds for which a wait checks without a pause
 # Replies of up to so many bytes in all are fetched before they are known to be there.
 _EARLY_BYTES = 64 << 10
-# Longer replies are worth a wait of up to _ANSWER_S seconds before a push, beside which they travel.
-_LONG_BYTES, _ANSWER_S = 512 << 10, 5e-3
 
 
 class RemoteChannel:
@@ -62,6 +66,7 @@ class RemoteChannel:
         n_workers: int,
         make_writer: Callable[[_native.SharedMemory], _native.RingWriter],
         checksums: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         """Make the mirror and the writer of its records.
 
@@ -73,47 +78,69 @@ class RemoteChannel:
             n_workers: Number of workers of the job.
             make_writer: Makes a writer for the mirror that it is given.
             checksums: See AreaWay.
+            gate: The gate of this process; None: there is no progress thread.
         """
+        self._gate = gate or Gate()
         self.name = memory.name
         self.checksums = checksums
         self.piece_bytes = memory.piece_bytes
         self.layout = layout
         self._remote = memory
         self._question = question
+        self._pace = ReadPace()  # of waits that read the server's memory
         self._asked: int | None = None  # number of records of the open question
         self._waits = False  # whether the worker waited for its last records
-        self._n_workers = n_workers
         self._ring = layout.geometry
         self._at = layout.mailbox_offset(worker)
-        # Take 4 KiB pages: a worker has a mirror for each remote server, and small records use little of it.
-        mirror = _native.SharedMemory.anonymous(self._ring.mailbox_bytes, 0, huge=False)
-        self.writer = make_writer(mirror)
-        self.area = Area(layout.area_bytes(worker), self.writer)
+        self._places = MailboxCopy(self._ring, make_writer)
+        self._writer = self._places.writer
+        reads = self._reads = RemoteReads(memory, layout, n_workers, self._writer, self._gate)
+        self.read_version, self.read_dense = reads.version, reads.dense
+        self.clocks, self.awaited_worker = reads.clocks, reads.awaited_worker
+        self.take_dense, self.fetch_dense = reads.take_dense, reads.fetch_dense
+        self._area = Area(layout.area_bytes(worker), self._writer)
         self._area_at = self._at + self._ring.mailbox_bytes
-        self._mirror = mirror.view(0, self._ring.mailbox_bytes, True)
-        self._scratch = np.zeros(_HEADER_BYTES, np.uint8)
-        self._words = self._mirror.view(np.uint32)
+        self.orders = Orders(memory, self._places, self._at, self._area, self._area_at)
+        self._incoming: list[Awaited] = []  # values that were asked for and are not all there
+        self._mirror = self._places.bytes
         self._under_way = 0  # bytes of puts from the mirror since the last flush
         self._straight = False  # whether puts into the rendezvous buffer are not flushed yet
         self._unfenced = False  # whether anything was put since the last fence
-        self._fetching = False  # whether gets of replies are under way
         self._fence_open = False  # whether a fence is not answered yet
+        self._n_streams = 0
+        self._replies = Replies(question, self._places, self._at)
+
+    @property
+    def writer(self) -> _native.RingWriter:
+        """The writer of this worker's records."""
+        self._gate.close()
+        self.orders.need_none()
+        return self._writer
+
+    @property
+    def area(self) -> Area:
+        """The allocation in the rendezvous buffer."""
+        self._gate.close()
+        self.orders.need_none()
+        return self._area
 
     def send(self) -> None:
-        """Send the records written since the last call.
-
-        Small puts leave at once and are completed later.
-        """
+        """Send the records written since the last call; small puts leave at once and are completed later."""
         self._put_new()
-        if self._under_way > INLINE_BYTES:
-            self.complete()
+        if self._n_streams:
+            self._remote.test()
+        elif self._under_way > INLINE_BYTES:
+            self._complete()
         elif self._under_way:
             self._remote.leave()
 
     def publish(self) -> None:
         """Make all records so far visible to the server; small ones may arrive later: `begin_fence`."""
         self._put_new()
-        self.complete()
+        if not self._n_streams:
+            self._complete()
+        elif not self._gate.is_served:
+            self._remote.leave()
 
     def begin_fence(self) -> None:
         """Ask the server to confirm that all records written so far are in its memory."""
@@ -124,25 +151,31 @@ class RemoteChannel:
 
     def wait_fence(self, max_s: float) -> bool:
         """Wait until all records so far are confirmed: flushes wait for puts, answers for messages."""
-        self.complete()
+        self._gate.close()
+        self._complete()
         end = time.monotonic() + max_s
         while self._fence_open:
-            if not self._wait(self._remote.fenced, end - time.monotonic()):
+            if not wait_for(self._remote.fenced, end - time.monotonic()):
                 return False
             # The answer proves nothing about what was put since the fence, and only one can be open.
             self._fence_open = False
             self.begin_fence()
-            self.complete()
+            self._complete()
         return True
 
     def area_way(self) -> AreaWay | None:
         """Return the way of large dense pushes past the ring; None if there is none."""
-        return self if self.area.n_bytes else None
+        return self if self._area.n_bytes else None
 
     def put_area(self, offset: int, data: Bytes) -> None:
         """Start putting bytes into the rendezvous buffer."""
+        self._gate.close()
+        self._unfenced = True
+        if self._n_streams:
+            self._remote.put_copied(self._area_at + offset, data)
+            return
         self._remote.put(self._area_at + offset, data)
-        self._straight = self._unfenced = True
+        self._straight = True
 
     def put_records(self) -> None:
         """Start sending the records written since the last call."""
@@ -153,25 +186,24 @@ class RemoteChannel:
 
         A worker that goes on pushing learns from the answer when its buffer has room.
         """
+        self._gate.close()
         if self._asked is not None:
             self._take_answer()
         if self._asked is None:
-            self._asked = self.writer.next_sequence
+            self._asked = self._writer.next_sequence
             self._question.ask(self._asked)
 
     def _put_new(self) -> None:
-        """Start putting the records written since the last call."""
-        writer = self.writer
-        sequence, last = writer.published, writer.next_sequence
-        while sequence < last:
-            start = self._stamp(sequence)
-            end = self._end(sequence)
-            sequence += 1
-            while sequence < last and self._joins(start, end, sequence):
-                end = self._end(sequence)
-                sequence += 1
+        """Start putting the records written since the last call. The program's thread alone calls this."""
+        self._gate.close()
+        self.orders.need_none()
+        writer = self._writer
+        last = writer.next_sequence
+        for start, end in self._places.new_records():
             self._put(start, end, last)
         writer.published = last
+        if self._n_streams:
+            self._replies.request()
 
     def _put(self, start: int, end: int, last: int) -> None:
         """Put a part of the mirror.
@@ -180,6 +212,8 @@ class RemoteChannel:
         """
         data = self._mirror[start:end]
         self._unfenced = True
+        if self._n_streams:
+            return self._remote.put_copied(self._at + start, data)
         if self._straight and len(data) <= INLINE_BYTES:
             # Send a message: nothing may wait for a flush between puts into the rendezvous buffer.
             return self._remote.put_asking(self._at + start, data, 0)
@@ -192,89 +226,137 @@ class RemoteChannel:
             self._remote.put_asking(self._at + start, data, last)
         elif len(data) <= INLINE_BYTES:
             self._remote.put_asking(self._at + start, data, 0)
-        elif self._fetching:
-            self._remote.put_beside(self._at + start, data)
         else:
             self._remote.put(self._at + start, data)
         self._under_way += end - start
 
-    def _joins(self, start: int, end: int, sequence: int) -> bool:
-        """Return whether a record may go in the put of the records before it."""
-        stamp = self._stamp(sequence)
-        return 0 <= stamp - end <= _SLACK_BYTES and self._end(sequence) - start <= _PUT_BYTES
-
     def complete(self) -> None:
         """Block until all puts so far have arrived."""
-        if self._under_way or self._straight or self._fetching:
+        self._gate.close()
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._under_way or self._straight:
             self._flush()
 
     def _flush(self) -> None:
         self._remote.flush()
         self._under_way = 0
         self._straight = False
-        if self._fetching:
-            self._fetching = False
-            self.writer.collect()
 
-    def expect_replies(self) -> None:
-        """Ask to be informed when the replies to all pulls so far are there."""
-        self.ask()
+    def stream(self, on: bool) -> None:
+        """Begin a use of the channel as a stream, or end one, which makes no MPI call."""
+        if on:
+            self._put_new()
+            self._complete()
+        self._n_streams += 1 if on else -1
+        if self._n_streams == 0:
+            self._under_way += 1  # let the next flush complete the messages of the stream
 
-    def begin_collect(self) -> None:
-        """Start to fetch the replies that an answered question has shown to be there."""
-        pulls = self.writer.open_pulls()
-        if self._asked is not None and pulls:
-            # Wait a little for the answer if there is much to fetch: what is not fetched beside the push is
-            # fetched after it.
-            is_long = sum(n for _, n in pulls) > _LONG_BYTES
-            self._wait(self._take_answer, _ANSWER_S if is_long else 0.0)
-        applied = self.writer.applied
-        due = [(q, n) for q, n in pulls if q < applied]
-        if due and not self._fetching:
-            for sequence, n_bytes in due:
-                at = self._reply(sequence)
-                self._remote.get_beside(self._at + at, self._mirror[at : at + n_bytes])
-            self._fetching = True
+    @property
+    def is_under_way(self) -> bool:
+        """True if a message, an answer or a reply is under way, or an order. Makes no MPI call."""
+        is_open = self._asked is not None or self._replies.are_under_way
+        return (
+            is_open or self._remote.is_under_way or not self.orders.is_empty or bool(self._incoming)
+        )
+
+    def begin_orders(self) -> None:
+        """Prepare for orders and requests for values: nothing that they may overtake is under way. Blocks."""
+        self._put_new()
+        self._complete()
+
+    def expect_dense(self, table: int, version: int, out: Float32) -> Awaited | None:
+        """See Channel.expect_dense."""
+        self._gate.close()
+        incoming = self._reads.expect(self._question, table, version, out)
+        if incoming is not None:
+            self._incoming.append(incoming)
+        return incoming
+
+    def advance_orders(self, max_s: float) -> bool:
+        """Advance orders for `max_s` seconds, or until all are written and sent; return True then."""
+        self._gate.close()
+
+        def is_done() -> bool:
+            self.advance()
+            return self.orders.is_empty
+
+        return wait_for(is_done, max_s)
+
+    def advance(self) -> bool:
+        """Do what is possible without waiting; return True if something has moved. Threads: see gate.py."""
+        moved = self._remote.test()
+        if self._asked is not None and not self._under_way:  # else it would wait for a flush
+            moved |= self._take_answer()
+        moved |= self._replies.take()
+        if self._streams:
+            self._replies.request()
+        if self._incoming:
+            n = len(self._incoming)
+            self._incoming = [values for values in self._incoming if not values.is_there()]
+            moved |= len(self._incoming) < n
+        return moved | self._advance_orders() if not self.orders.is_empty else moved
+
+    def _advance_orders(self) -> bool:
+        """Write and send orders; ask when there will be room, if they have none."""
+        moved = self.orders.advance()
+        self._unfenced = True
+        writer = self._writer
+        if self.orders.lacks_room and self._asked is None:
+            full = writer.credits == 0
+            self._asked = self._some_more() if full else self._area.next_free + 1
+            self._question.ask(self._asked)
+        return moved
 
     def refresh(self) -> None:
         """Fetch acknowledgement, results and replies: small replies at once, large ones when they are due."""
         self._put_new()
         self._remote.get(self._at, self._mirror[: self._ring.answer_bytes])
-        pulls = self.writer.open_pulls()
+        if self._streams:
+            self._flush()
+            self.advance()
+            return
+        pulls = self._writer.open_pulls()
         early = pulls if sum(n for _, n in pulls) <= _EARLY_BYTES else []
         self._fetch_replies(early)
         self._flush()
         if not early:
-            pulls = self.writer.open_pulls()
-            applied = self.writer.applied
+            pulls = self._writer.open_pulls()
+            applied = self._writer.applied
             due = [(q, n) for q, n in pulls if q < applied]
             self._fetch_replies(due)
             if due:
                 self._remote.flush()
         if pulls:
-            self.writer.collect()
+            self._writer.collect()
 
     def _fetch_replies(self, pulls: list[tuple[int, int]]) -> None:
         for sequence, n_bytes in pulls:
-            at = self._reply(sequence)
+            at = self._places.reply(sequence)
             self._remote.get(self._at + at, self._mirror[at : at + n_bytes])
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """Wait until `count` records are consumed."""
         self._put_new()
-        return self._wait(lambda: self._heard(count), max_s)
+        return wait_for(lambda: self._heard(count), max_s)
+
+    def settle(self, max_s: float) -> bool:
+        """Wait until no reply is under way."""
+        self._put_new()
+        return wait_for(lambda: (self.advance(), not self._replies.are_under_way)[1], max_s)
 
     def wait_received(self, count: int, max_s: float) -> bool:
         """Wait until the server's replica has `count` records."""
         self._put_new()
-        return self._wait(self._looked(lambda: self.writer.received >= count), max_s)
+        return self._pace.wait_for(self._looked(lambda: self._writer.received >= count), max_s)
 
     def _heard(self, count: int) -> bool:
         """Return whether `count` records are known to be consumed; ask, or take the answer.
 
         Does not wait for an answer.
         """
-        writer = self.writer
+        writer = self._writer
         if writer.applied >= count:
             return True
         self._waits = count == writer.next_sequence
@@ -282,7 +364,7 @@ class RemoteChannel:
             self._question.ask(count)
             self._asked = count
         # Complete the puts: MPI does not finish them by itself.
-        self.complete()
+        self._complete()
         if not self._take_answer() and self._asked > count:
             # Read the acknowledgement: a question about later records is open, and there can be only one.
             self.refresh()
@@ -295,88 +377,71 @@ class RemoteChannel:
             return False
         self._asked = None
         self._mirror[: len(answer)] = answer
+        # Take what is new in it at once: an answer that was under way for longer may replace it.
+        _ = self._writer.applied
         if self._under_way:
-            self.complete()
+            self._complete()
         return True
 
     def wait_credit(self, max_s: float) -> bool:
         """Wait until there is a free slot."""
         self._put_new()
-        if self.writer.open_pulls():
-            return self._wait(self._looked(lambda: self.writer.credits > 0), max_s)
-        # Wait for several free slots, because records that are sent together are sent faster.
-        some = self.writer.applied + max(1, self._ring.n_slots // 4)
-        count = min(some, self.writer.next_sequence)
-        if not self._wait(lambda: self._heard(count), max_s):
+        if self._streams:
+            return wait_for(self._has_credit, max_s)
+        if self._writer.open_pulls():
+            return self._pace.wait_for(self._looked(lambda: self._writer.credits > 0), max_s)
+        count = self._some_more()
+        if not wait_for(lambda: self._heard(count), max_s):
             self.refresh()
-        return self.writer.credits > 0
+        return self._writer.credits > 0
+
+    def _some_more(self) -> int:
+        """Return the number of records after which a ring without a free slot has several.
+
+        Records that are sent together are sent faster.
+        """
+        some = self._writer.applied + max(1, self._ring.n_slots // 4)
+        return min(some, self._writer.next_sequence)
 
     def wait_collected(self, before: int, max_s: float) -> bool:
         """Wait until every pull with a sequence below `before` is answered."""
-        return self._wait(self._looked(lambda: self.writer.collected_before() >= before), max_s)
+        self._put_new()
+        if self._streams:
+            return wait_for(lambda: self._is_collected(before), max_s)
+        return self._pace.wait_for(
+            self._looked(lambda: self._writer.collected_before() >= before), max_s
+        )
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """Wait until a table has this version and all workers this clock."""
         self.publish()
 
         def reached() -> bool:
-            now = self._read_head(table)
+            now = self._reads.head(table)
             return now is not None and now[0] >= version and now[1] >= min_clock
 
-        return self._wait(reached, max_s)
-
-    def read_version(self, table: int) -> int:
-        """Return the present version of a table."""
-        return whole_version(lambda: self._read_head(table), table)
-
-    def read_dense(self, table: int, out: Float32, max_s: float) -> bool:
-        """Copy the server's range of a dense table into `out`."""
-        versions_at, values_at, n_blocks = self.layout.dense_offsets(table)
-        block = _native.BLOCK_FLOATS * 4
-        raw = out.view(np.uint8).reshape(-1)
-        image = self.layout.dense_image(table)
-        if image is not None:
-            values_at, block, codec = image
-            raw = np.empty(image_bytes(self.layout, table, out.size), np.uint8)
-        before = np.empty(n_blocks * _PAIR_BYTES, np.uint8)
-        after = np.empty_like(before)
-        self._remote.get(versions_at, before)
-        version = self.read_version(table)
-        self._read(values_at, raw)
-        end = time.monotonic() + max_s
-        # A block is done when its versions before and after the copy agree; read only the others again.
-        pending = set(range(n_blocks))
-        while True:
-            self._read(versions_at, after)
-            pending &= set(_native.unstable_blocks(before, after))
-            if not pending:
-                if image is not None:
-                    decode_image(codec, raw, block, out)
-                self.writer.set_base_version(table, version)
-                self.writer.count_pulled(raw.nbytes)
-                return True
-            if time.monotonic() > end:
-                return False
-            before, after = after, before
-            for b in sorted(pending):
-                self._read(values_at + b * block, raw[b * block : (b + 1) * block])
+        return self._pace.wait_for(reached, max_s)
 
     def view(self, table: int) -> Float32 | None:
         """Return None: the memory of another node cannot be mapped."""
         return None
 
-    def clocks(self) -> list[int]:
-        """Return the workers' clocks at this server."""
-        lines = np.empty(self._n_workers * _native.CLOCK_LINE_BYTES, np.uint8)
-        self._read(self.layout.clocks_offset, lines)
-        words = lines.view(np.uint64).reshape(self._n_workers, -1)
-        return [int(word) for word in words[:, 0]]
+    @property
+    def _streams(self) -> bool:
+        """True while replies come as messages."""
+        return self._n_streams > 0 or self._replies.are_under_way
 
-    def awaited_worker(self) -> int:
-        """Return the worker that this server waits for (BSP)."""
-        word = np.empty(8, np.uint8)
-        self._read(self.layout.awaited_offset, word)
-        return int(word.view(np.uint64)[0])
+    def _is_collected(self, before: int) -> bool:
+        if self._writer.collected_before() < before:
+            self.advance()
+        return self._writer.collected_before() >= before
+
+    def _has_credit(self) -> bool:
+        writer = self._writer
+        self.advance()
+        if writer.credits == 0 and not writer.open_pulls():
+            self._heard(self._some_more())
+        return writer.credits > 0
 
     def _looked(self, done: Callable[[], bool]) -> Callable[[], bool]:
         """Return a function that refreshes the mirror and then calls `done`."""
@@ -386,47 +451,3 @@ class RemoteChannel:
             return done()
 
         return look
-
-    def _wait(self, done: Callable[[], bool], max_s: float) -> bool:
-        """Call `done` until it is True: without pauses at first, then with growing ones."""
-        start = time.monotonic()
-        pause = 10e-6
-        while not done():
-            waited = time.monotonic() - start
-            if waited >= max_s:
-                return False
-            if waited < _SPIN_S:
-                os.sched_yield()
-            else:
-                time.sleep(pause)
-                pause = min(1.5 * pause, 200e-6)
-        return True
-
-    def _read_head(self, table: int) -> tuple[int, int] | None:
-        """Return (version, lowest clock) of a table's head, or None if it is being written."""
-        self._read(self.layout.head_offset(table), self._scratch)
-        words = self._scratch.view(np.uint64)
-        version, not_version, clock, not_clock = (int(w) for w in words[:4])
-        if version ^ not_version != 2**64 - 1 or clock ^ not_clock != 2**64 - 1:
-            return None
-        return version, clock
-
-    def _read(self, offset: int, out: Bytes) -> None:
-        for start in range(0, len(out), _GET_BYTES):
-            part = out[start : start + _GET_BYTES]
-            self._remote.get(offset + start, part)
-        self._remote.flush()
-
-    def _index(self, sequence: int) -> int:
-        return sequence % self._ring.n_slots
-
-    def _reply(self, sequence: int) -> int:
-        return self._ring.replies_offset + self._index(sequence) * self._ring.slot_bytes
-
-    def _stamp(self, sequence: int) -> int:
-        return self._ring.stamps_offset + self._index(sequence) * self._ring.record_stride
-
-    def _end(self, sequence: int) -> int:
-        """Return the offset at which the payload of a record ends."""
-        slot = self._stamp(sequence) + self._ring.slots_offset - self._ring.stamps_offset
-        return slot + _HEADER_BYTES + self._words.item((slot + _PAYLOAD_BYTES_AT) // 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -32,23 +33,33 @@ class RemoteMemory(Protocol):
     def get(self, offset: int, out: Bytes) -> None:
         """Start a read of any length; `out` is filled when `flush` has returned."""
 
-    def get_beside(self, offset: int, out: Bytes) -> None:
-        """Start a read whose bytes travel at the same time as those of `put_beside`; as `get` otherwise."""
-
-    def put_beside(self, offset: int, data: Bytes) -> None:
-        """Start a write of any length, which arrives as those of `put_asking` do.
-
-        `data` must stay unchanged until `flush`.
-        """
-
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
         """Write at most INLINE_BYTES by a message; `data` may be changed at once.
 
         The message asks for an answer when `count` records are consumed; 0: it asks for none.
         """
 
+    def put_copied(self, offset: int, data: Bytes) -> None:
+        """Start a write of any length by messages that hold copies; `data` may be changed at once.
+
+        They arrive in the order of these calls and of `put_asking`. None needs an answer of the server before
+        it leaves, so the operating system transfers what fits into its buffers without a call of this
+        process.
+        """
+
     def leave(self) -> None:
-        """Block until puts of at most INLINE_BYTES can arrive without further calls of this process."""
+        """Block until all puts by messages can arrive without further calls of this process."""
+
+    def test(self) -> bool:
+        """Advance messages without waiting; return True if any was completed. Enters MPI if any is open."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """True if `test` has found some message incomplete. Makes no MPI call."""
+
+    @property
+    def n_sends(self) -> int:
+        """Number of messages that are not known to have left. Makes no MPI call."""
 
     def flush(self) -> None:
         """Complete all puts and gets. Blocks."""
@@ -58,6 +69,13 @@ class RemoteMemory(Protocol):
 
     def fenced(self) -> bool:
         """Return whether the server has confirmed the fence. Enters MPI, does not block."""
+
+
+class Awaited(Protocol):
+    """The interface of mpips.transport.awaited.IncomingValues."""
+
+    def is_there(self) -> bool:
+        """Return True if all values have arrived. Enters MPI, does not block."""
 
 
 class Asking(Protocol):
@@ -71,3 +89,28 @@ class Asking(Protocol):
 
     def answer(self) -> Bytes | None:
         """Return the answer, or None if it is not there yet."""
+
+    def fetch(self, count: int, offset: int, out: Bytes) -> None:
+        """Ask for the answer, and for bytes of the region, when `count` records are consumed.
+
+        Does not block. `out` receives the bytes from `offset` on, until `fetched` has returned.
+        """
+
+    def fetched(self) -> Bytes | None:
+        """Return the answer to the oldest open `fetch` if all its bytes are there, else None.
+
+        Enters MPI, does not block.
+        """
+
+    def await_values(
+        self, head_at: int, version: int, offset: int, out: Bytes, taken: Callable[[], None]
+    ) -> Awaited:
+        """Ask for bytes of the region, to be sent when a table has a version. Does not block.
+
+        Args:
+            head_at: Offset of the table's head in the region.
+            version: The version.
+            offset: Offset of the bytes.
+            out: Receives them; it belongs to the request until all have arrived.
+            taken: Called when all have arrived.
+        """

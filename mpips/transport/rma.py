@@ -90,24 +90,31 @@ class RmaMemory:
             target = [offset + at, part.nbytes, MPI.BYTE]
             self._window.Get([part, MPI.BYTE], self._rank, target=target)
 
-    def get_beside(self, offset: int, out: Bytes) -> None:
-        """Start a read of any length by a message.
-
-        Over TCP, Open MPI transfers the gets and the puts of a window one after the other.
-        """
-        self._messages.get(offset, out)
-
-    def put_beside(self, offset: int, data: Bytes) -> None:
-        """Start a write of any length by a message."""
-        self._messages.put(offset, data)
-
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
         """Write a few bytes by a message, which may carry a question."""
         self._messages.put_asking(offset, data, count)
 
+    def put_copied(self, offset: int, data: Bytes) -> None:
+        """Start a write of any length by messages that hold copies."""
+        self._messages.put_copied(offset, data)
+
     def leave(self) -> None:
-        """Block until small puts can arrive without further calls of this process."""
+        """Block until all puts by messages can arrive without further calls of this process."""
         self._messages.leave()
+
+    def test(self) -> bool:
+        """Advance messages without waiting; return True if any was completed."""
+        return self._messages.test()
+
+    @property
+    def is_under_way(self) -> bool:
+        """True if some message is not known to be complete."""
+        return self._messages.is_under_way
+
+    @property
+    def n_sends(self) -> int:
+        """Number of messages to the server that are not known to have left."""
+        return self._messages.n_sends
 
     def flush(self) -> None:
         """Complete all puts and gets.

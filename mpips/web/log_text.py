@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from pathlib import Path
 from typing import Any
 
 from mpips.errors import ConfigError
 from mpips.monitor.logs import Follower, LogFile, find_logs
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.reading import open_regular
 
 MOST_BYTES = 256 << 10  # bytes from the end of a log that are sent
 LAUNCHER = -1  # number of the launcher's log
 
 
 def logs_of(run: RunFolder, attempt: int) -> list[dict[str, Any]]:
-    """Return number, label and size of each log of an attempt; empty if there are none."""
+    """Return number, label and size of each log of an attempt that can be read; empty if there are none."""
     try:
         found = find_logs(run, attempt)
-    except ConfigError:
+    except (ConfigError, OSError):
         return []
-    return [{"rank": _rank_of(log), "label": log.label, "bytes": _size(log)} for log in found]
+    rows = []
+    for log in found:
+        with contextlib.suppress(OSError):
+            rows.append({"rank": _rank_of(log), "label": log.label, "bytes": _size(log)})
+    return rows
 
 
 def log_tail(
@@ -38,15 +43,16 @@ def log_tail(
         return None
     try:
         logs = [log for log in find_logs(run, attempt) if _rank_of(log) == rank]
-    except ConfigError:
+    except (ConfigError, OSError):
         return None
-    # A link, or a folder that is one, may lead anywhere: that is no log of the run.
-    if not logs or not lies_in(run, logs[0].path) or not logs[0].path.is_file():
+    if not logs:
         return None
-    log, size = logs[0], _size(logs[0])
-    start = max(size - most, 0)
-    follower, lines = Follower(log, start), list[str]()
+    log = logs[0]
     try:
+        # A pipe, or a link that may lead anywhere, is no log of the run.
+        size = _size(log)
+        start = max(size - most, 0)
+        follower, lines = Follower(log, start), list[str]()
         while found := follower.read():
             lines += found
             if follower.offset - start > 2 * most:
@@ -62,22 +68,12 @@ def log_tail(
     }
 
 
-def lies_in(run: RunFolder, path: Path) -> bool:
-    """Return True if a path of a run directory leads to a file within it, whatever links there are."""
-    try:
-        return path.resolve().is_relative_to(run.path.resolve())
-    except (OSError, RuntimeError):
-        # Links that lead to each other: RuntimeError before Python 3.13.
-        return False
-
-
 def _rank_of(log: LogFile) -> int:
     stem = log.path.stem
     return int(stem[5:]) if stem.startswith("rank-") else LAUNCHER
 
 
 def _size(log: LogFile) -> int:
-    try:
-        return os.lstat(log.path).st_size
-    except OSError:
-        return 0
+    fd, status = open_regular(log.path, log.within)
+    os.close(fd)
+    return status.st_size

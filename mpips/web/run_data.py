@@ -33,7 +33,6 @@ from mpips.rundir.history import Counts, read_line
 from mpips.rundir.reading import DAMAGED, read_regular
 from mpips.web.curve import COLUMNS, Curve, even_places, is_sane
 from mpips.web.line_file import LineFile, sample
-from mpips.web.log_text import lies_in
 
 _SLICE_S = 0.25  # s that `refresh` reads a long file for; the next call goes on
 _LONG_BYTES = 8 << 20  # bytes; of a longer file a sample is shown until it is read
@@ -232,17 +231,21 @@ class RunData:
         known = self._state or {"name": self.name, "ranks": [], "events": [], "progress": None}
         return {**known, "state": "damaged", "alive": False, "note": note_of(error)}
 
+    def _attempts_with_logs(self) -> list[int]:
+        try:
+            return attempts(self.run)
+        except OSError:
+            return []
+
     def _read_config(self) -> dict[str, Any] | None:
         """Return configuration, result and logs if they have changed, else None."""
-        there = attempts(self.run)
+        there = self._attempts_with_logs()
         files = (self.run.config_file, self.run.path / "summary.json", self.run.placement_file)
         version = (tuple(map(version_of, files)), tuple(there))
         if version == self._config_version:
             return None
         self._config_version = version
         found: dict[str, Any] = {"attempts": there, "config": {}, "result": {}, "reasons": []}
-        if not all(lies_in(self.run, file) for file in files):
-            return found
         try:
             found["config"], found["result"] = values_of(self.run)
             decided = msgspec.json.decode(read_regular(self.run.placement_file))
@@ -334,5 +337,5 @@ def _state_of(view: View, run: RunFolder) -> dict[str, Any]:
         "hot_rows": [_row_of(row) for row in view.load.rows],
         "quiet_s": view.quiet_s,
         "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],
-        "summary": view.summary if lies_in(run, run.path / "summary.txt") else "",
+        "summary": view.summary,
     }

@@ -83,7 +83,9 @@ class PageServer:
         self._watched: Counter[str] = Counter()  # runs, and the number of browsers that show each
         self.n_streams = 0
         self.is_ending: Callable[[], bool] = lambda: False
-        self._changed = asyncio.Condition()
+        # Is set at the next reading; then another one takes its place. A condition would not do: a browser
+        # that leaves cancels its stream more than once, and then Python's condition loses its lock.
+        self._changed = asyncio.Event()
         self._list: bytes = b"[]"
         self._tick = 0  # readings so far
         self._wake = asyncio.Event()
@@ -163,10 +165,10 @@ class PageServer:
         await run_in_threadpool(self._runs.refresh, list(self._watched))
         listed = await run_in_threadpool(self._runs.listed)
         encoded = msgspec.json.encode(listed)
-        async with self._changed:
-            self._list = encoded
-            self._tick += 1
-            self._changed.notify_all()
+        self._list = encoded
+        self._tick += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _report_once(self, what: str) -> None:
         """Print the present error to stderr, unless one was printed before."""
@@ -222,12 +224,10 @@ class PageServer:
 
     async def _next_tick(self, seen: int) -> int:
         """Wait until the runs have been read again, or for a while; return the number of readings."""
-        async with self._changed:
+        if self._tick <= seen:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(
-                    self._changed.wait_for(lambda: self._tick > seen), _SILENCE_S
-                )
-            return self._tick
+                await asyncio.wait_for(self._changed.wait(), _SILENCE_S)
+        return self._tick
 
     async def _metrics(self, request: Request) -> Response:
         try:

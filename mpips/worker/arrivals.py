@@ -29,9 +29,20 @@ class Arrivals:
         compute. With one server the order of the ring is enough. For a server with a replica, its partner
         must have the records (`wait_for_partners`).
         """
+        if len(self._connection.channels) > 1:
+            self._wait_for_servers()
+
+    def wait_for_all(self) -> None:
+        """Wait until all written records are in the memory of all servers and, with replicas, of partners.
+
+        No other worker delays this.
+        """
+        self._wait_for_servers()
+        self.wait_for_partners()
+
+    def _wait_for_servers(self) -> None:
+        """Wait until servers without a partner that is waited for confirm that all records are there."""
         connection, channels = self._connection, self._connection.channels
-        if len(channels) < 2:
-            return
         covered = self._partners.of if self._partners.waits else {}
         late = [server for server in range(len(channels)) if server not in covered]
         for server in late:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+_FLT_MAX = float(np.finfo(np.float32).max)
 
 
 def norm_of(update: Float32) -> float:
@@ -76,8 +77,9 @@ class Handle:
 
         Under BSP the change applies to the updates of this clock and later ones, on all servers, whichever
         worker is first. Under SSP and ASP it applies to all updates that a server applies after the first
-        worker's call has arrived; a worker that is behind does not set later values back. Of several calls
-        in one clock the last one counts.
+        worker's call has arrived; a worker that is behind does not set later values back. Where a group sums
+        the updates (`cluster.topology`), the call arrives with their sum at the end of the clock. Of several
+        calls in one clock the last one counts.
 
         A checkpoint does not contain the change: in a job that starts from one, the table has its declared
         optimizer until the program calls this again. A warm restart continues with the newest change. A
@@ -102,6 +104,17 @@ class Handle:
         clock, n_changes = self._change
         ordinal = n_changes if clock == connection.now else 0
         self._change = (connection.now, ordinal + 1)
+        self._write_change(ordinal, config)
+        connection.control.state = "computing"
+
+    def _write_change(self, ordinal: int, config: _native.OptimizerConfig) -> None:
+        """Write a change of hyperparameters to all servers, and start to send it.
+
+        Args:
+            ordinal: Its number among those of this worker's clock.
+            config: The new hyperparameters.
+        """
+        connection = self._connection
         for server in self._servers:
             writer = connection.channels[server].writer
             connection.write(
@@ -109,7 +122,6 @@ class Handle:
                 lambda w=writer: w.configure(self._index, connection.now, ordinal, config),  # type: ignore[misc]
             )
         self._start_sending(self._servers)
-        connection.control.state = "computing"
 
     def _random_key(self) -> int:
         """Return the key of the random numbers of the next push, which a codec rounds with.
@@ -183,6 +195,31 @@ class Handle:
         self._check_update(update, base)
         return self._clipped(update, norm_of(update)) if self._table.clip_norm > 0 else update
 
+    def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:
+        """Check a push with equal keys, of which the writer sends the sums of their rows; as `_checked`.
+
+        This computes sums only where it needs them: for clip_norm, and where they might overflow.
+        """
+        table = self._table
+        limit = _FLT_MAX / (2 * len(plan))
+        small = table.check_finite and _native.all_within(rows.reshape(-1), limit, None)
+        self._check_update(rows, base, looked_at=small)
+        if table.clip_norm == 0 and (small or not table.check_finite):
+            return rows
+        sums = plan.sum_rows(rows)
+        finite = small or _native.all_finite(sums.reshape(-1), None)
+        if not finite and table.clip_norm > 0:
+            # Scaling by a power of two is exact, and the scaled sums cannot overflow.
+            shrunk = plan.sum_rows(rows * np.float32(2.0**-32))
+            return self._clipped(rows, norm_of(shrunk) * 2.0**32)
+        if not finite and table.check_finite:
+            u = int(np.flatnonzero(~np.isfinite(sums).all(axis=1))[0])
+            raise ValueError(
+                f"the sum of the updates of key {plan.unique_keys[u]} of table {self.name!r} is beyond "
+                "float32; nothing was sent (check_finite)"
+            )
+        return self._clipped(rows, norm_of(sums)) if table.clip_norm > 0 else rows
+
     def _check_update(self, update: Float32, base: Float32 | None, looked_at: bool = False) -> None:
         """Raise ValueError for values that are not finite and for base values that the policy misses.
 
@@ -213,6 +250,18 @@ class Handle:
                 f"{what} of table {self.name!r} contains {flat[bad]} at position "
                 f"{bad} of {flat.size}; nothing was sent (check_finite)"
             )
+
+    def _noted_request(self, n_servers: int) -> Request[PushResult]:
+        """Return the request of a push that `n_servers` servers get when the worker ends its clock."""
+        connection = self._connection
+        connection.note_push()
+        return PolledRequest(
+            lambda _: True,
+            lambda: PushResult(applied=n_servers),
+            str,
+            connection.timeout_s,
+            connection.poll,
+        )
 
     def _request(self, ends: dict[int, int]) -> Request[PushResult]:
         """Return the request of a push whose last records are `ends` (server -> sequence number)."""

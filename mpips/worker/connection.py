@@ -23,11 +23,14 @@ from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
+from mpips.transport.progress import ProgressThread
 from mpips.worker import counts, waits
 from mpips.worker.arrivals import Arrivals
+from mpips.worker.by_use import PullsByUse
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
+from mpips.worker.grouped import GroupedTables
 from mpips.worker.local_tables import LocalPart, LocalTables
 from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.replicated_tables import ReplicatedTables
@@ -55,6 +58,10 @@ class Connection:
         collectives: Gathers, reductions and barriers.
         replicated: The tables that every worker holds; None: there are none.
         local: The tables under LocalSGD and DiLoCo; None: there are none.
+        grouped: The group that sums updates of this worker; None: it is in none.
+        node_pulls: Pulls that the workers of this node share; None: there are none.
+        progress: Advances transfers while the program computes; None: nothing does.
+        coming: The values that the worker has asked for in advance; None: there are none.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class Connection:
         tree: WorkerTree | None = None,
         replicated: ReplicatedPart | None = None,
         local: LocalPart | None = None,
+        progress: ProgressThread | None = None,
     ) -> None:
         """Make a connection.
 
@@ -85,7 +93,9 @@ class Connection:
             tree: Messages to other workers; None: gathers contain this worker alone.
             replicated: What start-up has made for replicated tables; None: there are none.
             local: What start-up has made for tables under LocalSGD and DiLoCo; None: there are none.
+            progress: The progress thread, which is not started yet; None: there is none.
         """
+        self.progress = progress
         start = start or ConnectionOptions()
         self.index = index
         self.n_workers = len(names)
@@ -107,7 +117,18 @@ class Connection:
             if replicated is not None
             else None
         )
+        self.grouped = (
+            GroupedTables(self, start.grouped, self._names) if start.grouped is not None else None
+        )
+        self.node_pulls = start.node_pulls
+        self._groups = start.groups
+        # What this worker and others do together, beside their pushes and pulls.
+        self._shared = [shared for shared in (self.replicated, self.grouped) if shared is not None]
         self.local = LocalTables(self, local, start.first_step) if local is not None else None
+        self.coming: PullsByUse | None = None
+        for channel in self.channels:
+            if channel.orders is not None:
+                channel.orders.finish = self.finish_orders
         self._finished = False
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
@@ -117,7 +138,7 @@ class Connection:
             control,
             self._write_cut,
             self._is_behind_cut,
-            needs_common_clock(tables),
+            needs_common_clock(tables, start.groups),
             start.ask_every,
             self.local.file_of if self.local is not None else None,
         )
@@ -155,10 +176,11 @@ class Connection:
         refusing: Any = Refusing(error)
         self.channels = self.control = self.staging = self.snapshot = refusing
         self.collectives = refusing
-        if self.local is not None:
-            self.local = refusing
-        if self.replicated is not None:
-            self.replicated = refusing
+        for name in ("local", "replicated", "grouped"):
+            if getattr(self, name) is not None:
+                setattr(self, name, refusing)
+        self._shared = []
+        self.node_pulls = None
         for handle in self._handles:
             handle.disown()
 
@@ -179,6 +201,18 @@ class Connection:
         """
         return self.clock_state.now if self.local is None else self.local.steps
 
+    def begin_progress(self) -> None:
+        """Let transfers go on while the program computes, to the end of the job; see transport.progress."""
+        if self.progress is not None:
+            for channel in self.channels:
+                channel.stream(True)
+            self.progress.begin_use()
+
+    def leave(self) -> None:
+        """Return to the program: let the progress thread go on, if anything uses it. Cheap."""
+        if self.progress is not None:
+            self.progress.open()
+
     def clock(self) -> None:
         """End the worker's clock; see Worker.clock."""
         if self.local is None or self.local.step():
@@ -196,10 +230,14 @@ class Connection:
 
     def _tick(self) -> None:
         """End the worker's clock at all servers."""
+        if self.coming is not None:
+            self.coming.finish()
         self.control.state = "between clocks"
         self.clock_state.begin()
         if FAULTS:
             _native.fault_point("clock-begun")
+        if self.grouped is not None:
+            self.grouped.end_clock()
         if self.replicated is not None:
             self.replicated.tick()
         if self._writes_position:
@@ -213,15 +251,22 @@ class Connection:
             if FAULTS:
                 _native.fault_point("placed")
         self.arrivals.wait_for_partners()
+        written = []
         for server, channel in enumerate(self.channels):
+            if channel.orders is not None and not channel.orders.is_empty:
+                channel.orders.add_tick(self.now)
+                continue
             if FAULTS:
                 _native.fault_point("ticking")
             self.write(server, lambda c=channel: c.writer.tick(self.now))  # type: ignore[misc]
+            written.append(server)
         if FAULTS:
             _native.fault_point("ticked")
-        self.publish(range(len(self.channels)))
+        self.publish(written)
         if FAULTS:
             _native.fault_point("clock-ended")
+        if self.grouped is not None:
+            self.grouped.note_ticked()
         if self.replicated is not None:
             self.replicated.note_ticked()
         self.clock_state.now += 1
@@ -281,12 +326,16 @@ class Connection:
         if self._finished:
             return
         self._finished = True
+        if self.coming is not None:
+            self.coming.finish()
         self.collectives.end()
         if self.local is not None and self.local.has_pushed:
             self.clock()
         self.synchronize()
         if self.clock_state.pushed_at == self.now:
             self.clock()
+        if self.grouped is not None:
+            self.grouped.finish()
         if self.replicated is not None:
             self.replicated.finish()
         self.control.state = "finishing"
@@ -298,6 +347,7 @@ class Connection:
         self.publish(range(len(self.channels)))
         for server, channel in enumerate(self.channels):
             self.wait_applied(server, channel.writer.next_sequence)
+            waits.settled(self, server)
         if self.replicated is not None:
             self.replicated.leave()
 
@@ -317,11 +367,11 @@ class Connection:
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of this worker's pushes by outcome, summed over servers."""
-        return counts.outcomes(self.channels, self.replicated)
+        return counts.outcomes(self.channels, self._shared)
 
     def figures(self) -> Figures:
         """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
-        found = counts.figures(self.channels, self.replicated, self._samples)
+        found = counts.figures(self.channels, self._shared, self._samples)
         self.spent.add_to(found)
         return found
 
@@ -360,6 +410,20 @@ class Connection:
         for channel in chosen:
             channel.publish()
 
+    @property
+    def may_order(self) -> bool:
+        """True if updates to other nodes may leave in another order than that of the program."""
+        is_free = not self._writes_position and not self._skips_clocks and self.grouped is None
+        return is_free and any(channel.orders is not None for channel in self.channels)
+
+    def finish_orders(self) -> None:
+        """Have all orders written and sent, at all servers: another worker may wait for any of them. Blocks.
+
+        Raises:
+            StallError: A server has taken no update for the job's timeout.
+        """
+        waits.ordered(self)
+
     def wait_credit(self, server: int) -> None:
         """Wait until this worker's ring at a server has room for a record."""
         waits.credit(self, server)
@@ -379,23 +443,22 @@ class Connection:
     def poll(self) -> None:
         """Take control messages during a wait. Cheap; call it a few times per second at least."""
         self.control.poll()
-        self.collectives.poll()
-        if self.replicated is not None:
-            self.replicated.poll()
+        self.poll_workers()
         self.snapshot.report_wait()
 
     def poll_workers(self) -> None:
-        """Take messages of other workers after `finish`, until the job ends. Cheap."""
+        """Take messages of other workers; after `finish`, too, until the job ends. Cheap."""
         self.collectives.poll()
-        if self.replicated is not None:
-            self.replicated.poll()
+        for shared in self._shared:
+            shared.poll()
 
     def settle_workers(self) -> None:
         """Wait until no message of another worker is under way, when all have finished; or StallError."""
         self.collectives.settle()
-        if self.replicated is not None:
-            self.replicated.settle()
+        for shared in self._shared:
+            shared.settle()
 
     def blame(self, server: int) -> str:
         """Return the clause of an error that names the rank for which this server waits; "" if unknown."""
-        return waits.blame(self, self._names, server) or self.arrivals.blame(server)
+        late = waits.blame(self, self._names, server, self._groups)
+        return late or self.arrivals.blame(server)

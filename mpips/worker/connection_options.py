@@ -9,16 +9,23 @@ import msgspec
 
 from mpips.checkpoint.position import Position
 from mpips.model.consistency import BSP, SSP
+from mpips.model.grouping import Groups
 from mpips.model.table import Table
 from mpips.recovery.replica import Partners
+from mpips.worker.group_part import GroupPart
+from mpips.worker.node_pulls import NodePulls
 from mpips.worker.residuals import Residuals
 
 NO_PARTNERS = Partners()
 
 
-def needs_common_clock(tables: Sequence[Table]) -> bool:
-    """Return whether workers wait for each other's clocks; then a cut is at the same clock for all."""
-    return any(isinstance(t.consistency, BSP | SSP) for t in tables)
+def needs_common_clock(tables: Sequence[Table], groups: Groups = ()) -> bool:
+    """Return whether workers wait for each other's clocks; then a cut is at the same clock for all.
+
+    In a group one worker pushes for others. A cut at a later clock of that worker than theirs would contain
+    updates that they repeat, and a cut at an earlier one would lack updates that they do not.
+    """
+    return bool(groups) or any(isinstance(t.consistency, BSP | SSP) for t in tables)
 
 
 class ConnectionOptions(msgspec.Struct, frozen=True):
@@ -33,6 +40,9 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
         partners: Replicas of the servers; see `mpips.recovery.replica`.
         first_step: Number of clocks that the worker's program has ended at `first_clock`.
         residuals: What pushes have not sent; None: no table has error feedback.
+        grouped: What start-up has made for the worker's group; None: it is in none.
+        node_pulls: Pulls that the workers of this node share; None: there are none.
+        groups: All groups of workers of the job, for errors.
     """
 
     position: Position | None = None
@@ -42,6 +52,9 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     partners: Partners = NO_PARTNERS
     first_step: int = 0
     residuals: Residuals | None = None
+    grouped: GroupPart | None = None
+    node_pulls: NodePulls | None = None
+    groups: Groups = ()
 
 
 class Disowning(Protocol):

@@ -1,4 +1,4 @@
-"""The numbers of a worker's pushes and bytes, over its channels to servers and its replicated tables."""
+"""A worker's pushes and bytes, over its channels to servers, its replicated tables and its group."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from collections.abc import Sequence
 from mpips.mpi.messages import Figures
 from mpips.process.memory import heap_bytes
 from mpips.transport.channel import Channel
+from mpips.worker.grouped import GroupedTables
 from mpips.worker.replicated_tables import ReplicatedTables
+
+Shared = Sequence[ReplicatedTables | GroupedTables]
 
 # Servers up to which heartbeats have bytes by server: with n ranks that is a part of n * n numbers.
 _MOST_LINKS = 64
 
 
-def outcomes(channels: Sequence[Channel], replicated: ReplicatedTables | None) -> dict[str, int]:
+def outcomes(channels: Sequence[Channel], shared: Shared) -> dict[str, int]:
     """Return the numbers of pushes by outcome; the greatest of `max_staleness`."""
     total: dict[str, int] = {}
     for channel in channels:
         for key, value in channel.writer.counters().items():
             merge = max if key == "max_staleness" else int.__add__
             total[key] = merge(total.get(key, 0), value)
-    if replicated is not None:
-        replicated.count(total)
+    for part in shared:
+        part.count(total)
     return total
 
 
-def figures(
-    channels: Sequence[Channel], replicated: ReplicatedTables | None, samples: int
-) -> Figures:
+def figures(channels: Sequence[Channel], shared: Shared, samples: int) -> Figures:
     """Return the counts as of the last looks at the servers. Cheap.
 
     Args:
         channels: The worker's channel to each server.
-        replicated: Its replicated tables; None: there are none.
+        shared: Its replicated tables and its group, where it has them.
         samples: Samples that the worker has reported.
     """
     f = Figures(at=time.monotonic(), samples=samples, heap_bytes=heap_bytes())
@@ -51,6 +52,6 @@ def figures(
         f.judged += c["applied"] + c["rejected"] + c["late"]
         f.staleness_sum += c["staleness_sum"]
         f.max_staleness = max(f.max_staleness, c["max_staleness"])
-    if replicated is not None:
-        replicated.add_figures(f)
+    for part in shared:
+        part.add_figures(f)
     return f

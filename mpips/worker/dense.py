@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
-from mpips.model.codec import Biased
+from mpips.model.codec import Biased, SharedInt8
 from mpips.model.consistency import BSP, needs_base
+from mpips.model.grouping import can_sum
+from mpips.model.optimizer import Optimizer
 from mpips.model.table import DenseTable, native_codec
 from mpips.transport.channel import MemoryChannel
-from mpips.worker.base import Handle
+from mpips.worker.ordering import OrderedAccess
 from mpips.worker.paths import choose_path
 from mpips.worker.paths.direct import direct_path
-from mpips.worker.paths.encoded import CodecPath, EncodedPath
+from mpips.worker.paths.encoded import EncodedPath
 from mpips.worker.paths.feedback import FeedbackPath
-from mpips.worker.paths.path import DensePath
+from mpips.worker.paths.ring import closing
+from mpips.worker.paths.shared_scales import SharedScales, SharedScalesPath
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 
 
-class DenseHandle(Handle):
+class DenseHandle(OrderedAccess):
     """A worker's access to one dense table. Not thread-safe.
 
     Attributes:
@@ -39,22 +43,34 @@ class DenseHandle(Handle):
     """
 
     def __init__(
-        self, connection: Connection, index: int, table: DenseTable, shards: Sequence[ShardRange]
+        self,
+        connection: Connection,
+        index: int,
+        table: DenseTable,
+        shards: Sequence[ShardRange],
+        scales: SharedScales | None = None,
     ) -> None:
-        """`shards`: the servers' ranges of the flattened tensor."""
-        super().__init__(connection, index, table, [part.server for part in shards])
-        self.shape = table.shape
-        self._shards = shards
-        self._writers = [(s.server, connection.channels[s.server].writer) for s in shards]
-        self._direct = direct_path(connection, index, shards, table)
-        self._paths: list[DensePath] = []
-        self._encoded_paths: list[CodecPath] = []
+        """Choose the paths of updates.
+
+        Args:
+            connection: Connection of the worker.
+            index: Index of the table.
+            table: The table.
+            shards: The servers' ranges of the flattened tensor.
+            scales: Its scales, if its codec is SharedInt8.
+        """
+        super().__init__(connection, index, table, shards)
+        grouped = connection.grouped
+        self._grouped = grouped if grouped is not None and grouped.has(index) else None
+        self._direct = (
+            direct_path(connection, index, shards, table) if self._grouped is None else None
+        )
         codec = native_codec(table)
         if isinstance(table.compression, Biased):
             residuals = connection.residuals
             assert residuals is not None, "a job makes residuals for such tables"
             self._encoded_paths = [
-                FeedbackPath(connection, index, part, residuals.feedback(index, part.server))
+                self._feedback_path(table, part, residuals.feedback(index, part.server), scales)
                 for part in shards
             ]
         elif codec is None:
@@ -67,12 +83,47 @@ class DenseHandle(Handle):
             and table.clip_norm == 0
             and len(self._paths) == 1
             and self._paths[0].checks
+            and self._grouped is None
         )
+        if self._grouped is not None:
+            self._grouped.add(index, self._push_sum)
+
+    def _feedback_path(
+        self,
+        table: DenseTable,
+        part: ShardRange,
+        feedback: _native.Feedback,
+        scales: SharedScales | None,
+    ) -> FeedbackPath:
+        connection, index, codec = self._connection, self._index, table.compression
+        if not isinstance(codec, SharedInt8):
+            return FeedbackPath(connection, index, part, feedback)
+        assert scales is not None, "a job has a table of scales for such a table"
+        plain = choose_path(connection, index, part, table)
+        return SharedScalesPath(connection, index, part, feedback, scales, codec.block, plain)
+
+    def _check_optimizer(self, optimizer: object) -> None:
+        """See Handle. Under SSP and ASP a group can sum only what keeps a step linear."""
+        super()._check_optimizer(optimizer)
+        assert isinstance(optimizer, Optimizer)
+        if self._grouped is not None and not can_sum(self._table.consistency, optimizer):
+            raise ConfigError(
+                f"set_optimizer of table {self.name!r}: {optimizer!r}: must have no weight_decay and no "
+                f"clip_value under {self._table.consistency.name.upper()} in a job with groups "
+                "(cluster.topology)"
+            )
+
+    def _write_change(self, ordinal: int, config: _native.OptimizerConfig) -> None:
+        """See Handle. Under SSP and ASP the sum of the clock before may not be written yet."""
+        write = super()._write_change
+        if self._grouped is None or isinstance(self._table.consistency, BSP):
+            write(ordinal, config)
+        else:
+            self._grouped.lead(lambda: write(ordinal, config))
 
     def disown(self) -> None:
         """Leave the direct path to the parent; in a forked child what follows it raises."""
-        self._direct = None
-        self._writers = []
+        self._direct = self._grouped = None
 
     @property
     def paths(self) -> list[str]:
@@ -84,9 +135,9 @@ class DenseHandle(Handle):
     def pull(self, out: Float32 | None = None) -> Float32:
         """Fetch the current values. Not collective; blocks until they satisfy the consistency model.
 
-        The values contain this worker's own earlier pushes (under BSP those of earlier clocks). Under BSP
-        they are the values after all workers' previous clocks. Under SSP they contain all updates that
-        are more than `bound` clocks old.
+        The values contain this worker's own earlier pushes (under BSP, and with `cluster.topology` where a
+        group sums them, those of earlier clocks). Under BSP they are the values after all workers' previous
+        clocks. Under SSP they contain all updates that are more than `bound` clocks old.
 
         Args:
             out: float32, C-contiguous, of the table's shape; allocated if None. The caller owns it.
@@ -106,24 +157,12 @@ class DenseHandle(Handle):
         self._check_open("a pull of")
         check_out(out, self.shape, True)
         self._connection.control.state = self._pulling
-        self._settle()
-        began, waited = time.monotonic(), self._connection.clock_state.wait_s
-        flat = out.reshape(-1)
-        for part in self._shards:
-            channel = self._connection.channels[part.server]
-            target = flat[part.start : part.stop]
-            self._connection.wait_until(
-                lambda c=channel, t=target: c.read_dense(self._index, t, 0.05),  # type: ignore[misc]
-                lambda: (
-                    f"the values of table {self.name!r} changed during every attempt to read them"
-                ),
-            )
-        # The loop above reads: it waits for nobody.
-        self._connection.clock_state.wait_s = waited
-        self._connection.spent.fetched(time.monotonic() - began)
+        self._reader.read(out.reshape(-1))
         self._connection.control.state = "computing"
         if self._noted is not None:
             self._noted.note(out, self._versions())
+        if self._connection.progress is not None:
+            self._connection.leave()
         return out
 
     def residual(self) -> Float32:
@@ -142,13 +181,14 @@ class DenseHandle(Handle):
         if residuals is None or not isinstance(self._table.compression, Biased):
             raise ConfigError(
                 f"table {self.name!r} has compression = {self._table.compression}, which keeps no residual: "
-                "TopK, RandomK and OneBit do"
+                "TopK, RandomK, OneBit and SharedInt8 do"
             )
         return residuals.values([self.name])[self.name].reshape(self.shape)
 
     def _versions(self) -> dict[int, int]:
         """Return the versions that the newest pull has fetched, by server."""
-        return {server: writer.base_version(self._index) for server, writer in self._writers}
+        channels = self._connection.channels
+        return {s: channels[s].writer.base_version(self._index) for s in self._servers}
 
     def prefetch(self, out: Float32 | None = None) -> Request[Float32]:
         """Start a pull; `wait` returns the values. Not collective; returns at once.
@@ -162,17 +202,14 @@ class DenseHandle(Handle):
         self._check_open("a pull of")
         if out is not None:
             check_out(out, self.shape, contiguous=True)
-        ready = self._settled
+        reader = self._reader
         # In a forked child this assignment raises ForkError.
         self._connection.control.state = "computing"
 
-        def late() -> str:
-            return self._late_text(self._shards[0].server)
-
         return PolledRequest(
-            ready,
+            reader.is_settled,
             lambda: self.pull(out),
-            late,
+            reader.late,
             self._connection.timeout_s,
             self._connection.poll,
             self._connection.spent.waited,
@@ -205,7 +242,7 @@ class DenseHandle(Handle):
                 f"table {self.name!r} has pull_compression = {self._table.pull_compression}: its values "
                 "cannot be viewed; use pull()"
             )
-        self._settle()
+        self._reader.settle()
         result = []
         for part in self._shards:
             values = self._connection.channels[part.server].view(self._index)
@@ -226,7 +263,7 @@ class DenseHandle(Handle):
         nodes = [self._connection.channels[part.server] for part in self._shards]
         is_here = all(isinstance(channel, MemoryChannel) for channel in nodes)
         is_here = is_here and self._table.pull_compression is None
-        return self.views() if is_here and self._settled(0.0) else None
+        return self.views() if is_here and self._reader.is_settled(0.0) else None
 
     def push(
         self, update: Float32, base: Float32 | None = None, *, closes: bool = False
@@ -266,19 +303,21 @@ class DenseHandle(Handle):
 
     def _push_closing(self, update: Float32, base: Float32 | None) -> Request[PushResult]:
         """Push an update whose records close the table, and send them at once."""
-        for _, writer in self._writers:
-            writer.set_closing(True)
-        try:
+        if self._connection.coming is not None:
+            self._connection.coming.finish()
+        with ExitStack() as stack:
+            for server in self._servers:
+                stack.enter_context(closing(self._connection.channels[server].writer))
             request = self.push(update, base)
-        finally:
-            for _, writer in self._writers:
-                writer.set_closing(False)
         if isinstance(self._table.consistency, BSP) and self._table.consistency.backup == 0:
             self._closed_at = self._connection.now
-            if self._direct is not None:
+            if self._grouped is not None:
+                self._grouped.close(self._index)
+            elif self._direct is not None:
                 self._direct.port.close()
             else:
                 self._connection.send(self._servers)
+                self._connection.leave()
         return request
 
     def _push_by_parts(self, update: Float32, base: Float32 | None) -> Request[PushResult]:
@@ -304,17 +343,31 @@ class DenseHandle(Handle):
             update = self._checked(update, base)
         self._connection.control.state = self._pushing
         self._connection.clock_state.begin()
+        if self._grouped is not None:
+            self._grouped.push(self._index, update)
+            request = self._noted_request(len(self._shards))
+        else:
+            request = self._request(self._write(update, base, path_checks))
+        self._connection.control.state = "computing"
+        self._connection.clock_state.end_push()
+        self._connection.leave()
+        return request
+
+    def _write(self, update: Float32, base: Float32 | None, path_checks: bool) -> dict[int, int]:
+        """Write the records of an update; return the number of the last record at each server."""
         values = update.reshape(-1)
-        base_values = base.reshape(-1) if base is not None else None
         if self._encoded_paths:
             key = self._random_key()
-            ends = {path.server: path.push(values, key) for path in self._encoded_paths}
-        else:
-            ends = self._push_parts(values, base_values, path_checks)
-        self._connection.control.state = "computing"
-        request = self._request(ends)
-        self._connection.clock_state.end_push()
-        return request
+            return {path.server: path.push(values, key) for path in self._encoded_paths}
+        base_values = base.reshape(-1) if base is not None else None
+        return self._push_parts(values, base_values, path_checks)
+
+    def _push_sum(self, values: Float32) -> None:
+        """Push the sum of the updates of this worker's group; see mpips.worker.grouped."""
+        if self._encoded_paths:
+            self._check_finite("the sum of the updates of this worker's group", values)
+        self._write(values, None, False)
+        self._connection.note_push()
 
     def _push_parts(
         self, values: Float32, base: Float32 | None, path_checks: bool
@@ -341,32 +394,3 @@ class DenseHandle(Handle):
         if isinstance(self._table.consistency, BSP):
             self._connection.clock()
         return self.pull(out)
-
-    def _settled(self, max_s: float) -> bool:
-        """Return whether all servers have applied this worker's pushes and satisfy the consistency model."""
-        version, clock = self._connection.minimum_clock(self._table)
-        for part in self._shards:
-            channel = self._connection.channels[part.server]
-            pushed = channel.writer.pushed_before(self._index)
-            bsp = isinstance(self._table.consistency, BSP)
-            if pushed and not bsp and not channel.wait_applied(pushed, max_s):
-                return False
-            if (version or clock) and not channel.wait_head(self._index, version, clock, max_s):
-                return False
-        return True
-
-    def _settle(self) -> None:
-        self._connection.wait_until(
-            lambda: self._settled(0.02), lambda: self._late_text(self._shards[0].server)
-        )
-
-    def _late_text(self, server: int) -> str:
-        for part in self._shards:
-            version, clock = self._connection.minimum_clock(self._table)
-            channel = self._connection.channels[part.server]
-            if not channel.wait_head(self._index, version, clock, 0.0):
-                server = part.server
-        return (
-            f"server {server} has not brought table {self.name!r} to clock {self._connection.now}"
-            f"{self._connection.blame(server)}"
-        )

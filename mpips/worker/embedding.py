@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +14,11 @@ from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.table import EmbeddingTable, native_codec, native_pull_codec
-from mpips.worker.base import Handle, norm_of
+from mpips.worker.base import Handle
 from mpips.worker.keys import as_keys
 from mpips.worker.requests import PolledRequest, PushResult, Request
 from mpips.worker.row_access import Arrived, RowAccess
+from mpips.worker.row_group import RowGroup
 from mpips.worker.table_ahead import TableAhead
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-_FLT_MAX = float(np.finfo(np.float32).max)
 
 
 class EmbeddingHandle(Handle):
@@ -52,10 +53,28 @@ class EmbeddingHandle(Handle):
         self._plans: list[_native.KeyPlan] = []
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
         self._ahead: TableAhead | None = None
+        # Pushes under BSP of a worker in a group wait for the end of its clock; see mpips.worker.grouped.
+        self._group: RowGroup | None = None
+        if connection.grouped is not None and isinstance(table.consistency, BSP):
+            self._group = RowGroup(connection.grouped, self._access(), self._writer)
+
+    def _access(self) -> RowAccess:
+        assert isinstance(self._table, EmbeddingTable)
+        return RowAccess(
+            self._connection,
+            self._index,
+            self._table,
+            self._planned,
+            self._plans.append,
+            self._start_pull,
+        )
 
     def disown(self) -> None:
         """Give up the newest prefetch and a look-ahead, in a forked child: they belong to the parent."""
         self._prefetched = self._ahead = None
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
 
     def begin_ahead(self, depth: int) -> TableAhead:
         """Make the cache that pulls use until `end_ahead`; see mpips.worker.lookahead.
@@ -67,16 +86,7 @@ class EmbeddingHandle(Handle):
             raise ConfigError(
                 f"lookahead: another look-ahead uses table {self.name!r}: end its loop before this one begins"
             )
-        assert isinstance(self._table, EmbeddingTable)
-        access = RowAccess(
-            self._connection,
-            self._index,
-            self._table,
-            self._planned,
-            self._plans.append,
-            self._start_pull,
-        )
-        self._ahead = TableAhead(access, depth)
+        self._ahead = TableAhead(self._access(), depth)
         return self._ahead
 
     def end_ahead(self, ahead: TableAhead) -> None:
@@ -102,9 +112,13 @@ class EmbeddingHandle(Handle):
         keys = as_keys(keys)
         direct = self._direct(out, len(keys))
         if self._ahead is not None:
-            return self._pull_ahead(self._ahead, keys, out, direct)
-        request = self._take_prefetched(keys) or self._start_pull(self._planned(keys), direct)
-        return self._filled(out, request.wait())
+            rows = self._pull_ahead(self._ahead, keys, out, direct)
+        else:
+            request = self._take_prefetched(keys)
+            found = request.wait() if request else self._pull(self._planned(keys), direct)
+            rows = self._filled(out, found)
+        self._connection.leave()
+        return rows
 
     def _pull_ahead(
         self, ahead: TableAhead, keys: Int64, out: Float32 | None, direct: Float32 | None
@@ -268,11 +282,13 @@ class EmbeddingHandle(Handle):
         """
         named = base is not None and self._name_base(base)
         try:
-            plan, request = self._send(as_keys(keys), rows, base)
+            plan, request, is_free = self._send(as_keys(keys), rows, base)
         finally:
             if named:
                 self._unname_base()
-        self._plans.append(plan)
+        if is_free:
+            self._plans.append(plan)
+        self._connection.leave()
         return request
 
     def push_pull(self, keys: Int64, rows: Float32, out: Float32 | None = None) -> Float32:
@@ -282,15 +298,24 @@ class EmbeddingHandle(Handle):
         """
         keys = as_keys(keys)
         direct = self._direct(out, len(keys))
-        plan, _ = self._send(keys, rows, None)
+        # The clock, where there is one, writes what is held.
+        plan, _, _ = self._send(keys, rows, None)
         if isinstance(self._table.consistency, BSP):
             self._connection.clock()
-        return self._filled(out, self._start_pull(plan, direct).wait())
+        return self._filled(out, self._pull(plan, direct))
+
+    def _pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Float32:
+        """Return the rows of a plan, in `out` if it is given. The plan is free again. Blocks."""
+        rows = self._group.pull(plan, out) if self._group is not None else None
+        if rows is None:
+            return self._start_pull(plan, out).wait()
+        self._plans.append(plan)
+        return rows
 
     def _send(
         self, keys: Int64, rows: Float32, base: Float32 | None
-    ) -> tuple[_native.KeyPlan, Request[PushResult]]:
-        """Check a push and write its records; returns the plan of its keys, which is free again."""
+    ) -> tuple[_native.KeyPlan, Request[PushResult], bool]:
+        """Check a push and write its records; return the plan of its keys, and whether that is free again."""
         shape = (len(keys), self.dim)
         rows = as_float32("rows", rows, shape)
         base = as_float32("base", base, shape) if base is not None else None
@@ -304,40 +329,34 @@ class EmbeddingHandle(Handle):
         rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
         self._connection.control.state = self._pushing
         self._connection.clock_state.begin()
-        key = self._random_key() if self._codec is not None else 0
-        ends = {
+        is_free = True
+        if self._group is not None:
+            n_servers = len(self._groups(plan))
+            is_free = self._group.push(plan, keys, rows, n_servers)
+            request = self._noted_request(n_servers)
+        else:
+            request = self._request(self._write(plan, rows, base, self._push_key()))
+        self._connection.control.state = "computing"
+        self._connection.clock_state.end_push()
+        return plan, request, is_free
+
+    def _push_key(self) -> int:
+        """Return the key of the random numbers of the next push; 0 without a codec."""
+        return self._random_key() if self._codec is not None else 0
+
+    def _writer(self, plan: _native.KeyPlan, rows: Float32) -> Callable[[], object]:
+        """Return a function that writes the records of a push without base values."""
+        key = self._push_key()
+        return lambda: self._write(plan, rows, None, key)
+
+    def _write(
+        self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None, key: int
+    ) -> dict[int, int]:
+        """Write the records of a push; return the number of the last record at each server."""
+        return {
             server: self._push_group(server, count, plan, rows, base, key)
             for server, count in self._groups(plan)
         }
-        self._connection.control.state = "computing"
-        request = self._request(ends)
-        self._connection.clock_state.end_push()
-        return plan, request
-
-    def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:
-        """Check a push with equal keys, of which the writer sends the sums of their rows; as `_checked`.
-
-        This computes sums only where it needs them: for clip_norm, and where they might overflow.
-        """
-        table = self._table
-        limit = _FLT_MAX / (2 * len(plan))
-        small = table.check_finite and _native.all_within(rows.reshape(-1), limit, None)
-        self._check_update(rows, base, looked_at=small)
-        if table.clip_norm == 0 and (small or not table.check_finite):
-            return rows
-        sums = plan.sum_rows(rows)
-        finite = small or _native.all_finite(sums.reshape(-1), None)
-        if not finite and table.clip_norm > 0:
-            # Scaling by a power of two is exact, and the scaled sums cannot overflow.
-            shrunk = plan.sum_rows(rows * np.float32(2.0**-32))
-            return self._clipped(rows, norm_of(shrunk) * 2.0**32)
-        if not finite and table.check_finite:
-            u = int(np.flatnonzero(~np.isfinite(sums).all(axis=1))[0])
-            raise ValueError(
-                f"the sum of the updates of key {plan.unique_keys[u]} of table {self.name!r} is beyond "
-                "float32; nothing was sent (check_finite)"
-            )
-        return self._clipped(rows, norm_of(sums)) if table.clip_norm > 0 else rows
 
     def _push_group(
         self,

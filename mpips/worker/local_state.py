@@ -1,8 +1,9 @@
 """One worker's values and inner state between two outer steps, as bytes in shared memory and in checkpoints.
 
-An image has a head, which is JSON, and behind it the arrays of each table: its values and
-then each state of its inner rule, float32, little-endian, each at a multiple of 64 bytes. The length of the
-image follows from the tables alone, so memory for it can be made before there is anything to write.
+An image has a head, which is JSON, and behind it the arrays of each table: its values, then each state of
+its inner rule and, where outer steps are asynchronous, the values that the worker had from the servers last,
+which servers no longer have. They are float32, little-endian, each at a multiple of 64 bytes. The length of
+the image follows from the tables alone, so memory for it can be made before there is anything to write.
 
 Persistent memory has two images. The worker writes them by turns: the state after outer step number n (clock
 n of the servers) into image n % 2, before any server gets the tick of that step. So a launch that ends at any
@@ -30,11 +31,13 @@ from mpips.checkpoint.manifest import LocalFile
 from mpips.errors import CheckpointError, ConfigError
 from mpips.model.optimizer import Optimizer
 from mpips.model.optimizer import from_config as optimizer_from_config
+from mpips.model.served import times_of
 from mpips.model.table import DenseTable
 
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
+BASE = "base"
 _LINE = 64
 _MARK_BYTES = _LINE  # an image's mark: clock + 1 of its state as uint64; 0: it is not complete
 _HEAD_BYTES = 1024  # of the head, without what each table adds
@@ -47,7 +50,7 @@ class LocalTableHead(msgspec.Struct, frozen=True):
     Attributes:
         name: Name of the table.
         n: Number of its values.
-        states: Names of the states of its inner rule.
+        states: Names of the states of its inner rule; then "base" if outer steps are asynchronous.
         updates: Number of updates that the worker has applied.
         rule: The inner rule with the hyperparameters in force, as of `Optimizer.to_config`.
     """
@@ -68,6 +71,7 @@ class LocalHead(msgspec.Struct, frozen=True):
         synchronized: `steps` at the newest outer step of all tables together.
         pending: Fragment whose new values are not taken yet; -1: all tables; None: none.
         due: `steps` at which they are taken.
+        length: Inner steps of the current period; 0: as the job declares.
         tables: All tables, in the order of the job.
     """
 
@@ -76,6 +80,7 @@ class LocalHead(msgspec.Struct, frozen=True):
     synchronized: int = 0
     pending: int | None = None
     due: int = 0
+    length: int = 0
     tables: tuple[LocalTableHead, ...] = ()
 
 
@@ -89,6 +94,7 @@ class LocalState:
         states: States of the inner rule, each of shape (n,).
         updates: Number of updates that the worker has applied.
         rule: The rule with the hyperparameters in force.
+        base: Asynchronous: the servers' values that the worker had last, shape (n,); else None.
     """
 
     table: DenseTable
@@ -96,6 +102,7 @@ class LocalState:
     states: list[Float32]
     updates: int
     rule: Optimizer
+    base: Float32 | None = None
     _native: tuple[Optimizer, _native.OptimizerConfig] | None = None
 
     @classmethod
@@ -108,12 +115,14 @@ class LocalState:
             np.full(table.n_elements, config.initial_state(k), np.float32)
             for k in range(rule.n_state)
         ]
-        return cls(table, np.zeros(table.n_elements, np.float32), states, 0, rule)
+        values = np.zeros(table.n_elements, np.float32)
+        base = np.zeros_like(values) if times_of(table).asynchronous else None
+        return cls(table, values, states, 0, rule, base)
 
     @property
     def arrays(self) -> list[Float32]:
-        """Values and states."""
-        return [self.values, *self.states]
+        """Values and states, and the base if the image has it."""
+        return [self.values, *self.states, *([] if self.base is None else [self.base])]
 
     def update(self, gradient: Float32) -> None:
         """Apply the inner rule once, as a server does."""
@@ -126,13 +135,16 @@ class LocalState:
     def head(self) -> LocalTableHead:
         """Return the description of the table."""
         t = self.table
-        names = tuple(self.rule.state_names)
+        names = (*self.rule.state_names, *([] if self.base is None else [BASE]))
         return LocalTableHead(t.name, t.n_elements, names, self.updates, self.rule.to_config())
 
 
 def image_bytes(tables: Sequence[DenseTable]) -> int:
     """Return the length of the image of these tables."""
-    arrays = sum((1 + t.optimizer.n_state) * _padded(4 * t.n_elements) for t in tables)
+    arrays = sum(
+        (1 + t.optimizer.n_state + times_of(t).asynchronous) * _padded(4 * t.n_elements)
+        for t in tables
+    )
     return _head_bytes([t.name for t in tables]) + arrays
 
 
@@ -205,6 +217,12 @@ def load(image: Bytes, states: Sequence[LocalState], keeps_rules: bool) -> Local
     for state in states:
         own = state.head()
         found = there.get(own.name)
+        if found is not None and (BASE in found.states) != (BASE in own.states):
+            raise ConfigError(
+                f"table {own.name!r}: the checkpoint has the values of workers with "
+                f"{'a' if BASE in found.states else ''}synchronous outer steps: set asynchronous as then, or "
+                "resume = 'never'"
+            )
         if found is None or (found.n, found.states) != (own.n, own.states):
             raise ConfigError(
                 f"table {own.name!r}: the checkpoint has the inner state of "

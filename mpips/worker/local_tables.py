@@ -16,6 +16,14 @@ that continues in memory starts from the image of its clock and repeats the inne
 step. If it had ended that step before, the image of the next clock is there: then its content replaces what
 the repetition has computed, since servers may have had newer values during the repetition, and have the push
 of the first time in any case. Without that image no server has the tick of the step, and none has applied it.
+
+Asynchronous outer steps. The tick of a worker has no effect on others, and settling waits for no other
+worker, except with a bound: then the worker first waits until no other one is more outer steps behind.
+Servers may apply differences of others at any time, so the base cannot be pulled again: it is in the image. A
+repetition starts from the same image, and may take newer values at the settling. It has the same number of
+inner steps, since the length of a period is decided at the outer step before, and is in that step's image. So
+the differences that a server has of the first time, and those that another one gets of the repetition, are
+those of the same samples, and each server applies one of the two.
 """
 
 from __future__ import annotations
@@ -46,6 +54,7 @@ from mpips.worker.local_state import (
     load,
     write_file,
 )
+from mpips.worker.pace import Pace
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -107,6 +116,7 @@ class LocalTables:
 
     Attributes:
         steps: Inner steps of the worker since its clocks were 0.
+        pace: The worker's speed, which decides the inner steps of a period with steps_by_speed.
     """
 
     connection: Connection
@@ -120,7 +130,8 @@ class LocalTables:
         """Take the times of outer steps; `steps` is that of the start."""
         self._fragments = fragments_of(self.part.tables)
         first = next(iter(self.part.tables.values()))
-        self._times = times_of(first)
+        self._times = self._declared = times_of(first)
+        self.pace = Pace(self.connection, self._declared)
         self._period = 0  # inner steps of the current period
         self._synchronized = 0  # `steps` at the newest outer step of all tables together
         self._pending: int | None = None  # fragment whose new values are not taken yet, or _ALL
@@ -185,10 +196,22 @@ class LocalTables:
         fragment = self._times.ended(self._period)
         if fragment is None:
             return False
+        if self._declared.by_speed:
+            self.pace.end(self.steps)
         self._push_differences(fragment, self._times.delay)
         if self._period == self._times.steps:
             self._period = 0
+            if self._declared.by_speed:
+                self._set_length(self.pace.choose())
         return True
+
+    def _set_length(self, n_steps: int) -> None:
+        self._times = replace(self._declared, steps=n_steps)
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of the current period."""
+        return self._times.steps
 
     def synchronize(self) -> bool:
         """Push the differences of all tables, if there were inner steps since the last time; begin a period.
@@ -233,11 +256,16 @@ class LocalTables:
         self._begin()
         if self._pending is None or self.steps < self._due:
             return
+        # Wait while the values are still pending: a cut during the wait is one of this outer step.
+        if self._times.bound is not None:
+            self.connection.keep_pace(self._times.bound)
         fragment, self._pending = self._pending, None
         for table in self._tables.values():
             if fragment in (_ALL, table.fragment):
                 self._pull(table, fragment)
                 _mix(table.state.values, table.base, 0.0 if fragment == _ALL else table.mix)
+        if self._declared.by_speed:
+            self.pace.begin(self.steps)
 
     def _pull(self, table: _Table, fragment: int) -> None:
         try:
@@ -260,15 +288,20 @@ class LocalTables:
         if part.image is not None:
             head = load(part.image, list(states.values()), part.is_warm)
         for i, table in part.tables.items():
-            base, gradient = (np.zeros(table.n_elements, np.float32) for _ in range(2))
+            gradient, stored = np.zeros(table.n_elements, np.float32), states[i].base
+            base = np.zeros_like(gradient) if stored is None else stored
             mix = mix_of(local_of(table))
             handle = self._handles[i]
-            handle.pull(base.reshape(handle.shape))
+            # The image of this worker has the base of asynchronous outer steps.
+            if stored is None or part.image is None or not part.is_own:
+                handle.pull(base.reshape(handle.shape))
             if part.image is None or not part.is_own:
                 np.copyto(states[i].values, base)
             self._tables[i] = _Table(states[i], base, gradient, handle, self._fragments[i], mix)
         if part.is_own:
             self._restore(head, part.is_warm)
+        if self._declared.by_speed:
+            self.pace.begin(self.steps)
         # The image of a checkpoint takes as much memory as all tables.
         self.part = replace(part, image=None)
         if part.memory is not None and not part.is_warm:
@@ -278,7 +311,11 @@ class LocalTables:
         """Take the times of a head. `counts`: clocks count on; else they begin at 0."""
         before = 0 if counts else head.steps
         self.steps = head.steps - before
-        self._period, self._pending = head.period, head.pending
+        if self._declared.by_speed and head.length:
+            self._set_length(min(head.length, self._declared.steps))
+        # A checkpoint may be of longer periods.
+        self._period = min(head.period, self._times.steps - 1)
+        self._pending = head.pending
         self._synchronized, self._due = head.synchronized - before, head.due - before
 
     def store(self, clock: int) -> None:
@@ -310,7 +347,10 @@ class LocalTables:
         return found
 
     def _head(self) -> LocalHead:
-        return LocalHead(self.steps, self._period, self._synchronized, self._pending, self._due)
+        length = self._times.steps if self._declared.by_speed else 0
+        return LocalHead(
+            self.steps, self._period, self._synchronized, self._pending, self._due, length
+        )
 
     @property
     def _states(self) -> Sequence[LocalState]:

@@ -41,10 +41,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
+from mpips.transport.channel import Channel
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.keys import as_keys
 from mpips.worker.table_ahead import TableAhead
-from mpips.worker.worker import Worker, embedding_names
+from mpips.worker.worker import Worker, connection_of, embedding_names
 
 Int64 = NDArray[np.int64]
 Batch = TypeVar("Batch")
@@ -52,7 +53,7 @@ Keys = Callable[[Any], Any]  # batch -> {table: keys}, or the keys of the job's 
 
 
 def lookahead(
-    batches: Iterable[Batch], *, keys: Keys, worker: Worker, depth: int = 8
+    batches: Iterable[Batch], *, keys: Keys, worker: Worker, depth: int = 8, progress: bool = True
 ) -> Iterator[Batch]:
     """Yield the batches; fetch the rows of the next one while the loop's body computes. Not collective.
 
@@ -75,6 +76,8 @@ def lookahead(
             whole numbers (int64) of any shape, or these numbers if the job has one embedding table.
         worker: The worker whose tables are pulled.
         depth: Batches that are known in advance, 1 or more; a row is held until its last use in them.
+        progress: Let a thread advance transfers from servers on other nodes while the loop's body computes.
+            It calls MPI: a body that does so, too, must do it within `Worker.paused`, or pass False.
 
     Raises:
         ConfigError: `depth` is below 1, a table is not an embedding table, or another look-ahead uses it.
@@ -87,16 +90,22 @@ def lookahead(
         number = 0
     if number < 1:
         raise ConfigError(f"lookahead: depth = {depth!r}: must be a whole number, 1 or more")
-    return _Loop(batches, keys, worker, number)
+    return _Loop(batches, keys, worker, number, progress)
 
 
 class _Loop(Generic[Batch]):
     """The iterator of one look-ahead."""
 
-    def __init__(self, batches: Iterable[Batch], keys: Keys, worker: Worker, depth: int) -> None:
+    def __init__(
+        self, batches: Iterable[Batch], keys: Keys, worker: Worker, depth: int, progress: bool
+    ) -> None:
         self._batches = iter(batches)
         self._keys = keys
         self._worker = worker
+        self._connection = connection_of(worker)
+        self._streams: list[Channel] = []
+        self._progress = self._connection.progress if progress else None
+        self._is_begun = False
         self._depth = depth
         self._tables: dict[str, TableAhead] = {}
         self._handles: dict[str, EmbeddingHandle] = {}
@@ -115,6 +124,8 @@ class _Loop(Generic[Batch]):
             raise
 
     def _next(self) -> Batch:
+        if not self._is_begun:
+            self._begin()
         if not self._read:
             self._read_ahead(1)
         if not self._read:
@@ -122,9 +133,17 @@ class _Loop(Generic[Batch]):
         batch, names = self._read.popleft()
         number, self._n_used = self._n_used, self._n_used + 1
         self._complete(number, [self._tables[name] for name in names])
-        for name in self._read[0][1] if self._read else ():
-            self._tables[name].fetch_next(number + 1)
+        self._connection.leave()
         return batch
+
+    def _begin(self) -> None:
+        """Begin to use the channels as streams, and the progress thread."""
+        for channel in self._connection.channels:
+            channel.stream(True)
+            self._streams.append(channel)
+        if self._progress is not None:
+            self._progress.begin_use()
+        self._is_begun = True
 
     def _read_ahead(self, n: int) -> None:
         """Read batches until `n` of them are announced and not used."""
@@ -170,26 +189,39 @@ class _Loop(Generic[Batch]):
             self._tables[name] = handle.begin_ahead(self._depth)
 
     def _complete(self, number: int, tables: list[TableAhead]) -> None:
-        """Make the rows of a batch valid. All tables' requests are made before the first is waited for.
+        """Make the rows of a batch valid, and start to fetch those of the next one.
 
-        Further batches are read while replies are under way.
+        All tables' requests are made before the first is waited for. Further batches are read while replies
+        are under way.
         """
         for table in tables:
             table.begin(number)
-        pairs = [table.request_current() for table in tables]
+            table.request_missing()
+        if not self._read:
+            self._read_ahead(1)
+        following = [self._tables[name] for name in self._read[0][1]] if self._read else []
+        for table in following:
+            if table.fetches_early:
+                table.fetch_next(number + 1)
         self._read_ahead(self._depth)
-        # Ask for changed rows as soon as they are known: the rows that were missing travel meanwhile.
-        for table, (rows, changes) in zip(tables, pairs, strict=True):
-            if changes is not None:
-                changes.wait()
-            if rows is not None:
-                rows.wait()
-            changed = table.request_changed() if changes is not None else None
-            if changed is not None:
-                changed.wait()
+        for table in tables:
+            table.take()
+            table.request_changed()
+        # Rows that others have changed come before rows of the next batch.
+        for table in following:
+            if not table.fetches_early:
+                table.fetch_next(number + 1)
+        for table in tables:
+            table.take()
 
     def close(self) -> None:
-        """Empty the caches. Replies that are under way are dropped when they arrive."""
+        """Empty the caches. Replies that are under way are dropped when they arrive. Makes no MPI call."""
+        if self._is_begun:
+            self._is_begun = False
+            if self._progress is not None:
+                self._progress.end_use()
+            for channel in self._streams:
+                channel.stream(False)
         for name, table in self._tables.items():
             self._handles[name].end_ahead(table)
         self._tables.clear()

@@ -26,6 +26,7 @@ from mpips.errors import ConfigError
 from mpips.model.placement import ShardRange
 from mpips.mpi.messages import Figures, Waits
 from mpips.transport.region import as_region_error
+from mpips.worker import waits
 from mpips.worker.replicated_part import ReplicatedPart
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 
 _WAIT_S = 0.02  # of one wait without messages
-_WAIT_BETWEEN_POLLS_S = 0.0002  # of one wait, where messages of other nodes must be taken
 _BEHIND_S = 0.1  # s of a wait at a cut after which the scheduler is informed
 
 
@@ -236,7 +236,7 @@ class ReplicatedTables:
             return wait(table, max_s)
         self._contributions.poll()
         # Nothing of this worker is under way when it goes on: a network may need its calls.
-        return wait(table, min(max_s, _WAIT_BETWEEN_POLLS_S)) and self._contributions.is_idle
+        return wait(table, min(max_s, waits.BETWEEN_POLLS_S)) and self._contributions.is_idle
 
     def wait(self, table: int, doing: str, room: bool = False) -> None:
         """Wait until the values of the worker's clock are complete.
@@ -331,18 +331,7 @@ class ReplicatedTables:
             self._contributions.finish(self._reduction.clock)
 
     def _wait_for(self, done: Callable[[], bool], state: str) -> None:
-        if done():
-            return
-        self._connection.control.state = state
-
-        def pausing() -> bool:
-            if done():
-                return True
-            time.sleep(_WAIT_BETWEEN_POLLS_S)
-            return False
-
-        self._connection.wait_until(pausing, self.late)
-        self._connection.control.state = "computing"
+        waits.polled(self._connection, done, state, self.late)
 
     def _store(self) -> None:
         """Write this worker's share of values, state and counts of updates to the servers."""

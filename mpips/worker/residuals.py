@@ -1,8 +1,9 @@
-"""Residuals: what pushes with TopK, RandomK and OneBit have not sent yet, and why none is lost or doubled.
+"""Residuals: what pushes with some codecs have not sent yet, and why none is lost or doubled.
 
-A push encodes residual + update. What its codes do not contain is the new residual (error feedback). There is
-one residual for each table with such a codec and each server that has a part of the table
-(native/src/ring/feedback.hpp). All residuals of a worker lie in one memory.
+The codecs are TopK, RandomK, OneBit and SharedInt8. A push encodes residual + update. What its codes do not
+contain is the new residual (error feedback). There is one residual for each table with such a codec and each
+server that has a part of the table (native/src/ring/feedback.hpp). All residuals of a worker lie in one
+memory.
 
 In a supervised run whose servers leave their memory to the next launch (mpips.recovery.memory), this memory
 is a persistent shared-memory file on the worker's node, and each residual has two halves. Otherwise it is
@@ -57,7 +58,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint.residuals import ResidualFolder
 from mpips.errors import MpipsError
-from mpips.model.codec import Biased, OneBit
+from mpips.model.codec import Biased, OneBit, SharedInt8
 from mpips.model.placement import Placement
 from mpips.model.table import DenseTable, Table, feedback_tables
 from mpips.transport.channel import Channel
@@ -222,9 +223,10 @@ def _feedback(
 ) -> _native.Feedback:
     codec = table.compression
     assert isinstance(codec, Biased)
-    share = 1.0 if isinstance(codec, OneBit) else float(codec.fraction)
+    share = 1.0 if isinstance(codec, OneBit | SharedInt8) else float(codec.fraction)
+    block = codec.block if isinstance(codec, SharedInt8) else 1
     n = span.stop - span.start
-    return _native.Feedback(memory, span.offset, n, span.start, halves, codec.name, share)
+    return _native.Feedback(memory, span.offset, n, span.start, halves, codec.name, share, block)
 
 
 def settled(residuals: Residuals | None, channels: Sequence[Channel]) -> Residuals | None:

@@ -44,9 +44,11 @@ class RowAccess:
 
     Attributes:
         connection: The worker's connection.
+        index: Number of the table.
         table: The table.
         planned: Returns a plan of keys.
         free: Takes back a plan that is not used any more.
+        start_pull: Requests the rows of a plan.
     """
 
     def __init__(
@@ -58,13 +60,13 @@ class RowAccess:
         free: Callable[[_native.KeyPlan], None],
         start_pull: StartPull,
     ) -> None:
-        """`index`: number of the table. `start_pull`: requests rows and owns their plan."""
+        """`start_pull`: requests rows and owns their plan."""
         self.connection = connection
         self.table = table
         self.planned = planned
         self.free = free
-        self._index = index
-        self._start_pull = start_pull
+        self.index = index
+        self.start_pull = start_pull
 
     def unique(self, keys: Int64) -> Int64:
         """Return each key once."""
@@ -94,7 +96,7 @@ class RowAccess:
             owners = np.repeat(np.arange(plan.n_servers), sizes)
             taken(rows, min(least, default=0), by_server[owners[plan.inverse]])
 
-        return self._start_pull(self.planned(keys), None, arrived, since)
+        return self.start_pull(self.planned(keys), None, arrived, since)
 
     def oldest(self, plan: _native.KeyPlan, versions: Int64) -> dict[int, int]:
         """Return the lowest version of the rows of each server; `versions`: by unique key of the plan."""

@@ -23,6 +23,8 @@ class RowCache:
 
     Attributes:
         since: Clock of the worker when the row was read or confirmed, or NEVER: the row is not held.
+        requested: Clock of the worker when the row was last requested, or NEVER. It is after `since` while
+            the row is under way.
         least: Lowest clock of all workers when the row was read.
         version: Version of the table's shard when the row was read.
         pushed: Clock of the worker's newest push of the row, or NEVER.
@@ -35,6 +37,7 @@ class RowCache:
         self._map = _native.RowMap(_LEAST)
         self._keys: Int64 = np.empty(0, np.int64)
         self.since = self.least = self.version = self.pushed = self.wanted = self._keys
+        self.requested = self._keys
         self.rows: Float32 = np.empty((0, dim), np.float32)
         self._resize(_LEAST)
 
@@ -81,7 +84,7 @@ class RowCache:
         if n <= max(_LEAST, 2 * n_wanted):
             return
         stays = np.flatnonzero((self.wanted[:n] >= batch) | (self.pushed[:n] >= clock))
-        held = self._keys, self.since, self.least, self.version, self.pushed, self.wanted
+        held = self._keys, *self._columns
         keys, *words = [array[stays] for array in held]
         rows = self.rows[stays]
         self._map = _native.RowMap(max(_LEAST, len(keys)))
@@ -89,11 +92,14 @@ class RowCache:
         self._resize(max(_LEAST, len(keys) * 3 // 2), empty=True)
         numbers = self.add(keys)
         assert len(numbers) == len(stays)
-        for array, values in zip(
-            (self.since, self.least, self.version, self.pushed, self.wanted), words, strict=True
-        ):
+        for array, values in zip(self._columns, words, strict=True):
             array[numbers] = values
         self.rows[numbers] = rows
+
+    @property
+    def _columns(self) -> tuple[Int64, ...]:
+        """What is known of each key, but its row."""
+        return self.since, self.requested, self.least, self.version, self.pushed, self.wanted
 
     def _resize(self, capacity: int, empty: bool = False) -> None:
         def grown(old: Int64) -> Int64:
@@ -105,7 +111,7 @@ class RowCache:
         self._keys = grown(self._keys)
         self.since, self.least = grown(self.since), grown(self.least)
         self.version, self.pushed = grown(self.version), grown(self.pushed)
-        self.wanted = grown(self.wanted)
+        self.wanted, self.requested = grown(self.wanted), grown(self.requested)
         rows = np.empty((capacity, self.rows.shape[1]), np.float32)
         if not empty:
             rows[: len(self.rows)] = self.rows

@@ -34,7 +34,18 @@ class TableAhead:
         self._cache = RowCache(access.table.dim)
         self._announced: dict[int, Int64] = {}  # unique keys of batches that are not used yet
         self._current: Int64 = np.empty(0, np.int64)
-        self._coming: list[Request[Float32]] = []
+        self._unsure: Int64 = self._current  # keys whose rows are valid if nobody has changed them
+        self._coming: list[Request[Float32]] = []  # requests of rows of the next batch
+        self._requests: list[Request[Float32]] = []  # requests that `take` waits for
+
+    @property
+    def fetches_early(self) -> bool:
+        """True if rows of the next batch are requested before those of this one have arrived.
+
+        Where other workers change rows under BSP, what they have changed is requested first: it is needed
+        sooner, and replies come in the order of their requests.
+        """
+        return self._alone or not self._is_bsp
 
     def announce(self, number: int, keys: Int64) -> None:
         """Note the keys of a batch that will be used; batches are numbered in order."""
@@ -44,36 +55,48 @@ class TableAhead:
         self._cache.wanted[numbers] = number
 
     def begin(self, number: int) -> None:
-        """Begin a batch: take what has been fetched for it, and drop what no batch needs."""
-        for request in self._coming:
-            request.wait()
-        self._coming.clear()
+        """Begin a batch, and drop what no batch needs."""
         self._current = self._announced.pop(number)
         wanted = len(self._current) + sum(len(keys) for keys in self._announced.values())
         self._cache.compact(number, self._connection.now, wanted)
 
-    def request_current(self) -> tuple[Request[Float32] | None, Request[Float32] | None]:
-        """Ask for the rows of this batch that are not valid; return the requests of rows and of changes."""
-        numbers, _ = self._cache.find(self._current)
-        missing, unsure = ~self._is_valid(numbers, self._connection.now), None
-        if self._is_bsp:
-            maybe = missing & self._is_clean(numbers)
-            missing &= ~maybe
-            if self._alone:
-                # No other worker changes rows, and this one has not pushed these.
-                self._cache.since[numbers[maybe]] = self._connection.now
-            elif maybe.any():
-                unsure = self._ask(
-                    self._current[maybe], int(self._cache.since[numbers[maybe]].min())
-                )
-        rows = self._fetch(self._current[missing]) if missing.any() else None
-        return rows, unsure
+    def request_missing(self) -> None:
+        """Ask for the rows of this batch that are neither valid nor under way, and for changes of the others.
 
-    def request_changed(self) -> Request[Float32] | None:
-        """Ask for the rows that others have changed, when the request of changes is complete."""
+        `take` waits for them.
+        """
+        now = self._connection.now
+        numbers, _ = self._cache.find(self._current)
+        valid = self._will_be_valid(numbers, now)
+        self._requests += self._coming
+        self._coming.clear()
+        if self._is_bsp:
+            since = self._will_be_since(numbers)
+            clean = ~valid & (since != NEVER) & (self._cache.pushed[numbers] < since)
+            self._unsure = self._current[clean]
+            valid |= clean
+            if len(self._unsure) and not self._alone:
+                self._requests.append(self._ask(self._unsure, int(since[clean].min())))
+        if not valid.all():
+            self._requests.append(self._fetch(self._current[~valid]))
+
+    def take(self) -> None:
+        """Wait for all that has been requested for this batch."""
+        for request in self._requests:
+            request.wait()
+        self._requests.clear()
+        if self._alone and len(self._unsure):
+            # No other worker changes rows, and this one has not pushed these.
+            numbers, _ = self._cache.find(self._unsure)
+            self._cache.since[numbers] = self._connection.now
+            self._unsure = self._unsure[:0]
+
+    def request_changed(self) -> None:
+        """Ask for rows of this batch that have turned out not to be valid. `take` waits for them."""
         numbers, _ = self._cache.find(self._current)
         missing = ~self._is_valid(numbers, self._connection.now)
-        return self._fetch(self._current[missing]) if missing.any() else None
+        if missing.any():
+            self._requests.append(self._fetch(self._current[missing]))
 
     def fetch_next(self, number: int) -> None:
         """Start to fetch the rows of a batch while another one computes, as many as the rings have room for.
@@ -82,31 +105,23 @@ class TableAhead:
         """
         if number not in self._announced or self._bound == 0:
             return
-        keys, cache = self._announced[number], self._cache
+        keys, cache, now = self._announced[number], self._cache, self._connection.now
         numbers, _ = cache.find(keys)
         if self._is_bsp:
             present, known = cache.find(self._current)
             used = np.zeros(len(cache), bool)
             used[present[known]] = True
-            held = self._is_valid(numbers, self._connection.now) | self._is_clean(numbers)
+            since = self._will_be_since(numbers)
+            held = (since == now) | ((since != NEVER) & (cache.pushed[numbers] < since))
             wanted = ~(held | used[numbers])
         else:
-            wanted = ~self._is_valid(numbers, self._connection.now + 1)
+            wanted = ~self._will_be_valid(numbers, now + 1)
         keys = keys[wanted][: self._access.room()]
         if len(keys):
             self._coming.append(self._fetch(keys))
-            for channel in self._connection.channels:
-                channel.expect_replies()
-
-    def _begin_collect(self) -> None:
-        """Start to take replies that have arrived at servers, so that they travel while a push is sent."""
-        if self._coming:
-            for channel in self._connection.channels:
-                channel.begin_collect()
 
     def note_push(self, keys: Int64) -> None:
         """Note that this worker pushes rows in this clock."""
-        self._begin_collect()
         numbers = self._cache.add(keys)
         self._cache.pushed[numbers] = self._connection.now
 
@@ -148,14 +163,29 @@ class TableAhead:
             valid &= self._cache.least[numbers] >= now - self._bound
         return valid
 
-    def _is_clean(self, numbers: Numbers) -> Flags:
-        """Return which rows are held and were not pushed by this worker since they were read."""
-        since = self._cache.since[numbers]
-        clean: Flags = (since != NEVER) & (self._cache.pushed[numbers] < since)
-        return clean
+    def _will_be_since(self, numbers: Numbers) -> Int64:
+        """Return the clock at which each row is read, also where it is under way; or NEVER."""
+        since: Int64 = np.maximum(self._cache.since[numbers], self._cache.requested[numbers])
+        return since
+
+    def _will_be_valid(self, numbers: Numbers, now: int) -> Flags:
+        """Return which rows a pull at clock `now` may return when those under way have arrived.
+
+        Under SSP their clocks are not known yet: `request_changed` finds those that are too old.
+        """
+        valid = self._is_valid(numbers, now)
+        requested = self._cache.requested[numbers]
+        under_way = requested > self._cache.since[numbers]
+        if self._is_bsp:
+            under_way &= requested == now
+        else:
+            under_way &= now - requested <= self._depth
+        return valid | under_way
 
     def _fetch(self, keys: Int64) -> Request[Float32]:
         clock = self._connection.now
+        numbers, _ = self._cache.find(keys)
+        self._cache.requested[numbers] = clock
 
         def arrived(rows: Float32, least: int, versions: Int64) -> None:
             self._cache.put(keys, rows, clock, least, versions)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from mpips.errors import StallError
 from mpips.model.consistency import BSP, SSP
+from mpips.model.grouping import Groups
 from mpips.model.table import Table
 from mpips.transport.channel import Channel
+from mpips.transport.waiting import wait_for
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
+
+BETWEEN_POLLS_S = 0.0002  # of a wait in which messages of other workers must be taken
 
 
 class Destinations:
@@ -59,6 +64,35 @@ def until(connection: Connection, done: Callable[[], bool], late: Callable[[], s
     connection.spent.waited(time.monotonic() - began)
 
 
+def polled(
+    connection: Connection, done: Callable[[], bool], state: str, late: Callable[[], str]
+) -> None:
+    """Call `done`, which takes messages and does not block, with short pauses until it returns True.
+
+    Args:
+        connection: The worker's connection.
+        done: What is waited for.
+        state: The worker's activity meanwhile.
+        late: Returns the message of an error.
+
+    Raises:
+        StallError: It was not True within the job's timeout.
+    """
+    if done():
+        return
+    control = connection.control
+    before, control.state = control.state, state
+
+    def pausing() -> bool:
+        if done():
+            return True
+        time.sleep(BETWEEN_POLLS_S)
+        return False
+
+    connection.wait_until(pausing, late)
+    control.state = before
+
+
 def credit(connection: Connection, server: int) -> None:
     """Wait until the worker's ring at a server has room for a record."""
     channel = connection.channels[server]
@@ -78,6 +112,39 @@ def applied(connection: Connection, server: int, count: int) -> None:
             f"server {server} has consumed {channel.writer.applied} of {count} records"
             f"{connection.blame(server)}"
         ),
+    )
+
+
+def ordered(connection: Connection) -> None:
+    """Wait until all orders at all servers are written and sent."""
+    channels = [c for c in connection.channels if c.orders is not None and not c.orders.is_empty]
+    if not channels:
+        return
+
+    def is_done() -> bool:
+        # Advance all of them, also behind one that is not done.
+        return sum(not channel.advance_orders(0.0) for channel in channels) == 0
+
+    def late() -> str:
+        server = next(
+            s
+            for s, c in enumerate(connection.channels)
+            if c.orders is not None and not c.orders.is_empty
+        )
+        return f"server {server} has taken no update of this worker{connection.blame(server)}"
+
+    with ExitStack() as stack:
+        for channel in channels:
+            assert channel.orders is not None
+            stack.enter_context(channel.orders.inside())
+        connection.wait_until(lambda: wait_for(is_done, 0.02), late)
+
+
+def settled(connection: Connection, server: int) -> None:
+    """Wait until no reply of a server to a look-ahead is under way."""
+    connection.wait_until(
+        lambda: connection.channels[server].settle(0.02),
+        lambda: f"server {server} has not sent the rows that a look-ahead has requested",
     )
 
 
@@ -110,8 +177,11 @@ def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bou
     connection.control.state = "computing"
 
 
-def blame(connection: Connection, names: Sequence[str], server: int) -> str:
-    """Return the clause of an error that names the worker for which a server waits; "" if there is none."""
+def blame(connection: Connection, names: Sequence[str], server: int, groups: Groups = ()) -> str:
+    """Return the clause of an error that names the worker for which a server waits; "" if there is none.
+
+    A worker that pushes the sums of a group may wait for another one of the group, so all are named.
+    """
     channel, now = connection.channels[server], connection.now
     clocks = channel.clocks()
     behind = [w for w, c in enumerate(clocks) if c <= now and w != connection.index]
@@ -121,5 +191,14 @@ def blame(connection: Connection, names: Sequence[str], server: int) -> str:
     if not behind:
         return ""
     least = min(clocks[w] for w in behind)
-    late = [names[w] for w in behind if clocks[w] == least]
+    late = [_led(w, names, groups) for w in behind if clocks[w] == least]
     return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {now}"
+
+
+def _led(worker: int, names: Sequence[str], groups: Groups) -> str:
+    """Return the name of a worker, with the workers of the group whose sums it pushes."""
+    others = next((group[1:] for group in groups if group[0] == worker), ())
+    if not others:
+        return names[worker]
+    summed = ", ".join(names[w] for w in others)
+    return f"{names[worker]}, or a worker whose updates that one sums ({summed}),"

@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint.position import WorkerStart
 from mpips.errors import ConfigError
+from mpips.model.arrays import check_out
 from mpips.model.placement import Placement
+from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Evaluated
+from mpips.worker.by_use import PullsByUse, check_outs
 from mpips.worker.collectives import Combine
 from mpips.worker.connection import Connection
 from mpips.worker.dense import DenseHandle
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.local_table import LocalHandle
+from mpips.worker.paths.shared_scales import SharedScales
 from mpips.worker.replicated import ReplicatedHandle
 
 Float32 = NDArray[np.float32]
@@ -55,7 +59,10 @@ class Worker:
         self.n_workers = connection.n_workers
         self._connection = connection
         self._handles: dict[str, AnyHandle] = {}
+        scales = scale_tables(tables)
         for i, table in enumerate(tables):
+            if i in scales.values():
+                continue
             if connection.local is not None and i in connection.local.part.tables:
                 shards = placement.dense[table.name]
                 assert isinstance(table, DenseTable)
@@ -66,7 +73,12 @@ class Worker:
                 self._handles[table.name] = ReplicatedHandle(connection, i, table)
             elif isinstance(table, DenseTable):
                 shards = placement.dense[table.name]
-                self._handles[table.name] = DenseHandle(connection, i, table, shards)
+                shared = None
+                if i in scales:
+                    own = tables[scales[i]]
+                    assert isinstance(own, DenseTable)
+                    shared = SharedScales(connection, scales[i], own, placement.dense[own.name])
+                self._handles[table.name] = DenseHandle(connection, i, table, shards, shared)
             else:
                 self._handles[table.name] = EmbeddingHandle(
                     connection, i, table, placement.partitioners[table.name]
@@ -94,14 +106,67 @@ class Worker:
 
         Under LocalSGD and DiLoCo it ends an inner step, and communicates only where an outer step follows.
 
-        Returns at once unless a ring is full. Under BSP the next pull waits until all workers have ended this
-        clock. With backup workers the clock may advance by more than one: it skips clocks that servers have
-        closed without this worker.
+        Returns at once unless a ring is full, or the worker is in a group (`cluster.topology`): then it waits
+        until the workers of the group have ended the clock. Under BSP the next pull waits until all workers
+        have ended this clock. With backup workers the clock may advance by more than one: it skips clocks
+        that servers have closed without this worker.
 
         Raises:
             StallError: A server has not taken records for the job's timeout.
         """
         self._connection.clock()
+        self._connection.leave()
+
+    def push_pull(
+        self, updates: Mapping[str, Float32], out: Mapping[str, Float32] | None = None
+    ) -> PullsByUse:
+        """Push the last updates of a clock, end the clock, and pull the new values, all by their first use.
+
+        Not collective. The order of `updates` is the one in which the program will use the new values. The
+        worker sends the first table's update first, without a wait for the values of the others. Under BSP
+        servers on other nodes apply the sum of a table as soon as all workers have pushed to it, and send its
+        values then. So they are there after the time of one update and of one table of values, while other
+        updates travel on. See mpips.worker.by_use.
+
+        The pushes are as by `push(closes=True)`; pushes before them add to the same clock. The worker makes
+        progress within calls of mpips, and between them by its progress thread.
+
+        Args:
+            updates: By name of a dense table, as in DenseHandle.push. They are copied, but not those from
+                `allocate`, which must stay as they are until `PullsByUse.finish` has returned.
+            out: Arrays for values, by name; as in DenseHandle.pull. They belong to the result until its
+                `wait` or `finish` has returned. Those of other tables are allocated.
+
+        Returns:
+            Waits for the values of one table at a time. Until all are there, the next `clock` blocks.
+
+        Raises:
+            ConfigError: A table is not dense, was closed in this clock, or has values but no update.
+            ValueError: Wrong shape, NaN or infinity. Nothing was sent, except to tables that cannot be
+                ordered (see mpips.worker.by_use) and come before this one. The clock has not ended.
+            StallError: A server has taken no records for the job's timeout.
+        """
+        check_outs(out, updates)
+        handles = [self.table(name) for name in updates]
+        for handle in handles:
+            if isinstance(handle, EmbeddingHandle):
+                raise ConfigError(f"push_pull: table {handle.name!r} must be a dense table")
+            if out is not None and handle.name in out:
+                check_out(out[handle.name], handle.shape, contiguous=True)
+        if self._connection.coming is not None:
+            self._connection.coming.finish()
+        pulls = PullsByUse(self._connection, handles)
+        pulls.push_pull(updates, out or {}, [h for h in handles if isinstance(h, DenseHandle)])
+        return pulls
+
+    @property
+    def inner_steps(self) -> int:
+        """Steps of this worker between its present outer steps under LocalSGD and DiLoCo; 0: no such tables.
+
+        With DiLoCo(steps_by_speed=True) a slower worker has fewer, and the number changes at outer steps.
+        """
+        local = self._connection.local
+        return 0 if local is None else local.inner_steps
 
     def synchronize(self) -> None:
         """Have an outer step of all tables under LocalSGD and DiLoCo now; every worker calls it at one clock.
@@ -110,6 +175,9 @@ class Worker:
         Without such tables, and if there was no inner step since the last outer step of all tables, nothing
         is sent. The end of the job does the same. So either all workers or none must have ended a clock
         since then: the others would wait for a worker that sends nothing, up to the job's timeout.
+
+        Under asynchronous DiLoCo no worker waits for another: for equal values, call `flush` and then
+        `barrier` on all workers before the next use of a table.
 
         Raises:
             ConfigError: There were pushes to such a table since the last `clock`.
@@ -126,6 +194,18 @@ class Worker:
         """
         local = self._connection.local
         with local.averaged() if local is not None else nullcontext():
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep mpips from calling MPI in a thread of its own within the block.
+
+        A worker in a look-ahead (`mpips.lookahead`) has such a thread if a server is on another node. MPI
+        allows one thread at a time, so a program that calls MPI itself does so in this block. Blocks for less
+        than a millisecond; without that thread it does nothing.
+        """
+        progress = self._connection.progress
+        with progress.paused() if progress is not None else nullcontext():
             yield
 
     @property
@@ -269,7 +349,11 @@ class Worker:
         return self._connection.collectives.reduce(name, array, combine, everyone)
 
     def flush(self) -> None:
-        """Wait until every server has consumed all that this worker has sent. Not collective; blocks."""
+        """Wait until every server has consumed all that this worker has sent. Not collective; blocks.
+
+        A worker in a group (`cluster.topology`) sends its pushes under BSP when it ends its clock. Then the
+        first worker of the group also sends the sums of all, under BSP, SSP and ASP.
+        """
         self._connection.flush()
 
     def barrier(self, name: str) -> None:

@@ -49,9 +49,11 @@ def test_the_transport_suite_finds_all_ratios_between_nodes(nodes2: Nodes) -> No
 def test_the_network_suite_limits_links_and_counts_the_bytes_on_them(nodes2: Nodes) -> None:
     ratios = bench("network", "--repetitions", "1")["ratios"]
     assert set(network.BETWEEN_NODES) <= set(ratios)
-    # The bytes do not depend on the machine: codes, scales, and a little of the protocol.
-    assert 0.5 <= ratios["wire_bytes_bf16"] < 0.54
-    assert 0.25 <= ratios["wire_bytes_int8"] < 0.31
-    assert 0.03 <= ratios["wire_bytes_onebit"] < 0.06
-    assert 0.01 <= ratios["wire_bytes_topk"] < 0.04
-    assert 0.01 <= ratios["wire_bytes_randomk"] < 0.04
+    # Codes, scales, and a little of the protocol, which is more for whoever waits longer.
+    assert 0.47 <= ratios["wire_bytes_bf16"] < 0.54
+    assert 0.24 <= ratios["wire_bytes_int8"] < 0.31
+    assert 0.028 <= ratios["wire_bytes_onebit"] < 0.06
+    assert 0.009 <= ratios["wire_bytes_topk"] < 0.04
+    assert 0.009 <= ratios["wire_bytes_randomk"] < 0.04
+    # The different keys of three batches of 8,192 are 0.8 times those of each.
+    assert 0.7 < ratios["node_rows_bytes"] < 0.92

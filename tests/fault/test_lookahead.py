@@ -13,12 +13,15 @@ SCRIPT = str(Path(__file__).with_name("programs") / "looking.py")
 
 
 @pytest.mark.timeout(180)
-def test_a_run_that_is_killed_twice_has_the_bits_of_one_without_look_ahead(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["auto", "p2p"])
+def test_a_run_that_is_killed_twice_has_the_bits_of_one_without_look_ahead(
+    tmp_path: Path, transport: str
+) -> None:
     found = []
-    for name, arguments in (("plain", ["0"]), ("killed", ["4", "11", "23"])):
+    for name, arguments in (("plain", ["0", "kill"]), ("killed", ["4", "kill", "11", "23"])):
         folder = tmp_path / name
         folder.mkdir()
-        command = [sys.executable, "-m", "mpips", "run", "-n", "5", SCRIPT, *arguments]
+        command = [sys.executable, "-m", "mpips", "run", "-n", "5", SCRIPT, transport, *arguments]
         with launcher.Launch(command, launcher.site_environment(), 80.0, folder) as job:
             assert job.wait() == 0, job.tail()
             found.append(json.loads(job.stdout().strip().splitlines()[-1]))
@@ -27,3 +30,20 @@ def test_a_run_that_is_killed_twice_has_the_bits_of_one_without_look_ahead(tmp_p
     assert "not continuing in memory" not in said
     assert found[1]["first"] > 11
     assert found[0]["digest"] == found[1]["digest"]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(
+    ("how", "code", "text"),
+    [
+        ("raise", 1, "the program has raised this"),
+        ("stuck", 124, "mpips: error: "),
+    ],
+)
+def test_a_job_ends_while_the_progress_thread_works(
+    tmp_path: Path, how: str, code: int, text: str
+) -> None:
+    command = ["mpirun", "-n", "5", *launcher.mpirun_flags(5), sys.executable, SCRIPT, "p2p", "4"]
+    with launcher.Launch([*command, how, "7"], launcher.site_environment(), 60.0, tmp_path) as job:
+        assert job.wait() == code, job.tail()
+        assert text in job.stderr()

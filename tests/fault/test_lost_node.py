@@ -125,6 +125,28 @@ def test_replicated_tables_and_those_on_servers_continue_at_one_clock(
     assert run.final() == calm_bits(tmp_path, HYBRID)
 
 
+def test_a_group_stays_together_when_a_node_of_it_is_lost(
+    nodes3: multinode.Nodes, tmp_path: Path
+) -> None:
+    # The leader is on node 0, the other worker on node 1: they add up by messages.
+    grouped = {**SUM, "options.small": "true", "cluster.topology": "[[0,1]]"}
+    arguments = replicated(tmp_path, grouped, *settings())
+    run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", *arguments)
+    said = lose(nodes3, run, 0)
+    assert f"server 0 continues from its partner's copy on {nodes3.hosts[1]}" in said
+    assert run.final() == calm_bits(tmp_path, grouped)
+
+
+def test_groups_need_partners_that_are_not_behind(nodes2: multinode.Nodes, tmp_path: Path) -> None:
+    grouped = {**SUM, "cluster.topology": "[[0,1]]", "redundancy.partner_mode": "lag"}
+    run = start_on(nodes2, tmp_path, [3, 3], *replicated(tmp_path, grouped, *settings()))
+    with run.launched:
+        assert run.launched.wait() == 2, run.launched.tail()
+    assert "cluster.topology groups workers, and redundancy.partner_mode = 'lag'" in " ".join(
+        run.launched.stderr().split()
+    )
+
+
 def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -140,8 +162,8 @@ def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     nodes2: multinode.Nodes, tmp_path: Path
 ) -> None:
     # Small whole numbers are exact in these codecs; replicas decode the same records.
-    asp = settings(**{"table.consistency": "asp", "table.compression": "fp16"})
-    arguments = counting(tmp_path, *asp)
+    asp = {"table.consistency": "asp", "table.compression": "fp16", "cluster.topology": "[[0,1]]"}
+    arguments = counting(tmp_path, *settings(**asp))
     run = start_on(nodes2, tmp_path, [2, 5], *arguments)
     said = lose(nodes2, run, 0)
     assert "server 0 continues from its partner's copy" in said

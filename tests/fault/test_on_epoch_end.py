@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def test_it_ends_the_training_of_all_workers(eval_every: int, tmp_path: Path) ->
             "breaks_at_last",
             "'on_epochs:breaks_at_last' raised ValueError after epoch 3: at the end",
         ),
+        ("leaves", "'on_epochs:leaves' raised SystemExit after epoch 2: 0"),
     ],
 )
 def test_an_exception_ends_the_job_and_is_named(function: str, text: str, tmp_path: Path) -> None:
@@ -84,6 +86,26 @@ def test_an_exception_ends_the_job_and_is_named(function: str, text: str, tmp_pa
     _, said = train(5, *arguments, code=1, env=env(tmp_path))
     assert f"train.on_epoch_end = {text}" in said
     assert said.count("raised") == 1
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_call_that_does_not_return_is_a_stall_of_worker_0(n: int, tmp_path: Path) -> None:
+    """The scheduler sees it, or another worker that waits; each names the worker and the call."""
+    arguments = ["softmax", *job(tmp_path, "hangs", "cluster.timeout_s=4")]
+    _, said = train(n, *arguments, code=124, env=env(tmp_path))
+    silent = (
+        r"worker 0 \(.*\) has sent no heartbeat .* it was calling on_epoch_end after epoch 2 at"
+    )
+    waiting = r"not all workers have come to reduce 'on_epoch_end of epoch 2'.*late: worker 0 \("
+    assert re.search(silent, said) or (n > 2 and re.search(waiting, said)), said
+    assert [row["epoch"] for row in calls(tmp_path)] == [1, 2]
+
+
+def test_backup_workers_are_refused(tmp_path: Path) -> None:
+    arguments = ["softmax", *job(tmp_path, "note", "table.backup=1")]
+    _, said = train(5, *arguments, code=2, env=env(tmp_path))
+    assert "on_epoch_end does not work with backup workers" in said
+    assert calls(tmp_path) == []
 
 
 @pytest.mark.parametrize(("model", "step"), [("bsp", 0), ("bsp", 1), ("asp", 1)])

@@ -57,6 +57,20 @@ def test_a_script_that_is_killed_once_goes_on_in_memory_and_ends_right(tmp_path:
     assert summary["roles"] == {"scheduler": 1, "server": 1, "worker": 2}
 
 
+def test_the_start_of_an_attempt_is_recorded_before_a_worker_can_die(tmp_path: Path) -> None:
+    with run(tmp_path, str(SCRIPT.with_name("begun.py")), n=5) as job:
+        assert job.wait() == 0, job.tail()
+        said = job.stderr()
+    assert "attempt 1 is at work" in said
+    (events,) = (tmp_path / "runs").glob("*/events.jsonl")
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [(line["event"], line["generation"]) for line in lines] == [
+        ("began", 0),
+        ("failed", 0),
+        ("began", 1),
+    ]
+
+
 def test_an_attempt_in_memory_saves_what_is_newer_than_an_earlier_run_in_the_same_folder(
     tmp_path: Path,
 ) -> None:

@@ -145,3 +145,6 @@ def test_the_line_of_a_supervised_run_is_on_the_terminal(tmp_path: Path) -> None
     text = screen.received.decode()
     lines = [line for line in text.replace("\r\n", "\n").split("\n") if "the gate is open" in line]
     assert [line.split("\x1b[K")[-1] for line in lines] == ["the gate is open"]
+    # At the end there is no line, which would be older than the message above it.
+    done = text.replace("\r\n", "\n").rpartition(" is done: ")[2]
+    assert done.rpartition("\n")[2].split("\x1b[K")[-1] == ""

@@ -98,9 +98,42 @@ def test_a_run_that_is_killed_has_the_bits_and_the_rates_of_an_undisturbed_one(
         assert next(line["epoch"] for line in reversed(lines) if "loss" in line) == 3
 
 
-@pytest.mark.parametrize("consistency", ["ssp", "asp"])
-def test_asynchronous_workers_train(launch: Launch, consistency: str) -> None:
-    arguments = ("--servers", "2", "--consistency", consistency, "--epochs", "20")
+@pytest.mark.parametrize(
+    ("n_workers", "servers", "more"),
+    [(1, 1, ("--consistency", "ssp")), (2, 1, ("--accumulate",)), (3, 2, ())],
+)
+def test_on_a_device_with_late_copies_the_bits_are_those_of_the_cpu(
+    launch: Launch, n_workers: int, servers: int, more: tuple[str, ...]
+) -> None:
+    n = 1 + servers + n_workers
+    arguments = ("--servers", str(servers), "--noise", "--momentum", "0.9", *more)
+    plain = ranks(launch, n, *arguments)
+    late = ranks(launch, n, *arguments, "--late")
+    assert len(late) == n_workers
+    assert len({found["digest"] for found in [*plain, *late]}) == 1
+
+
+@pytest.mark.timeout(300)
+def test_runs_that_are_killed_on_a_device_and_between_nodes_have_the_bits_of_a_calm_one(
+    tmp_path: Path,
+) -> None:
+    """Values come to a device on side streams, and from other nodes in the order of their use."""
+    arguments = ("--noise", "--report", "--optimizer", "Adam", "--epochs", "2")
+    for name in ("calm", "device", "nodes"):
+        (tmp_path / name).mkdir()
+    calm, _ = supervised(tmp_path / "calm", *arguments)
+    deaths = "1,3b:server 1,5:all,6b"
+    for name, more in (("device", ("--late",)), ("nodes", ("--transport", "p2p"))):
+        killed, said = supervised(tmp_path / name, *arguments, *more, "--kill", deaths)
+        assert said.count("killed by SIGKILL") == 4, said
+        assert {found["digest"] for found in killed} == {calm[0]["digest"]}
+
+
+@pytest.mark.parametrize(("consistency", "late"), [("ssp", ()), ("asp", ()), ("ssp", ("--late",))])
+def test_asynchronous_workers_train(
+    launch: Launch, consistency: str, late: tuple[str, ...]
+) -> None:
+    arguments = ("--servers", "2", "--consistency", consistency, "--epochs", "20", *late)
     found = ranks(launch, 5, *arguments)
     for worker in found:
         assert np.mean(worker["losses"][-6:]) < 0.8 * np.mean(worker["losses"][:6])

@@ -6,7 +6,10 @@ collective of the test, the failure is printed and the job is ended soon after.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -110,6 +113,18 @@ def comm(request: pytest.FixtureRequest, _together: None) -> MPI.Intracomm:
     comm = load_mpi().Dup()
     request.node.stash[_comms] = [comm]
     return comm
+
+
+@pytest.fixture
+def folder(comm: MPI.Intracomm) -> Iterator[Path]:
+    """Return the same empty folder on all ranks, in memory: workers push until checkpoints exist."""
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    name = tempfile.mkdtemp(prefix="test-folder-", dir=place) if comm.Get_rank() == 0 else ""
+    path = Path(comm.bcast(name))
+    yield path
+    comm.Barrier()
+    if comm.Get_rank() == 0:
+        shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,3 +50,9 @@ def noise(worker: int, clock: int, length: int) -> np.ndarray:
 def counts(worker: int, clock: int, shape: int | tuple[int, ...]) -> np.ndarray:
     """Return small whole numbers in float32, whose sums are exact; equal on all ranks."""
     return np.random.default_rng([worker, clock]).integers(-8, 9, size=shape).astype(np.float32)
+
+
+def mapped(name: str) -> int:
+    """Return the number of this process's mappings of shared memory whose part begins with `name`."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("/dev/shm/mpips" in line and f"-{name}" in line for line in lines)

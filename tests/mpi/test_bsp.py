@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playing import Session, noise, workers_with
+from playing import Session, counts, noise, workers_with
 
 import mpips
 from mpips import BSP, DenseTable, EmbeddingTable, Worker
@@ -220,3 +220,33 @@ def test_a_clock_closes_without_the_slowest_worker_where_there_is_a_backup(
     assert taken == {"pushed": 2 * n_steps + 3, "applied": 2 * n_steps + 1, "late": 2}
     assert taken == {what: played.worker_total(what) for what in taken}
     assert [final for final, _ in played.values[1:]] == [2.0 * n_steps] * 2
+
+
+def test_small_tables_have_the_values_of_the_clock_in_any_order_of_pulls(
+    session: Session, transport: str, servers: int
+) -> None:
+    lengths = [1 + 37 * i for i in range(12)]
+    n_workers = workers_with(servers)
+
+    def main(worker: Worker) -> int:
+        random = np.random.default_rng([worker.index, 3])
+        totals = [np.zeros(n, np.float32) for n in lengths]
+        n_pulls = 0
+        for clock in range(N_CLOCKS):
+            for i in random.permutation(len(lengths)):
+                update = counts(worker.index, clock, lengths[i])
+                worker.table(f"t{i}").push(update, closes=bool(random.random() < 0.5))
+            worker.clock()
+            for i, n in enumerate(lengths):
+                totals[i] -= sum(counts(w, clock, n) for w in range(n_workers))
+            for i in random.integers(0, len(lengths), 15):
+                assert (worker.table(f"t{i}").pull() == totals[i]).all()
+                n_pulls += 1
+        return n_pulls
+
+    tables = [
+        DenseTable(f"t{i}", (n,), mpips.SGD(1.0), consistency=BSP(reduce="sum"))
+        for i, n in enumerate(lengths)
+    ]
+    played = session(main, tables, servers=servers, transport=transport)
+    assert played.values == [15 * N_CLOCKS] * n_workers

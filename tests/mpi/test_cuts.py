@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +24,6 @@ MODELS = {
     "ssp": SSP(2),
     "asp": ASP(),
 }
-
-
-@pytest.fixture
-def folder(comm: Any) -> Iterator[Path]:
-    """Return the same empty folder on all ranks, in memory: workers push until checkpoints exist."""
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    name = tempfile.mkdtemp(prefix="test-cuts-", dir=place) if comm.Get_rank() == 0 else ""
-    path = Path(comm.bcast(name))
-    yield path
-    comm.Barrier()
-    if comm.Get_rank() == 0:
-        shutil.rmtree(path)
 
 
 def tables(model: Any) -> list[Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +26,6 @@ CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"steps": 6, "delay": 5, "mix": 0.25}, SERVERS, "p2p"),
 ]
 MOST = 5000  # clocks after which worker 0 stops if there is no checkpoint
-
-
-@pytest.fixture
-def folder(comm: Any) -> Iterator[Path]:
-    """Return the same empty folder on all ranks."""
-    name = tempfile.mkdtemp(prefix="test-local-sgd-") if comm.Get_rank() == 0 else ""
-    path = Path(comm.bcast(name))
-    yield path
-    comm.Barrier()
-    if comm.Get_rank() == 0:
-        shutil.rmtree(path)
 
 
 @pytest.mark.parametrize(("options", "n_servers", "way"), CASES)

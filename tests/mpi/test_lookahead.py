@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from playing import Session, workers_with
 
 import mpips
 from mpips import ASP, BSP, SSP, Adagrad, DenseTable, EmbeddingTable, Worker
+from mpips.checkpoint import list_checkpoints
 
 DIM = 16
 N_CLOCKS = 25
@@ -69,11 +71,14 @@ def test_bsp_bits_are_those_without(
         assert ahead.values == plain.values
 
 
-def test_bsp_bits_with_codecs_and_cuts(session: Session, tmp_path_factory: Any) -> None:
+def test_bsp_bits_with_codecs_and_cuts(session: Session, transport: str, folder: Path) -> None:
     codecs = {"compression": "bf16", "pull_compression": "int8"}
-    plain = session(train(0), tables(BSP(), **codecs))
-    ahead = session(train(4, delays=1, cuts=True), tables(BSP(), **codecs))
+    plain = session(train(0), tables(BSP(), **codecs), transport=transport)
+    found = tables(BSP(), **codecs)
+    ahead = session(train(4, delays=1, cuts=True), found, transport=transport, save=folder)
     assert ahead.values == plain.values
+    assert len(ahead.statistics["scheduler"]["checkpoints"]) > 0
+    assert len(list_checkpoints(folder)) > 0
 
 
 @pytest.mark.parametrize("consistency", [SSP(2), ASP()], ids=["ssp", "asp"])

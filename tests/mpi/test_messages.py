@@ -14,7 +14,7 @@ from playing import SIZE
 
 from mpips.errors import ProtocolError
 from mpips.mpi.control import Client, RoleWork
-from mpips.transport.p2p import INLINE_BYTES, TAG_HEAD, P2pMemory, P2pService, Question
+from mpips.transport.p2p import EAGER_BYTES, INLINE_BYTES, TAG_HEAD, P2pMemory, P2pService, Question
 
 PUT, GET, ASK = 1, 2, 3
 START, STOP, SAID = 4096, 3 * 4096 + INLINE_BYTES, 128
@@ -43,7 +43,7 @@ def served(comm: MPI.Intracomm, work: Callable[[], object]) -> tuple[np.ndarray,
         while not finished:
             finished = done.test()[0]
             if comm.Iprobe(1, TAG_HEAD):
-                comm.Recv([bytearray(2 * INLINE_BYTES), MPI.BYTE], 1, TAG_HEAD)
+                comm.Recv([bytearray(2 * EAGER_BYTES), MPI.BYTE], 1, TAG_HEAD)
     elif comm.rank == 1:
         work()
         comm.send(None, 0, 99)
@@ -108,7 +108,7 @@ def test_a_question_is_answered_when_the_records_are_consumed(
         ([(GET, 0, STOP + 4097, 0)], 0, "of which it may use 0 to"),
         ([(7, START, 8, 0)], 0, "asked for bytes"),
         ([(ASK, 0, 0, 300), (ASK, 0, 0, 301)], 0, "asked a question that no worker asks"),
-        ([(PUT, START, 8, 0)], INLINE_BYTES + 1, "a request of"),
+        ([(PUT, START, 8, 0)], EAGER_BYTES + 1, "a request of"),
     ],
 )
 def test_what_no_worker_sends_is_an_error(

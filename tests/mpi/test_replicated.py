@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +24,6 @@ SHAPES = {"weight": (70, 130), "bias": (130,), "one": (1,)}
 CLOCKS = 12
 SERVERS = 2 if SIZE > 3 else 1
 SERVED, COPIED = "served-", "copied-"  # prefixes of tables on servers, and of replicated ones
-
-
-@pytest.fixture
-def folder(comm: MPI.Intracomm) -> Iterator[Path]:
-    """Return a folder that all ranks see. Collective."""
-    path = comm.bcast(tempfile.mkdtemp(prefix="test-replicated-") if comm.rank == 0 else "")
-    yield Path(path)
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def both(*, swapped: bool = False, check_every: int = 0) -> list[DenseTable]:

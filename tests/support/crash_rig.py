@@ -27,10 +27,13 @@ import numpy as np
 import pair_rig
 
 from mpips import _native
-from mpips.model.codec import Biased, OneBit, RandomK, TopK
+from mpips.model.codec import Biased, OneBit, RandomK, SharedInt8, TopK
+from mpips.model.common_copy import has_common, stored_states
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule
 from mpips.model.placement import Placement, place
+from mpips.model.served import served
+from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.server.durability import Durability
 from mpips.server.server import Server
@@ -69,6 +72,7 @@ class Load:
         slot_bytes: Of a record.
         partner: Bound of the lag of a copy (0: sync), in which every life but the first goes on: the
             server's own memory is lost with its life. None: no partner.
+        alternates: Steps of the workers alternate, although BSP takes in one worker after the other.
         pulls: Each clock of a worker begins with a pull, so all before it is consumed.
     """
 
@@ -80,6 +84,7 @@ class Load:
     slot_bytes: int = 1024
     partner: int | None = None
     pulls: bool = True
+    alternates: bool = False
 
     def steps(self) -> Iterator[Step]:
         """All steps in order. Without backup workers BSP takes in one worker after the other."""
@@ -93,7 +98,8 @@ class Load:
                 [*self._pushes(w, clock), ("tick", w, clock), ("cut", w, clock)]
                 for w in range(self.n_workers)
             ]
-            yield from chain(*(lists if by_turns else zip_longest(*lists)))
+            in_turn = by_turns and not self.alternates
+            yield from chain(*(lists if in_turn else zip_longest(*lists)))
         yield from (("finish", w, self.clocks) for w in range(self.n_workers))
 
     def _pushes(self, w: int, clock: int) -> Iterator[Push]:
@@ -226,7 +232,11 @@ class Life_:
         writer, done = self.writers[p.worker], 0
         writer.set_base_version(p.table, p.base_version)
         n = p.update.shape[0]
-        if p.staged:
+        scales = scale_tables(self.load.tables)
+        encodes = True
+        if p.table in scales:
+            encodes = self.take_scales(p, scales[p.table])
+        if p.staged and not (encodes and p.table in scales):
             where = self.stage(p)
             self.until(lambda: writer.push_staged(p.table, p.clock, where, None, n))
             return
@@ -239,7 +249,9 @@ class Life_:
 
         def write() -> bool:
             nonlocal done
-            if isinstance(self.load.tables[p.table].compression, Biased):
+            if not encodes:
+                done = writer.push_dense(p.table, p.clock, p.update, None, done)
+            elif isinstance(self.load.tables[p.table].compression, Biased):
                 feedback = self.residuals[p.worker].feedback(p.table, 0)
                 done = writer.push_feedback(p.table, p.clock, feedback, p.update, key)
             elif codec is not None and p.keys is None:
@@ -255,6 +267,18 @@ class Life_:
             return done == n
 
         self.until(write)
+
+    def take_scales(self, p: Push, scales: int) -> bool:
+        """Give the residual the scales of the clock; False if there are none yet."""
+        self.until(lambda: self.core.version(scales) >= p.clock)
+        assert self.core.version(scales) == p.clock, "not the scales of this clock"
+        feedback = self.residuals[p.worker].feedback(p.table, 0)
+        if self.pair is not None:
+            # The half that the push overwrites must not be the only one that is valid.
+            self.until(lambda: int(self.pair.words()[p.worker][0]) >= feedback.pushed)
+        exponents = self.core.dense_values(scales).astype(np.uint8)
+        feedback.set_scales(exponents)
+        return bool(exponents.any())
 
     def stage(self, p: Push) -> int:
         """Put the update into the staging memory, where nothing that is in use lies."""
@@ -303,11 +327,23 @@ class Life_:
             codec = native_pull_codec(table)
             if codec is None or isinstance(table, EmbeddingTable):
                 continue
+            if has_common(table):
+                self.check_common(i, table)
+                continue
             seen, image = np.empty((2, table.n_elements), np.float32)
             assert _native.copy_dense(self.server.region, self.layout, i, seen, 1.0, True)
             codes = _native.encode_nearest(codec, self.core.dense_values(i))
             _native.decode(codec, codes, 0, image)
             assert image.tobytes() == seen.tobytes(), "the image is not that of the values"
+
+    def check_common(self, i: int, table: DenseTable) -> None:
+        """A new worker reads the common copy whole; it is ahead of the difference before it by that."""
+        seen = np.empty(table.n_elements, np.float32)
+        read = _native.read_common(self.server.region, self.layout, i, None, seen, 1.0, True)
+        assert read is not None
+        assert read[0] == self.core.steps(i), "the copy has not the number of the newest update"
+        copy = self.core.dense_state(i, table.optimizer.n_state)
+        assert copy.tobytes() == seen.tobytes()
 
     def result(self) -> dict[str, bytes]:
         """All that must be as if nothing had happened."""
@@ -324,7 +360,7 @@ class Life_:
                 found[f"{table.name} rows"] = rows[order].tobytes()
                 continue
             found[f"{table.name} values"] = self.core.dense_values(i).tobytes()
-            for slot in range(table.optimizer.n_state):
+            for slot in range(len(stored_states(table))):
                 found[f"{table.name} state {slot}"] = self.core.dense_state(i, slot).tobytes()
         for w, residuals in enumerate(self.residuals):
             for name, values in residuals.values().items() if residuals is not None else ():
@@ -581,6 +617,39 @@ def loads() -> dict[str, Load]:
         ]
         sizes = [(0, 700, ""), (1, 8000, ""), (2, 900, ""), (0, 700, ""), (1, 8000, "")]
         found[f"feedback-{m}"] = Load(tables, sizes, n_workers=2 if m == "bsp" else 1)
+    # The first clock is sent as floats. A block of `s` takes two records, a record of `t` several blocks.
+    tables = served(
+        [
+            DenseTable("s", (3000,), Momentum(0.5), BSP(), compression=SharedInt8(2048)),
+            DenseTable("t", (1500,), SGD(0.5), BSP(), compression=SharedInt8(48)),
+        ]
+    )
+    sizes = [(0, 3000, ""), (1, 1500, ""), (0, 3000, "")]
+    found["shared"] = Load(tables, sizes, clocks=3)
+    found["shared-queued"] = Load(tables, sizes, n_workers=3, clocks=3, drain_every=7)
+    for bound in (0, 2):
+        found[f"pair-shared-{bound}"] = Load(tables, sizes, clocks=3, drain_every=3, partner=bound)
+    # All records of a worker's clock fit into its ring, so that workers need not take turns.
+    table = DenseTable("s", (2500,), Adam(0.1), BSP(), compression=SharedInt8(600))
+    load = Load(served([table]), [(0, 2500, "staged")], 3, 4, alternates=True)
+    found["shared-alternating"] = load
+    # Pulls are differences: their copy takes several units.
+    for m, model in {"bsp": BSP(), "backup": BSP(backup=1)}.items():
+        tables = [
+            DenseTable("t", (700,), Momentum(0.5), model, pull_compression=TopK(0.1)),
+            DenseTable("o", (9000,), SGD(0.5), model, pull_compression=OneBit()),
+            DenseTable(
+                "p", (300,), PythonRule(python_rule, n_state=1), model, pull_compression=OneBit()
+            ),
+        ]
+        sizes = [(0, 700, ""), (1, 9000, "staged"), (2, 300, ""), (0, 700, "")]
+        found[f"differences-{m}"] = Load(tables, sizes, clocks=3)
+        if m == "bsp":
+            sizes = [(0, 700, ""), (1, 9000, "")]
+            for bound in (0, 3):
+                found[f"differences-pair-{bound}"] = Load(
+                    tables, sizes, drain_every=3, partner=bound
+                )
     for m, model in {"bsp": BSP(), "backup": BSP(backup=1), "asp": ASP()}.items():
         dim = 70 if m == "asp" else 32
         tables = [dense(150_000, "d", Adam(0.1), model), rows(dim, "e", Adam(0.1), model)]

@@ -90,6 +90,20 @@ class Network:
         """Send a message; `arrive` is what the server does with it."""
         self.messages.append((arrive, waits))
 
+    def put_copied(self, offset, data):
+        for at in range(0, len(data), INLINE_BYTES):
+            self._put_message(offset + at, data[at : at + INLINE_BYTES], 0)
+
+    def test(self):
+        n = len(self.messages)
+        self.look()
+        self.wander()
+        return len(self.messages) < n
+
+    @property
+    def is_under_way(self):
+        return bool(self.messages)
+
     def leave(self):
         self.look()
 
@@ -152,6 +166,8 @@ class Question:
 
     def __init__(self, network: Network, layout, w: int) -> None:
         self.network, self.count, self.open = network, None, False
+        # Records, offset and destination of each fetch; how many of them the server has received.
+        self.fetches, self.n_received = deque(), 0
         network.question = self
         at, said = layout.mailbox_offset(w), layout.geometry.answer_bytes
         self.said = network.bytes[at : at + said]
@@ -159,6 +175,28 @@ class Question:
     def ask(self, count):
         self.expect()
         self.network.send(lambda: setattr(self, "count", count))
+
+    def fetch(self, count, offset, out):
+        assert out.flags.writeable
+        self.fetches.append((count, offset, out))
+        self.network.send(lambda: setattr(self, "n_received", self.n_received + 1))
+
+    def fetched(self):
+        network = self.network
+        network.look()
+        network.wander()
+        if not self.n_received or self.said[:8].view(np.uint64)[0] < self.fetches[0][0]:
+            return None
+        # Messages arrive one after the other: for a while only some of them are here.
+        _, offset, out = self.fetches[0]
+        here = int(network.rng.integers(0, len(out) + 1)) if network.late else len(out)
+        out[:here] = network.bytes[offset : offset + here]
+        if network.late and network.rng.random() < 0.5:
+            return None
+        np.copyto(out, network.bytes[offset : offset + len(out)])
+        self.fetches.popleft()
+        self.n_received -= 1
+        return self.said.copy()
 
     def expect(self):
         assert not self.open
@@ -174,7 +212,7 @@ class Question:
         return self.said.copy()
 
 
-def remote(rig: Rig, w=0, seed=0, drain=True, checksums=False, kind="rma"):
+def remote(rig: Rig, w=0, seed=0, drain=True, checksums=False, kind="rma", gate=None):
     """A network and a channel of worker `w` over it."""
     network = Network(rig, seed, drain, kind)
 
@@ -183,4 +221,5 @@ def remote(rig: Rig, w=0, seed=0, drain=True, checksums=False, kind="rma"):
         return _native.RingWriter(mirror, 0, geometry, w, 0, True, len(rig.tables))
 
     question = Question(network, rig.layout, w)
-    return network, RemoteChannel(network, question, rig.layout, w, rig.n_workers, make, checksums)
+    channel = RemoteChannel(network, question, rig.layout, w, rig.n_workers, make, checksums, gate)
+    return network, channel

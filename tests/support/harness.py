@@ -107,7 +107,14 @@ class Rig:
         return ShmChannel(self.region, self.layout, self.writers[w], self.n_workers, True)
 
     def worker(
-        self, w: int = 0, *, local=True, timeout_s=TIMEOUT_S, channel=None, residuals=None
+        self,
+        w: int = 0,
+        *,
+        local=True,
+        timeout_s=TIMEOUT_S,
+        channel=None,
+        residuals=None,
+        groups=(),
     ) -> Worker:
         connection = Connection(
             w,
@@ -117,7 +124,7 @@ class Rig:
             LocalScheduler(),
             self.staging[w],
             timeout_s,
-            ConnectionOptions(residuals=residuals),
+            ConnectionOptions(residuals=residuals, groups=groups),
         )
         return Worker(connection, self.tables, self.placement)
 

@@ -98,6 +98,17 @@ def several_csv(path: Path, n: int, seed: int, text: bool = True) -> Path:
     return path
 
 
+def several_svm(path: Path, n: int, seed: int) -> Path:
+    """Write the numbers of `several_csv` as LIBSVM text with lists of labels: a is 5, b is 2, rare is 30."""
+    table = several_csv(path.with_suffix(".csv"), n, seed, text=False)
+    lines = []
+    for size, a, age, b, rare in np.loadtxt(table, delimiter=",", skiprows=1).tolist():
+        labels = [name for name, is_one in (("5", a), ("2", b), ("30", rare)) if is_one]
+        lines.append(f"{','.join(labels)} 1:{size} 3:{age}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 def svm(path: Path, n: int, seed: int) -> Path:
     """Write LIBSVM text of two classes; feature 1 occurs in all samples, feature 9 only in few."""
     rng = np.random.default_rng(seed)
@@ -152,3 +163,17 @@ def make(name: str, folder: Path) -> tuple[Path, dict[str, float]]:
     ]
     outcome = train(load_config(None, pairs), "none", verbose=False)
     return folder, outcome.value.metrics
+
+
+def trained_on_text(folder: Path, task: str, text: str, options: dict[str, Any]) -> Path:
+    """Train a task that reads its files itself on this text for an epoch; returns the checkpoints' folder."""
+    (folder / "train.txt").write_text(text)
+    pairs = {
+        "task": task,
+        "data.train": str(folder / "train.txt"),
+        "train.epochs": 1,
+        "checkpoint.folder": str(folder / "checkpoints"),
+        **options,
+    }
+    train(load_config(None, list(pairs.items())), "none", verbose=False)
+    return folder / "checkpoints"

@@ -16,6 +16,7 @@ class ThreadRanks:
     """One of several workers; see `mpips.session.driver.JobRanks`."""
 
     token = "threads"
+    local_worker = 0
     n_cores = 1
 
     def __init__(self, worker: int, barrier: threading.Barrier, board: list[Any]) -> None:

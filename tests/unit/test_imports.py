@@ -206,6 +206,12 @@ def test_ranks_at_work_exchange_no_pickled_objects(path: Path) -> None:
             assert "comm" not in owner.rpartition(".")[2], f"{path}:{node.lineno}"
 
 
+def test_a_package_for_another_library_is_imported_at_its_first_use() -> None:
+    assert "sklearn" not in loaded_after("import mpips; assert not hasattr(mpips, 'Adm')")
+    pytest.importorskip("sklearn", reason="mpips.sklearn imports it")
+    assert "sklearn" in loaded_after("import mpips; mpips.sklearn.MpipsClassifier")
+
+
 def test_training_imports_nothing_that_is_slow_and_not_needed() -> None:
     program = (
         "import sys; from mpips.cli import main\n"

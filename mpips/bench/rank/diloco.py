@@ -1,4 +1,4 @@
-"""Train a character language model, a transformer of two layers, under BSP and under DiLoCo."""
+"""Train a character language model, a transformer of two layers, under BSP, DiLoCo and LocalSGD."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.consistency import BSP, Consistency
-from mpips.model.local_sgd import DiLoCo
+from mpips.model.local_sgd import DiLoCo, LocalSGD
 from mpips.model.optimizer import AdamW
 from mpips.model.table import DenseTable
 from mpips.worker.worker import Worker
 
 _STEPS, _STEPS_QUICK = 1200, 26  # of each worker
 _H = 24
+VARIANTS: dict[str, LocalSGD | DiLoCo] = {
+    "diloco": DiLoCo(_H),
+    "diloco_int8": DiLoCo(_H, compression="int8"),
+    "diloco_overlap": DiLoCo(_H, fragments=3, delay=2),
+    "diloco_async": DiLoCo(_H, asynchronous=True),
+    "local_sgd": LocalSGD(_H),
+}
 _RATE = 0.002
 _CONTEXT, _BATCH, _WIDTH, _HEADS, _LAYERS = 64, 16, 64, 4, 2
 _VALIDATION = 100_000  # characters
@@ -139,7 +146,7 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
     torch.set_num_threads(1)
     text, n_steps = _text(options.quick), _STEPS_QUICK if options.quick else _STEPS
     results = []
-    for consistency in (DiLoCo(_H), BSP()):
+    for consistency in (*VARIANTS.values(), BSP()):
         results.append(
             ranks.session(
                 lambda worker: (worker.index, _train(worker, text, options.quick)),
@@ -150,25 +157,23 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         )
     if results[0] is None or results[0][0] != 0:
         return None
-    ours, theirs = (found for _, found in results)
-    what = f"of a language model on {text.name} after {n_steps} steps, H = {_H}"
-    return Findings(
-        comparisons=[
-            Comparison(
-                name="diloco_bytes",
-                what=f"bytes of a worker {what}",
-                unit="bytes",
-                ours=[ours.n_bytes],
-                baseline=[theirs.n_bytes],
-                baseline_name="BSP",
-            ),
-            Comparison(
-                name="diloco_loss",
-                what=f"validation loss {what}",
-                unit="nats",
-                ours=[ours.loss],
-                baseline=[theirs.loss],
-                baseline_name="BSP",
-            ),
-        ]
-    )
+    *found, bsp = (result for _, result in results)
+    comparisons = []
+    for name, ours in zip(VARIANTS, found, strict=True):
+        what = f"of a language model on {text.name} after {n_steps} steps, {name}, H = {_H}"
+        sides: tuple[tuple[str, str, str, float, float], ...] = (
+            ("bytes", "bytes of a worker", "bytes", ours.n_bytes, bsp.n_bytes),
+            ("loss", "validation loss", "nats", ours.loss, bsp.loss),
+        )
+        for side, measured, unit, own, baseline in sides:
+            comparisons.append(
+                Comparison(
+                    name=f"{name}_{side}",
+                    what=f"{measured} {what}",
+                    unit=unit,
+                    ours=[own],
+                    baseline=[baseline],
+                    baseline_name="BSP",
+                )
+            )
+    return Findings(comparisons=comparisons)

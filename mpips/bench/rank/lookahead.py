@@ -1,16 +1,16 @@
 """Steps of a worker whose server is on another node, with and without a look-ahead of 8 batches.
 
-A step pulls the rows of a batch, sums the rows of each sample's bag and computes their gradient, pushes it,
-and ends the clock. Keys follow Zipf's law with exponent 1.05 over ten million keys. Rows are pulled in
-float32; `MODELS` says in which codec their gradients are pushed. The loop computes almost nothing beside, so
-only the push hides the transfer of the next rows.
+A step pulls the rows of a batch, computes their gradient, pushes it, and ends the clock. Keys follow Zipf's
+law with exponent 1.05 over ten million keys. Rows are pulled in float32; `MODELS` says in which codec their
+gradients are pushed, and what a step computes. "bag" sums the rows of each sample's bag, which is almost
+nothing, so only the push hides the transfer of the next rows. "fm" computes the loss of a factorization
+machine and its gradient, with the interactions of the task `fm`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,14 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
 from mpips.bench.rank.ranks import BenchRanks
+from mpips.data.dataset import SparseBatch
 from mpips.model.consistency import BSP, SSP, Consistency
 from mpips.model.optimizer import SGD
 from mpips.model.table import EmbeddingTable
+from mpips.tasks.features import Entries, Plans
+from mpips.tasks.fm import factor_gradient, interactions
+from mpips.tasks.losses import logistic_loss
+from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.worker import Worker
 
 Int64 = NDArray[np.int64]
@@ -32,12 +37,15 @@ _EXPONENT, _N_KEYS = 1.05, 10_000_000
 _SAMPLES, _BAG = 512, 26  # of a batch
 _SAMPLES_QUICK = 32
 _WARM, _STEPS = 3, 20
-# name -> consistency, codec of pushes
-MODELS: dict[str, tuple[Consistency, str]] = {
-    "bsp": (BSP(), "fp16"),
-    "ssp": (SSP(8), "fp16"),
-    "bsp_float32": (BSP(), "none"),
-    "ssp_float32": (SSP(8), "none"),
+_PLANS = Plans()
+# name -> consistency, codec of pushes, what a step computes
+MODELS: dict[str, tuple[Consistency, str, str]] = {
+    "bsp": (BSP(), "fp16", "bag"),
+    "ssp": (SSP(8), "fp16", "bag"),
+    "bsp_float32": (BSP(), "none", "bag"),
+    "ssp_float32": (SSP(8), "none", "bag"),
+    "fm_bsp": (BSP(), "fp16", "fm"),
+    "fm_ssp": (SSP(8), "fp16", "fm"),
 }
 
 
@@ -58,14 +66,15 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         comparisons=[
             Comparison(
                 name=f"lookahead_1g_{name}",
-                what=f"{consistency.name.upper()} step of about {size:,} rows of {DIM}, one worker, server "
-                f"on another node, pushes in {'float32' if push == 'none' else push}, look-ahead {DEPTH}",
+                what=f"{consistency.name.upper()} step of about {size:,} rows of {DIM} ({model}), one "
+                f"worker, server on another node, pushes in {'float32' if push == 'none' else push}, "
+                f"look-ahead {DEPTH}",
                 unit="s",
                 ours=sides[name, DEPTH],
                 baseline=sides[name, 0],
                 baseline_name="no look-ahead",
             )
-            for name, (consistency, push) in MODELS.items()
+            for name, (consistency, push, model) in MODELS.items()
         ]
     )
 
@@ -81,18 +90,22 @@ def batches_of(samples: int) -> list[Int64]:
 
 def session(ranks: BenchRanks, name: str, batches: list[Int64], depth: int) -> float | None:
     """Run one mpips session. Collective. Returns the seconds of a step on workers, None elsewhere."""
-    consistency, push = MODELS[name]
+    consistency, push, model = MODELS[name]
     table = EmbeddingTable("e", DIM, SGD(0.01), consistency, compression=push)
+    step = fm_step if model == "fm" else bag_step
     seconds: float | None = ranks.session(
-        lambda w: steps(w, batches, depth), [table], servers=1, timeout_s=120.0
+        lambda w: steps(w, batches, depth, step), [table], servers=1, timeout_s=120.0
     )
     return seconds
 
 
-def steps(worker: Worker, batches: list[Int64], depth: int) -> float:
+def steps(
+    worker: Worker, batches: list[Int64], depth: int, step: Callable[[EmbeddingHandle, Int64], None]
+) -> float:
     """Make steps; return seconds of one. Blocks."""
     handle = worker.table("e")
-    loop: Iterable[Any] = batches
+    assert isinstance(handle, EmbeddingHandle)
+    loop: Iterable[Int64] = batches
     if depth:
         loop = mpips.lookahead(batches, keys=lambda keys: keys, worker=worker, depth=depth)
     start = 0.0
@@ -100,12 +113,30 @@ def steps(worker: Worker, batches: list[Int64], depth: int) -> float:
         if number == _WARM:
             worker.flush()
             start = time.perf_counter()
-        flat = keys.reshape(-1)
-        rows = handle.pull(flat)
-        # The loss is half the squared length of each bag's sum; a push adds the rows of equal keys.
-        sums = rows.reshape(*keys.shape, DIM).sum(axis=1)
-        gradient = np.repeat(sums, keys.shape[1], axis=0)
-        handle.push(flat, gradient)
+        step(handle, keys)
         worker.clock()
     worker.flush()
     return (time.perf_counter() - start) / _STEPS
+
+
+def bag_step(handle: EmbeddingHandle, keys: Int64) -> None:
+    """Pull and push the rows of a batch; the loss is half the squared length of each bag's sum."""
+    flat = keys.reshape(-1)
+    rows = handle.pull(flat)
+    # A push adds the rows of equal keys.
+    sums = rows.reshape(*keys.shape, DIM).sum(axis=1)
+    handle.push(flat, np.repeat(sums, keys.shape[1], axis=0))
+
+
+def fm_step(handle: EmbeddingHandle, keys: Int64) -> None:
+    """Pull and push the factors of a batch whose features are all 1."""
+    n, bag = keys.shape
+    indptr = np.arange(0, keys.size + 1, bag)
+    values = np.ones(keys.size, np.float32)
+    labels = keys[:, 0] & 1
+    entries = Entries(SparseBatch(indptr, keys.reshape(-1), values, labels), _PLANS)
+    entries.complete(values, None)
+    factors = handle.pull(entries.keys)
+    logits, sums = interactions(entries, factors)
+    _, error = logistic_loss(logits, labels)
+    handle.push(entries.keys, factor_gradient(entries, factors, sums, error / np.float32(n)))

@@ -56,7 +56,12 @@ class BadLines(msgspec.Struct):
 
 
 def good_libsvm(
-    path: str, text: bytes, base: int, bad: BadLines, lines_before: Callable[[], int]
+    path: str,
+    text: bytes,
+    base: int,
+    bad: BadLines,
+    lines_before: Callable[[], int],
+    several: bool = False,
 ) -> bytes:
     """Return whole lines of LIBSVM text without the bad ones.
 
@@ -66,6 +71,7 @@ def good_libsvm(
         base: As of `mpips.data.libsvm.parse_text`.
         bad: The bad lines are added here.
         lines_before: Returns the number of lines of the file before these; called if one is bad.
+        several: A sample has any number of labels.
     """
     good: list[bytes] = []
     done = 0  # lines of the text before the rest
@@ -74,7 +80,7 @@ def good_libsvm(
         rest = chunk
         while rest:
             try:
-                parse_libsvm(rest, 1, 0, base)
+                parse_libsvm(rest, 1, 0, base, several=several)
             except LibsvmError as error:
                 place, _, reason = str(error).partition(":")
                 n = int(place)

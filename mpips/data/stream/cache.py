@@ -22,11 +22,12 @@ import numpy.typing as npt
 
 from mpips.data.dataset import Dataset, DenseData, SparseData
 from mpips.data.info import DataInfo, check_class_count, needs_float64
+from mpips.data.label_sets import N_FIELDS, all_labels
 from mpips.data.options import Wants
 from mpips.model.distinct import distinct_counts
 
 INDEX = "index.json"
-VERSION = 3
+VERSION = 4
 
 
 class Converted(NamedTuple):
@@ -36,12 +37,14 @@ class Converted(NamedTuple):
         data: The samples; labels are numbers of the file, or places in `label_names`.
         label_names: The labels that are text, sorted; (): numbers.
         min_index, max_index: LIBSVM: least and greatest index, as written; -1 if there is none.
+        crcs: npz: CRC-32 of the bytes of the samples, and of their labels if they are read.
     """
 
     data: Dataset
     label_names: tuple[str, ...] = ()
     min_index: int = -1
     max_index: int = -1
+    crcs: tuple[int, ...] = ()
 
 
 class CachePiece(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class CachePiece(msgspec.Struct, frozen=True):
         labels, counts: The distinct labels, ascending, and the samples of each; () for targets.
         label_names: Labels that are text; then `labels` are places here.
         target_range: The least and the greatest target; () for classes.
-        min_index, max_index: See `Converted`.
+        min_index, max_index, crcs: See `Converted`.
     """
 
     file: str
@@ -76,6 +79,7 @@ class CachePiece(msgspec.Struct, frozen=True):
     target_range: tuple[float, ...]
     min_index: int
     max_index: int
+    crcs: tuple[int, ...]
 
     @property
     def memory_bytes(self) -> int:
@@ -120,9 +124,22 @@ class Index(msgspec.Struct, frozen=True):
         return sum(piece.n for piece in self.pieces)
 
     @property
+    def has_label_sets(self) -> bool:
+        """True if labels are entries; see `mpips.data.label_sets`."""
+        return self.wants == "several"
+
+    @property
+    def n_fields(self) -> int:
+        """Number of fields of entries; 0: they have none."""
+        return N_FIELDS if self.has_label_sets else len(self.columns)
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of all samples in memory."""
-        return sum(piece.memory_bytes for piece in self.pieces)
+        n_bytes = sum(piece.memory_bytes for piece in self.pieces)
+        if self.has_label_sets:
+            n_bytes += 8 * self.n * len({label for piece in self.pieces for label in piece.labels})
+        return n_bytes
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -171,7 +188,7 @@ def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CacheP
         folder: The cache.
         name: Name of the file.
         raw: The samples, at least one.
-        wants: "classes" or "targets".
+        wants: See `DataInfo`; "targets" for labels that are not read.
 
     Raises:
         OSError: The file cannot be written.
@@ -201,7 +218,7 @@ def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CacheP
     finally:
         new.unlink(missing_ok=True)
     targets = wants == "targets"
-    labels, counts = distinct_counts(data.labels[:0] if targets else data.labels)
+    labels, counts = distinct_counts(data.labels[:0] if targets else all_labels(data, wants))
     return CachePiece(
         name,
         size,
@@ -217,6 +234,7 @@ def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CacheP
         (float(data.labels.min()), float(data.labels.max())) if targets else (),
         raw.min_index,
         raw.max_index,
+        raw.crcs,
     )
 
 

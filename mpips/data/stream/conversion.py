@@ -32,7 +32,7 @@ from mpips.data.stream.bad_lines import BadLines
 from mpips.data.stream.cache import VERSION, CachePiece, Index, read_index, write_piece
 from mpips.data.stream.files import File
 from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
-from mpips.data.stream.table_sources import ArraySource, TableSource, opened_arrays
+from mpips.data.stream.table_sources import ArraySource, TableSource, check_crcs, opened_arrays
 from mpips.data.table_files import OPENED_TABLES, opened_arrow, opened_parquet
 from mpips.errors import CapabilityError, DataError
 
@@ -222,15 +222,17 @@ class Conversion:
             bad: Bad lines that all workers have left out, by the place of the file.
 
         Raises:
-            DataError: There are no samples, or the pieces do not fit together.
+            DataError: There are no samples, or the pieces do not fit together, or a file is damaged.
         """
         plan = self._plan
         ordered = tuple(piece for place in sorted(pieces) for piece in pieces[place])
+        owned = [(p, plan.spans[place].file) for place in sorted(pieces) for p in pieces[place]]
         filled = {plan.spans[place].file for place, found in pieces.items() if found}
         for place, file in enumerate(plan.files):
             if place not in filled:
                 left_out = f"; {bad[place].text(file.path)}" if bad and place in bad else ""
                 raise DataError(f"{file.path}: contains no samples{left_out}")
+            check_crcs(file.path, self._options, [p for p, own in owned if own == place])
         _check_labels(plan.source, ordered)
         widths = {piece.n_columns for piece in ordered}
         if len({(piece.is_dense, piece.has_fields) for piece in ordered}) > 1:

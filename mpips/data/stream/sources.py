@@ -26,6 +26,7 @@ from mpips.data.csv_labels import CsvLabels
 from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan, Text
 from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_table import builder_of, csv_errors, read_records
+from mpips.data.label_sets import numbered
 from mpips.data.libsvm import parse_text, whole_lines
 from mpips.data.options import ReadOptions
 from mpips.data.stream.bad_lines import BadLines, good_csv, good_libsvm
@@ -190,10 +191,12 @@ class LibsvmSource:
         The base may be found in another piece.
         """
         base = 1 if self._options.index_base == 1 else 0
+        several = self._options.wants == "several"
         if self._bad is not None:
-            text = good_libsvm(self._path, text, base, self._bad, lines_before)
-        data, low, high = parse_text(self._path, text, base, lines_before)
-        written = msgspec.structs.replace(data, indices=data.indices + base, n_features=high + 1)
+            text = good_libsvm(self._path, text, base, self._bad, lines_before, several)
+        data, low, high = parse_text(self._path, text, base, lines_before, several)
+        indices = numbered(data.indices, data.fields, base)
+        written = msgspec.structs.replace(data, indices=indices, n_features=high + 1)
         return Converted(written, (), low, high)
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mpips.data.arrays import array_names, check_arrays, entry_name, float_rows, opened_hdf5
+from mpips.data.checksums import joined_crc
 from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
 from mpips.data.npy import MAGIC, open_npy
 from mpips.data.options import ReadOptions
-from mpips.data.stored_arrays import RowsOfFile, array_header, members_of
-from mpips.data.stream.cache import Converted
+from mpips.data.stored_arrays import RowsOfFile, array_header, members_of, names_of
+from mpips.data.stream.cache import CachePiece, Converted
 from mpips.data.stream.sources import Span
 from mpips.data.table_files import TableFile
 from mpips.data.typed_tables import TypedTable
@@ -72,6 +76,7 @@ class ArraySource:
         self.columns: TableColumns | None = None
         self.notes: tuple[str, ...] = ()
         self.done = 0.0
+        self._has_crcs = _begins(path, _ZIP)
         if _begins(path, MAGIC):
             _, _, self.columns, self.notes = open_npy(path, options)
 
@@ -83,9 +88,42 @@ class ArraySource:
             for start in range(span.start, span.stop, n_rows):
                 stop = min(start + n_rows, span.stop)
                 labels = y[start:stop] if y is not None else np.zeros(stop - start)
-                rows, labels = float_rows(self._path, x[start:stop], labels)
+                raw = x[start:stop]
+                crcs = tuple(map(_crc, (raw, labels) if y is not None else (raw,)))
+                rows, labels = float_rows(self._path, raw, labels)
                 self.done = (stop - span.start) / (span.stop - span.start)
-                yield Converted(DenseData(rows, labels))
+                yield Converted(DenseData(rows, labels), crcs=crcs if self._has_crcs else ())
+
+
+def _crc(array: npt.NDArray[Any]) -> int:
+    """Return the CRC-32 of the bytes of an array."""
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data)
+
+
+def check_crcs(path: str, options: ReadOptions, pieces: Sequence[CachePiece]) -> None:
+    """Check the CRCs of an npz file against those of its parts.
+
+    Args:
+        path: The file.
+        options: Options of the reader.
+        pieces: All pieces of the file, in order.
+
+    Raises:
+        DataError: An array is damaged.
+    """
+    if not pieces or not pieces[0].crcs:
+        return
+    names = [name for name in array_names(path, names_of(path), options.labelled) if name]
+    members = members_of(path, names)
+    with open(path, "rb") as file:
+        for i, member in enumerate(members[name] for name in names):
+            if member.crc is None:
+                continue
+            file.seek(member.begin)
+            header = file.read(member.offset - member.begin)
+            row_bytes = member.dtype.itemsize * math.prod(member.shape[1:])
+            parts = ((piece.crcs[i], piece.n * row_bytes) for piece in pieces)
+            member.check(path, joined_crc([(zlib.crc32(header), len(header)), *parts]))
 
 
 def array_form(path: str, options: ReadOptions) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -132,13 +170,17 @@ def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
             yield x, None if isinstance(y, np.ndarray) else y
         return
     try:
-        members = members_of(path)
+        x_name, y_name = array_names(path, names_of(path), options.labelled)
+        # CRCs are those of whole arrays, and a span is a part of them: `check_crcs` compares.
+        members = {
+            name: member._replace(crc=None)
+            for name, member in members_of(path, (x_name, y_name)).items()
+        }
     except (ValueError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{path}: cannot be read in windows: {error}; write it by np.savez(file, "
             "x=np.ascontiguousarray(x), y=y) or as HDF5, or raise data.memory_mib"
         ) from None
-    x_name, y_name = array_names(path, list(members), options.labelled)
     x = RowsOfFile(path, members[x_name])
     y = RowsOfFile(path, members[y_name]) if y_name else None
     check_arrays(path, x, y if y is not None else np.zeros(len(x) if x.shape else 0))

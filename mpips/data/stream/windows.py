@@ -16,6 +16,7 @@ from mpips._native import read_parts
 from mpips.data.blocks import SampleBlocks
 from mpips.data.dataset import Batch, Dataset, DenseData, SparseData, join
 from mpips.data.holdout import HoldoutSide
+from mpips.data.label_sets import numbered
 from mpips.data.stored_arrays import Members, members_of
 from mpips.data.stream.cache import Index
 from mpips.errors import DataError
@@ -230,19 +231,19 @@ class StreamedData:
         low, high = ends[last - n], ends[last]
         lengths = np.delete(np.diff(ends), last[:-1])
         indices = reader.read("indices", low, high - low).astype(np.int64)
-        if self.index.index_base:
-            indices -= self.index.index_base
         fields = None
-        if self.index.columns:
+        if self.index.n_fields:
             fields = reader.read("fields", low, high - low).astype(np.int32, copy=False)
         return SparseData(
             np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-            indices,
+            numbered(
+                indices, fields if self.index.has_label_sets else None, -self.index.index_base
+            ),
             reader.read("values", low, high - low),
             labels,
             self.index.n_features,
             fields,
-            len(self.index.columns) if fields is not None else 0,
+            self.index.n_fields,
         )
 
 

@@ -12,6 +12,8 @@ A handle chooses its paths once, when it is made:
     ring          ring.py         any other server on another node: records in its ring carry the values
     encoded       encoded.py      all servers of a table with a codec: records carry encoded values
     feedback      feedback.py     the same for a codec that sends a part of the values, and keeps the rest
+    shared scales shared_scales.py  the same for a codec whose scales all workers share; until there are
+                                  scales, an update takes the shared, rendezvous or ring path
 
 The direct path is per table; the others are per table and server. What remains to be decided at each push
 is where the caller's array lies: memory from `Worker.allocate` is read in place (direct, shared) or put
@@ -24,10 +26,10 @@ a part, since the blocks of a codec are those of the whole tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mpips.model.codec import Biased
+from mpips.model.codec import Biased, SharedInt8
 from mpips.model.consistency import needs_base
 from mpips.model.placement import AREA_FROM_BYTES
 from mpips.model.table import DenseTable, Table
@@ -38,6 +40,7 @@ from mpips.worker.paths.path import ONE_RECORD, DensePath
 from mpips.worker.paths.rendezvous import RendezvousPath
 from mpips.worker.paths.ring import RingPath
 from mpips.worker.paths.shared import SharedPath
+from mpips.worker.paths.shared_scales import SharedScalesPath
 
 if TYPE_CHECKING:
     from mpips.model.placement import Placement, ShardRange
@@ -74,7 +77,13 @@ def path_to_server(table: DenseTable, part: ShardRange, is_remote: bool, area_by
         area_bytes: Length of the worker's rendezvous buffer at the server.
     """
     if table.compression is not None:
+        if isinstance(table.compression, SharedInt8):
+            return SharedScalesPath.name
         return (FeedbackPath if isinstance(table.compression, Biased) else EncodedPath).name
+    return _plain_path(table, part, is_remote, area_bytes)
+
+
+def _plain_path(table: DenseTable, part: ShardRange, is_remote: bool, area_bytes: int) -> str:
     if not is_remote:
         return SharedPath.name
     n_bytes = 4 * (part.stop - part.start)
@@ -85,7 +94,7 @@ def path_to_server(table: DenseTable, part: ShardRange, is_remote: bool, area_by
 def choose_path(
     connection: Connection, index: int, part: ShardRange, table: DenseTable
 ) -> DensePath:
-    """Return the path of a table's updates to one server.
+    """Return the path of a table's updates to one server where they are not encoded.
 
     Args:
         connection: Connection of the worker.
@@ -95,7 +104,7 @@ def choose_path(
     """
     channel = connection.channels[part.server]
     area = channel.area_way()
-    name = _name_over(channel, part, table)
+    name = _over(_plain_path, channel, part, table)
     if name == SharedPath.name:
         return SharedPath(connection, index, part.server)
     if name == RendezvousPath.name and area is not None:
@@ -103,10 +112,15 @@ def choose_path(
     return RingPath(connection, index, part.server)
 
 
-def _name_over(channel: Channel, part: ShardRange, table: DenseTable) -> str:
+def _over(
+    name: Callable[[DenseTable, ShardRange, bool, int], str],
+    channel: Channel,
+    part: ShardRange,
+    table: DenseTable,
+) -> str:
     area = channel.area_way()
     is_remote = not isinstance(channel, MemoryChannel)
-    return path_to_server(table, part, is_remote, area.area.n_bytes if area is not None else 0)
+    return name(table, part, is_remote, area.area.n_bytes if area is not None else 0)
 
 
 def path_names(
@@ -128,5 +142,7 @@ def path_names(
         if has_direct_path(table, parts, is_apart):
             names.add("direct")
         else:
-            names.update(_name_over(channels[part.server], part, table) for part in parts)
+            names.update(
+                _over(path_to_server, channels[part.server], part, table) for part in parts
+            )
     return sorted(names)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.worker.paths.path import Float32
+from mpips.worker.paths.ring import closing
 
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
+    from mpips.transport.orders import Orders, Writing
     from mpips.worker.connection import Connection
 
 
@@ -82,3 +84,23 @@ class EncodedPath(CodecPath):
         return writer.push_encoded(
             self._index, now, self._codec, update, part.start, part.stop, random_key, done
         )
+
+    def in_order(self, update: Float32, random_key: int, orders: Orders, clock: int) -> Writing:
+        """Write the records of a push that closes the table, as an order; see RingPath.in_order.
+
+        Args:
+            update: As in `push`. It must stay as it is until the order is sent.
+            random_key: Key of the push's random numbers.
+            orders: The orders at the server.
+            clock: The clock of the push.
+        """
+        part, done = self._part, 0
+        while True:
+            with closing(orders.writer):
+                done = orders.writer.push_encoded(
+                    self._index, clock, self._codec, update, part.start, part.stop, random_key, done
+                )
+            orders.put_records()
+            if done == part.stop - part.start:
+                return
+            yield False

@@ -24,10 +24,11 @@ import numpy as np
 
 from mpips import _native
 from mpips.worker.paths.path import Float32
-from mpips.worker.paths.ring import RingPath
+from mpips.worker.paths.ring import RingPath, closing
 
 if TYPE_CHECKING:
     from mpips.transport.area import AreaWay
+    from mpips.transport.orders import Orders, Writing
     from mpips.worker.connection import Connection
 
 SEGMENT_FLOATS = 512 << 10  # 2 MiB
@@ -65,6 +66,33 @@ class RendezvousPath:
         elif not self._put_whole(update, check_finite):
             return None
         return writer.next_sequence - 1
+
+    def in_order(self, update: Float32, orders: Orders, clock: int) -> Writing:
+        """Put an update as an order; see RingPath.in_order.
+
+        Each segment is followed by its record, which arrives behind it: so it needs no checksum.
+        """
+        while (offset := orders.area.take(update.nbytes)) is None:
+            yield False
+        for done in range(0, update.size, SEGMENT_FLOATS):
+            count, at = min(SEGMENT_FLOATS, update.size - done), offset + 4 * done
+            segment = update[done : done + count]
+            checksum = _native.Xxh3() if self._way.checksums else None
+            if checksum is not None:
+                checksum.update(segment)
+            digest = checksum.digest() if checksum is not None else None
+            orders.put_area(at, segment.view(np.uint8))
+            while True:
+                with closing(orders.writer):
+                    is_written = orders.writer.push_area(
+                        self._index, clock, at, digest, done, count, update.size
+                    )
+                if is_written:
+                    break
+                yield False
+            orders.put_records()
+            yield True
+        orders.area.keep(offset)
 
     def _put_whole(self, update: Float32, check_finite: bool) -> bool:
         """Put an update, wait until it has arrived, and write its record; False if it is not finite."""

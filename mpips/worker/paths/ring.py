@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from mpips import _native
 from mpips.worker.paths.path import Float32
 
 if TYPE_CHECKING:
+    from mpips.transport.orders import Orders, Writing
     from mpips.worker.connection import Connection
+
+
+@contextmanager
+def closing(writer: _native.RingWriter) -> Iterator[None]:
+    """Within the block the last record of each push says that it closes the table."""
+    writer.set_closing(True)
+    try:
+        yield
+    finally:
+        writer.set_closing(False)
 
 
 class RingPath:
@@ -31,3 +45,20 @@ class RingPath:
             if done == update.size:
                 return writer.next_sequence - 1
             connection.wait_credit(self.server)
+
+    def in_order(self, update: Float32, orders: Orders, clock: int) -> Writing:
+        """Write the records of a push that closes the table, as an order; see mpips.transport.orders.
+
+        Args:
+            update: As in `push`. It must stay as it is until the order is sent.
+            orders: The orders at the server.
+            clock: The clock of the push.
+        """
+        done = 0
+        while True:
+            with closing(orders.writer):
+                done = orders.writer.push_dense(self._index, clock, update, None, done)
+            orders.put_records()
+            if done == update.size:
+                return
+            yield False

@@ -23,8 +23,8 @@ std::uint64_t random_key(std::uint64_t seed, std::uint64_t worker, std::uint64_t
   return key;
 }
 
-void require_codec(const Codec& codec, std::size_t skew) {
-  if (is_biased(codec.kind))
+void require_codec(const Codec& codec, std::size_t skew, bool encodes = true) {
+  if (is_biased(codec.kind) || (encodes && codec.kind == CodecKind::shared))
     throw py::value_error("codec " +
                           std::string(codec_names[static_cast<std::size_t>(codec.kind)]) +
                           " needs a residual: use Feedback and decode_biased");
@@ -72,7 +72,7 @@ ArrayOf<std::uint8_t> nearest(const Codec& codec, const FloatArray& values) {
 }
 
 void decode_into(const Codec& codec, const ByteArray& bytes, std::size_t skew, FloatArray& out) {
-  require_codec(codec, skew);
+  require_codec(codec, skew, false);
   const auto n = static_cast<std::size_t>(out.size());
   const std::size_t expected = encoded_bytes(codec, skew, n);
   if (static_cast<std::size_t>(bytes.size()) != expected)
@@ -88,17 +88,19 @@ void decode_into(const Codec& codec, const ByteArray& bytes, std::size_t skew, F
 
 void register_codec(py::module_& m) {
   py::class_<Codec>(m, "Codec")
-      .def(py::init([](const std::string& kind, std::uint32_t block) {
-             const Codec codec{enumerator_named<CodecKind>("codec", kind, codec_names), block};
+      .def(py::init([](const std::string& kind, std::uint32_t block, double share) {
+             const Codec codec{enumerator_named<CodecKind>("codec", kind, codec_names), block,
+                               share};
              if (block < 1 || block > most_block)
                throw py::value_error("block = " + std::to_string(block) + ": must be 1 to " +
                                      std::to_string(most_block));
              return codec;
            }),
-           py::arg("kind"), py::arg("block"))
+           py::arg("kind"), py::arg("block"), py::arg("share") = 0.0)
       .def_property_readonly(
           "kind", [](const Codec& c) { return codec_names[static_cast<std::size_t>(c.kind)]; })
-      .def_readonly("block", &Codec::block);
+      .def_readonly("block", &Codec::block)
+      .def_readonly("share", &Codec::share);
   m.def("random_key", &random_key, py::arg("seed"), py::arg("worker"), py::arg("clock"),
         py::arg("number"));
   m.def("encode", &encoded, py::arg("codec"), py::arg("tensor").noconvert(), py::arg("begin"),

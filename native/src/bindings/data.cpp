@@ -100,7 +100,7 @@ py::array_t<double> signed_log(const py::array_t<double, py::array::c_style>& va
 }
 
 py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t offset, int base,
-                       bool mixed, std::int64_t first) {
+                       bool mixed, std::int64_t first, bool several) {
   const py::buffer_info info = text.request();
   if (info.itemsize != 1 || info.ndim != 1 || (info.size > 1 && info.strides[0] != 1))
     throw py::value_error("text must be a contiguous buffer of bytes");
@@ -114,11 +114,12 @@ py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t
     py::gil_scoped_release release;
     part =
         data::parse_libsvm(static_cast<const char*>(info.ptr), static_cast<std::size_t>(info.size),
-                           {stride, offset, base, mixed, first});
+                           {stride, offset, base, mixed, first, several});
   }
   return py::make_tuple(to_array(std::move(part.labels)), to_array(std::move(part.indptr)),
                         to_array(std::move(part.indices)), to_array(std::move(part.values)),
-                        part.n_samples, part.min_index, part.max_index, part.base);
+                        part.n_samples, part.min_index, part.max_index, part.base,
+                        to_array(std::move(part.fields)));
 }
 
 }  // namespace
@@ -126,12 +127,14 @@ py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t
 void register_data(py::module_& m) {
   py::register_exception<data::LibsvmError>(m, "LibsvmError", PyExc_ValueError);
   m.def("parse_libsvm", &parse_libsvm, py::arg("text"), py::arg("stride"), py::arg("offset"),
-        py::arg("base"), py::arg("mixed") = false, py::arg("first") = 0,
+        py::arg("base"), py::arg("mixed") = false, py::arg("first") = 0, py::arg("several") = false,
         "Parse LIBSVM text into (labels float64, indptr int64, indices int64, values float32,\n"
-        "n_samples, min_index, max_index, base). Only samples with i % stride == offset are\n"
+        "n_samples, min_index, max_index, base, fields int32). Only samples with i % stride == "
+        "offset are\n"
         "returned, or with `mixed` those that mpips/data/shares.py gives to worker `offset` of\n"
-        "`stride`; samples are numbered from `first`. The last four values describe the whole\n"
-        "text. Releases the GIL. Raises LibsvmError.");
+        "`stride`; samples are numbered from `first`. The last values but fields describe the\n"
+        "whole text. `several`: a sample has any number of labels, such as 1,3,7; each becomes an\n"
+        "entry, whose field is 1. Else fields is empty. Releases the GIL. Raises LibsvmError.");
   m.def("scan_csv", &scan_csv, py::arg("text"), py::arg("begin"), py::arg("end"),
         py::arg("delimiter"), py::arg("quoted"),
         "Follow the quotes of text[begin:end]; `quoted`: begin is inside a quoted cell. Return\n"

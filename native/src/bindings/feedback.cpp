@@ -18,12 +18,15 @@ namespace {
 constexpr std::size_t least_capacity = 256;  // bytes of a record, at least
 
 Feedback make(const SharedMemory& memory, std::size_t offset, std::size_t n, std::size_t first,
-              std::size_t halves, const std::string& kind, double share) {
+              std::size_t halves, const std::string& kind, double share, std::uint32_t block) {
   const auto chosen = enumerator_named<FeedbackKind>("codec", kind, feedback_names);
   if (halves < 1 || halves > 2)
     throw py::value_error("halves = " + std::to_string(halves) + ": must be 1 or 2");
   if (!(share > 0.0 && share <= 1.0))
     throw py::value_error("share = " + std::to_string(share) + ": must be above 0, at most 1");
+  if (block < 1 || block > most_block || first % block != 0)
+    throw py::value_error("block = " + std::to_string(block) + ": must be 1 to " +
+                          std::to_string(most_block) + " and divide first");
   if (n > ~std::uint32_t{0})
     throw py::value_error("a residual of " + std::to_string(n) + " values: at most 2^32 - 1");
   const std::size_t bytes = Feedback::bytes(n, halves);
@@ -31,7 +34,7 @@ Feedback make(const SharedMemory& memory, std::size_t offset, std::size_t n, std
       bytes > memory.writable_bytes() - offset)
     throw py::value_error("a residual of " + std::to_string(bytes) + " bytes at " +
                           std::to_string(offset) + ": does not fit into its memory");
-  return Feedback(memory.data() + offset, n, first, halves, chosen, share);
+  return Feedback(memory.data() + offset, n, first, halves, chosen, share, block);
 }
 
 void require_length(const Feedback& feedback, const FloatArray& values, const char* name) {
@@ -77,7 +80,8 @@ bool decode_record(const std::string& kind, const ByteArray& bytes, FloatArray& 
 void register_feedback(py::module_& m) {
   py::class_<Feedback>(m, "Feedback")
       .def(py::init(&make), py::arg("memory"), py::arg("offset"), py::arg("n"), py::arg("first"),
-           py::arg("halves"), py::arg("kind"), py::arg("share"), py::keep_alive<1, 2>())
+           py::arg("halves"), py::arg("kind"), py::arg("share"), py::arg("block") = 1,
+           py::keep_alive<1, 2>())
       .def_static("n_bytes", &Feedback::bytes, py::arg("n"), py::arg("halves"))
       .def_property_readonly("n", &Feedback::n)
       .def_property_readonly("pushed", &Feedback::pushed)
@@ -102,6 +106,15 @@ void register_feedback(py::module_& m) {
             f.begin(from, key);
           },
           py::arg("update").noconvert(), py::arg("random_key"), py::keep_alive<1, 2>())
+      .def(
+          "set_scales",
+          [](Feedback& f, const ByteArray& exponents) {
+            if (length(exponents) != f.n_scales())
+              throw py::value_error(std::to_string(length(exponents)) + " scales: expected " +
+                                    std::to_string(f.n_scales()));
+            f.set_scales(exponents.data());
+          },
+          py::arg("exponents").noconvert())
       .def("encode", &encode_record, py::arg("capacity"))
       .def("close", &Feedback::close, py::arg("sequence"));
   m.def("decode_biased", &decode_record, py::arg("codec"), py::arg("encoded").noconvert(),

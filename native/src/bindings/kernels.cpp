@@ -29,7 +29,8 @@ void require_size(const Floats& array, std::size_t n, const char* name) {
 // reported here.
 OptimizerConfig make_config(const std::string& kind, double lr, double momentum, double beta1,
                             double beta2, double rho, double eps, double l1, double l2, double beta,
-                            double weight_decay, double clip_value, double initial_accumulator) {
+                            double weight_decay, double clip_value, double initial_accumulator,
+                            double every) {
   table_named(std::nullopt);
   OptimizerConfig c;
   c.kind = enumerator_named<OptimizerKind>("optimizer", kind, optimizer_names);
@@ -45,6 +46,7 @@ OptimizerConfig make_config(const std::string& kind, double lr, double momentum,
   c.weight_decay = weight_decay;
   c.clip_value = clip_value;
   c.initial_accumulator = initial_accumulator;
+  c.every = every;
   c.bias_table = make_bias_table(c);
   return c;
 }
@@ -144,7 +146,7 @@ void bind_config(py::module_& m) {
       .def(py::init(&make_config), py::kw_only(), py::arg("kind"), py::arg("lr"),
            py::arg("momentum"), py::arg("beta1"), py::arg("beta2"), py::arg("rho"), py::arg("eps"),
            py::arg("l1"), py::arg("l2"), py::arg("beta"), py::arg("weight_decay"),
-           py::arg("clip_value"), py::arg("initial_accumulator"))
+           py::arg("clip_value"), py::arg("initial_accumulator"), py::arg("every"))
       .def_property_readonly("kind", [](const OptimizerConfig& c) { return name_of(c.kind); })
       .def_property_readonly("n_state", [](const OptimizerConfig& c) { return n_state(c.kind); })
       .def_property_readonly("uses_step",
@@ -161,7 +163,8 @@ void bind_config(py::module_& m) {
       .def_readonly("beta", &OptimizerConfig::beta)
       .def_readonly("weight_decay", &OptimizerConfig::weight_decay)
       .def_readonly("clip_value", &OptimizerConfig::clip_value)
-      .def_readonly("initial_accumulator", &OptimizerConfig::initial_accumulator);
+      .def_readonly("initial_accumulator", &OptimizerConfig::initial_accumulator)
+      .def_readonly("every", &OptimizerConfig::every);
 }
 
 }  // namespace

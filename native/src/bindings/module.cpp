@@ -15,9 +15,12 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_trace(m);
   mpips::register_feedback(m);
   mpips::register_ring(m);
+  mpips::register_common_view(m);
   mpips::register_port(m);
   mpips::register_server(m);
   mpips::register_reduction(m);
+  mpips::register_shared_pulls(m);
+  mpips::register_shared_rows(m);
   mpips::register_process(m);
   mpips::register_checkpoint(m);
 }

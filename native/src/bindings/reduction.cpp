@@ -285,6 +285,18 @@ void register_reduction(py::module_& m) {
                                    found->summed, found->unsent);
            })
       .def("place", [](const B& b) { return b.reduction.place(); })
+      .def(
+          "updated",
+          [](const B& b, std::size_t t) {
+            b.check(t);
+            return b.reduction.updated(t);
+          },
+          py::arg("table"))
+      .def(
+          "sent", [](const B& b, std::size_t w) { return b.reduction.sent(w); }, py::arg("worker"))
+      .def(
+          "finished", [](const B& b, std::size_t w) { return b.reduction.finished(w); },
+          py::arg("worker"))
       .def("values", &values_of, py::arg("table"), py::arg("slot"))
       .def(
           "pull",

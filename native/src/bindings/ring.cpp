@@ -149,6 +149,25 @@ void bind_layout(py::module_& m) {
             if (d.image == 0) return std::nullopt;
             return std::make_tuple(d.image, d.image_stride(), d.pull);
           },
+          py::arg("table"))
+      // Return the indices of the tables whose pulls are differences.
+      .def_property_readonly("common_tables",
+                             [](const Layout& l) {
+                               std::vector<std::uint32_t> tables;
+                               for (const DenseExtent& d : l.dense())
+                                 if (d.has_common()) tables.push_back(d.table);
+                               return tables;
+                             })
+      // Return (offset of the head, offset of the copy, codec) of the common copy for pulls; None:
+      // there is none.
+      .def(
+          "dense_common",
+          [](const Layout& l,
+             std::uint32_t table) -> std::optional<std::tuple<std::size_t, std::size_t, Codec>> {
+            const DenseExtent& d = l.extent(table);
+            if (!d.has_common()) return std::nullopt;
+            return std::make_tuple(d.common_head, d.common, d.pull);
+          },
           py::arg("table"));
   m.def("write_region_header", &write_header, py::arg("memory"), py::arg("layout"),
         py::arg("generation"), py::arg("server"), py::arg("token_low"), py::arg("token_high"));

@@ -9,6 +9,7 @@
 #include "bindings/register.hpp"
 #include "server/dense_shard.hpp"
 #include "server/embedding_shard.hpp"
+#include "server/scale_shard.hpp"
 #include "server/server_core.hpp"
 #include "shm/shared_memory.hpp"
 
@@ -118,6 +119,19 @@ class Server {
     core_.add_dense(table, std::move(shard), consistency);
   }
 
+  void add_scales(std::uint16_t table, std::uint16_t of, std::uint32_t block,
+                  const OptimizerConfig& optimizer, ConsistencyConfig consistency) {
+    if (block < 1 || block > most_block || dense_.count(of) == 0 ||
+        (layout_.extent(of).n + block - 1) / block != layout_.extent(table).n)
+      throw py::value_error("scales of table " + std::to_string(of) + " for blocks of " +
+                            std::to_string(block) + " values: do not fit to its shard");
+    auto shard =
+        std::make_unique<ScaleShard>(region_->data(), layout_.extent(table), Rule{optimizer, 0, {}},
+                                     layout_.n_workers(), progress_, durable(table), block);
+    dense_[table] = shard.get();
+    core_.add_scales(table, of, std::move(shard), consistency);
+  }
+
   void add_embedding(std::uint16_t table, const OptimizerConfig& optimizer,
                      std::size_t n_state_values, py::object python_rule,
                      ConsistencyConfig consistency, std::size_t dim, const Initializer& init,
@@ -194,6 +208,13 @@ class Server {
     py::array_t<float> copy(static_cast<py::ssize_t>(shard->size()));
     std::copy_n(shard->state(slot), shard->size(), copy.mutable_data());
     return copy;
+  }
+
+  void set_steps_before(std::uint16_t table, std::uint64_t n) {
+    core_.set_steps_before(table, n);
+    const auto dense = dense_.find(table);
+    if (dense != dense_.end() && dense->second->common() != nullptr)
+      dense->second->common()->set_number(n);
   }
 
   void set_dense_state(std::uint16_t table, std::size_t slot, const FloatArray& values) {
@@ -402,6 +423,8 @@ void register_server(py::module_& m) {
           py::keep_alive<1, 2>())
       .def("add_dense", &Server::add_dense, py::arg("table"), py::arg("optimizer"),
            py::arg("n_state"), py::arg("python_rule"), py::arg("consistency"))
+      .def("add_scales", &Server::add_scales, py::arg("table"), py::arg("of"), py::arg("block"),
+           py::arg("optimizer"), py::arg("consistency"))
       .def("add_embedding", &Server::add_embedding, py::arg("table"), py::arg("optimizer"),
            py::arg("n_state"), py::arg("python_rule"), py::arg("consistency"), py::arg("dim"),
            py::arg("initializer"), py::arg("rows"), py::arg("keys"))
@@ -536,7 +559,7 @@ void register_server(py::module_& m) {
            py::arg("rows").noconvert())
       .def(
           "set_steps_before",
-          [](Server& s, std::uint16_t t, std::uint64_t n) { s.core().set_steps_before(t, n); },
+          [](Server& s, std::uint16_t t, std::uint64_t n) { s.set_steps_before(t, n); },
           py::arg("table"), py::arg("n"))
       .def(
           "steps", [](Server& s, std::uint16_t t) { return s.core().steps(t); }, py::arg("table"))

@@ -1,6 +1,8 @@
 // Grammar, one sample per line:
 //   label [qid:ID] index:value index:value ... [# comment]
-// Blank lines and lines with only a comment are no samples. A carriage return counts as a space.
+// With several labels of a sample, there is a list such as 1,3,7 in the place of the label, or
+// nothing. Blank lines and lines with only a comment are no samples. A carriage return counts as a
+// space.
 #include "data/libsvm.hpp"
 
 #include <algorithm>
@@ -14,6 +16,7 @@ namespace mpips::data {
 namespace {
 
 constexpr std::size_t kShownLength = 40;
+constexpr double kLabelLimit = 9007199254740992.0;  // 2^53: whole numbers below it are exact
 
 struct Entry {
   std::int64_t index;
@@ -25,6 +28,10 @@ struct Token {
   const char* begin;
   const char* end;
 };
+
+bool contains(const Token& token, char c) noexcept {
+  return std::find(token.begin, token.end, c) != token.end;
+}
 
 bool is_space(char c) noexcept { return c == ' ' || c == '\t' || c == '\r'; }
 
@@ -40,8 +47,7 @@ class Parser {
     reserve();
     while (at_ != end_) parse_line();
     part_.base = decide_base();
-    if (part_.base != 0)
-      for (auto& index : part_.indices) index -= part_.base;
+    if (part_.base != 0) subtract_base();
     return std::move(part_);
   }
 
@@ -62,7 +68,7 @@ class Parser {
       if (owner(options_.first + part_.n_samples++, options_) == options_.offset)
         keep_sample(token);
       else
-        skip_sample();
+        skip_sample(token);
     }
     const void* newline = std::memchr(at_, '\n', static_cast<std::size_t>(end_ - at_));
     at_ = newline == nullptr ? end_ : static_cast<const char*>(newline) + 1;
@@ -77,42 +83,81 @@ class Parser {
     return token.begin != token.end;
   }
 
-  // Read the next feature; skip a query id behind the label.
-  bool next_feature(Token& token, bool first) noexcept {
-    if (!next_token(token)) return false;
-    const bool is_query =
-        first && token.end - token.begin >= 4 && std::memcmp(token.begin, "qid:", 4) == 0;
+  // Move from the first token of a line to its first feature, behind a query id; false: it has
+  // none.
+  bool begin_features(Token& token) noexcept {
+    const bool has_label = !options_.several || !contains(token, ':');
+    if (has_label && !next_token(token)) return false;
+    const bool is_query = token.end - token.begin >= 4 && std::memcmp(token.begin, "qid:", 4) == 0;
     return is_query ? next_token(token) : true;
   }
 
-  void keep_sample(const Token& label) {
-    double value;
-    if (!parse_double(label.begin, label.end, value))
-      fail(label.begin, label, "expected a label: one finite number such as 0, 1, -1 or 3.5");
-    part_.labels.push_back(value);
+  void keep_sample(Token token) {
+    if (options_.several)
+      parse_labels(token);
+    else
+      part_.labels.push_back(parse_label(token));
     row_.clear();
     bool sorted = true;
-    Token token;
-    for (bool first = true; next_feature(token, first); first = false) {
+    for (bool more = begin_features(token); more; more = next_token(token)) {
       const Entry entry = parse_feature(token);
       sorted = sorted && (row_.empty() || row_.back().index < entry.index);
       row_.push_back(entry);
     }
-    if (!sorted) sort_row();
-    append_row();
+    if (!sorted) sort_row("expected each index once per sample, this one is repeated");
+    append_row(kFeatureField);
+    part_.indptr.push_back(static_cast<std::int64_t>(part_.indices.size()));
   }
 
-  void append_row() {
+  double parse_label(const Token& token) const {
+    double value;
+    if (parse_double(token.begin, token.end, value)) return value;
+    const bool is_list = contains(token, ',') || contains(token, ':');
+    fail(token.begin, token,
+         is_list
+             ? "expected a label: one finite number such as 0, 1, -1 or 3.5; lines with several "
+               "labels, or none, are for task 'mlp' with options.labels = 'several'"
+             : "expected a label: one finite number such as 0, 1, -1 or 3.5");
+  }
+
+  // Append an entry for each label in a list; a line that begins with a feature has none.
+  void parse_labels(const Token& list) {
+    part_.labels.push_back(0);
+    if (contains(list, ':')) return;
+    row_.clear();
+    for (const char* begin = list.begin;; ++begin) {
+      const char* const end = std::find(begin, list.end, ',');
+      double value;
+      if (!parse_double(begin, end, value) || !(value >= 0 && value < kLabelLimit) ||
+          value != std::floor(value))
+        fail(
+            begin, {begin, end},
+            "expected several labels: whole numbers of 0 or more with commas between them, such as "
+            "1,3,7");
+      row_.push_back({static_cast<std::int64_t>(value), 1, begin});
+      begin = end;
+      if (end == list.end) break;
+    }
+    sort_row("expected each label once per sample, this one is repeated");
+    append_row(kLabelField);
+  }
+
+  void append_row(std::int32_t field) {
     for (const Entry& entry : row_) {
       part_.indices.push_back(entry.index);
       part_.values.push_back(entry.value);
     }
-    part_.indptr.push_back(static_cast<std::int64_t>(part_.indices.size()));
+    if (options_.several) part_.fields.resize(part_.indices.size(), field);
   }
 
-  void skip_sample() {
-    Token token;
-    for (bool first = true; next_feature(token, first); first = false) {
+  // Count features from 0. Labels stay as they are.
+  void subtract_base() noexcept {
+    for (std::size_t i = 0; i < part_.indices.size(); ++i)
+      if (!options_.several || part_.fields[i] == kFeatureField) part_.indices[i] -= part_.base;
+  }
+
+  void skip_sample(Token token) {
+    for (bool more = begin_features(token); more; more = next_token(token)) {
       const char* colon = token.begin;
       parse_index_of(token, colon);
     }
@@ -140,7 +185,7 @@ class Parser {
     return index;
   }
 
-  void sort_row() {
+  void sort_row(const char* twin_error) {
     std::stable_sort(row_.begin(), row_.end(),
                      [](const Entry& a, const Entry& b) { return a.index < b.index; });
     const auto twin =
@@ -149,8 +194,8 @@ class Parser {
     if (twin == row_.end()) return;
     const char* begin = (twin + 1)->at;
     const char* stop = begin;
-    while (*stop != ':') ++stop;
-    fail(begin, {begin, stop}, "expected each index once per sample, this one is repeated");
+    while (stop != end_ && *stop >= '0' && *stop <= '9') ++stop;
+    fail(begin, {begin, stop}, twin_error);
   }
 
   int decide_base() const noexcept {

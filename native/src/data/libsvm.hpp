@@ -17,9 +17,12 @@ struct LibsvmOptions {
   int base;                // 0, 1, or kAutoBase
   bool mixed = false;      // rule "mixed" of mpips/data/shares.py; false: "interleaved"
   std::int64_t first = 0;  // number of the first sample of the text
+  bool several = false;    // a sample has any number of labels, which become entries
 };
 
 constexpr int kAutoBase = -1;
+// Fields of entries if a sample has several labels; the same as in mpips/data/label_sets.py.
+constexpr std::int32_t kFeatureField = 0, kLabelField = 1;
 
 // Return the worker that sample i belongs to. Its definition is mpips/data/shares.py.
 inline std::int64_t owner(std::int64_t i, const LibsvmOptions& o) noexcept {
@@ -32,12 +35,13 @@ inline std::int64_t owner(std::int64_t i, const LibsvmOptions& o) noexcept {
 
 // The samples of one worker in compressed rows, and facts about the whole text.
 struct LibsvmPart {
-  std::vector<double> labels;
+  std::vector<double> labels;  // 0 if a sample has several labels
   std::vector<std::int64_t> indptr{0};
-  std::vector<std::int64_t> indices;  // counted from 0, ascending in each row
+  std::vector<std::int64_t> indices;  // counted from 0, ascending in each row; labels come first
   std::vector<float> values;
-  std::int64_t n_samples = 0;   // in the whole text
-  std::int64_t min_index = -1;  // as written, over the whole text; -1 if there is no feature
+  std::vector<std::int32_t> fields;  // of each entry if a sample has several labels; else empty
+  std::int64_t n_samples = 0;        // in the whole text
+  std::int64_t min_index = -1;       // as written, over the whole text; -1 if there is no feature
   std::int64_t max_index = -1;
   int base = 0;  // subtracted from the indices
 };

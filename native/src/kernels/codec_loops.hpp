@@ -146,6 +146,31 @@ inline float bounded(float value) noexcept {
   return float_of(static_cast<std::uint32_t>(finite) | (bits_of(value) & sign_mask));
 }
 
+// Encode sums a + b against a scale that was chosen before, and leave in `rest` what the codes do
+// not contain; return the greatest magnitude of the sums. Sums beyond 127 scales become 127 or
+// -127. `scale` is a power of two and `factor` its inverse, or both are 0. Rounding is that of
+// encode_int8. `rest` may be a.
+inline float encode_shared(std::int8_t* dst, float* rest, const float* a, const float* b,
+                           std::size_t n, float factor, float scale, std::uint32_t key0,
+                           std::uint32_t key1, std::uint32_t first) noexcept {
+  std::int32_t most = 0;  // magnitudes are positive as signed numbers
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t random = random_bits(first + static_cast<std::uint32_t>(i), key0, key1);
+    const float u = static_cast<float>(static_cast<std::int32_t>(random >> 16)) * 0x1p-16F;
+    const float sum = bounded(a[i] + b[i]);
+    const auto magnitude = static_cast<std::int32_t>(bits_of(sum) & ~sign_mask);
+    most = magnitude > most ? magnitude : most;
+    const float scaled = sum * factor;
+    const float low = scaled < -127.0F ? -127.0F : scaled;
+    const float value = (low > 127.0F ? 127.0F : low) + u;
+    const auto toward_zero = static_cast<std::int32_t>(value);
+    const std::int32_t code = toward_zero - (static_cast<float>(toward_zero) > value ? 1 : 0);
+    dst[i] = static_cast<std::int8_t>(code);
+    rest[i] = sum - static_cast<float>(code) * scale;
+  }
+  return float_of(static_cast<std::uint32_t>(most));
+}
+
 // dst = a + b; return how many magnitudes have at least the bits `low`. dst may be a.
 inline std::size_t add_count(float* dst, const float* a, const float* b, std::size_t n,
                              std::uint32_t low) noexcept {

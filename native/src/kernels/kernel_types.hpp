@@ -115,6 +115,9 @@ struct KernelTable {
                       std::uint32_t key0, std::uint32_t key1, std::uint32_t first) noexcept;
   void (*round_int8)(std::int8_t* dst, const float* src, std::size_t n, float factor) noexcept;
   void (*decode_int8)(float* dst, const std::int8_t* src, std::size_t n, float scale) noexcept;
+  float (*encode_shared)(std::int8_t* dst, float* rest, const float* a, const float* b,
+                         std::size_t n, float factor, float scale, std::uint32_t key0,
+                         std::uint32_t key1, std::uint32_t first) noexcept;
   std::size_t (*add_count)(float* dst, const float* a, const float* b, std::size_t n,
                            std::uint32_t low) noexcept;
   std::size_t (*list_above)(std::uint32_t* out, const float* src, std::size_t n, std::uint32_t low,

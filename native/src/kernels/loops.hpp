@@ -314,6 +314,7 @@ constexpr KernelTable table_of(const char* name) {
           encode_int8,
           round_int8,
           decode_int8,
+          encode_shared,
           add_count,
           list_above,
           list_random,

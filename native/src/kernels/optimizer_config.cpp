@@ -47,7 +47,8 @@ struct Range {
 };
 // The ranges of mpips/model/optimizer.py: in these all products and quotients of hyperparameters
 // are finite in float32.
-constexpr Range rate{0.0, 1e18}, positive{1e-18, 1e18}, epsilon{1e-30, 1e18}, unused{0.0, 0.0};
+constexpr Range rate{0.0, 1e18}, positive{1e-18, 1e18}, epsilon{1e-30, 1e18}, unused{0.0, 0.0},
+    count{1.0, 2147483647.0};
 // The largest double below 1.
 constexpr Range fraction{0.0, 1.0 - std::numeric_limits<double>::epsilon() / 2};
 
@@ -56,9 +57,10 @@ Range range_of(double OptimizerConfig::* field, OptimizerKind kind) noexcept {
   using C = OptimizerConfig;
   using K = OptimizerKind;
   const auto only = [&](bool used, Range range) { return used ? range : unused; };
-  const bool adam = uses_step(kind);
+  const bool adam = has(kind, rules::bias_correction);
   if (field == &C::lr) return kind == K::ftrl ? positive : rate;
-  if (field == &C::momentum) return only(kind == K::momentum || kind == K::nesterov, fraction);
+  if (field == &C::momentum) return only(has(kind, rules::velocity), fraction);
+  if (field == &C::every) return only(kind == K::delayed_nesterov, count);
   if (field == &C::beta1 || field == &C::beta2) return only(adam, fraction);
   if (field == &C::rho) return only(kind == K::rmsprop, fraction);
   if (field == &C::eps) return only(adam || kind == K::adagrad || kind == K::rmsprop, epsilon);
@@ -69,8 +71,9 @@ Range range_of(double OptimizerConfig::* field, OptimizerKind kind) noexcept {
 }
 
 constexpr const char* hyperparameter_names[] = {
-    "lr", "momentum", "beta1", "beta2",        "rho",        "eps",
-    "l1", "l2",       "beta",  "weight_decay", "clip_value", "initial_accumulator"};
+    "lr",   "momentum", "beta1", "beta2",        "rho",        "eps",
+    "l1",   "l2",       "beta",  "weight_decay", "clip_value", "initial_accumulator",
+    "every"};
 static_assert(std::size(hyperparameter_names) == std::size(hyperparameters));
 
 }  // namespace
@@ -110,7 +113,9 @@ const char* name_of(OptimizerKind kind) noexcept {
 
 std::size_t n_state(OptimizerKind kind) noexcept { return traits_of(kind).n_state; }
 
-bool uses_step(OptimizerKind kind) noexcept { return has(kind, rules::bias_correction); }
+bool uses_step(OptimizerKind kind) noexcept {
+  return has(kind, rules::bias_correction) || has(kind, rules::counts_updates);
+}
 
 float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept {
   const bool is_accumulator = has(config.kind, rules::starts_positive) && slot == 0;
@@ -118,7 +123,7 @@ float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept {
 }
 
 std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config) {
-  if (!uses_step(config.kind)) return nullptr;
+  if (!has(config.kind, rules::bias_correction)) return nullptr;
   static std::mutex mutex;
   static std::map<std::pair<double, double>, std::weak_ptr<const BiasTable>> made;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -137,7 +142,7 @@ UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, const Factors& 
   const double decay2 = has(c.kind, rules::second_is_rho) ? c.rho : c.beta2;
   const auto rate = static_cast<double>(factors.rate);
 
-  // Momentum and nesterov: the rate scales what a gradient adds to the velocity.
+  // Momentum and both forms of nesterov: the rate scales what a gradient adds to the velocity.
   const bool velocity = has(c.kind, rules::velocity);
   const double entry = velocity ? rate : 1.0;
   const double bound = traits_of(c.kind).gradient_bound;
@@ -159,12 +164,13 @@ UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, const Factors& 
   a.l1 = static_cast<float>(c.l1);
   a.l2 = static_cast<float>(c.l2);
   a.beta = static_cast<float>(c.beta);
+  a.share = static_cast<float>(c.every > 0 ? 1.0 / c.every : 1.0);
   set_step(c, step, &a);
   return a;
 }
 
 BiasCorrection bias_correction(const OptimizerConfig& c, std::uint64_t step) noexcept {
-  if (!uses_step(c.kind)) return {1.0, 1.0F};
+  if (!has(c.kind, rules::bias_correction)) return {1.0, 1.0F};
   const BiasTable* table = c.bias_table.get();
   if (table == nullptr || table->empty()) return correction(c, step);
   if (step - 1 < table->size()) return (*table)[step - 1];

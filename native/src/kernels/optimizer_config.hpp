@@ -25,6 +25,7 @@ struct OptimizerConfig {
   double weight_decay = 0;
   double clip_value = 0;  // gradients are clipped to it; 0: off
   double initial_accumulator = 0;
+  double every = 0;  // delayed_nesterov: updates between two changes of the momentum
   // Optional, from `make_bias_table`: `prepare` looks corrections up here. Null: it computes them.
   std::shared_ptr<const BiasTable> bias_table;
 };
@@ -37,6 +38,7 @@ constexpr double OptimizerConfig::* hyperparameters[] = {
     &OptimizerConfig::l1,         &OptimizerConfig::l2,
     &OptimizerConfig::beta,       &OptimizerConfig::weight_decay,
     &OptimizerConfig::clip_value, &OptimizerConfig::initial_accumulator,
+    &OptimizerConfig::every,
 };
 
 // A config without its bias table, as records and the journal have it: the kind, then the bits of
@@ -52,7 +54,8 @@ OptimizerConfig config_of(const ConfigWords& words, OptimizerKind kind);
 const char* name_of(OptimizerKind kind) noexcept;
 // Return the number of float32 state values per parameter: 0, 1 or 2.
 std::size_t n_state(OptimizerKind kind) noexcept;
-// Return true if the update depends on the number of updates so far (adam, adamw).
+// Return true if the update depends on the number of updates so far (adam, adamw,
+// delayed_nesterov).
 bool uses_step(OptimizerKind kind) noexcept;
 // Return the value with which all elements of state `slot` begin.
 float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept;
@@ -86,6 +89,7 @@ inline void set_step(const OptimizerConfig& config, std::uint64_t step, UpdateAr
                                   : bias_correction(config, step);
   args->lr = static_cast<float>(config.lr / bias.first * static_cast<double>(args->rate));
   args->root_scale = bias.root_scale;
+  args->is_due = config.every > 0 && step % static_cast<std::uint64_t>(config.every) == 0;
 }
 
 }  // namespace mpips

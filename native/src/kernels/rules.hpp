@@ -30,6 +30,8 @@ struct UpdateArgs {
   float rate;  // factor of the learning rate by the policy for stale pushes; 1: none
   float inverse_lr;
   float l1, l2, beta;
+  float share;  // delayed_nesterov: 1 / every
+  bool is_due;  // delayed_nesterov: this update changes the momentum
 };
 
 namespace rules {
@@ -77,6 +79,28 @@ struct Nesterov {
   void operator()(V g, V& w, V& m, V&) const noexcept {
     m = mu * m + g;
     w = w - lr * (g + mu * m);
+  }
+};
+
+// Delayed Nesterov (Liu et al., arXiv 2401.09135, with c = 0). `is_due` is equal for all weights of
+// a call, so the branch is predicted.
+template <class V>
+struct DelayedNesterov {
+  static constexpr std::size_t n_state = 2;
+  V lr, mu, share;
+  bool is_due;
+  explicit DelayedNesterov(const UpdateArgs& a) noexcept
+      : lr(V::set(a.lr)), mu(V::set(a.momentum)), share(V::set(a.share)), is_due(a.is_due) {}
+  void operator()(V g, V& w, V& m, V& sum) const noexcept {
+    g = share * g;
+    sum = sum + g;
+    if (is_due) {
+      m = mu * m + sum;
+      w = w - lr * (g + mu * m);
+      sum = V::set(0.0F);
+    } else {
+      w = w - lr * g;
+    }
   }
 };
 
@@ -185,19 +209,21 @@ enum Property : unsigned {
   bias_correction = 2,   // `lr` and `root_scale` depend on the number of updates so far
   decoupled_decay = 4,   // the weight decay is not added to the gradient
   second_is_rho = 8,     // `decay2` is the hyperparameter rho, not beta2
+  counts_updates = 32,   // `is_due` depends on the number of updates so far
   starts_positive = 16,  // state 0 begins as the hyperparameter initial_accumulator, not as 0
 };
 
 // All optimizers, as X(kind, rule, gradient_bound, properties). The kind is also the name that
 // users write. Larger gradients are clipped to the bound.
-#define MPIPS_OPTIMIZERS(X)                                        \
-  X(sgd, Sgd, unbounded, none)                                     \
-  X(momentum, Momentum, unbounded, velocity)                       \
-  X(nesterov, Nesterov, unbounded, velocity)                       \
-  X(adagrad, Adagrad, largest_root_of_sum, starts_positive)        \
-  X(rmsprop, RmsProp, largest_root, second_is_rho)                 \
-  X(adam, Adam, largest_root, bias_correction)                     \
-  X(adamw, AdamW, largest_root, bias_correction | decoupled_decay) \
+#define MPIPS_OPTIMIZERS(X)                                                  \
+  X(sgd, Sgd, unbounded, none)                                               \
+  X(momentum, Momentum, unbounded, velocity)                                 \
+  X(nesterov, Nesterov, unbounded, velocity)                                 \
+  X(delayed_nesterov, DelayedNesterov, unbounded, velocity | counts_updates) \
+  X(adagrad, Adagrad, largest_root_of_sum, starts_positive)                  \
+  X(rmsprop, RmsProp, largest_root, second_is_rho)                           \
+  X(adam, Adam, largest_root, bias_correction)                               \
+  X(adamw, AdamW, largest_root, bias_correction | decoupled_decay)           \
   X(ftrl, Ftrl, largest_root_of_sum, none)
 
 struct Traits {

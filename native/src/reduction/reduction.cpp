@@ -237,6 +237,7 @@ bool Reduction::step(std::size_t table) {
   if (!sources_.empty()) {
     apply(table, n_contributors);
     ++t.steps;
+    t.updated = clock + 1;
   }
   t.n_final = 0;
   t.next = clock + 1;

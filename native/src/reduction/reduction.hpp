@@ -148,6 +148,16 @@ class Reduction {
   void note_rule(std::size_t worker, std::size_t table, std::uint64_t clock,
                  const ConfigWords& config) noexcept;
   bool settled() const noexcept;
+  // Return one more than the clock of the newest update of a table that this worker has done and to
+  // which any worker has pushed; 0: there was none.
+  std::uint64_t updated(std::size_t table) const { return tables_.at(table).updated; }
+  // Words of a worker; see ReducerLine.
+  std::uint64_t sent(std::size_t worker) const noexcept {
+    return load_acquire(&line(worker)->sent);
+  }
+  std::uint64_t finished(std::size_t worker) const noexcept {
+    return load_acquire(&line(worker)->finished);
+  }
   // Advance until `complete(table)`, for `max_s` seconds at most.
   bool wait_complete(std::size_t table, double max_s);
   // Advance until `may_push(table)`, for `max_s` seconds at most.
@@ -187,6 +197,7 @@ class Reduction {
     float* arrays[2][3];          // values and state of each version
     std::size_t version = 0;      // the one that contains the updates before `next`
     std::uint64_t next = 0;       // clock of the next update
+    std::uint64_t updated = 0;    // one more than the clock of the newest one with a push
     std::size_t n_final = 0;      // workers whose contributions to it are known to be final
   };
 

@@ -81,27 +81,51 @@ void mark_special_bf16(const float* values, std::size_t n, std::uint8_t* to) noe
   }
 }
 
-std::uint64_t block_key(std::uint64_t key, std::uint64_t block) noexcept {
-  return mix_splitmix(key + (block + 1) * splitmix_step);
-}
-
 std::size_t n_blocks(Codec codec, std::size_t skew, std::size_t count) noexcept {
   return count == 0 ? 0 : (skew + count - 1) / codec.block + 1;
 }
 
 }  // namespace
 
+std::uint64_t block_key(std::uint64_t key, std::uint64_t block) noexcept {
+  return mix_splitmix(key + (block + 1) * splitmix_step);
+}
+
+float shared_scale(std::uint8_t exponent) noexcept {
+  const std::uint32_t bits = std::uint32_t{exponent} << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return scale;
+}
+
+std::uint8_t exponent_for(float most) noexcept {
+  constexpr std::uint32_t half_of_mantissa = 0x3fffff, bits_of_codes = 6;
+  std::uint32_t bits;
+  std::memcpy(&bits, &most, sizeof bits);
+  const std::uint32_t exponent = (bits + half_of_mantissa) >> 23;  // one more if above 1.5
+  if (exponent <= bits_of_codes) return 0;
+  return static_cast<std::uint8_t>(
+      std::min<std::uint32_t>(exponent - bits_of_codes, most_exponent));
+}
+
+bool valid_exponents(Codec codec, const std::uint8_t* from, std::size_t skew,
+                     std::size_t count) noexcept {
+  const std::size_t n = 2 * n_blocks(codec, skew, count);
+  return std::all_of(from, from + n, [](std::uint8_t e) { return e <= most_exponent; });
+}
+
 std::size_t encoded_bytes(Codec codec, std::size_t skew, std::size_t count) noexcept {
   const std::size_t scales = has_scales(codec.kind) ? n_blocks(codec, skew, count) : 0;
-  return scales * sizeof(float) + count * unit_of(codec.kind);
+  return scales * scale_bytes_of(codec.kind) + count * unit_of(codec.kind);
 }
 
 std::size_t encoded_capacity(Codec codec, std::size_t skew, std::size_t bytes) noexcept {
   const std::size_t unit = unit_of(codec.kind);
   if (!has_scales(codec.kind)) return bytes / unit;
-  const std::size_t whole = bytes / (sizeof(float) + codec.block * unit);
+  const std::size_t scale = scale_bytes_of(codec.kind);
+  const std::size_t whole = bytes / (scale + codec.block * unit);
   if (whole > 0) return whole * codec.block - skew;
-  return std::min<std::size_t>(codec.block - skew, (bytes - sizeof(float)) / unit);
+  return std::min<std::size_t>(codec.block - skew, (bytes - scale) / unit);
 }
 
 void encode(Codec codec, const float* tensor, std::size_t n, std::size_t begin, std::size_t count,
@@ -166,11 +190,15 @@ void decode(Codec codec, const std::uint8_t* from, std::size_t skew, std::size_t
   if (!has_scales(codec.kind))
     return k.decode_bf16(to, reinterpret_cast<const std::uint16_t*>(from), count);
   const std::size_t unit = unit_of(codec.kind);
-  const std::uint8_t* codes = from + n_blocks(codec, skew, count) * sizeof(float);
-  for (std::size_t at = 0; at < count; from += sizeof(float)) {
+  const bool shared = codec.kind == CodecKind::shared;
+  const std::uint8_t* codes = from + n_blocks(codec, skew, count) * scale_bytes_of(codec.kind);
+  for (std::size_t at = 0; at < count; from += shared ? 1 : sizeof(float)) {
     const std::size_t here = std::min<std::size_t>(codec.block - (at == 0 ? skew : 0), count - at);
     float scale;
-    std::memcpy(&scale, from, sizeof scale);
+    if (shared)
+      scale = shared_scale(*from);
+    else
+      std::memcpy(&scale, from, sizeof scale);
     if (codec.kind == CodecKind::fp16)
       k.decode_fp16(to + at, reinterpret_cast<const std::uint16_t*>(codes), here, scale);
     else

@@ -51,13 +51,30 @@ std::size_t target_of(double share, std::size_t n) noexcept {
 
 }  // namespace
 
+std::size_t most_difference_bytes(Codec codec, std::size_t n) noexcept {
+  const std::size_t parts = (n + most_covered - 1) / most_covered;
+  if (codec.kind == CodecKind::onebit)
+    return parts * sizeof(std::uint32_t) +
+           (n + sign_block_values - 1) / sign_block_values * sign_block_bytes;
+  // Of a part: its length, the number of its values, and the room that `encode_sparse` asks for
+  // behind the last one. A distance takes 3 bytes, since a part has at most `most_covered` values.
+  const std::size_t chosen = std::min(n, 13 * target_of(codec.share, n) / 10);
+  return parts * (2 * sizeof(std::uint32_t) + 8) + chosen * (sizeof(float) + 3);
+}
+
 std::size_t Feedback::bytes(std::size_t n, std::size_t halves) noexcept {
   return line_bytes + halves * round_up(n * sizeof(float), line_bytes);
 }
 
 Feedback::Feedback(std::uint8_t* memory, std::size_t n, std::size_t first, std::size_t halves,
-                   FeedbackKind kind, double share) noexcept
-    : memory_(memory), n_(n), first_(first), halves_(halves), kind_(kind), share_(share) {}
+                   FeedbackKind kind, double share, std::uint32_t block) noexcept
+    : memory_(memory),
+      n_(n),
+      first_(first),
+      halves_(halves),
+      kind_(kind),
+      share_(share),
+      block_(block) {}
 
 std::uint64_t* Feedback::tag(std::size_t which) const noexcept {
   return reinterpret_cast<std::uint64_t*>(memory_) + which;
@@ -112,26 +129,39 @@ void Feedback::begin(const float* update, std::uint64_t key) {
   open_ = true;
   done_ = 0;
   update_ = update;
+  key_ = key;
+  scales_.resize(kind_ == FeedbackKind::shared ? n_scales() : 0);
   chosen_.clear();
+  taken_.clear();
   next_chosen_ = 0;
-  if (kind_ == FeedbackKind::topk) {
+  if (kind_ == FeedbackKind::topk)
     choose_greatest(update);
-  } else if (kind_ == FeedbackKind::randomk) {
-    choose_at_random(key);
-    kernels().add_count(half(new_), residual(), update, n_, 0);
+  else if (kind_ == FeedbackKind::randomk)
+    choose_at_random(update, key);
+}
+
+// Take the chosen values from number `next` on out of `values`, the first of which is value `from`.
+void Feedback::take_chosen(std::size_t next, float* values, std::size_t from) {
+  for (; next < chosen_.size(); ++next) {
+    float& value = values[chosen_[next] - from];
+    taken_.push_back(value);
+    value = 0.0F;
   }
 }
 
-void Feedback::choose_at_random(std::uint64_t key) {
+void Feedback::choose_at_random(const float* update, std::uint64_t key) {
   const auto below = static_cast<std::uint32_t>(std::min(share_ * 0x1p32, 0x1p32 - 1.0));
   const auto key0 = static_cast<std::uint32_t>(key), key1 = static_cast<std::uint32_t>(key >> 32);
   for (std::size_t from = 0; from < n_; from += chunk_values) {
     const std::size_t here = std::min(n_ - from, chunk_values), before = chosen_.size();
+    float* sums = half(new_) + from;
     chosen_.resize(before + here + 1);
     const std::size_t found =
         kernels().list_random(chosen_.data() + before, static_cast<std::uint32_t>(first_ + from),
                               here, key0, key1, below, static_cast<std::uint32_t>(from));
     chosen_.resize(before + found);
+    kernels().add_count(sums, residual() + from, update + from, here, 0);
+    take_chosen(before, sums, from);
   }
 }
 
@@ -165,25 +195,31 @@ void Feedback::choose_greatest(const float* update) {
   const std::size_t most = 2 * target;
   std::size_t found = 0;
   for (std::size_t from = 0; from < n_; from += chunk_values) {
-    const std::size_t stop = std::min(n_, from + chunk_values);
-    found += kernels().add_count(half(new_) + from, old + from, update + from, stop - from, low);
-    if (found <= most) list_above(from, stop, low);
+    const std::size_t here = std::min(n_ - from, chunk_values), before = chosen_.size();
+    float* sums = half(new_) + from;
+    found += kernels().add_count(sums, old + from, update + from, here, low);
+    if (found <= most) {
+      list_above(sums, from, here, low);
+      take_chosen(before, sums, from);
+    }
   }
   if (is_near(found, target) || (found < target && low == 1)) return;
+  for (std::size_t i = 0; i < chosen_.size(); ++i) half(new_)[chosen_[i]] = taken_[i];
   chosen_.clear();
+  taken_.clear();
   choose_by_histogram();
+  take_chosen(0, half(new_), 0);
 }
 
-// List the values whose magnitudes have at least the bits `low`.
-void Feedback::list_above(std::size_t from, std::size_t stop, std::uint32_t low) {
-  const float* values = half(new_);
-  for (; from < stop; from += chunk_values) {
-    const std::size_t here = std::min(stop - from, chunk_values), before = chosen_.size();
-    chosen_.resize(before + here + 1);
-    const std::size_t found = kernels().list_above(chosen_.data() + before, values + from, here,
-                                                   low, static_cast<std::uint32_t>(from));
-    chosen_.resize(before + found);
-  }
+// List those of a chunk of values, the first of which is value `from`, whose magnitudes have at
+// least the bits `low`.
+void Feedback::list_above(const float* values, std::size_t from, std::size_t count,
+                          std::uint32_t low) {
+  const std::size_t before = chosen_.size();
+  chosen_.resize(before + count + 1);
+  const std::size_t found = kernels().list_above(chosen_.data() + before, values, count, low,
+                                                 static_cast<std::uint32_t>(from));
+  chosen_.resize(before + found);
 }
 
 // Take the threshold from a histogram of all values. Of the bin in which the target lies, the first
@@ -200,7 +236,8 @@ void Feedback::choose_by_histogram() {
   for (; bin > 0 && above + bins[bin] < target; --bin) above += bins[bin];
   const auto low = std::max<std::uint32_t>(static_cast<std::uint32_t>(bin << bin_bits), 1);
   const std::size_t whole = above + bins[bin];
-  list_above(0, n_, low);
+  for (std::size_t from = 0; from < n_; from += chunk_values)
+    list_above(values + from, from, std::min(n_ - from, chunk_values), low);
   if (whole <= target || is_near(whole, target)) return;
   const auto sure = static_cast<std::uint32_t>((bin + 1) << bin_bits);
   std::size_t quota = target - above;
@@ -217,15 +254,15 @@ void Feedback::choose_by_histogram() {
 }
 
 std::pair<std::size_t, std::size_t> Feedback::encode(std::uint8_t* to, std::size_t cap) {
-  const auto found =
-      kind_ == FeedbackKind::onebit ? encode_onebit(to, cap) : encode_sparse(to, cap);
+  const auto found = kind_ == FeedbackKind::shared   ? encode_shared(to, cap)
+                     : kind_ == FeedbackKind::onebit ? encode_onebit(to, cap)
+                                                     : encode_sparse(to, cap);
   done_ += found.first;
   return found;
 }
 
 std::pair<std::size_t, std::size_t> Feedback::encode_sparse(std::uint8_t* to, std::size_t cap) {
   constexpr std::size_t most_distance = 4;  // bytes; of a distance below most_covered it is 3
-  float* values = half(new_);
   const std::size_t stop = std::min(n_, done_ + most_covered);
   distances_.resize(cap);
   std::uint32_t count = 0;
@@ -236,9 +273,8 @@ std::pair<std::size_t, std::size_t> Feedback::encode_sparse(std::uint8_t* to, st
       break;
     }
     if (next_chosen_ == chosen_.size() || chosen_[next_chosen_] >= stop) break;
+    std::memcpy(to + bytes, &taken_[next_chosen_], sizeof(float));
     const std::size_t at = chosen_[next_chosen_++];
-    std::memcpy(to + bytes, values + at, sizeof(float));
-    values[at] = 0.0F;
     bytes += sizeof(float);
     coded += put_distance(distances_.data() + coded, at - from);
     ++count;
@@ -279,6 +315,32 @@ std::pair<std::size_t, std::size_t> Feedback::encode_onebit(std::uint8_t* to,
     std::memcpy(to + bytes + sizeof magnitude, words, sizeof words);
   }
   return {stop - done_, bytes};
+}
+
+std::pair<std::size_t, std::size_t> Feedback::encode_shared(std::uint8_t* to,
+                                                            std::size_t cap) noexcept {
+  const Codec codec{CodecKind::shared, block_};
+  const std::size_t count = std::min(encoded_capacity(codec, skew(), cap), n_ - done_);
+  const std::size_t bytes = encoded_bytes(codec, skew(), count), stop = done_ + count;
+  const std::size_t n_blocks = (bytes - count) / scale_bytes_of(codec.kind);
+  std::uint8_t *used = to, *wanted = to + n_blocks;
+  auto* codes = reinterpret_cast<std::int8_t*>(to + 2 * n_blocks);
+  for (std::size_t at = done_; at < stop;) {
+    const std::size_t number = at / block_, place = at % block_;
+    const std::size_t here = std::min<std::size_t>(block_ - place, stop - at);
+    const float scale = shared_scale(scales_[number]);
+    const float factor = scale == 0.0F ? 0.0F : 1.0F / scale;
+    const std::uint64_t key = block_key(key_, first_ / block_ + number);
+    const float most = kernels().encode_shared(
+        codes, half(new_) + at, residual() + at, update_ + at, here, factor, scale,
+        static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32),
+        static_cast<std::uint32_t>(place));
+    *used++ = scales_[number];
+    *wanted++ = exponent_for(most);
+    codes += here;
+    at += here;
+  }
+  return {count, bytes};
 }
 
 void Feedback::close(std::uint64_t sequence) noexcept {

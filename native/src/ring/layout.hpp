@@ -13,8 +13,8 @@
 // Layout of a server's region. It is pure arithmetic: every rank computes the same offsets from the
 // same numbers, so the layout is never sent.
 //
-//   header | awaited | clocks[worker] | heads[table] | (mailbox, area)[worker] ... | dense shards
-//   ...
+//   header | awaited | clocks[worker] | heads[table] | (mailbox, area)[worker] ...
+//   | versions of blocks[dense shard] ... | dense shards ...
 //
 // Workers may write everything up to `tables_offset` (each worker only its own mailbox and area).
 // What follows is written by the server alone, and workers of the same node map it read-only. The
@@ -24,7 +24,7 @@ namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint16_t record_magic = 0x504dU;
-constexpr std::uint32_t layout_version = 7;
+constexpr std::uint32_t layout_version = 8;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record. So one put carries both, and processors that fetch lines
@@ -273,7 +273,12 @@ struct DenseExtent {
   std::uint32_t table;    // index of the table
   Codec pull = {};        // codec of pulls; with one there is an image of the values
   std::size_t versions = 0, values = 0, state = 0, image = 0;  // offsets, filled in by Layout
+  // With a biased codec of pulls: offsets of the common copy and of its head (ring/common_view.hpp)
+  std::size_t common_head = 0, common = 0;
 
+  bool has_common() const noexcept { return is_biased(pull.kind); }
+  std::size_t difference() const noexcept { return common_head + line_bytes; }
+  std::size_t difference_bytes() const noexcept { return most_difference_bytes(pull, n); }
   // Bytes from the image of a block of `block_floats` values to that of the next one.
   std::size_t image_stride() const noexcept {
     return round_up(encoded_bytes(pull, 0, block_floats), line_bytes);
@@ -304,12 +309,22 @@ class Layout {
     mailboxes_ = round_up(heads() + n_tables_ * sizeof(TableHead), page_bytes);
     tables_ = start_of(n_workers_);
     std::size_t end = tables_;
+    // The versions of all tables are neighbours: one get reads those of many small ones.
     for (DenseExtent& d : dense_) {
       d.versions = end;
-      d.values = round_up(d.versions + n_blocks(d.n) * sizeof(PairWord), page_bytes);
+      end = round_up(d.versions + n_blocks(d.n) * sizeof(PairWord), line_bytes);
+    }
+    for (DenseExtent& d : dense_) {
+      d.values = round_up(end, page_bytes);
       d.state = round_up(d.values + d.n * sizeof(float), page_bytes);
       end = d.state + d.n_state * round_up(d.n * sizeof(float), page_bytes);
       if (d.pull.kind == CodecKind::none) continue;
+      if (d.has_common()) {
+        d.common_head = round_up(end, page_bytes);
+        d.common = round_up(d.difference() + d.difference_bytes(), page_bytes);
+        end = d.common + d.n * sizeof(float);
+        continue;
+      }
       if (d.pull.block == 0 || block_floats % d.pull.block != 0)
         throw std::invalid_argument("codec of pulls with a block of " +
                                     std::to_string(d.pull.block) + " values: must divide " +

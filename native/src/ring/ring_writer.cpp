@@ -312,10 +312,10 @@ std::size_t RingWriter::push_feedback(std::uint16_t table, std::uint64_t clock, 
   for (std::size_t free = credits(); feedback->done() < n && free > 0; --free) {
     const std::size_t done = feedback->done();
     RecordHeader h = push_header(RecordKind::push_dense, table, clock, done == 0);
+    h.slot = codec_word(feedback->codec(), feedback->skew());
     const auto [count, bytes] =
         feedback->encode(box_.slot(next_) + sizeof h, box_.geometry.payload_capacity());
     h.flags = segment_flags(done, count, n);
-    h.slot = codec_word(feedback->codec(), 0);
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
     h.payload_bytes = static_cast<std::uint32_t>(bytes);

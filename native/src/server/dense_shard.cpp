@@ -38,6 +38,8 @@ DenseShard::DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rul
     if (!rule_.python && durable_.fresh)
       std::fill_n(python_state_[k], n_, initial_state(rule_.optimizer, k));
   }
+  if (extent_.has_common())
+    common_ = std::make_unique<CommonCopy>(region, extent_, durable_, progress_);
   if (!durable_.fresh) return;
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b) publish(&versions_[b], 0);
 }
@@ -62,9 +64,11 @@ void DenseShard::set_buffer_words(std::size_t number, const BufferWords& words) 
 void DenseShard::take_over() {
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
     publish(&versions_[b], (versions_[b].value + 1) & ~std::uint64_t{1});
+  if (common_) common_->take_over();
 }
 
 void DenseShard::refresh_image() noexcept {
+  if (common_) common_->begin(values_);
   if (image_ == nullptr) return;
   for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
     BlockWriter guard(&versions_[block]);
@@ -236,9 +240,23 @@ void DenseShard::apply_python(const Update& update, const Weight& weight, std::u
   if (journal != nullptr) journal->done(unit);
 }
 
+float* DenseShard::opened_sum() {
+  Buffer& sum = accumulator_[0];
+  if (!sum.used) {
+    sum.update.need(n_);
+    std::fill_n(sum.update.data(), n_, 0.0F);
+    sum.filled = n_;
+    sum.used = true;
+  }
+  return sum.update.data();
+}
+
 void DenseShard::accumulate(std::size_t buffer, const Update& part) {
-  // Copy the first push of a clock, segment by segment; add all later ones.
+  // Copy the first push of a clock, segment by segment; add all later ones. Segments of pushes that
+  // are taken in any order may alternate, so all of them are added. With a journal pushes are
+  // whole.
   Buffer& sum = accumulator_[buffer];
+  if (part.exponents != nullptr && part.count != n_) opened_sum();
   if (!sum.used) {
     sum.update.need(n_);
     sum.filled = 0;
@@ -288,6 +306,7 @@ bool DenseShard::apply_accumulated(const std::vector<std::size_t>& buffers, cons
   update.count = n_;
   update.values = total->update.data();
   apply(update, weight, step);
+  if (common_) common_->update(values_, step);
   for (const std::size_t b : buffers) discard(b);
   return true;
 }

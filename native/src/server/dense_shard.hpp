@@ -2,13 +2,14 @@
 
 #include "ring/dense_view.hpp"
 #include "server/array.hpp"
+#include "server/common_copy.hpp"
 #include "server/shard.hpp"
 
 namespace mpips {
 
 // A contiguous range of a dense tensor: float32 values in versioned blocks, and the optimizer's
 // state, all in the server's region.
-class DenseShard final : public Shard {
+class DenseShard : public Shard {
  public:
   DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rule, std::size_t n_workers,
              Progress progress, const Durable& durable);
@@ -31,13 +32,26 @@ class DenseShard final : public Shard {
   void discard(std::size_t buffer) override;
   std::size_t memory_bytes() const override;
 
-  // Encode the image of all values for pulls, if there is one. Call it after values were set from
-  // outside.
+  // Encode the image of all values for pulls, if there is one, or copy them to the common copy.
+  // Call it after values were set from outside.
   void refresh_image() noexcept;
+  // Return the common copy of the values; null: there is none. It is set like a state behind those
+  // of the rule.
+  CommonCopy* common() const noexcept { return common_.get(); }
   float* values() const noexcept { return values_; }
-  std::size_t n_state() const noexcept { return python_state_.size(); }
-  float* state(std::size_t slot) const noexcept { return python_state_[slot]; }
+  std::size_t n_state() const noexcept { return python_state_.size() + (common_ ? 1 : 0); }
+  float* state(std::size_t slot) const noexcept {
+    return slot < python_state_.size() ? python_state_[slot] : common_->values();
+  }
   std::size_t size() const noexcept { return n_; }
+
+ protected:
+  // Return buffer 0 of the open clock, with zeros if it is empty.
+  float* opened_sum();
+  // The same, null if it is empty.
+  const float* sum() const noexcept {
+    return accumulator_[0].used ? accumulator_[0].update.data() : nullptr;
+  }
 
  private:
   struct Buffer {
@@ -61,7 +75,8 @@ class DenseShard final : public Shard {
   PairWord* versions_;
   float* values_;
   DenseExtent extent_;
-  std::uint8_t* image_;  // null: pulls read the values
+  std::uint8_t* image_;                 // null: pulls read the values
+  std::unique_ptr<CommonCopy> common_;  // null: pulls do not read differences
   std::array<float*, 2> state_{};
   std::vector<float*> python_state_;
   Progress progress_;

@@ -5,6 +5,7 @@
 
 #include "ring/checksum.hpp"
 #include "server/embedding_shard.hpp"
+#include "server/scale_shard.hpp"
 
 namespace mpips {
 namespace {
@@ -47,6 +48,15 @@ void ServerCore::add_embedding(std::uint16_t table, std::unique_ptr<EmbeddingSha
   EmbeddingShard* embedding = shard.get();
   add_dense(table, std::move(shard), consistency);
   tables_[table].embedding = embedding;
+}
+
+void ServerCore::add_scales(std::uint16_t table, std::uint16_t of,
+                            std::unique_ptr<ScaleShard> shard, ConsistencyConfig consistency) {
+  tables_.at(of).scales = shard.get();
+  tables_.at(of).scales_table = table;
+  tables_.at(of).closed.assign(layout_.n_workers(), 0);
+  add_dense(table, std::move(shard), consistency);
+  tables_[table].is_scales = true;
 }
 
 void ServerCore::add_absent(std::uint16_t table, ConsistencyConfig consistency) {
@@ -464,8 +474,7 @@ void ServerCore::close_clock() {
       t.stats.staleness[0] += t.pending[w];
       t.pending[w] = 0;
     }
-    t.turn = 0;
-    t.early = false;
+    t.open_again();
   }
   clocks_.next_clock();
   ++counters_.clocks;

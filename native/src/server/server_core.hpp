@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -48,7 +49,8 @@
 // A record that may not be consumed yet (a BSP update before its worker's place in the order, a
 // pull or a change of hyperparameters ahead of its clock) stays at the head of its ring. This
 // cannot deadlock: within a clock a worker waits only for workers of lower index, and the worker of
-// lowest index waits for none.
+// lowest index waits for none. Encoded updates with shared scales (scale_shard.hpp) have no order
+// within their clock.
 //
 // Early sums. Under BSP the last push of a worker to a table in a clock may say so (flag_closes).
 // The next worker's pushes to this table are then taken before the first one's tick. When all
@@ -97,6 +99,7 @@ struct PartnerCounters {
 };
 
 class EmbeddingShard;
+class ScaleShard;
 
 class ServerCore {
  public:
@@ -110,6 +113,10 @@ class ServerCore {
   void add_absent(std::uint16_t table, ConsistencyConfig consistency);
   // Set the codec of a table's pushes; no other one is accepted.
   void set_codec(std::uint16_t table, Codec codec) { tables_.at(table).codec = codec; }
+  // Add the scales of a table with codec shared, which was added before; both are under BSP without
+  // backup workers. No worker may push to `table`. See server/scale_shard.hpp.
+  void add_scales(std::uint16_t table, std::uint16_t of, std::unique_ptr<ScaleShard> shard,
+                  ConsistencyConfig consistency);
   // Set the codec of the replies to pulls of rows. Dense tables have theirs in the layout.
   void set_pull_codec(std::uint16_t table, Codec codec) { tables_.at(table).pull_codec = codec; }
   void set_staging(std::size_t worker, StagingArea area) { staging_.at(worker) = area; }
@@ -211,6 +218,9 @@ class ServerCore {
   struct Table {
     std::unique_ptr<Shard> shard;  // null: this server has no part of the table
     EmbeddingShard* embedding = nullptr;
+    ScaleShard* scales = nullptr;             // of codec shared: its scales,
+    std::uint16_t scales_table = 0;           // which are the values of this table
+    bool is_scales = false;                   // the values are the scales of another table
     std::unique_ptr<RowCounter> row_counter;  // null: rows are not counted
     ConsistencyConfig consistency;
     Codec codec;                     // of pushes
@@ -225,6 +235,18 @@ class ServerCore {
     TableHead* head = nullptr;
     std::vector<std::uint64_t> pending;  // by buffer: pushes of the open clock
     std::size_t turn = 0;  // BSP: all workers below it have closed the table in the open clock
+    std::vector<std::uint8_t> closed;  // by worker: the same, where pushes are taken in any order
+    std::size_t n_closed = 0;          // of them
+    void close(std::size_t worker) noexcept {
+      closed[worker] = 1;
+      ++n_closed;
+    }
+    void open_again() noexcept {
+      turn = 0;
+      early = false;
+      if (n_closed != 0) std::fill(closed.begin(), closed.end(), std::uint8_t{0});
+      n_closed = 0;
+    }
     bool early = false;  // the sum of the open clock is applied: all workers have closed the table
   };
   struct Ring {
@@ -286,6 +308,7 @@ class ServerCore {
   Verdict handle(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_push(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_bsp(std::size_t worker, const RecordHeader& header, const Update& part);
+  void widen_scales(std::size_t worker, const RecordHeader& header, const Update& part);
   Verdict handle_pull(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_tick(std::size_t worker, const RecordHeader& header);
   Verdict handle_cut(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);

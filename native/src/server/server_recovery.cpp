@@ -159,6 +159,7 @@ void ServerCore::put_push(std::size_t worker, const RecordHeader& h, const Verdi
   }
   put_pair(h.table, worker);
   if (worker != 0) put_pair(h.table, 0);  // without backup workers the sum is in buffer 0
+  if (t.scales != nullptr) put_pair(t.scales_table, 0);
 }
 
 void ServerCore::put_table(std::size_t table) {

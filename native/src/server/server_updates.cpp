@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "server/embedding_shard.hpp"
+#include "server/scale_shard.hpp"
 #include "server/server_core.hpp"
 
 // Pushes at a server: parse and check them, judge their staleness, apply them.
@@ -73,6 +74,7 @@ Update ServerCore::parse_encoded(std::size_t worker, const RecordHeader& h,
   Update part;
   part.offset = h.offset;
   part.count = h.count;
+  if (t.codec.kind == CodecKind::shared) part.exponents = payload;
   std::size_t n = h.count;
   if (t.embedding != nullptr) {
     part.keys = reinterpret_cast<const std::int64_t*>(payload);
@@ -103,9 +105,12 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
     violation(worker,
               "a push to table " + std::to_string(h.table) + ", of which this server has no part");
   const Table& t = tables_[h.table];
+  if (t.is_scales) violation(worker, "a push to the scales of a table");
   const bool rows = static_cast<RecordKind>(h.kind) == RecordKind::push_rows;
   if (rows != (t.embedding != nullptr)) violation(worker, "a push of the wrong kind for its table");
-  if (kind_bits_of(h.slot) != static_cast<std::uint16_t>(t.codec.kind))
+  // While shared scales are 0, the values are not encoded.
+  const bool is_plain = h.slot == 0 && t.codec.kind == CodecKind::shared;
+  if (kind_bits_of(h.slot) != static_cast<std::uint16_t>(t.codec.kind) && !is_plain)
     violation(worker, "a push with codec " + std::to_string(kind_bits_of(h.slot)) +
                           ", its table has codec " +
                           codec_names[static_cast<std::size_t>(t.codec.kind)]);
@@ -150,6 +155,10 @@ void ServerCore::check_encoded(std::size_t worker, const RecordHeader& h) const 
   if (h.payload_bytes != expected)
     violation(worker, "a push whose payload has " + std::to_string(h.payload_bytes) +
                           " bytes, expected " + std::to_string(expected));
+  if (t.codec.kind == CodecKind::shared && t.scales == nullptr)
+    violation(worker, "a push to a table whose scales this server does not have");
+  if (t.codec.kind == CodecKind::shared && h.offset % t.codec.block != skew)
+    violation(worker, "a push that begins outside its block");
   check_segment(worker, h);
 }
 
@@ -178,6 +187,9 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
                                             const std::uint8_t* payload) {
   check_push(worker, h);
   Table& t = tables_[h.table];
+  if (h.slot != 0 && t.codec.kind == CodecKind::shared &&
+      !valid_exponents(t.codec, payload, skew_of(h.slot), h.count))
+    violation(worker, "a push with a scale that does not exist");
   const Update part = h.slot != 0 ? parse_encoded(worker, h, payload) : parse(worker, h, payload);
   if (!t.shard->accepts(part)) violation(worker, "a push beyond the end of its shard");
   const bool last = (h.flags & flag_last) != 0;
@@ -313,6 +325,15 @@ ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, bool has_
   return {true, outcome, staleness};
 }
 
+// Take in the scales that a part of a push of the open clock asks for.
+void ServerCore::widen_scales(std::size_t worker, const RecordHeader& h, const Update& part) {
+  ScaleShard* scales = tables_[h.table].scales;
+  if (!scales->agrees(part))
+    violation(worker, "a push of clock " + std::to_string(h.clock) + " to table " +
+                          std::to_string(h.table) + " with other scales than those of the clock");
+  scales->widen(part);
+}
+
 ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeader& h,
                                            const Update& part) {
   Table& t = tables_[h.table];
@@ -324,9 +345,12 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
     return {true, last ? Outcome::late : Outcome::segment, current - h.clock};
   }
   if (h.clock > current) return {false, Outcome::none, 0};
-  if (worker < t.turn && !clocks_.uses_backup())
+  // Sums of integers do not depend on their order, so these pushes are taken as they come.
+  const bool in_order = part.exponents == nullptr;
+  if ((in_order ? worker < t.turn : t.closed[worker] != 0) && !clocks_.uses_backup())
     violation(worker, "a push to table " + std::to_string(h.table) + ", which it had closed");
-  if (!clocks_.may_push(worker, t.turn)) return {false, Outcome::none, 0};
+  if (in_order && !clocks_.may_push(worker, t.turn)) return {false, Outcome::none, 0};
+  if (t.scales != nullptr) widen_scales(worker, h, part);
   // With a journal, sum a push only when it is complete: a push that stays incomplete can then be
   // dropped.
   if (journal_ && !(last && (h.flags & flag_first) != 0)) {
@@ -339,10 +363,18 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
   }
   t.pending[worker] += last;
   if (last && (h.flags & flag_closes) != 0 && !clocks_.uses_backup()) {
-    t.turn = worker + 1;
-    if (!journal_ && clocks_.all_closed(t.turn)) {
+    if (in_order)
+      t.turn = worker + 1;
+    else
+      t.close(worker);
+    const bool all = in_order ? clocks_.all_closed(t.turn) : t.n_closed == clocks_.working();
+    if (!journal_ && all) {
       apply_sum(&t, {0}, clocks_.working());
       t.early = true;
+      if (t.scales != nullptr) {
+        apply_sum(&tables_[t.scales_table], {0}, clocks_.working());
+        tables_[t.scales_table].early = true;
+      }
     }
   }
   return {true, last ? Outcome::accumulated : Outcome::segment, 0};

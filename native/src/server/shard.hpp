@@ -50,6 +50,8 @@ struct Update {
   const std::int64_t* keys = nullptr;  // rows only
   const float* values = nullptr;
   const float* base = nullptr;  // the values that the update was computed on, or null
+  // codec shared: for each block the exponent of its scale, then for each the exponent asked for
+  const std::uint8_t* exponents = nullptr;
 };
 
 // The weight of an update.

@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-// Loads and stores of words that several processes share. Every shared word has exactly one writer,
-// so acquire loads and release stores are sufficient, and no read-modify-write operation is ever
-// needed.
+// Loads and stores of words that several processes share. Every such word has exactly one writer,
+// so acquire loads and release stores are sufficient, and no read-modify-write operation is needed.
+// The exceptions are words of workers of one node (reduction/shared_pulls.hpp, shared_rows.hpp).
 namespace mpips {
 
 template <class T>

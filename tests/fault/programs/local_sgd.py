@@ -1,12 +1,14 @@
 """A script with tables under DiLoCo: fragments, delay, mixing, Adam. Worker 0 prints a JSON line.
 
 usage: local_sgd.py STEPS [HOW:WORKER:STEP ...]   once in a run, at the end of that step. HOW: kill; or lose,
-where the memory of the worker's own values is gone, too: at the first step from there on with a checkpoint.
+where the memory of the worker's own values is gone, too: at the first step from there on with a checkpoint,
+in a launch that begins after what the command line names before it has happened.
 """
 
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -18,6 +20,7 @@ import mpips
 
 SIZES = (3000, 500, 1700)
 PERIOD = 6
+MADE = {path.name for path in Path().glob("*-*-*")}  # marks of earlier launches
 
 
 def has_checkpoint() -> bool:
@@ -27,23 +30,25 @@ def has_checkpoint() -> bool:
 
 
 def lose_memory(part: str) -> None:
-    """Remove the file of this part of the run's shared memory."""
+    """Remove the file of the part of the run's shared memory whose name has this end, a pattern."""
     names = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    (name,) = (name for name in names if name.endswith(part))
+    (name,) = (name for name in names if re.search(f"{part}$", name))
     Path(name).unlink()
 
 
 def disturb(worker: mpips.Worker, step: int) -> None:
     """Kill this worker if the command line says so and it has not happened before."""
-    for text in sys.argv[2:]:
+    for i, text in enumerate(sys.argv[2:]):
         how, index, at = text.split(":")
         mark = Path(f"{how}-{index}-{at}")
         if int(index) != worker.index or step < int(at) or mark.exists():
             continue
-        if step == int(at) if how == "kill" else has_checkpoint():
+        # A worker may be ahead of another one by the delay of an outer step, so also of an earlier kill.
+        in_order = MADE.issuperset(earlier.replace(":", "-") for earlier in sys.argv[2 : 2 + i])
+        if step == int(at) if how == "kill" else in_order and has_checkpoint():
             mark.touch()
             if how == "lose":
-                lose_memory(f"-l{index}")
+                lose_memory(rf"-l{index}g\d+")
             os.kill(os.getpid(), signal.SIGKILL)
 
 

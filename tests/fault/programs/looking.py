@@ -1,7 +1,8 @@
-"""A script that trains rows under BSP. argv: depth of its look-ahead (0: none), then steps to be killed at.
+"""A script that trains rows under BSP. argv: transport, depth of its look-ahead (0: none), how to end, steps.
 
-In the launch of generation g worker g % 2 kills itself at the g-th of these steps, in the middle of a clock,
-while rows of the next batch are under way.
+How to end: "kill": in the launch of generation g worker g % 2 kills itself at the g-th of these steps, in the
+middle of a clock, while rows of the next batch are under way. "raise": worker 0 raises there. "stuck": there
+a call of MPI by the progress thread of worker 0 does not return.
 """
 
 import hashlib
@@ -9,14 +10,29 @@ import json
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 
 import mpips
+from mpips.worker.worker import connection_of
 
-depth, *deaths = map(int, sys.argv[1:])
+transport, how = sys.argv[1], sys.argv[3]
+depth, *deaths = map(int, [sys.argv[2], *sys.argv[4:]])
 generation = int(os.environ.get("MPIPS_GENERATION", "0"))
 N_STEPS = 40
+
+
+def end(worker):
+    """End in the way of the command line."""
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise RuntimeError("the program has raised this")
+    for channel in connection_of(worker).channels:
+        channel.advance = lambda: time.sleep(1000)
+    while True:
+        np.sum(np.ones(1000))
 
 
 def main(worker):
@@ -32,7 +48,7 @@ def main(worker):
         rows = table.pull(keys)
         is_last = generation >= len(deaths) or worker.index != generation % 2
         if not is_last and step == deaths[generation]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end(worker)
         table.push(keys, rows * np.float32(0.1) + np.float32(worker.index + 1))
         worker.set_cursor({"step": step + 1})
         worker.clock()
@@ -41,6 +57,7 @@ def main(worker):
 
 
 tables = [mpips.EmbeddingTable("e", 8, mpips.Adagrad(0.1), mpips.BSP())]
-outcome = mpips.run(main, tables, servers=2, verbose=False)
+options = {"timeout_s": 3.0} if how == "stuck" else {}
+outcome = mpips.run(main, tables, servers=2, verbose=False, transport=transport, **options)
 if outcome.is_first_worker:
     print(json.dumps(outcome.value))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import threading
 from pathlib import Path
 
 from mpips.data import Batch
@@ -47,6 +49,20 @@ def breaks_at_last(row: dict[str, float]) -> None:
     note(row)
     if row["epoch"] == 3:
         raise ValueError("at the end")
+
+
+def leaves(row: dict[str, float]) -> None:
+    """Exit after the second epoch, as if all were well."""
+    note(row)
+    if row["epoch"] == 2:
+        sys.exit(0)
+
+
+def hangs(row: dict[str, float]) -> None:
+    """Do not return after the second epoch."""
+    note(row)
+    if row["epoch"] == 2:
+        threading.Event().wait(600)
 
 
 def dies(row: dict[str, float]) -> None:

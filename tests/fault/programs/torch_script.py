@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import sys
 import time
 
 import mpips
@@ -24,6 +25,9 @@ options.add_argument(
     "--alternate", action="store_true", help="every second rate and beta is the first one"
 )
 options.add_argument("--report", action="store_true")
+options.add_argument("--late", action="store_true", help="on the imitated device of the tests")
+options.add_argument("--accumulate", action="store_true", help="two passes for each step")
+options.add_argument("--momentum", type=float, default=0.0)
 options.add_argument(
     "--kill",
     default="",
@@ -39,6 +43,12 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import mpips.torch  # noqa: E402
 from mpips.session.init import current  # noqa: E402
+
+if options.late:
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "support"))
+    import late_device
+
+    late_device.imitate()
 
 
 class Model(nn.Module):
@@ -66,7 +76,8 @@ y = (x[:, 0] > 0).long() + (ids[:, 0] > 0).long()
 if options.unseeded:
     torch.manual_seed(100 + mpips.rank())
 model = Model()
-optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=0.05)
+extra = {"momentum": options.momentum} if options.momentum else {}
+optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=0.05, **extra)
 size = 144 // options.batch // mpips.world_size() * options.epochs
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=size + 1)
 if options.alternate:
@@ -114,6 +125,9 @@ losses = []
 for epoch in range(options.epochs):
     for a, b, c in loader:
         optimizer.zero_grad()
+        if options.accumulate:
+            with model.no_sync():
+                nn.functional.cross_entropy(model(-a, b), c).backward()
         loss = nn.functional.cross_entropy(model(a, b), c)
         loss.backward()
         die_if_due()

@@ -105,7 +105,10 @@ def test_a_dry_run_accepts_what_the_job_decides_at_its_start() -> None:
         ),
         ([*QUICK, "--set", "train.epochs"], ["write key=value"]),
         ([*QUICK, "--set", "options.hiden=[5]"], ["hiden", "valid in [options] are hidden"]),
-        ([*QUICK, "--set", "table.bound=3"], ["bound = 3 applies only to SSP: remove it"]),
+        (
+            [*QUICK, "--set", "table.bound=3"],
+            ["bound = 3 applies only to SSP and asynchronous diloco: remove it"],
+        ),
         ([*QUICK, "--set", "tables.w.init=zeros"], ["unknown table 'w'; valid are "]),
         ([*QUICK, "--set", "table.partition=hash"], ["partition 'hash' does not split dense"]),
         ([*QUICK, "--servers", "2"], ["servers = 2 is too many for 1 rank: use 1"]),

@@ -41,13 +41,25 @@ def test_a_continued_run_uses_its_first_arguments_for_mpirun(tmp_path: Path) -> 
     assert " --map-by numa " in invoke("--dry-run", str(run))
 
 
-def test_another_number_of_ranks_does_not_cost_the_memory_of_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["failed", "starting again", "cut off", "an earlier version"])
+def test_another_number_of_ranks_does_not_cost_the_memory_of_a_run(
+    tmp_path: Path, end: str
+) -> None:
     invoke("-n", "3", "--folder", str(tmp_path), "mlp", "--train", "digits")
     (path,) = tmp_path.iterdir()
     run = RunFolder(path)
     ranks = tuple(RankPlace(rank=r, role="", host="h", pid=1) for r in range(3))
     status = Status(state="failed", generation=0, time_s=0.0, ranks=ranks)
-    replace_json(run.status_file, status)
+    if end == "an earlier version":
+        replace_json(run.status_file, status)
+    else:
+        run.write_status(status)
+    if end == "starting again":
+        # The supervisor was killed while the next attempt started.
+        run.write_status(Status(state="starting", generation=1, time_s=0.0))
+    elif end == "cut off":
+        # A host without power leaves an empty file behind a rename.
+        run.status_file.write_bytes(b"")
     token = run.info().token
     mark = Path(f"/dev/shm/mpips-kept-{os.geteuid()}-{token}.0a-s0-mark")
     assert "-n 4 " in invoke("--dry-run", str(path), "-n", "4")

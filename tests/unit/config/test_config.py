@@ -21,8 +21,8 @@ from mpips.training.preflight import check_replaced, task_options
 
 TABLE_KEYS = (
     "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, steps, outer, "
-    "fragments, delay, mix, partition, init, clip_norm, check_finite, placement, "
-    "compression, pull_compression"
+    "fragments, delay, mix, asynchronous, steps_by_speed, partition, init, clip_norm, check_finite, "
+    "placement, compression, pull_compression"
 )
 
 
@@ -335,7 +335,8 @@ def test_an_unknown_option_of_run_lists_all() -> None:
         ),
         (
             ["table.bound=2"],
-            "table 'bias': bound = 2 applies only to SSP: remove it (BSP takes backup and reduce)",
+            "table 'bias': bound = 2 applies only to SSP and asynchronous diloco: remove it (BSP takes "
+            "backup and reduce)",
         ),
         (
             ["table.consistency=ssp", "table.reduce=sum"],
@@ -361,8 +362,8 @@ def test_an_unknown_option_of_run_lists_all() -> None:
         ),
         (
             ["table.optimizer=adm"],
-            "unknown optimizer 'adm'; valid are sgd, momentum, nesterov, adagrad, rmsprop, adam, "
-            "adamw, ftrl; did you mean 'adam'?",
+            "unknown optimizer 'adm'; valid are sgd, momentum, nesterov, delayed_nesterov, adagrad, rmsprop, "
+            "adam, adamw, ftrl; did you mean 'adam'?",
         ),
         (
             ["table.optimizer={name='adam', lrr=1}"],
@@ -440,6 +441,19 @@ def test_measured_frequencies_reach_the_table_that_asks_for_them() -> None:
     assert asks_for_measurement(load(asked))
     assert not asks_for_measurement(load("table.partition=range"))
     assert overridden(asked, measured=measured)["weight"].partition == measured
+
+
+def test_the_number_of_the_label_column_needs_no_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    for text, label in (("-1", "-1"), ('"-1"', "-1"), ("0", "0"), ('["a", "b"]', ("a", "b"))):
+        path.write_text(f'task = "mlp"\n[data]\ntrain = "x.npy"\nlabel = {text}\n')
+        assert load_config(str(path), []).data.label == label
+    for wrong in ("true", "1.5"):
+        path.write_text(f'task = "mlp"\n[data]\ntrain = "x.npy"\nlabel = {wrong}\n')
+        with pytest.raises(ConfigError, match=r"data\.label = .*: must be text or a list"):
+            load_config(str(path), [])
+    given = [("task", "mlp"), ("data.train", "x.npy"), ("data.label", -1)]
+    assert load_config(None, given).data.label == "-1"
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
+import warnings
 import zipfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mpips.data import DenseData, ReadOptions, read
+from mpips.data.checksums import joined_crc
 from mpips.data.file_blocks import BLOCKS
 from mpips.data.several import FileList
 from mpips.data.stored_arrays import Member, RowsOfFile, members_of
+from mpips.data.stream import conversion
 from mpips.errors import DataError
-from tests.support.streaming import streamed, whole
+from tests.support.streaming import drafted, streamed, whole
 
 N = 3000
 
@@ -125,6 +131,77 @@ def test_a_flipped_bit_of_an_npz_file_is_an_error(
     for worker in range(n_workers):
         with pytest.raises(DataError, match=r"a\.npz: is damaged: the CRC"):
             read(path, stride=n_workers, offset=worker, shares="mixed")
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_conversion_in_several_spans_checks_the_crc(
+    name: str, labelled: bool, n_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_LEAST_PIECE", 300)
+    x, y = arrays()
+    path = npz(tmp_path / "a.npz", ("x.npy", npy(x)), ("y.npy", npy(y)))
+    options = ReadOptions(labelled=labelled)
+    how: dict[str, Any] = {"options": options, "n_workers": n_workers, "memory": 1 << 14}
+    assert len(drafted([path], options, 1 << 14, tmp_path).spans) > n_workers
+    found = whole(streamed([path], tmp_path / "whole", **how))
+    assert found.labels.tolist() == (y.tolist() if labelled else [0] * len(y))
+    member = members_of(str(path))[name]
+    data = bytearray(path.read_bytes())
+    data[member.offset + member.dtype.itemsize * (len(y) - 3)] ^= 1
+    path.write_bytes(data)
+    if name == "y" and not labelled:
+        streamed([path], tmp_path / "without", **how)
+        return
+    with pytest.raises(DataError, match=r"a\.npz: is damaged: the CRC of an array is"):
+        streamed([path], tmp_path / "damaged", **how)
+
+
+def test_the_crc_of_parts_is_that_of_the_whole() -> None:
+    rng = np.random.default_rng(1)
+    data = rng.bytes(5000)
+    for n_parts in (0, 1, 2, 7, 40):
+        ends = [0, *np.sort(rng.integers(0, 5001, max(n_parts - 1, 0))).tolist(), 5000]
+        parts = [data[a:b] for a, b in itertools.pairwise(ends)] if n_parts else []
+        found = joined_crc((zlib.crc32(part), len(part)) for part in parts)
+        assert found == zlib.crc32(b"".join(parts))
+    assert joined_crc([(zlib.crc32(b"a"), 1), (zlib.crc32(b"b"), 2)]) != zlib.crc32(b"ab")
+
+
+def test_windows_and_readers_leave_other_members_of_npz_alone(tmp_path: Path) -> None:
+    """Text, arrays of objects, in the order of columns or twice there: what is not read cannot be wrong."""
+    x, y = arrays()
+    others = [
+        ("readme.txt", b"not an array"),
+        ("names.npy", npy(np.array(["a", "b"]))),
+        ("turned.npy", npy(np.asfortranarray(np.ones((3, 4))))),
+        ("objects.npy", npy(np.array([None, 1], dtype=object))),
+        ("again.npy", npy(y)),
+        ("again.npy", npy(y)),
+    ]
+    for i, members in enumerate(([*others, "x", "y"], ["x", *others, "y"])):
+        pairs = {"x": ("x.npy", npy(x)), "y": ("y.npy", npy(y))}
+        named = [pairs[m] if isinstance(m, str) else m for m in members]
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # of zipfile about the name that is there twice
+            path = npz(tmp_path / f"{i}.npz", *named)
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("packed.npy", npy(np.zeros(100)))
+        for data in (
+            read(path).data,
+            whole(streamed([path], tmp_path / f"cache{i}", n_workers=2, memory=1 << 14)),
+        ):
+            assert isinstance(data, DenseData)
+            assert data.x.tolist() == x.astype(data.x.dtype).tolist()
+            assert data.labels.tolist() == y.tolist()
+    with zipfile.ZipFile(tmp_path / "p.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy(x))
+        archive.writestr("y.npy", npy(y))
+    with pytest.raises(DataError, match=r"cannot be read in windows: x\.npy is compressed"):
+        streamed([tmp_path / "p.npz"], tmp_path / "packed", memory=1 << 14)
 
 
 def test_the_crc_counts_blocks_in_order_only(tmp_path: Path) -> None:

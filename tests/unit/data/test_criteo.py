@@ -14,6 +14,8 @@ from click_logs import COLUMNS, click_lines, write_clicks
 import mpips
 from mpips.config.schema import load_config
 from mpips.data import ReadOptions, SparseData, read
+from mpips.data.by_content import format_of
+from mpips.data.criteo import is_criteo
 from mpips.data.file_blocks import blocks
 from mpips.data.stream import conversion
 from mpips.errors import DataError
@@ -123,6 +125,15 @@ def test_a_table_with_a_header_is_no_click_log(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="its first line has 1 cells: lines of Criteo's"):
         read(path, options=ReadOptions(format="criteo"))
+
+
+def test_no_lines_are_no_click_log(tmp_path: Path) -> None:
+    assert not is_criteo([])
+    assert is_criteo(["\t".join(row) for row in lines()])
+    path = tmp_path / "empty"
+    for content in ("", "\n\n"):
+        path.write_text(content)
+        assert format_of(str(path)) is None
 
 
 def test_a_byte_order_mark_is_no_label(tmp_path: Path) -> None:

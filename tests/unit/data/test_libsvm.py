@@ -132,7 +132,7 @@ def test_every_worker_learns_the_same_of_the_whole_file(
     smallest, largest = (min(seen), max(seen)) if seen else (-1, -1)
     base = 0 if smallest == 0 else 1
     worker = data.draw(st.integers(0, n_workers - 1))
-    facts = parse_libsvm(text.encode(), n_workers, worker, -1)[4:]
+    facts = parse_libsvm(text.encode(), n_workers, worker, -1)[4:8]
     assert facts == (len(reference(text)), smallest, largest, base)
 
 

@@ -108,6 +108,16 @@ def test_labels_in_a_second_file(
     assert part.notes == (f"{path}: labels from {other}",)
 
 
+@pytest.mark.parametrize("name", ["x_x.npy", "x.X.npy"])
+def test_a_name_with_several_x_does_not_tell_its_labels(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / name, rng().random((N, 2)))
+    for first, second in (("y", "x"), ("x", "y"), ("y", "y")):
+        save(tmp_path / (first + name[1] + second + name[3:]), np.arange(N) % 2)
+        save(tmp_path / (first + name[1] + second.upper() + name[3:]), np.arange(N) % 2)
+    with pytest.raises(DataError, match="where its labels are is not clear"):
+        read(path)
+
+
 def test_a_pattern_of_pairs_is_read_as_one(tmp_path: Path) -> None:
     for i in range(3):
         save(tmp_path / f"x_{i}.npy", np.full((4, 2), i))

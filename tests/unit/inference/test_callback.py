@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,14 @@ import pytest
 from model_rig import dense_csv
 
 import mpips
+from mpips.data import Cursor
 from mpips.errors import CallbackError, ConfigError
+from mpips.model.consistency import BSP
+from mpips.model.table import DenseTable
+from mpips.training import epochs
+from mpips.training.callback import EpochCallback
+from mpips.training.epochs import Inputs, refuse_backup
+from mpips.training.result import Result
 
 pytest.importorskip("h5py")
 
@@ -133,3 +142,82 @@ def test_functions_by_name_are_called_here_too(
     backup = {**settings, "table.consistency": {"name": "bsp", "backup": 1}}
     with pytest.raises(ConfigError, match=r"backup"):
         mpips.fit("softmax", *files, settings=backup)
+
+
+@pytest.mark.parametrize("code", [0, None, 3, "enough"])
+def test_a_call_that_exits_is_no_success(
+    files: tuple[Path, Path], code: int | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def leaves(row: dict[str, float]) -> Any:
+        calls.append(row["epoch"])
+        raise SystemExit(code)
+
+    with pytest.raises(CallbackError, match=r"^on_epoch_end raised SystemExit after epoch 1"):
+        mpips.fit("softmax", *files, epochs=3, on_epoch_end=leaves)
+    monkeypatch.setitem(sys.modules, "leaving", types.SimpleNamespace(leaves=leaves))
+    with pytest.raises(CallbackError, match=r"'leaving:leaves' raised SystemExit after epoch 1"):
+        mpips.fit("softmax", *files, epochs=3, on_epoch_end="leaving:leaves")
+    assert calls == [1, 1]
+
+
+class Calls(EpochCallback):
+    """Writes calls down."""
+
+    def __init__(self, ends_at: int = 0) -> None:
+        super().__init__(lambda row: None)
+        self.epochs: list[int] = []
+        self.ends_at = ends_at
+
+    def ends(self, worker: Any, epochs: int, losses: Any, metrics: Any) -> bool:
+        self.epochs.append(epochs)
+        return epochs == self.ends_at
+
+
+def inputs_at(*cursors: tuple[int, int], callback: Any, **more: Any) -> Inputs:
+    """Return the inputs of a job of six epochs whose workers start at these epochs and steps."""
+    at = tuple(Cursor(*cursor) for cursor in cursors)
+    values: dict[str, Any] = {"tables": [], "n_epochs": 6, "batch_size": 1, "cursors": at, **more}
+    nothing: Any = None
+    return Inputs(info=nothing, task=nothing, callback=callback, **values)
+
+
+@pytest.mark.parametrize(
+    ("unevaluated", "called"), [(False, [3, 4, 5]), (True, [2, 3, 4, 5])], ids=["inside", "at end"]
+)
+def test_workers_behind_call_for_no_epoch_that_another_has_completed(
+    unevaluated: bool, called: list[int]
+) -> None:
+    """The worker ahead does not come to these calls, which are collective: the others would wait for it."""
+    calls = Calls()
+    inputs = inputs_at((2, 0), (0, 3), (1, 1), callback=calls, unevaluated=unevaluated)
+    worker: Any = None
+    result = Result()
+    for epoch in range(6):
+        epochs._call_back(worker, inputs, epoch, (1.0, 2), result)
+    # The one for the last epoch comes with the last metrics of the job.
+    assert calls.epochs == called
+    assert not result.stopped
+
+
+def test_a_call_that_ends_training_is_the_last_one() -> None:
+    calls, result, worker = Calls(ends_at=2), Result(), None
+    inputs = inputs_at((0, 0), callback=calls)
+    for epoch in range(6):
+        epochs._call_back(worker, inputs, epoch, (1.0, 2), result)  # type: ignore[arg-type]
+    assert (calls.epochs, result.epochs) == ([1, 2], 2)
+    assert result.stopped == "after epoch 2: by on_epoch_end"
+    assert result.is_ended_by_caller
+
+
+@pytest.mark.parametrize("backup", [0, 1])
+def test_backup_workers_and_a_callback_are_refused_together(backup: int) -> None:
+    tables = [DenseTable("a", (3,)), DenseTable("b", (3,), consistency=BSP(backup=backup))]
+    refuse_backup(inputs_at((0, 0), callback=None, tables=tables))
+    inputs = inputs_at((0, 0), callback=Calls(), tables=tables)
+    if not backup:
+        refuse_backup(inputs)
+        return
+    with pytest.raises(ConfigError, match="on_epoch_end does not work with backup workers"):
+        refuse_backup(inputs)

@@ -95,6 +95,16 @@ def test_arrays_frames_and_matrices_are_the_files_that_they_would_be(tmp_path: P
     assert sparse.metrics == mpips.fit("logistic", tmp_path / "a.svm", epochs=2).metrics
 
 
+def test_an_empty_first_column_of_a_matrix_stays_the_first() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    x = np.random.default_rng(1).integers(0, 2, (300, 6)).astype(float)
+    x[:, 0] = 0
+    y = (x[:, 3] > 0).astype(int)
+    model = mpips.fit("logistic", (sparse.csr_matrix(x), y), epochs=10).model
+    assert model.predict(sparse.csr_matrix(x)).tolist() == y.tolist()
+    assert model.predict(x).tolist() == y.tolist()
+
+
 def test_settings_job_files_folders_and_early_stopping(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text('task = "mlp"\n[data]\ntrain = "digits"\ntest = "digits"\n[train]\nepochs = 9\n')

@@ -134,6 +134,61 @@ def test_a_model_of_named_columns_predicts_rows_of_npy(files: list[Path], tmp_pa
     np.save(tmp_path / "wide.npy", rows)
     expected = model.predict_proba(str(files[1]))
     assert model.predict_proba(str(tmp_path / "rows.npy")).tolist() == expected.tolist()
+    assert model.notes == (
+        f"{tmp_path / 'rows.npy'}: its columns have no names and are read as 'a', 'b'",
+    )
     # A file with more columns does not tell which of them is the label.
-    with pytest.raises(DataError, match="columns of this array have no names"):
+    with pytest.raises(
+        DataError, match=r"wide\.npy: has 3 columns without names: give an array of"
+    ):
         model.predict(str(tmp_path / "wide.npy"))
+
+
+def test_a_model_of_named_columns_is_evaluated_on_npy(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fitted(str(files[0])).model
+    rows = np.loadtxt(files[1], delimiter=",", skiprows=1)
+    np.save(tmp_path / "x.npy", rows[:, :2])
+    with pytest.raises(DataError, match=r"x\.npy: has no labels: give an array of the 2 features"):
+        model.evaluate(str(tmp_path / "x.npy"))
+    np.save(tmp_path / "y.npy", rows[:, 2])
+    expected = model.evaluate(str(files[1]))
+    assert model.evaluate(str(tmp_path / "x.npy")) == expected
+    assert model.notes == (
+        f"{tmp_path / 'x.npy'}: labels from {tmp_path / 'y.npy'}",
+        f"{tmp_path / 'x.npy'}: its columns have no names and are read as 'a', 'b'",
+    )
+    found = run("evaluate", str(model.path), "--data", str(tmp_path / "x.npy"), "--json")
+    assert json.loads(found.stdout.splitlines()[-1])["accuracy"] == expected["accuracy"]
+    np.save(tmp_path / "x.npy", rows)
+    sentence = (
+        r"has 3 columns without names: .* as y\.npy beside x\.npy, or an array of records .*'label'"
+    )
+    with pytest.raises(DataError, match=sentence):
+        model.evaluate(str(tmp_path / "x.npy"))
+    # Records have the names.
+    records = np.array([*map(tuple, rows)], [("label", "f8"), ("b", "f8"), ("a", "f8")])
+    records["a"], records["label"] = records["label"].copy(), records["a"].copy()
+    np.save(tmp_path / "records.npy", records)
+    assert model.evaluate(str(tmp_path / "records.npy")) == expected
+
+
+def test_labels_of_text_are_not_numbers_of_npy(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,label\n" + "1,yes\n2,no\n" * 20)
+    model = fitted(str(path)).model
+    np.save(tmp_path / "x.npy", np.ones((3, 1)))
+    np.save(tmp_path / "y.npy", np.array([0, 1, 1]))
+    with pytest.raises(
+        DataError, match=r"y\.npy: contains numbers, and the labels .* are text, 'no', 'yes'"
+    ):
+        model.evaluate(str(tmp_path / "x.npy"))
+
+
+def test_fit_has_the_number_of_skipped_lines(tmp_path: Path) -> None:
+    train, test = write(tmp_path / "a.csv", 50, 1, bad=3), write(tmp_path / "t.csv", 50, 2, bad=1)
+    settings = {"data.on_bad": "skip"}
+    assert fitted(train, test=test, settings=settings).skipped == {"train": 3, "test": 1}
+    assert fitted(write(tmp_path / "b.csv", 50, 1), settings=settings).skipped == {}
+    assert fitted(write(tmp_path / "c.csv", 50, 1)).skipped == {}

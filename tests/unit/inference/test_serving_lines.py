@@ -16,6 +16,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed")
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
+from model_rig import trained_on_text
 from serving_rig import served
 
 JOBS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
@@ -41,15 +42,7 @@ JOBS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("lines")
     text, _, options = JOBS[request.param]
-    (folder / "train.txt").write_text(text)
-    pairs = {
-        "task": request.param,
-        "data.train": str(folder / "train.txt"),
-        "train.epochs": 1,
-        "checkpoint.folder": str(folder / "checkpoints"),
-        **options,
-    }
-    train(load_config(None, list(pairs.items())), "none", verbose=False)
+    trained_on_text(folder, request.param, text, options)
     return request.param, folder
 
 

@@ -162,7 +162,9 @@ def test_the_same_model_from_arrays(tmp_path: Path) -> None:
     assert of_arrays.model.predict_proba(x).tobytes() == of_file.predict_proba(x).tobytes()
     assert of_arrays.model.classes.tolist() == ["y0", "y1", "y2"]
     assert "hamming_loss" in of_arrays.metrics
-    with pytest.raises(DataError, match=r"labels of shape \(300, 3\): several labels are numbers"):
+    with pytest.raises(
+        DataError, match=r"labels of shape \(300, 3\) and dtype .*: several labels are"
+    ):
         mpips.fit("mlp", (x, y.astype(str)))
 
 
@@ -190,6 +192,21 @@ def test_windows_held_out_samples_weights_and_patterns(task: str, tmp_path: Path
     assert run("part*.csv") == whole
     windows = run("whole.csv", ("data.memory_mib", 0.01))
     assert windows["log_loss"] == pytest.approx(whole["log_loss"], abs=0.05)
+
+
+def test_an_empty_cell_is_no_label(tmp_path: Path) -> None:
+    """In hashed data an empty cell has no entry, which is not the number 0."""
+    file = several_csv(tmp_path / "a.csv", 200, 1)
+    header, *rows = file.read_text().splitlines()
+    assert header.split(",")[2] == "a"
+    cells = rows[70].split(",")
+    cells[2] = ""
+    file.write_text("\n".join([header, *rows[:70], ",".join(cells), *rows[71:]]) + "\n")
+    for more in ((), (("data.empty", "zero"),)):
+        with pytest.raises(
+            DataError, match="label column 'a' contains an empty cell: each of several"
+        ):
+            train(job("deepfm", file, *more), "none", verbose=False)
 
 
 def test_early_stopping_watches_such_a_metric(tmp_path: Path) -> None:

@@ -73,11 +73,19 @@ def test_columns_of_a_task_are_written_also_without_rows(
 ) -> None:
     if kind is writing.ParquetWriter:
         pytest.importorskip("pyarrow")
-    columns = {"name": np.array(["a", "b", "c"][:n], np.str_), "score": np.arange(n) / 4}
+    columns = {"name": np.array(["a", "bcd", "c"][:n], np.str_), "score": np.arange(n) / 4}
+    own = writing.OwnColumns(columns)
     with (tmp_path / "out").open("wb") as file:
-        writing.OwnColumns(columns).write(kind, file)
+        writer = kind(own, file)
+        # The texts of the second block are longer, and the third one has no rows.
+        for block in (slice(0, 1), slice(1, n), slice(n, n)):
+            rows = own.joined(
+                {name: np.array(c[block].tolist(), c.dtype.kind) for name, c in columns.items()}
+            )
+            writer.add(kind.encode(own, rows))
+        writer.close()
     if kind is writing.CsvWriter:
-        rows = ["name,score", "a,0", "b,0.25", "c,0.5"][: n + 1]
+        rows = ["name,score", "a,0", "bcd,0.25", "c,0.5"][: n + 1]
         assert (tmp_path / "out").read_text().splitlines() == rows
     elif kind is writing.NpzWriter:
         with np.load(tmp_path / "out") as found:

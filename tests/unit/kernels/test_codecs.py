@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from kernel_digests import assert_same_bytes
 from numpy.typing import NDArray
 
 from mpips import _native
@@ -87,32 +84,17 @@ def test_pulls_round_to_nearest(kind: str, block: int, name: str) -> None:
 
 @pytest.mark.parametrize("kernels", available_kernels())
 def test_every_instruction_set_gives_the_same_bytes(kernels: str) -> None:
-    """The instruction set is chosen once in a process, so each has a process of its own."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import hashlib, test_codecs as t\n"
-        "from mpips.kernels import kernels_name\n"
-        "digest = hashlib.blake2b()\n"
-        "for kind, block in t.CODECS:\n"
-        "    for x in t.tensors().values():\n"
-        "        codes = t.encoded(kind, block, x, 0, len(x))\n"
-        "        digest.update(codes.tobytes() + t.decoded(kind, block, codes, 0, len(x)).tobytes())\n"
-        "        digest.update(t._native.encode_nearest(t._native.Codec(kind, block), x).tobytes())\n"
-        "print(kernels_name(), digest.hexdigest())\n"
+    assert_same_bytes(
+        kernels,
+        "test_codecs",
+        """
+for kind, block in t.CODECS:
+    for x in t.tensors().values():
+        codes = t.encoded(kind, block, x, 0, len(x))
+        digest.update(codes.tobytes() + t.decoded(kind, block, codes, 0, len(x)).tobytes())
+        digest.update(t._native.encode_nearest(t._native.Codec(kind, block), x).tobytes())
+""",
     )
-    command = [sys.executable, "-c", program, os.path.dirname(__file__)]
-    run = {
-        name: subprocess.run(
-            command,
-            env={**os.environ, "MPIPS_KERNELS": name},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.split()
-        for name in {"scalar", kernels}
-    }
-    assert run[kernels][0] == kernels
-    assert run[kernels][1] == run["scalar"][1]
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "int8"])

@@ -32,7 +32,7 @@ def exact(name: str, gradients: Any, lr: float = LR) -> float:
     for t, g in enumerate(gradients, 1):
         if name == "sgd":
             w -= lr * g
-        elif name in ("momentum", "nesterov"):
+        elif name in ("momentum", "nesterov", "delayed_nesterov"):
             m = 0.9 * m + g
             w -= lr * (m if name == "momentum" else g + 0.9 * m)
         elif name == "adagrad":

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from feedback_rig import FIRST, KEY, pushed, tensors
+from kernel_digests import assert_same_bytes
 
 from mpips import _native
 from mpips.kernels import available_kernels
 from mpips.kernels import reference_feedback as reference
 
-Float32 = NDArray[np.float32]
 CODECS = [
     ("topk", 0.01),
     ("topk", 0.3),
@@ -23,38 +19,7 @@ CODECS = [
     ("randomk", 1.0),
     ("onebit", 1.0),
 ]
-KEY = 0x0123456789ABCDEF
-FLT_MAX = np.finfo(np.float32).max
-TINY = np.float32(1.4e-45)
-FIRST = 48  # number of the first value in its tensor
 PUSHES = 3
-
-
-def tensors() -> dict[str, Float32]:
-    """Return updates of lengths that are odd, and those of blocks, with easy and with difficult values."""
-    rng = np.random.default_rng(5)
-    normal = rng.standard_normal(1537).astype(np.float32)
-    wide = (normal[:777] * 10.0 ** rng.integers(-44, 38, 777)).astype(np.float32)
-    return {
-        "none": np.zeros(0, np.float32),
-        "one": np.array([0.1], np.float32),
-        "block": normal[:512],
-        "odd": normal,
-        "wide": wide,
-        "zeros": np.zeros(600, np.float32),
-        "negative zeros": np.full(129, -0.0, np.float32),
-        "equal": np.full(1025, -3.25, np.float32),
-        "denormal": (rng.integers(-9, 9, 700) * TINY).astype(np.float32),
-        "largest": np.where(normal[:530] > 0, FLT_MAX, -FLT_MAX).astype(np.float32),
-        "few": np.where(np.arange(900) % 300 == 7, np.float32(5), np.float32(0)),
-        "sampled": (rng.standard_normal(70_001) * (1 + np.arange(70_001) % 7)).astype(np.float32),
-        # A column of large values at the stride of a plain sample, and ties beyond the target.
-        "columns": np.where(np.arange(131_072) % 8 == 0, 9.0, rng.random(131_072)).astype(
-            np.float32
-        ),
-        "ties": np.sign(rng.standard_normal(200_000)).astype(np.float32),
-        "spikes": np.where(np.arange(300_000) % 997 == 0, normal[0] * 100, 0).astype(np.float32),
-    }
 
 
 def made(n: int, kind: str, share: float, halves: int = 2) -> _native.Feedback:
@@ -62,20 +27,6 @@ def made(n: int, kind: str, share: float, halves: int = 2) -> _native.Feedback:
     feedback = _native.Feedback(memory, 0, n, FIRST, halves, kind, share)
     assert feedback.settle(0)
     return feedback
-
-
-def pushed(
-    feedback: _native.Feedback, update: Float32, key: int, capacity: int, number: int
-) -> list[reference.Record]:
-    """Return the records of a push, which ends in record `number`."""
-    feedback.begin(update, key)
-    records, done = [], 0
-    while done < feedback.n:
-        records.append(reference.Record(*feedback.encode(capacity)))
-        done += records[-1].covered
-    assert done == feedback.n
-    feedback.close(number)
-    return records
 
 
 def wire(kind: str) -> str:
@@ -109,36 +60,21 @@ def test_records_and_residuals_are_those_of_the_definition(
 
 @pytest.mark.parametrize("kernels", available_kernels())
 def test_every_instruction_set_gives_the_same_bytes(kernels: str) -> None:
-    """The instruction set is chosen once in a process, so each has a process of its own."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import hashlib, test_feedback as t\n"
-        "from mpips.kernels import kernels_name\n"
-        "digest = hashlib.blake2b()\n"
-        "for kind, share in t.CODECS:\n"
-        "    for x in t.tensors().values():\n"
-        "        f = t.made(len(x), kind, share)\n"
-        "        for number in range(2):\n"
-        "            for count, payload in t.pushed(f, x, number, 4032, number):\n"
-        "                out = t.np.empty(count, t.np.float32)\n"
-        "                assert t._native.decode_biased(t.wire(kind), payload, out)\n"
-        "                digest.update(payload.tobytes() + out.tobytes())\n"
-        "            digest.update(f.residual.tobytes())\n"
-        "print(kernels_name(), digest.hexdigest())\n"
+    assert_same_bytes(
+        kernels,
+        "test_feedback",
+        """
+for kind, share in t.CODECS:
+    for x in t.tensors().values():
+        f = t.made(len(x), kind, share)
+        for number in range(2):
+            for count, payload in t.pushed(f, x, number, 4032, number):
+                out = t.np.empty(count, t.np.float32)
+                assert t._native.decode_biased(t.wire(kind), payload, out)
+                digest.update(payload.tobytes() + out.tobytes())
+            digest.update(f.residual.tobytes())
+""",
     )
-    command = [sys.executable, "-c", program, os.path.dirname(__file__)]
-    run = {
-        name: subprocess.run(
-            command,
-            env={**os.environ, "MPIPS_KERNELS": name},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.split()
-        for name in {"scalar", kernels}
-    }
-    assert run[kernels][0] == kernels
-    assert run[kernels][1] == run["scalar"][1]
 
 
 @pytest.mark.parametrize(("kind", "share"), CODECS)

@@ -32,6 +32,7 @@ COMMON = {
 OWN = {
     "momentum": {"momentum": 0.8},
     "nesterov": {"momentum": 0.8},
+    "delayed_nesterov": {"momentum": 0.8, "every": 3},
     "adagrad": {"initial_accumulator": 0.1},
     "rmsprop": {"rho": 0.7},
     "adam": {"beta1": 0.7, "beta2": 0.95},
@@ -172,16 +173,16 @@ def test_bias_correction_is_right_at_every_step(isa, rule, beta1, beta2):
             assert_same_bits(a, b)
 
 
-def test_steps_change_adam_only():
+def test_steps_change_adam_and_delayed_nesterov_only():
     for rule in RULES:
         config = config_of(rule)
         early, late = (
             [array(5, 1), *(np.abs(array(5, k)) for k in range(config.n_state))] for _ in range(2)
         )
-        kernels.update(config, early[0], early[1:], array(5, 9), step=1)
-        kernels.update(config, late[0], late[1:], array(5, 9), step=50)
+        kernels.update(config, early[0], early[1:], array(5, 9), step=1)  # not due
+        kernels.update(config, late[0], late[1:], array(5, 9), step=51)  # due
         assert (early[0].tobytes() != late[0].tobytes()) == config.uses_step, rule
-        assert config.uses_step == (rule in ("adam", "adamw"))
+        assert config.uses_step == (rule in ("adam", "adamw", "delayed_nesterov"))
 
 
 def test_add_and_scale_equal_reference(isa):

@@ -33,6 +33,15 @@ def nesterov(t: int, w: Float64, s: list[Float64], g: Float64) -> None:
     w -= 0.01 * (g + 0.9 * s[0])
 
 
+def delayed_nesterov(t: int, w: Float64, s: list[Float64], g: Float64) -> None:
+    s[1][:] += g
+    w -= 0.01 * g / 4
+    if t % 4 == 0:
+        s[0][:] = 0.9 * s[0] + s[1] / 4
+        w -= 0.01 * 0.9 * s[0]
+        s[1][:] = 0
+
+
 def adagrad(t: int, w: Float64, s: list[Float64], g: Float64) -> None:
     s[0] += g**2
     w -= 0.01 * g / (np.sqrt(s[0]) + 1e-10)
@@ -53,6 +62,7 @@ RULES: dict[str, Step] = {
     "sgd": sgd,
     "momentum": momentum,
     "nesterov": nesterov,
+    "delayed_nesterov": delayed_nesterov,
     "adagrad": adagrad,
     "rmsprop": rmsprop,
     "adam": adam,
@@ -68,7 +78,8 @@ def of_a_quadratic(w: Any, noise: Any) -> Any:
 @pytest.mark.parametrize("isa", available_kernels())
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_its_formula_over_thousands_of_updates(name: str, isa: str) -> None:
-    config = OPTIMIZERS[name](lr=0.01, weight_decay=DECAY).native()
+    every = {"every": 4} if name == "delayed_nesterov" else {}
+    config = OPTIMIZERS[name](lr=0.01, weight_decay=DECAY, **every).native()
     rng = np.random.default_rng(1)
     values = rng.normal(size=N).astype(np.float32)
     exact = values.astype(np.float64)

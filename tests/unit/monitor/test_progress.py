@@ -238,6 +238,25 @@ def test_a_message_takes_the_place_of_the_line_which_is_drawn_below_it(
     assert sys.stdout is screen.stream
 
 
+def test_a_line_that_is_older_than_the_last_message_is_erased(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    display = LineDisplay(screen.terminal)
+    display.update(FULL)
+    line = screen.text()
+    print("the run is done", file=sys.stderr)
+    display.update(FULL)
+    assert screen.text() == "\r\x1b[Kthe run is done\n" + line
+    display.erase()
+    assert screen.text() == "\r\x1b[K"
+    assert sys.stderr is screen.stream
+    # Without a line nothing is erased, and a second end does nothing.
+    display.erase()
+    LineDisplay(screen.terminal).erase()
+    assert screen.text() == ""
+
+
 def test_a_message_through_a_launcher_gets_time_to_arrive(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

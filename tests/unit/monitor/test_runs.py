@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,8 @@ from mpips.cli import cli
 from mpips.cli.diff import command as diff
 from mpips.cli.logs import command as logs
 from mpips.cli.ls import command as ls
-from mpips.monitor.logs import Follower, LogFile, last_lines
+from mpips.errors import ConfigError
+from mpips.monitor.logs import Follower, LinesOnce, LogFile, last_lines
 from mpips.monitor.runs import summaries
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Event, Lease, Progress, RankPlace, Status
@@ -261,3 +263,55 @@ def test_texts_of_sizes_and_ages() -> None:
         "2.0 h",
         "2 days",
     ]
+
+
+@pytest.mark.parametrize("follow", [True, False])
+@pytest.mark.parametrize("place", ["logs/attempt-1/rank-2.log", "logs/attempt-1", "logs"])
+def test_logs_behind_links_are_an_error_and_not_shown(
+    place: str, follow: bool, tmp_path: Path
+) -> None:
+    run, other = made(tmp_path / "runs", "job"), made(tmp_path / "others", "job")
+    moved = run.path / place
+    moved.rename(tmp_path / "moved")
+    moved.symlink_to(other.path / place)
+    result = CliRunner().invoke(logs, [str(run.path), *(["-f"] if follow else [])])
+    assert isinstance(result.exception, ConfigError)
+    assert "cannot be read: is a symbolic link" in str(result.exception)
+    assert str(run.logs) in str(result.exception)
+    assert "1.2 line" not in result.output
+
+
+def test_a_pipe_in_place_of_a_log_is_an_error_and_does_not_block(tmp_path: Path) -> None:
+    run = made(tmp_path, "job")
+    path = run.attempt(1) / "rank-2.log"
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path}: cannot be read: is no regular file" in error(logs, str(run.path))
+
+
+def test_what_the_launcher_repeats_of_a_rank_is_printed_once(tmp_path: Path) -> None:
+    run = made(tmp_path, "job")
+    (run.attempt(1) / "launcher.log").write_text(
+        "mpirun begins\n1.0 line 1\n1.0 line 2\n1.0 line 2\nmpirun ends\n"
+    )
+    assert [line for line in output(logs, str(run.path)) if "launcher" in line] == [
+        "[launcher] mpirun begins",
+        "[launcher] 1.0 line 2",
+        "[launcher] mpirun ends",
+    ]
+    # Alone it is printed whole.
+    assert len(output(logs, str(run.path), "--role", "launcher")) == 5
+
+
+def test_of_two_copies_the_first_one_counts_whichever_log_has_it() -> None:
+    once = LinesOnce()
+    rank, launcher = LogFile("rank 0 scheduler", Path("r")), LogFile("launcher", Path("l"))
+    assert once.new(launcher, ["a", "b", "b"]) == ["a", "b", "b"]
+    assert once.new(rank, ["b", "c", "a", "b", "b"]) == ["c", "b"]
+    assert once.new(launcher, ["b", "c", "c"]) == ["c"]
+    # Ranks among themselves print each of their lines.
+    assert once.new(LogFile("rank 1 worker 0", Path("s")), ["d"]) == ["d"]
+    assert once.new(LogFile("rank 2 worker 1", Path("t")), ["d"]) == ["d"]
+    # Memory is bounded.
+    assert len(once.new(launcher, map(str, range(30_000)))) == 30_000
+    assert len(once._open) <= 10_001

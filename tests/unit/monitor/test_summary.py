@@ -60,7 +60,8 @@ def began(at: float, step: int) -> Event:
 def test_the_whole_block() -> None:
     lines = text(summarize(config(), REPORT, RANKS, VERSIONS)).splitlines()
     assert lines[0].startswith("mpips: fm, 20 epochs, ended 20")
-    rows = {line[2:16].strip(): line[16:] for line in lines[1:]}
+    assert max(map(len, lines)) < 80
+    rows = rows_of("\n".join(lines))
     assert rows["where"] == "node1, node2: scheduler, 2 servers, worker; transport shm x 3, rma x 1"
     assert rows["versions"].startswith("mpips 9.9, Some MPI 7, Python 3.")
     assert rows["options"] == "all defaults"
@@ -70,15 +71,24 @@ def test_the_whole_block() -> None:
     assert rows["updates"] == "880 pushed, 870 applied, 10 rejected"
     assert rows["staleness"] == "mean 0.33; 0: 68%, 1: 31%, 2-3: 1%"
     assert rows["traffic"] == "12.3 MB pushed, 3.45 kB pulled"
-    assert rows["checkpoint"] == "/far/step-1, 5 MB"
+    assert lines[-2].split() == ["checkpoint", "/far/step-1,", "5", "MB"]
     assert lines[-1].strip() == "by server 0 alone"
     assert "restarts" not in rows
 
 
 def row_of(history: list[dict[str, float]], name: str = "by epoch") -> str:
     block = text(summarize(config(), {**REPORT, "history": history}, RANKS, VERSIONS))
-    found = [line for line in block.splitlines() if line.startswith(f"  {name}")]
-    return found[0][16:] if found else ""
+    return rows_of(block).get(name, "")
+
+
+def rows_of(block: str) -> dict[str, str]:
+    """Return the values by their names, each on one line."""
+    rows: dict[str, str] = {}
+    name = ""
+    for line in block.splitlines()[1:]:
+        name, before = (line[2:16].strip(), "") if line[2:16].strip() else (name, rows[name] + " ")
+        rows[name] = before + line[16:]
+    return rows
 
 
 def test_losses_and_metrics_by_epoch_are_shown() -> None:

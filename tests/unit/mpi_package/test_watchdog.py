@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from harness import python
 
 from mpips.mpi.watchdog import Guard
 
@@ -48,3 +49,27 @@ def test_an_error_ends_the_watch() -> None:
     with pytest.raises(RuntimeError), guard("outer"), guard("inner"):
         raise RuntimeError
     assert guard.overdue(time.monotonic() + 100, 1.0) is None
+
+
+def test_a_step_of_another_thread_that_never_returns_ends_the_process() -> None:
+    ended = python(
+        """
+        import threading, time
+        from mpips.mpi.watchdog import Watchdog
+
+        watchdog = Watchdog("rank 3", 0.2, lambda: print("memory is removed", flush=True))
+        watchdog.start()
+
+        def step():
+            with watchdog.thread_guard("a step of the progress thread"):
+                time.sleep(1000)
+
+        threading.Thread(target=step, daemon=True).start()
+        while True:
+            with watchdog.guard("a short call"):
+                pass
+        """
+    )
+    assert ended.returncode == 124
+    assert "rank 3: a step of the progress thread has not returned for" in ended.stderr
+    assert "memory is removed" in ended.stdout

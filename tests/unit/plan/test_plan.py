@@ -488,6 +488,20 @@ def test_a_prediction_must_be_near_from_both_sides(ours: float, met: bool) -> No
     assert found.met is met
 
 
+def test_a_plan_has_shared_scales_and_their_residuals() -> None:
+    found, plain = (
+        planned(job("mlp", "digits", *options), 4, n_steps=5)
+        for options in ((("table.compression", "shared_int8"),), ())
+    )
+    assert {tuple(paths) for paths in as_json(found)["paths"].values()} == {("shared scales",)}
+    assert found.rehearsal is not None
+    assert plain.rehearsal is not None
+    n = 64 * 128 + 128 + 128 * 10 + 10
+    scales = 4 * sum(-(-size // 128) for size in (64 * 128, 128, 128 * 10, 10))
+    assert found.needs.checkpoint - plain.needs.checkpoint >= scales
+    assert found.needs.worker_residuals >= 2 * 4 * n
+
+
 def test_tables_under_diloco_are_planned_by_their_outer_steps() -> None:
     local = (("table.consistency", "diloco"), ("table.steps", 8), ("table.compression", "int8"))
     found, plain = planned(job("mlp", "digits", *local), 4), planned(job("mlp", "digits"), 4)

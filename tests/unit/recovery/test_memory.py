@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpips.checkpoint import WorkerState
-from mpips.checkpoint.position import Position
+from mpips.checkpoint.position import Position, decode_part
 from mpips.errors import RecoveryError
 from mpips.recovery.memory import At, Memory, place_of
 from mpips.recovery.saving import Saving
@@ -65,6 +65,33 @@ def test_a_worker_that_has_not_ticked_is_where_the_launch_began():
     memory = Memory(generation=1, tables="", shape=(2, 1), step=7, workers=(began,))
     assert place_of(0, [at(0, text(1, epoch=9)), at(1)], memory).state == began
     assert place_of(0, [at(0), at(0)], MEMORY).state == WorkerState(worker=0, clock=7)
+
+
+@pytest.mark.parametrize("is_again", [False, True], ids=["first", "continued"])
+def test_a_checkpoint_between_outer_steps_moves_no_worker_that_goes_on_in_memory(is_again):
+    """Memory has the values of the outer step, and the record of the checkpoint replaces its text."""
+    position = Position(0, 0, 1)
+    position.set_cursor({"step": 30})
+    position.random.normal()
+    text_of_tick = position.coming_part(10, 30).hex()
+    place = place_of(0, [at(10, text_of_tick)], MEMORY)
+    if is_again:
+        saving = Saving(None, "r", origin=MEMORY, places=(place,))
+        position = saving.position(0, 0, 1)
+        assert place_of(0, [at(10, position.part().hex())], MEMORY) == place
+    position.note_tick(10, True, 30)
+    for step in (31, 32):
+        position.set_cursor({"step": step})
+        position.random.normal()
+        position.note_tick(10, True, step)
+    in_checkpoint = position.part()
+    found = decode_part(in_checkpoint)
+    assert (found.clock, found.n_steps, found.cursor) == (10, 32, {"step": 32})
+    for texts in ([in_checkpoint.hex()], [text_of_tick, in_checkpoint.hex()]):
+        assert place_of(0, [at(10, *texts), at(11, *texts)], MEMORY) == place_of(
+            0, [at(10, text_of_tick), at(11, text_of_tick)], MEMORY
+        )
+    assert (place.steps, place.state.cursor) == (30, {"step": 30})
 
 
 def test_the_random_stream_goes_on():

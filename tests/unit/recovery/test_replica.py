@@ -155,6 +155,8 @@ class Writer:
 class Channel:
     """The part of a channel that a tick uses."""
 
+    orders = None
+
     def __init__(self, server, log, stuck=False):
         self.writer = Writer(server, log, stuck)
 

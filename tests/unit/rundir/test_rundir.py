@@ -206,3 +206,20 @@ def test_damaged_places_end_nothing_and_are_replaced(tmp_path: Path, damage: byt
     again = RunFolder(run.path).status()
     assert again is not None
     assert again.ranks == places
+
+
+@pytest.mark.parametrize("late", ["a replaced scheduler", "nobody"])
+def test_places_that_go_while_an_attempt_is_at_work_are_written_again(
+    tmp_path: Path, late: str
+) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    written = status_of(1, 4)
+    run.write_status(written)
+    if late == "nobody":
+        run.places_file.unlink()
+    else:
+        # It had looked at the lease before the later attempt began.
+        RunFolder(run.path).write_status(status_of(0, 3))
+    reader = RunFolder(run.path)
+    run.write_status(written)
+    assert reader.status() == RunFolder(run.path).status() == written

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from mpips.mpi.messages import Figures, Heartbeat, TableRows
 from mpips.rundir.files import LinkLoad, RankPlace, RowLoad, TableLoad
-from mpips.scheduler.load import MOST_LINKS, MOST_TABLES
+from mpips.scheduler import load as load_module
+from mpips.scheduler.load import MOST_LINKS, MOST_TABLES, LoadTable
 from mpips.scheduler.rank_table import RankTable
+from mpips.worker import counts
 
 
 def places(*ranks: tuple[str, str]) -> list[RankPlace]:
     return [RankPlace(rank=i, role=role, host=host, pid=i) for i, (role, host) in enumerate(ranks)]
 
 
-def beat(table: RankTable, rank: int, at: float, **counts: object) -> None:
-    table.note_heartbeat(rank, Heartbeat("", 0, Figures(at=at, **counts)))  # type: ignore[arg-type]
+def beat(table: RankTable, rank: int, at: float, **counts: Any) -> None:
+    links = counts.get("links", [])
+    counts = {
+        "pushed_bytes": sum(pushed for pushed, _ in links),
+        "pulled_bytes": sum(pulled for _, pulled in links),
+        **counts,
+    }
+    table.note_heartbeat(rank, Heartbeat("", 0, Figures(at=at, **counts)))
 
 
 def test_bytes_are_summed_by_hosts_and_updates_by_table() -> None:
@@ -62,7 +74,16 @@ def test_a_job_on_one_host_has_no_traffic_between_hosts() -> None:
     for at in (0.0, 2.0):
         beat(table, 1, at, links=[(int(at), 9)])
     assert table.totals().link_bytes_per_s is None
-    assert table.totals().push_bytes_per_s == 0.0
+    assert table.totals().push_bytes_per_s == 1.0
+
+
+def test_the_traffic_of_replicated_tables_between_hosts_is_not_known() -> None:
+    table = RankTable(places(("scheduler + server 0", "a"), ("worker 0", "b")), ["t"])
+    for at in (0.0, 2.0):
+        n = int(at)
+        beat(table, 1, at, links=[(n, n)], pushed_bytes=n + 7, pulled_bytes=n)
+    assert table.totals().link_bytes_per_s is None
+    assert table.totals().push_bytes_per_s == 1.0
 
 
 def test_the_traffic_between_hosts_is_unknown_before_the_second_heartbeat() -> None:
@@ -106,3 +127,26 @@ def test_counts_of_servers_that_are_not_known_are_left_out() -> None:
     beat(table, 1, 0.0, links=[(1, 1), (2, 2)])
     load = table.load()
     assert (load.tables, load.links) == ((), ())
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 200])
+def test_servers_on_other_hosts_are_named_up_to_64_servers(n: int) -> None:
+    """Ranks are in any order, and the servers of a host need not follow each other."""
+    ranks = [(f"server {i}", "abc"[i % 3]) for i in range(n)]
+    ranks = [("scheduler", "a"), *ranks[::-1], ("worker 0", "b"), ("worker 1", "d")]
+    load = LoadTable(places(*ranks), [])
+    off_b = tuple(i for i in range(n) if i % 3 != 1)
+    assert load.servers_off("b") == (off_b if n <= 64 else ())
+    assert load.servers_off("d") == (tuple(range(n)) if n <= 64 else ())
+    table = RankTable(places(*ranks), [])
+    for at in (0, 2):
+        links = [(10 * at * (i + 1), at) for i in range(n)] if n <= 64 else []
+        beat(table, n + 1, float(at), links=links)
+        beat(table, n + 2, float(at), links=links)
+    moved = sum(10 * (i + 1) + 1 for i in off_b) + sum(10 * (i + 1) + 1 for i in range(n))
+    # With more servers heartbeats have no bytes by server.
+    assert table.totals().link_bytes_per_s == (moved if n <= 64 else None)
+
+
+def test_heartbeats_have_bytes_by_server_for_as_many_servers() -> None:
+    assert counts._MOST_LINKS == load_module._MOST_SERVERS

@@ -102,6 +102,15 @@ def test_the_supervisor_sees_a_scheduler_whose_disk_is_full(
     assert "No space left on device" in capsys.readouterr().err
 
 
+def test_a_damaged_status_ends_no_attempt(run: Supervised) -> None:
+    """Such as a supervisor leaves which finds it on a full disk."""
+    run.folder.status_file.write_bytes(b"")
+    begin(run)
+    status = run.folder.status()
+    assert status is not None
+    assert (status.state, status.restarts) == ("running", 0)
+
+
 def test_every_sample_is_in_one_line_of_the_metrics(run: Supervised) -> None:
     record = begin(run)
     for i in range(3):

@@ -368,7 +368,7 @@ def test_a_record_of_another_length_is_refused():
     configure(rig, SGD())
     at = rig.layout.mailbox_offset(0) + rig.layout.geometry.slots_offset
     rig.region.view(at + 52, 4, True).view(np.uint32)[0] -= 8
-    with pytest.raises(_native.ProtocolViolation, match="in 96 bytes, expected 104"):
+    with pytest.raises(_native.ProtocolViolation, match="in 104 bytes, expected 112"):
         rig.drain()
 
 

@@ -193,7 +193,7 @@ def test_any_payload_of_the_right_size_is_decoded_without_harm(scale: float) -> 
     [
         (
             lambda: dense(compression="zip"),
-            "unknown compression 'zip'; valid are bf16, fp16, int8, topk, randomk, onebit, none",
+            "unknown compression 'zip'; valid are bf16, fp16, int8, topk, randomk, onebit, shared_int8, none",
         ),
         (lambda: dense(compression="int4"), "unknown compression 'int4'.*did you mean 'int8'"),
         (lambda: dense(compression=Int8), "compression = Int8, a class: must be a codec such as"),
@@ -208,7 +208,7 @@ def test_any_payload_of_the_right_size_is_decoded_without_harm(scale: float) -> 
         (lambda: TopK(0.0), "fraction = 0.0: must be"),
         (lambda: dense(compression={"name": "topk", "k": 5}), "'topk' has fraction, not k"),
         (lambda: rows(8, compression="topk"), "is for dense tables: a worker cannot hold"),
-        (lambda: dense(pull_compression="onebit"), "'onebit': must be 'bf16', 'int8' or 'none'"),
+        (lambda: dense(pull_compression="randomk"), "'randomk': must be 'bf16', 'int8', 'topk'"),
         (lambda: dense(compression="topk", consistency="diloco"), "have no residual; use 'bf16'"),
         (lambda: Auto(Int8(), TopK()), "so the job does not choose it by speed"),
         (lambda: Int8(8192), "block = 8192: must be from 16 to 4096"),

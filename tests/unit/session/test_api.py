@@ -201,8 +201,8 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         ({"consistency": mpips.SSP}, "table 'w': consistency = SSP is a class; call it: SSP()"),
         (
             {"optimizer": "adm"},
-            "table 'w': unknown optimizer 'adm'; valid are sgd, momentum, nesterov, adagrad, rmsprop, adam, "
-            "adamw, ftrl; did you mean 'adam'?",
+            "table 'w': unknown optimizer 'adm'; valid are sgd, momentum, nesterov, delayed_nesterov, "
+            "adagrad, rmsprop, adam, adamw, ftrl; did you mean 'adam'?",
         ),
         (
             {"consistency": "spp"},

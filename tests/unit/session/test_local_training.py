@@ -66,24 +66,29 @@ def test_memory_holds_the_images_of_two_clocks_and_no_unfinished_one() -> None:
     regions = Regions(persistent(new_token()), shared=True, supervised=True)
     tables = {0: table()}
     try:
-        memory = LocalMemory(regions.create("l3", memory_bytes([table()])), image_bytes([table()]))
+        memory = LocalMemory(
+            regions.create("l3g5", memory_bytes([table()])), image_bytes([table()])
+        )
         assert not memory.holds(0)
         for clock in range(4):
             memory.write(clock, LocalHead(steps=4 * clock), [state(clock)])
         assert [memory.holds(clock) for clock in range(5)] == [False, False, True, True, False]
         del memory
-        found = reopen(regions, tables, 3, 2)
+        found = reopen(regions, tables, 3, 2, 5)
         read = LocalState.of(table())
         assert load(found.image(2), [read], True).steps == 8
         assert np.array_equal(read.values, state(2.0).values)
+        # A node may have memory whose clocks count from an earlier launch than those of the job.
+        with pytest.raises(RegionError, match="l3g6"):
+            reopen(regions, tables, 3, 2, 6)
         # A process that ends while it writes leaves no image of that clock.
         found._marks[0][0] = 0
         del found
         with pytest.raises(RegionError, match="worker 3 at clock 2 are not there"):
-            reopen(regions, tables, 3, 2)
+            reopen(regions, tables, 3, 2, 5)
         with pytest.raises(RegionError, match="have another size"):
-            reopen(regions, {0: table(5000)}, 3, 2)
+            reopen(regions, {0: table(5000)}, 3, 2, 5)
         with pytest.raises(RegionError):
-            reopen(regions, tables, 4, 2)
+            reopen(regions, tables, 4, 2, 5)
     finally:
         regions.unlink()

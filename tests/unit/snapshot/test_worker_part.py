@@ -14,6 +14,7 @@ from mpips.errors import StallError
 from mpips.model.consistency import ASP, SSP
 from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
 from mpips.session.local_scheduler import LocalScheduler
+from mpips.snapshot.worker_part import WorkerPart
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker, connection_of
@@ -176,3 +177,19 @@ def test_a_text_holds_the_random_state_of_its_tick(ticks):
     position.random.random(5)
     assert position.part() == at_tick
     assert bool(decode_part(at_tick).random) is bool(ticks)
+
+
+def test_a_cut_behind_an_inner_step_has_the_random_numbers_of_that_step():
+    written = []
+    control, position = Recording(), Position(3, 0, 2)
+    part = WorkerPart(
+        0, position, control, lambda *record: written.append(record), lambda: False, False, 0
+    )
+    position.random.integers(9, size=5)
+    part.note_inner_step(0, 2)
+    there = decode_part(position.part())
+    position.random.integers(9, size=5)
+    control.cut.pending = Commit(7, 0)
+    assert not part.while_waiting(False)
+    ((number, _, payload),) = written
+    assert (number, decode_part(payload)) == (7, there)

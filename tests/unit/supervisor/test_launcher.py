@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mpips.errors import CapabilityError
-from mpips.rundir.directory import RunFolder
-from mpips.supervisor.attempt import Attempt
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import Places, RankPlace, StartPoint, Status
+from mpips.supervisor.attempt import STARTING, Attempt
 from mpips.supervisor.launcher import find_launcher
 
 
@@ -58,3 +60,27 @@ def test_output_of_ranks_passes_through_a_supervisor_that_draws(
     assert attempt.close().code == 0
     direct = capfd.readouterr().out
     assert (shown.getvalue(), direct) == (("one\ntwo\n", "") if copied else ("", "one\ntwo\n"))
+
+
+def test_the_start_of_an_attempt_is_what_its_scheduler_wrote(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    run.attempt(1).mkdir(parents=True)
+    place = RankPlace(rank=0, role="scheduler", host="elsewhere", pid=1)
+    first = Status(state=STARTING, generation=1, time_s=0.0)
+    start = StartPoint(source="memory", step=27)
+    attempt = Attempt(run, 1, ["true"], os.environ, str(tmp_path))
+    try:
+        run.write_status(first)
+        assert attempt.look() is None
+        # The scheduler has replaced one of its two files.
+        replace_json(run.places_file, Places(generation=1, ranks=(place,)))
+        assert attempt.look() is None
+        run.write_status(
+            msgspec.structs.replace(first, state="running", start=start, ranks=(place,))
+        )
+        seen = attempt.look()
+        assert seen is not None
+        assert seen.start == start
+    finally:
+        attempt.kill()
+        attempt.close()

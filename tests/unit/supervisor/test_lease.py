@@ -78,6 +78,20 @@ def test_a_lease_that_nobody_renews_is_taken_whatever_its_clock(case: Case, ahea
     assert "was not released by process 7 on elsewhere: waiting" in case.printed[0]
 
 
+@pytest.mark.usefixtures("short_lease")
+@pytest.mark.parametrize("damage", [b"", b"\0" * 64])
+def test_a_host_without_power_may_leave_a_damaged_lease(case: Case, damage: bytes) -> None:
+    case.run_folder.attempt(9).mkdir()
+    case.run_folder.attempt(10).mkdir()
+    case.run_folder.status_file.write_bytes(damage)
+    case.run_folder.lease_file.write_bytes(damage)
+    assert case.run({"finish": True}) == 0
+    assert "was not released by process 0 on an unknown host: waiting" in case.printed[0]
+    lease = case.run_folder.lease()
+    assert lease is not None
+    assert (lease.generation, lease.released) == (11, True)
+
+
 def test_on_a_full_disk_a_lease_is_renewed_by_its_time(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.files import RankPlace, Status
 from mpips.supervisor.attempt import Ended
-from mpips.supervisor.verdict import CRASHED, PREEMPTED, STALLED, Death, judge, read_reports
+from mpips.supervisor.verdict import (
+    CRASHED,
+    PREEMPTED,
+    STALLED,
+    Death,
+    fatal_stacks,
+    judge,
+    read_reports,
+)
 
 RANKS = tuple(RankPlace(rank=r, role=f"worker {r}", host="node1", pid=100 + r) for r in range(3))
 STATUS = Status(state="running", generation=0, time_s=1.0, ranks=RANKS)
@@ -157,3 +166,16 @@ def test_words_of_one_host_are_ordered_by_a_clock_that_nobody_sets(
         )
         (tmp_path / f"words-{rank}.json").write_bytes(msgspec.json.encode(words))
     assert [w.rank for w in read_reports(tmp_path)] == [first, 3 - first]
+
+
+def test_logs_of_months_are_read_at_their_end_only(tmp_path: Path) -> None:
+    for rank in range(3):
+        log = tmp_path / f"rank-{rank}.log"
+        log.touch()
+        os.truncate(log, 1 << 40)
+    with log.open("ab") as file:
+        file.write(
+            b"\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call)\n"
+        )
+    assert fatal_stacks(tmp_path, 0) == ""
+    assert fatal_stacks(tmp_path, 2).startswith("Fatal Python error: Segmentation fault\nCurrent")

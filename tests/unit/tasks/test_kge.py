@@ -524,7 +524,7 @@ def test_metrics_have_the_same_bits_for_any_division_among_workers(tmp_path: Pat
     model = mpips.load(tmp_path / "c")
     (tmp_path / "all.tsv").write_text("\n".join(lines(0, 11)))
     names = tuple(Kge.own_metrics)
-    whole = model._read_own(str(tmp_path / "all.tsv"), "test")
+    whole = model._read_own(str(tmp_path / "all.tsv"))
     found = []
     for n in (1, 3):
         total = Quotients.zero(names)

@@ -163,7 +163,7 @@ def test_views_are_ready_once_servers_of_this_node_have_the_values_of_the_clock(
         optimizer.step()
         mpips.torch.steps()  # the clock ends
         with monkeypatch.context() as patch:
-            patch.setattr(handle, "_settled", lambda max_s: False)
+            patch.setattr(handle._reader, "is_settled", lambda max_s: False)
             assert handle.ready_views() is None
         with monkeypatch.context() as patch:
             patch.setattr(handle._connection, "channels", [object()])  # of another node

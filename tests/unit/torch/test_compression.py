@@ -69,6 +69,22 @@ def test_a_model_with_a_codec_trains_like_one_without(codec: str, overlap: bool)
 
 
 @pytest.mark.parametrize("stream", [None, 1])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_model_trains_with_a_copy_that_follows_by_differences(
+    stream: int | None, overlap: bool
+) -> None:
+    options = {"pull_compression": "onebit", "stream": stream}
+    if not stream:
+        options["overlap"] = overlap
+    plain = losses({}, overlap=True)[0]
+    found = losses({}, **options)[0]
+    assert found[0] == plain[0]  # the first pull is that of the values
+    assert found != plain
+    assert found[-1] < 0.2 * found[0]
+    assert losses({}, overlap=True, pull_compression="onebit")[0] == found
+
+
+@pytest.mark.parametrize("stream", [None, 1])
 def test_streamed_models_receive_rounded_values_too(stream: int | None) -> None:
     both = {"compression": "int8", "pull_compression": "bf16"}
     # A streamed model pushes with overlap from the first step on.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -380,3 +382,20 @@ def test_loader_processes_feed_a_model_with_rows(start):
 def test_extreme_ids_are_different_rows(job):
     layer, _ = prepare(Embedding(DIM, init="normal(1)"))
     assert len(np.unique(layer(IDS).detach().numpy()[:, 0])) == N
+
+
+@pytest.mark.parametrize("stream", [None, 1])
+def test_the_memory_of_a_job_is_free_after_its_end(stream):
+    """Whatever the script leaves: gradients that no step has pushed, and a model that it holds."""
+    model = nn.Sequential(EmbeddingBag(DIM), nn.Linear(DIM, 5), nn.Linear(5, 1))
+    with torch_job() as script:
+        optimizer = SGD(model[1:].parameters(), 0.1)
+        trained, optimizer = prepare(model, optimizer, stream=stream)
+        for _ in range(4):
+            optimizer.zero_grad()
+            trained(IDS[:6].view(2, 3)).sum().backward()
+            optimizer.step()
+        worker = weakref.ref(script.worker)
+    del script, trained, optimizer, model
+    gc.collect()
+    assert worker() is None

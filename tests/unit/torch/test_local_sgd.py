@@ -7,7 +7,7 @@ import torch
 from torch_rig import pulled, torch_job, values_of
 
 import mpips.torch
-from mpips import ConfigError, DiLoCo, LocalSGD, Nesterov
+from mpips import ConfigError, DelayedNesterov, DiLoCo, LocalSGD, Nesterov
 
 
 def make() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
@@ -23,16 +23,18 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x, y, n: int
         optimizer.step()
 
 
-def test_steps_are_those_of_torch_and_outer_steps_those_of_diloco() -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_steps_are_those_of_torch_and_outer_steps_those_of_diloco(asynchronous: bool) -> None:
     plain, x, y = make()
     start = values_of(plain)
     train(plain, torch.optim.SGD(plain.parameters(), 0.1), x, y, 4)
     after = values_of(plain)
     model, x, y = make()
     with torch_job() as script:
-        outer = Nesterov(0.5, 0.5)
+        outer = DelayedNesterov(0.5, 0.5) if asynchronous else Nesterov(0.5, 0.5)
+        consistency = DiLoCo(4, outer, asynchronous=asynchronous)
         model, optimizer = mpips.torch.prepare(
-            model, torch.optim.SGD(model.parameters(), 0.1), consistency=DiLoCo(4, outer)
+            model, torch.optim.SGD(model.parameters(), 0.1), consistency=consistency
         )
         train(model, optimizer, x, y, 3)
         with mpips.torch.averaged(model):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from model_rig import dense_csv, hashed_csv, svm
+from model_rig import dense_csv, hashed_csv, several_svm, svm
 
 from mpips.cli.init import command
 from mpips.config.schema import load_config
@@ -28,6 +28,7 @@ def run(*arguments: str) -> str:
         (dense_csv, "a.csv", "mlp"),
         (hashed_csv, 'odd "name".csv', "wide_deep"),
         (svm, "a.svm", "logistic"),
+        (several_svm, "a.svm", "mlp"),
     ],
 )
 def test_the_job_file_trains(
@@ -46,7 +47,7 @@ def test_the_job_file_trains(
     assert (config.task, config.data.train, config.data.test) == (task, name, f"test {name}")
     assert ("categorical" in text) == (write is hashed_csv)
     outcome = train(config, "none", verbose=False)
-    assert 0 <= outcome.value.metrics["accuracy"] <= 1
+    assert 0 <= outcome.value.metrics["micro_f1" if write is several_svm else "accuracy"] <= 1
     # What is commented out is accepted, too.
     wanted = ("[schedule]", "[table]", "[cluster]", "name", "consistency", "optimizer", "servers")
     lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import select
 import socket
@@ -19,6 +20,7 @@ from web_rig import TOKEN, Page, page_of
 
 from mpips.web.connections import BACKLOG, most_connections
 from mpips.web.runs_data import RunsData
+from mpips.web.server import PageServer
 
 
 def line_to(page: Page) -> socket.socket:
@@ -130,3 +132,31 @@ def test_the_reader_goes_on_after_an_error_and_prints_it_once(
     with page_of(tmp_path, refresh_s=0.01) as page, page.events("run=job") as events:
         assert next(d for k, d in events if k == "run")["state"]["state"] == "done"
     assert capfd.readouterr().err.count("ZeroDivisionError: by chance") == 1
+
+
+def test_a_stream_that_is_cancelled_again_and_again_stops_no_other(tmp_path: Path) -> None:
+    """A browser that leaves cancels its stream until it has ended, also while the runs are being read."""
+    full_run(tmp_path)
+
+    async def follow(server: PageServer) -> None:
+        async for _ in server._stream(["job"]):
+            pass
+
+    async def crowd() -> None:
+        server = PageServer(RunsData(tmp_path), TOKEN)
+        await server._read_once()
+        streams = [asyncio.create_task(follow(server)) for _ in range(20)]
+        for _ in range(200):
+            await asyncio.sleep(0)
+        for _ in range(200):
+            for stream in streams:
+                stream.cancel()
+            await asyncio.sleep(0)
+        ended = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 20)
+        assert {type(error) for error in ended} == {asyncio.CancelledError}
+        # The runs are read on, and a later one gets what is new.
+        await asyncio.wait_for(server._read_once(), 20)
+        late = server._stream(["job"])
+        assert [(await anext(late))[:12] for _ in range(2)] == [b"event: hello", b"event: list\n"]
+
+    asyncio.run(crowd())

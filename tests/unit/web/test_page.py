@@ -45,8 +45,11 @@ def squeezed(text: str) -> str:
 def show_all(window: Browser, *names: str) -> None:
     """Show these runs side by side."""
     window.run("page.show(arguments[0]);", list(names))
+    # As many runs may still be those that were shown before.
     window.wait(f"{READY} && page.runs.size == arguments[0]", len(names))
-    window.wait("document.querySelectorAll('#heads [data-run]').length == arguments[0]", len(names))
+    window.wait("arguments[0].every(name => page.runs.has(name))", list(names))
+    heads = "[...document.querySelectorAll('#heads .head-name')].map(head => head.textContent)"
+    window.wait(f"{heads}.sort().join('|') == arguments[0]", "|".join(sorted(names)))
 
 
 def test_every_panel_shows_the_numbers_of_the_files(window: Browser, tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""Values of dense tables that a server sends as soon as they are there, in the order of their use.
+
+A worker asks for the values of a table before it pushes the updates that lead to them. The request names a
+version. When the head of the table has this version, the server sends the values. So the request is not
+behind the updates on the link, and the values need no further message of the worker.
+
+Of several requests whose values are there, the server serves the first one first. At most MOST_UNDER_WAY
+messages of values to a worker are under way, so values that come to be there later wait only for these.
+
+The values do not change between the version and their arrival. The server applies no update of a table under
+BSP without this worker: the worker sends its next last push of a clock to the table, or the next end of a
+clock, only after it has taken the values (`PullsByUse.finish`). The server's one thread serves requests
+and applies updates by turns, so it never sends values while it writes them.
+
+Each request has a tag of its own for its values, since they may come in another order than the requests.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+MOST_UNDER_WAY = 16  # messages of values to one worker
+VALUE_BYTES = 56 << 10  # of one message; see p2p.EAGER_BYTES
+MOST_REQUESTS = 1 << 14  # that one worker may have at one server
+WHERE = struct.Struct("<QQ")  # behind the head of a request: offset of the table's head, and number
+_FIRST_TAG = 64
+_NO_VERSION = 2**64 - 1
+
+
+class IncomingValues:
+    """The values of one request. They are complete when `is_there` has returned True."""
+
+    def __init__(
+        self,
+        requests: deque[MPI.Request],
+        sent: tuple[MPI.Request, bytes],
+        taken: Callable[[], None],
+    ) -> None:
+        """Take the receives, the request's own message, and what is called once when all is there."""
+        self._requests = requests
+        self._sent: tuple[MPI.Request, bytes] | None = sent
+        self._taken = taken
+        self._is_taken = False
+
+    def is_there(self) -> bool:
+        """Return True if all values have arrived. Enters MPI, does not block."""
+        if self._is_taken:
+            return True
+        if self._sent is not None and self._sent[0].Test():
+            self._sent = None
+        while self._requests and self._requests[0].Test():
+            self._requests.popleft()
+        if self._requests or self._sent is not None:
+            return False
+        self._is_taken = True
+        self._taken()
+        return True
+
+
+class ValueRequests:
+    """A worker's requests to one server."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, rank: int, head: Callable[[int, int, int], bytes]
+    ) -> None:
+        """Ask the server on `rank`. `head(offset, n_bytes, version)` makes the head of a request."""
+        self._comm = comm
+        self._rank = rank
+        self._head = head
+        self._n_asked = 0
+
+    def ask(
+        self,
+        head_at: int,
+        version: int,
+        offset: int,
+        out: Bytes,
+        tag: int,
+        taken: Callable[[], None],
+    ) -> IncomingValues:
+        """Ask for bytes of the region, to be sent when a table has a version. Does not block.
+
+        Args:
+            head_at: Offset of the table's head in the region.
+            version: The version.
+            offset: Offset of the values.
+            out: Receives them; it belongs to the request until all have arrived.
+            tag: TAG_HEAD.
+            taken: Called when all have arrived.
+        """
+        number = self._n_asked % MOST_REQUESTS
+        self._n_asked += 1
+        requests = deque(
+            self._comm.Irecv(
+                [out[at : at + VALUE_BYTES], MPI.BYTE], self._rank, _FIRST_TAG + number
+            )
+            for at in range(0, out.nbytes, VALUE_BYTES)
+        )
+        message = self._head(offset, out.nbytes, version) + WHERE.pack(head_at, number)
+        sent = self._comm.Isend([message, MPI.BYTE], self._rank, tag), message
+        return IncomingValues(requests, sent, taken)
+
+
+class _Request:
+    """One request at the server."""
+
+    def __init__(self, head: NDArray[np.uint64], version: int, values: Bytes, number: int) -> None:
+        self.head, self.version = head, version
+        self.values, self.number = values, number
+        self.done = 0  # bytes sent
+
+    def is_due(self) -> bool:
+        """Return True if the table has the version. The head is version and complement."""
+        version = int(self.head[0])
+        return version >= self.version and version ^ int(self.head[1]) == _NO_VERSION
+
+
+class ValueService:
+    """The server's part: the open requests of all workers, and their values that are under way."""
+
+    def __init__(self, comm: MPI.Intracomm, region: Bytes) -> None:
+        """Serve a region."""
+        self._comm = comm
+        self._region = region
+        self._open: dict[int, list[_Request]] = {}
+        self._sends: dict[int, deque[tuple[MPI.Request, Bytes]]] = {}
+
+    def take(self, rank: int, where: bytes, offset: int, n_bytes: int, version: int) -> bool:
+        """Take a request; return False for one that no worker sends."""
+        head_at, number = WHERE.unpack(where)
+        requests = self._open.setdefault(rank, [])
+        if head_at % 8 or head_at + 16 > len(self._region) or number >= MOST_REQUESTS:
+            return False
+        if n_bytes == 0 or any(request.number == number for request in requests):
+            return False
+        head = self._region[head_at : head_at + 16].view(np.uint64)
+        values = self._region[offset : offset + n_bytes]
+        requests.append(_Request(head, version, values, number))
+        return True
+
+    def advance(self) -> int:
+        """Send values that are there; return the number of messages that are under way. Does not block."""
+        if not self._open and not self._sends:
+            return 0
+        n_under_way = 0
+        for rank, requests in list(self._open.items()):
+            sends = self._sends.setdefault(rank, deque())
+            for request in list(requests):
+                if len(sends) >= MOST_UNDER_WAY:
+                    break
+                if request.is_due():
+                    self._send(rank, request, sends)
+                    if request.done == len(request.values):
+                        requests.remove(request)
+            if not requests:
+                del self._open[rank]
+        for rank, sends in list(self._sends.items()):
+            while sends and sends[0][0].Test():
+                sends.popleft()
+            n_under_way += len(sends)
+            if not sends and rank not in self._open:
+                del self._sends[rank]
+        return n_under_way
+
+    def _send(self, rank: int, request: _Request, sends: deque[tuple[MPI.Request, Bytes]]) -> None:
+        """Send messages of one request, as far as they may be under way."""
+        while request.done < len(request.values) and len(sends) < MOST_UNDER_WAY:
+            part = request.values[request.done : request.done + VALUE_BYTES].copy()
+            sent = self._comm.Isend([part, MPI.BYTE], rank, _FIRST_TAG + request.number)
+            sends.append((sent, part))
+            request.done += len(part)

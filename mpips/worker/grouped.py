@@ -1,0 +1,431 @@
+"""One worker's part in its group, which sums updates of tables before they are sent to servers.
+
+The workers of a group add up their updates of a clock in memory that they share, each a slice of every table,
+or by messages where they run on several nodes (native/src/reduction/reduction.hpp, mpips.mpi.contributions).
+The leader of the clock pushes the sums. To servers they are pushes of the leader; the other workers push
+nothing to these tables, they only tick. So rings, journal, replicas and checkpoints know nothing of groups,
+and the mean over all workers stays the mean.
+
+The leader of clock c is the lowest worker of the group that has not finished before c. All workers of the
+group know it when the sums of c are complete, since then each of them has ended c or finished before it.
+
+    clock()   1. note the end of the clock; wait until all of the group have, and the sums are complete
+              2. leader: push held rows, then the sums of rows, then those of dense tables, in the order of
+                 the tables
+              3. position, fence, ticks: as without a group
+
+Where memory outlives the launch, the leader waits after its ticks until they are in the memory of all
+servers, and notes that (`sent`). The others go on from 1. only then, with their rows, positions and ticks. So
+clock() waits for the workers of the group. Under BSP the next pull would wait for them anyway.
+
+Rows of embedding tables under BSP: see mpips.worker.group_rows.
+
+SSP and ASP. One clock of a group is pushed as one update, where that has the effect of its pushes
+(mpips.model.grouping.can_sum). What servers and other workers see is one worker, the leader, under the same
+model. No update waits longer than for the slowest worker of the group to end its clock, and a group stores
+one update of a worker for each table.
+
+* SSP. A pull at clock c waits until all workers have ended clock c - bound - 1 at the server. The leader of
+  that clock has then, and its sum is in its ring before its tick. So the pull contains the updates of all
+  workers of its group up to that clock.
+* Own pushes. A pull contains those of this worker's earlier clocks: it waits until the server has the tick of
+  the leader of the clock before (`is_applied`). The server had applied the sum before it took the tick.
+* Hyperparameters. The leader writes a change in front of the sum of its clock. Another worker is in the next
+  clock before the leader has written that sum, so its record could overtake it.
+* Checkpoints. All workers cut at one clock, as under BSP and SSP (needs_common_clock).
+
+Held pushes. Under BSP a server takes the pushes of a clock in the order of the workers. A push of worker 1
+waits in its ring for the tick of worker 0, and behind it every later record of worker 1, such as a pull of
+rows. Worker 0 waits before its tick for worker 1, which may wait for its pull. Therefore workers of a group
+hold their pushes of rows under BSP until the end of the clock: within its clock a worker then waits for
+clocks before it only.
+
+Every wait ends. Consider the lowest worker that has not ticked clock c, the lowest clock that any has not.
+Within clock c all others wait for clocks before c only: a pull under BSP or SSP, and `is_applied`, wait for
+ticks of earlier clocks, and servers take pushes under SSP and ASP as they come.
+
+* It leads its group, or is in none. The servers take its pushes, because all lower workers have ticked. It
+  waits for workers of its group to note the end of c. Each of them is in c, without a push of c in a ring:
+  the launch has not written one before `sent`, and neither has the launch before, or else the leader had
+  ticked at all servers. So each comes to its end of c.
+* It does not lead its group. The leader is lower, has ticked, and has noted it or will, since a fence waits
+  for no worker. The worker does not wait for sums then; those of a clock that is repeated may come later.
+
+Exactly once. Let a launch end, and the next one continue in the servers' memory (mpips.recovery.memory). A
+worker continues at the least of its clocks at all servers. Let c be any clock, at which some worker of the
+group continues or which it repeats later. A worker that has a tick of c at some server has all its pushes of
+c at all servers. There are three cases.
+
+1. No worker of the group has a tick of c anywhere. All repeat c. The leader is the same, because whether a
+   worker finishes before c depends on its program alone. Servers that have the first sums skip their
+   repetition.
+2. The leader has a tick of c at some server. Then all sums of c are at all servers, and whatever the group
+   adds up for c is skipped by all of them (the leader repeats c), or pushed by nobody (it is beyond c).
+3. Another worker has a tick of c. Then the leader's ticks of c are at all servers: it is beyond c. This is
+   case 2. In particular a worker beyond c, which contributes nothing when c is repeated, is missed in no sum
+   that counts.
+
+So a sum counts once at each server, and it has the update of every worker of the group that ends c. Under
+BSP, where nobody has applied a clock that is repeated, the repetition has the same numbers. Under SSP and ASP
+it may have others, as without groups: the part of a table on a server that had the first sum takes that one,
+and the part on another server the repeated one. Clocks of other groups do not matter; under SSP and ASP they
+may be far apart. Replicas must have the pushes before a tick under ASP, too (Parts.partners).
+
+Other groups than before would mix the two launches: a leader would skip a push that lacks a worker, which
+pushes by itself now. So would areas of another size. Therefore groups and options are part of what makes
+memory fit (mpips.session.startup), and a run keeps its groups when workers move to other nodes.
+
+The words of the new memory begin with the workers' places: `ticked` and `sent` are the clock of a worker, and
+`finished` is set for one that had ended.
+
+Several pushes of a worker to a table in one clock are added up in its own contribution, in their order.
+Nobody reads that before the worker has closed the table in the clock, or ended it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.model.consistency import BSP
+from mpips.mpi.messages import Figures
+from mpips.worker import waits
+from mpips.worker.group_part import GroupPart
+from mpips.worker.row_pulls import RowPulls
+
+if TYPE_CHECKING:
+    from mpips.worker.connection import Connection
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+_WAIT_S = 0.02  # of one wait without messages
+
+Send = Callable[[Float32], None]
+
+
+class GroupedTables:
+    """One worker's part in its group. Not thread-safe. Workers are numbered within the group.
+
+    Attributes:
+        rows: Sums of rows of embedding tables; None: there are none, or the worker had finished.
+        row_pulls: Rows that the group pulls once; None: each worker pulls by itself.
+    """
+
+    def __init__(self, connection: Connection, part: GroupPart, names: Sequence[str]) -> None:
+        """Use what start-up has made.
+
+        Args:
+            connection: The worker's connection, whose waits are used.
+            part: See GroupPart.
+            names: Names of all workers of the job, for errors.
+        """
+        self._connection = connection
+        self._part = part
+        self._names = [names[worker] for worker in part.members]
+        self._reduction = part.reduction
+        self._contributions = part.contributions
+        self._place = {index: place for place, index in enumerate(part.tables)}
+        self._tables = list(part.tables.values())
+        self._send: dict[int, Send] = {}
+        self._held: list[Callable[[], object]] = []  # writes of this clock's pushes of rows
+        self._leads: list[Callable[[], None]] = []  # changes of hyperparameters in this clock
+        self.rows = part.rows if not part.had_finished else None
+        # The reduction's tables: those above, and one for the ends of clocks where rows are summed.
+        self._n_sums = len(self._tables) + (part.rows is not None)
+        self.row_pulls = None
+        if (shared := part.shared_rows) is not None:
+            ends = len(self._tables)
+            self.row_pulls = RowPulls(connection, shared, self._names, part.reduction, ends)
+        # Tables with a push of this clock that is not sent to other nodes.
+        self._open: list[int] = []
+        self._pushed = [0, 0]  # pushes of this clock, and those of them to tables under BSP
+        self._carried = [0, 0]  # pushes that another worker has carried to the servers
+        # Newest clock of this worker up to which a server is known to have the leaders' ticks, by server.
+        self._applied: dict[int, int] = {}
+
+    def has(self, index: int) -> bool:
+        """Return True if the group sums the updates of the table with this index in the job."""
+        return index in self._place
+
+    def add(self, index: int, send: Send) -> None:
+        """Register how a sum of this table is pushed to the servers."""
+        self._send[self._place[index]] = send
+
+    def push(self, index: int, update: Float32) -> None:
+        """Add an update to this worker's contribution. Blocks until that of the clock before is summed.
+
+        Args:
+            index: Index of the table in the job.
+            update: float32, C-contiguous, finite where the table checks that. Free again at return.
+
+        Raises:
+            ReplayMismatch: The worker had finished before a restart.
+            StallError: A worker of the group was late; the message names it.
+        """
+        table, reduction = self._place[index], self._reduction
+        if self._part.had_finished:
+            raise _native.ReplayMismatch(
+                f"worker {self._connection.index} pushes to table {self._tables[table].name!r} at clock "
+                f"{reduction.clock}, but had finished before the restart"
+            )
+        flat = update.reshape(-1)
+        if not reduction.pushes(table):
+            if not self._has_room(table, 0.0):
+                self._connection.wait_until(lambda: self._has_room(table, _WAIT_S), self.late)
+            reduction.push(table, flat, False)
+            self._open.append(table)
+        else:
+            own = self._contribution(table).view(np.float32)
+            # A sum beyond float32 is infinite, as at a server.
+            with np.errstate(all="ignore"):
+                np.add(own, flat, out=own)
+        self._pushed[0] += 1
+        self._pushed[1] += isinstance(self._tables[table].consistency, BSP)
+
+    def push_rows(self, index: int, keys: Int64, rows: Float32, n_servers: int) -> bool:
+        """Let the group push rows at the end of the clock; False: `hold` them. See GroupRows.append.
+
+        `n_servers`: number of servers that have any of the keys.
+        """
+        if self.rows is None or not self.rows.append(self._reduction.clock, index, keys, rows):
+            return False
+        self._pushed = [n + n_servers for n in self._pushed]
+        return True
+
+    def hold(self, write: Callable[[], object]) -> None:
+        """Call `write`, which writes the records of a push, at the end of the worker's clock."""
+        self._held.append(write)
+
+    def lead(self, write: Callable[[], None]) -> None:
+        """Call `write` at the end of the worker's clock, in front of the sums, if it leads the clock."""
+        self._leads.append(write)
+
+    def _contribution(self, table: int) -> NDArray[np.uint8]:
+        at = self._part.layout.contribution(self._part.number, table, 0)
+        return self._part.memory.view(at, 4 * self._tables[table].n_elements, True)
+
+    def _has_room(self, table: int, max_s: float) -> bool:
+        if self._contributions is None:
+            return self._reduction.wait_room(table, max_s)
+        self._contributions.poll()
+        # The push before may be under way to other nodes.
+        wait_s = min(max_s, waits.BETWEEN_POLLS_S)
+        return self._reduction.wait_room(table, wait_s) and self._contributions.is_idle
+
+    def close(self, index: int) -> None:
+        """Note that the worker pushes no more to a table in its clock."""
+        table = self._place[index]
+        if self._contributions is not None:
+            self._send_open([table])
+            self._contributions.close(table, self._reduction.clock)
+        self._reduction.close(table)
+        self.poll()
+
+    def _send_open(self, tables: Sequence[int]) -> None:
+        """Send this worker's contributions to these tables to other nodes, where there are any."""
+        for table in [t for t in tables if t in self._open]:
+            self._open.remove(table)
+            if self._contributions is not None:
+                reduction = self._reduction
+                rule, raw = reduction.rule_hash(table), self._contribution(table)
+                self._contributions.push(table, reduction.clock, 1, rule, raw)
+
+    def end_clock(self) -> None:
+        """End the worker's clock in the group, and push the sums if this worker is the leader. Blocks.
+
+        When it returns, the worker may write its position and its ticks.
+
+        Raises:
+            StallError: A worker of the group was late for the job's timeout; the message names it.
+        """
+        if self._part.had_finished:
+            return
+        reduction = self._reduction
+        clock = reduction.clock
+        self._send_open(list(self._open))
+        if self._contributions is not None:
+            if self.rows is not None:
+                ends = len(self._tables)
+                self.rows.send_to(self._contributions, clock, ends, reduction.rule_hash(ends))
+            self._contributions.tick(clock)
+        reduction.tick()
+        if _native.FAULTS:
+            _native.fault_point("summed-clock")
+        if not self._part.outlives:
+            self._write_held()
+        if not self._is_done(clock, 0.0):
+            self._wait_for(clock)
+        self._write_held()
+        pushed, self._pushed = self._pushed, [0, 0]
+        changes, self._leads = self._leads, []
+        if self._has_led(clock) or self._leader(clock) != self._part.number:
+            self._carried = [a + b for a, b in zip(self._carried, pushed, strict=True)]
+            return
+        for change in changes:
+            change()
+        if self.rows is not None:
+            self.rows.push_sums(clock)
+        for table in range(len(self._tables)):
+            if reduction.updated(table) == clock + 1:
+                self._send[table](reduction.values(table, 0))
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
+        for write in held:
+            write()
+
+    def _wait_for(self, clock: int) -> None:
+        """Wait until this worker may go on in the end of a clock."""
+        control = self._connection.control
+        before, control.state = control.state, "waiting for the workers of its group"
+        self._connection.wait_until(lambda: self._is_done(clock, _WAIT_S), self.late)
+        control.state = before
+
+    def _is_done(self, clock: int, max_s: float) -> bool:
+        """Wait for `max_s` seconds at most until the worker may go on; return whether it may.
+
+        It may when the sums are complete and it leads the clock, or the servers have them and the leader's
+        ticks; where memory does not outlive the launch, when the sums are complete.
+        """
+        if self._contributions is not None:
+            self._contributions.poll()
+            max_s = min(max_s, waits.BETWEEN_POLLS_S)
+            if not self._contributions.is_idle:
+                time.sleep(max_s)
+                return False
+        if self._has_led(clock):
+            return True
+        tables = range(self._n_sums)
+        if not all(self._reduction.wait_complete(table, max_s) for table in tables):
+            return False
+        if not self._part.outlives or self._leader(clock) == self._part.number:
+            return True
+        time.sleep(min(max_s, waits.BETWEEN_POLLS_S))
+        return False
+
+    def _has_led(self, clock: int) -> bool:
+        """Return True if the leader's ticks of a clock are known to be in the memory of all servers.
+
+        Its own word says so, or that of a worker which began this launch beyond the clock.
+        """
+        numbers = range(len(self._names))
+        return any(self._reduction.sent(number) > clock for number in numbers)
+
+    def _leader(self, clock: int) -> int:
+        """Return the leader of a clock whose sums are complete."""
+        words = [self._reduction.finished(number) for number in range(len(self._names))]
+        return next(n for n, word in enumerate(words) if word == 0 or word - 1 > clock)
+
+    def is_applied(self, server: int, max_s: float) -> bool:
+        """Return whether a server has applied what other workers have pushed for this one's earlier clocks.
+
+        Args:
+            server: Index of the server.
+            max_s: Seconds to wait at most if it has not.
+        """
+        clock = self._reduction.clock
+        if clock == 0 or self._applied.get(server) == clock:
+            return True
+        leader = self._part.members[self._leader_before(clock)]
+        channel = self._connection.channels[server]
+        if leader != self._connection.index and channel.clocks()[leader] < clock:
+            time.sleep(min(max_s, waits.BETWEEN_POLLS_S))
+            return False
+        self._applied[server] = clock
+        return True
+
+    def _leader_before(self, clock: int) -> int:
+        """Return the leader of the clock before this worker's clock."""
+        # One that may have finished since, and whose end this worker has not received, has noted `sent`.
+        numbers = range(len(self._names))
+        noted = next((n for n in numbers if self._reduction.sent(n) >= clock), None)
+        return self._leader(clock - 1) if noted is None else noted
+
+    def late_at(self, server: int) -> str:
+        """Return the message that a server has not applied what `is_applied` asks for."""
+        clock = self._reduction.clock
+        leader = self._names[self._leader_before(clock)]
+        return (
+            f"{leader}, which leads this worker's group, has not ended clock {clock - 1} at server {server}, "
+            "which applies the group's updates then"
+        )
+
+    def note_ticked(self) -> None:
+        """Wait until the ticks that the leader has sent are in the memory of all servers; let others tick.
+
+        Raises:
+            StallError: A server was late for the job's timeout.
+        """
+        clock = self._reduction.clock - 1
+        if not self._part.outlives or self._part.had_finished or self._has_led(clock):
+            return
+        self._connection.arrivals.wait_for_all()
+        self._reduction.note_sent(self._part.number, clock + 1)
+        if self._contributions is not None:
+            self._contributions.sent(clock + 1)
+
+    def finish(self) -> None:
+        """Let the group go on without this worker, which has ended its last clock.
+
+        One that had finished before the launch sends that again: others receive its messages until then.
+        """
+        if not self._part.had_finished:
+            self._reduction.finish()
+        if self._contributions is not None:
+            self._contributions.finish(self._reduction.clock)
+
+    def count(self, counters: dict[str, int]) -> None:
+        """Add the pushes that another worker has carried to this worker's counters."""
+        for key in ("pushed", "applied", "grouped"):
+            counters[key] = counters.get(key, 0) + self._carried[0]
+
+    def add_figures(self, figures: Figures) -> None:
+        """Add the pushes that another worker has carried to this worker's figures.
+
+        Under BSP they are never stale. Under SSP and ASP the leader counts the staleness of the sum.
+        """
+        figures.judged += self._carried[1]
+
+    def poll(self) -> None:
+        """Take messages, and do what can be done now. Does not block."""
+        if self._contributions is not None:
+            self._contributions.poll()
+        self._reduction.advance()
+
+    def settle(self) -> None:
+        """Receive and send what is left. Call it when all workers have finished. Blocks."""
+        contributions = self._contributions
+        if contributions is not None:
+            waits.polled(self._connection, contributions.has_ended, "ending", self.late)
+
+    def late(self) -> str:
+        """Return the message that sums are not complete, with the worker of the group that is late."""
+        found = self._reduction.awaited()
+        if found is None:
+            return self._late_after_sums()
+        worker, table, clock, ticked, summed, _ = found
+        done = "has not added its part of" if summed else "has not ended"
+        of = f" of table {self._tables[table].name!r}" if table < len(self._tables) else ""
+        return (
+            f"{self._names[worker]}, of this worker's group, {done} clock {clock}{of}; "
+            f"it is at clock {ticked}, this worker is at "
+            f"{self._reduction.clock} (with cluster.topology, clock() waits for the workers of the group)"
+        )
+
+    def _late_after_sums(self) -> str:
+        """Return the message of a wait for a receiver, or for the ticks of the leader."""
+        contributions, clock = self._contributions, self._reduction.clock - 1
+        slow = contributions.slow_receiver if contributions is not None else None
+        if slow is None and self._part.outlives and not self._has_led(clock):
+            return (
+                f"{self._names[self._leader(clock)]}, which leads this worker's group, has not ended clock "
+                f"{clock} at all servers, or this worker has not received that"
+            )
+        name = self._names[slow] if slow is not None else "another worker"
+        return f"{name}, of this worker's group, has not received its updates"

@@ -1,0 +1,187 @@
+"""Reads of the shards of one dense table, with the waits in front of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.model.common_copy import has_common
+from mpips.model.consistency import BSP
+from mpips.model.table import DenseTable
+from mpips.transport.batched_reads import TABLE_BYTES
+from mpips.transport.channel import MemoryChannel
+
+if TYPE_CHECKING:
+    from mpips.model.placement import ShardRange
+    from mpips.worker.connection import Connection
+    from mpips.worker.node_pulls import NodePulls
+
+Float32 = NDArray[np.float32]
+
+_WAIT_S = 0.02  # of one look at a server
+
+
+class ShardReader:
+    """One worker's reads of a dense table on servers. Not thread-safe."""
+
+    def __init__(
+        self, connection: Connection, index: int, table: DenseTable, shards: Sequence[ShardRange]
+    ) -> None:
+        """`shards`: the servers' ranges of the flattened tensor, at least one."""
+        self._connection = connection
+        self._index = index
+        self._table = table
+        self._shards = shards
+        self._ranges = _ranges(shards)
+        pulls = connection.node_pulls
+        self._shared = [s for s in shards if pulls is not None and pulls.has(index, s.server)]
+        bsp = table.consistency
+        grouped = connection.grouped
+        is_carried = grouped is not None and grouped.has(index) and not isinstance(bsp, BSP)
+        self._grouped = grouped if is_carried else None
+        self._is_batched = (
+            isinstance(bsp, BSP)
+            and bsp.backup == 0
+            and not has_common(table)
+            and all(4 * (part.stop - part.start) <= TABLE_BYTES for part in shards)
+            and not all(isinstance(connection.channels[p.server], MemoryChannel) for p in shards)
+        )
+
+    def read(self, flat: Float32) -> None:
+        """Fill `flat`, of the tensor's length, with values that satisfy the consistency model. Blocks.
+
+        Raises:
+            StallError: A worker or server was late for the job's timeout; the message names it.
+        """
+        if self._shared and self._connection.node_pulls is not None:
+            self._read_once(self._connection.node_pulls, flat)
+        elif self._is_batched:
+            missing = [r for r in self._ranges if not self._take(flat, *r)]
+            if missing:
+                self.settle()
+                self._read(flat, [r for r in missing if not self._fetch(flat, *r)])
+        else:
+            self.settle()
+            self._read(flat, self._ranges)
+
+    def read_parts(self, flat: Float32, parts: Sequence[ShardRange]) -> None:
+        """Fill the places of some servers' parts in `flat`. Blocks like `read`."""
+        self.settle(parts)
+        self._read(flat, _ranges(parts))
+
+    def _take(self, flat: Float32, server: int, start: int, stop: int) -> bool:
+        """Take a part that came with an earlier pull of this clock; return False if it is not there."""
+        channel = self._connection.channels[server]
+        return channel.take_dense(self._index, self._connection.now, flat[start:stop])
+
+    def _fetch(self, flat: Float32, server: int, start: int, stop: int) -> bool:
+        """Read a part from another node with other tables; return False if it is not read."""
+        channel, spent = self._connection.channels[server], self._connection.spent
+        began = time.monotonic()
+        is_read = channel.fetch_dense(self._index, self._connection.now, flat[start:stop])
+        spent.fetched(time.monotonic() - began)
+        return is_read
+
+    def _read(self, flat: Float32, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Read parts that satisfy the consistency model, given as server, start and stop in `flat`."""
+        connection = self._connection
+        began, waited = time.monotonic(), connection.clock_state.wait_s
+        for server, start, stop in ranges:
+            channel, target = connection.channels[server], flat[start:stop]
+            connection.wait_until(
+                lambda c=channel, t=target: c.read_dense(self._index, t, 0.05),  # type: ignore[misc]
+                lambda: (
+                    f"the values of table {self._table.name!r} changed during every attempt to read them"
+                ),
+            )
+        # The loop above reads: it waits for nobody.
+        connection.clock_state.wait_s = waited
+        connection.spent.fetched(time.monotonic() - began)
+
+    def _read_once(self, pulls: NodePulls, flat: Float32) -> None:
+        """Fill `flat`; of the shards that the node shares, read those that no worker of it reads yet."""
+        connection, clock, index = self._connection, self._connection.now, self._index
+        shared = self._shared if pulls.serves(connection) else []
+        claimed: dict[ShardRange, Float32] = {}
+        for part in shared:
+            memory = pulls.claim(index, part.server, clock)
+            if memory is not None:
+                claimed[part] = memory
+        common = [
+            part
+            for part in shared
+            if part in claimed or not pulls.is_passed(index, part.server, clock)
+        ]
+        self.settle(list(claimed))
+        for part, memory in claimed.items():
+            self._read(memory, [(part.server, 0, len(memory))])
+        for part in claimed:
+            version = connection.channels[part.server].writer.base_version(index)
+            pulls.publish(index, part.server, clock, version)
+        own = [part for part in self._shards if part not in common]
+        self.settle(own)
+        self._read(flat, _ranges(own))
+        for part in common:
+            target = flat[part.start : part.stop]
+            pulls.take(
+                connection,
+                index,
+                part.server,
+                target,
+                lambda worker, s=part.server: self._claim_text(s, worker),  # type: ignore[misc]
+            )
+
+    def _claim_text(self, server: int, worker: int) -> str:
+        return (
+            f"worker {worker}, which pulls table {self._table.name!r} from server {server} for this node, "
+            f"has not brought it to clock {self._connection.now}{self._connection.blame(server)}"
+        )
+
+    def is_settled(self, max_s: float, shards: Sequence[ShardRange] | None = None) -> bool:
+        """Return whether servers have applied this worker's pushes and satisfy the consistency model.
+
+        Under SSP and ASP, pushes of earlier clocks that its group has summed are among them.
+
+        Args:
+            max_s: Seconds to wait for each server.
+            shards: Those that are looked at; None: all.
+        """
+        version, clock = self._connection.minimum_clock(self._table)
+        for part in self._shards if shards is None else shards:
+            channel = self._connection.channels[part.server]
+            pushed = channel.writer.pushed_before(self._index)
+            bsp = isinstance(self._table.consistency, BSP)
+            if pushed and not bsp and not channel.wait_applied(pushed, max_s):
+                return False
+            if self._grouped is not None and not self._grouped.is_applied(part.server, max_s):
+                return False
+            if (version or clock) and not channel.wait_head(self._index, version, clock, max_s):
+                return False
+        return True
+
+    def settle(self, shards: Sequence[ShardRange] | None = None) -> None:
+        """Wait until `is_settled`. Blocks."""
+        self._connection.wait_until(lambda: self.is_settled(_WAIT_S, shards), self.late)
+
+    def late(self) -> str:
+        """Return the message that the values are not there, with the server and the worker that are late."""
+        server = self._shards[0].server
+        for part in self._shards:
+            version, clock = self._connection.minimum_clock(self._table)
+            channel = self._connection.channels[part.server]
+            if self._grouped is not None and not self._grouped.is_applied(part.server, 0.0):
+                return self._grouped.late_at(part.server)
+            if not channel.wait_head(self._index, version, clock, 0.0):
+                server = part.server
+        return (
+            f"server {server} has not brought table {self._table.name!r} to clock {self._connection.now}"
+            f"{self._connection.blame(server)}"
+        )
+
+
+def _ranges(shards: Sequence[ShardRange]) -> list[tuple[int, int, int]]:
+    return [(part.server, part.start, part.stop) for part in shards]

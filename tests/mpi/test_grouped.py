@@ -1,0 +1,218 @@
+"""Groups of workers: sums in their order on every transport, whatever each worker of a group does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from playing import Session, counts, noise, workers_with
+
+from mpips import ASP, BSP, SGD, Adam, DenseTable, EmbeddingTable, Int8, Replicated, Worker
+
+Float32 = NDArray[np.float32]
+Groups = tuple[tuple[int, ...], ...]
+
+N = 3000  # values of a table, in several records
+CLOCKS = 6
+_SLOT_KIB = 4
+
+
+def groups_of(n_workers: int) -> Groups:
+    """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
+    return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
+
+
+def update_of(worker: int, clock: int, number: int) -> Float32:
+    return noise(worker, 10 * clock + number, N)
+
+
+def pushes_of(worker: int, clock: int) -> int:
+    """Return the number of a worker's pushes in a clock: 0 to 2; nobody pushes in clock 2."""
+    return 0 if clock == 2 else (worker + clock) % 3
+
+
+def added(updates: Sequence[Float32]) -> Float32 | None:
+    """Return the sum from the first to the last one, in float32; None for none."""
+    total: Float32 | None = None
+    for update in updates:
+        total = update if total is None else total + update
+    return total
+
+
+def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
+    """Return the values after so many clocks under SGD(1.0); worker w ends after `ends[w]` clocks."""
+    values = np.zeros(N, np.float32)
+    inside = {w for group in groups if len(group) > 1 for w in group}
+    units = [group for group in groups if len(group) > 1]
+    units += [(w,) for w in range(len(ends)) if w not in inside]
+    for clock in range(clocks):
+        found: list[tuple[int, list[Float32]]] = []
+        for unit in units:
+            working = [w for w in unit if clock < ends[w]]
+            own = [
+                [update_of(w, clock, number) for number in range(pushes_of(w, clock))]
+                for w in working
+            ]
+            if len(unit) == 1:
+                found += [(working[0], own[0])] if working else []
+                continue
+            # A worker adds up its pushes, and the group its workers.
+            sums = [total for updates in own if (total := added(updates)) is not None]
+            group_sum = added(sums)
+            if group_sum is not None:
+                found.append((working[0], [group_sum]))
+        total = added(
+            [update for _, updates in sorted(found, key=lambda f: f[0]) for update in updates]
+        )
+        if total is not None:
+            n_working = sum(clock < end for end in ends)
+            values = values - total * np.float32(1.0 / n_working)
+    return values
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("closes", [False, True], ids=["open", "closed"])
+def test_values_are_sums_in_the_order_of_the_groups(
+    session: Session, transport: str, servers: int, closes: bool
+) -> None:
+    n_workers = workers_with(servers)
+    groups = groups_of(n_workers)
+    # Leaders of groups end first, and one worker of no group or of a group is left at the end.
+    ends = [CLOCKS - 2 + w for w in range(n_workers)]
+
+    def main(worker: Worker) -> list[bytes]:
+        table, found = worker.table("t"), []
+        for clock in range(ends[worker.index]):
+            found.append(table.pull().tobytes())
+            n_pushes = pushes_of(worker.index, clock)
+            for number in range(n_pushes):
+                update = update_of(worker.index, clock, number)
+                table.push(update, closes=closes and number == n_pushes - 1).wait()
+                update[:] = np.nan  # it is free again
+            worker.clock()
+        found.append(table.pull().tobytes())
+        return found
+
+    played = session(
+        main,
+        [DenseTable("t", (N,), optimizer=SGD(1.0))],
+        servers=servers,
+        transport=transport,
+        slot_kib=_SLOT_KIB,
+        topology=groups,
+    )
+    for found in played.values or ():
+        for clock, raw in enumerate(found):
+            assert raw == expected(groups, ends, clock).tobytes(), clock
+
+
+@pytest.mark.mpi(min_size=4)
+def test_pulls_within_a_clock_do_not_wait_behind_pushes(
+    session: Session, transport: str, servers: int
+) -> None:
+    """A worker pushes rows and pulls others before it comes to the end of its clock.
+
+    Dense tables, rows, and tables that groups leave alone are pushed in one clock, through a small ring.
+    """
+    n_workers = workers_with(servers)
+    keys = np.arange(200, dtype=np.int64)
+
+    def main(worker: Worker) -> list[float]:
+        dense, rows, free, held = (worker.table(name) for name in ("dense", "rows", "free", "held"))
+        for clock in range(CLOCKS):
+            dense.push(counts(worker.index, clock, N))
+            rows.push(keys, counts(worker.index, clock, (200, 4)))
+            rows.pull(keys[:10])
+            rows.push(keys[::2], counts(worker.index, 100 + clock, (100, 4)))
+            worker.flush()
+            free.push(counts(worker.index, clock, N))
+            held.push(counts(worker.index, clock, N))
+            if clock % 2:
+                rows.push_pull(keys[:1], np.ones((1, 4), np.float32))
+            else:
+                worker.clock()
+            worker.gather("between clocks", b"")
+        worker.barrier("all pushes")
+        worker.flush()
+        worker.barrier("all consumed")
+        found = [dense.pull(), rows.pull(keys), free.pull(), held.pull()]
+        return [float(np.abs(values).sum()) for values in found]
+
+    tables: list[Any] = [
+        DenseTable("dense", (N,), SGD(1.0), BSP(reduce="sum")),
+        EmbeddingTable("rows", 4, SGD(1.0), BSP(reduce="sum"), init="zeros"),
+        DenseTable("free", (N,), optimizer=SGD(1.0), consistency=ASP()),
+        DenseTable("held", (N,), SGD(1.0), BSP(reduce="sum"), placement=Replicated()),
+    ]
+    played = session(
+        main,
+        tables,
+        servers=servers,
+        transport=transport,
+        slot_kib=1,
+        ring_slots=2,
+        topology=(tuple(range(n_workers)),),
+    )
+    dense = -sum(counts(w, c, N) for w in range(n_workers) for c in range(CLOCKS))
+    row = -sum(counts(w, c, (200, 4)) for w in range(n_workers) for c in range(CLOCKS))
+    for w in range(n_workers):
+        for clock in range(CLOCKS):
+            row[::2] -= counts(w, 100 + clock, (100, 4))
+    row[0] -= n_workers * (CLOCKS // 2)
+    want = [float(np.abs(values).sum()) for values in (dense, row, dense, dense)]
+    assert all(found == want for found in played.values or ())
+
+
+@pytest.mark.mpi(min_size=4)
+def test_sums_are_encoded_and_rules_change(session: Session, transport: str) -> None:
+    """A sum of 127 in each block is exact in the codec, and no worker's update alone is."""
+    n_workers = workers_with(1)
+
+    def main(worker: Worker) -> bytes:
+        table = worker.table("t")
+        for clock in range(CLOCKS):
+            if clock == 3:
+                table.set_optimizer(SGD(2.0))
+            share = {0: 100.0, n_workers - 1: 27.0}.get(worker.index, 0.0)
+            table.push(np.full(N, share if n_workers > 1 else 127.0, np.float32))
+            worker.clock()
+        raw: bytes = table.pull().tobytes()
+        return raw
+
+    played = session(
+        main,
+        [DenseTable("t", (N,), SGD(1.0), BSP(reduce="sum"), compression=Int8(128))],
+        servers=1,
+        transport=transport,
+        topology=(tuple(range(n_workers)),),
+    )
+    want = np.full(N, -127.0 * (3 + 2 * (CLOCKS - 3)), np.float32).tobytes()
+    assert all(found == want for found in played.values or ())
+    # Every push is counted once, whoever has carried it, and servers have one push of each clock.
+    assert played.worker_total("pushed") == n_workers * CLOCKS
+    assert played.server_total("t", "pushed") == CLOCKS
+
+
+@pytest.mark.mpi(min_size=4)
+def test_adam_counts_updates_and_not_workers(session: Session, transport: str) -> None:
+    """With gradients that are equal on all workers a group gives what one worker gives."""
+    n_workers = workers_with(1)
+
+    def main(worker: Worker) -> bytes:
+        table = worker.table("t")
+        for clock in range(CLOCKS):
+            if clock != 2:
+                table.push(counts(7, clock, N))
+            worker.clock()
+        raw: bytes = table.pull().tobytes()
+        return raw
+
+    tables = [DenseTable("t", (N,), optimizer=Adam(0.01))]
+    found = []
+    for topology in ((tuple(range(n_workers)),), "flat"):
+        played = session(main, tables, servers=1, transport=transport, topology=topology)
+        found.append(played.values)
+    assert found[0] == found[1]

@@ -1,0 +1,36 @@
+"""What start-up decides for workers of groups: shared pulls, partners of servers, and the clock of cuts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mpips import ASP, BSP, SGD, DenseTable
+from mpips.model.grouping import grouped_tables
+from mpips.model.placement import place
+from mpips.recovery.replica import SYNC
+from mpips.session.grouping import shared_parts
+from mpips.session.parts import Parts
+from mpips.worker.connection_options import needs_common_clock
+
+
+def test_only_values_of_a_clock_are_pulled_once_for_a_node() -> None:
+    tables = [DenseTable(n, (1000,), SGD(0.1), m) for n, m in (("a", ASP()), ("b", BSP()))]
+    placement = place(tables, 1, 3, None, 0)
+    assert list(shared_parts(grouped_tables(tables), placement, (0, 0, 0), (1,), 0)) == [(1, 0)]
+
+
+@pytest.mark.parametrize("bound", [None, SYNC])
+def test_workers_of_a_group_wait_for_partners_and_cut_at_one_clock(bound: int | None) -> None:
+    tables = [DenseTable("t", (10,), SGD(0.1), ASP())]
+    for groups in ((), ((0, 1),)):
+        parts: Any = SimpleNamespace(
+            partner_bound=bound,
+            partnership=SimpleNamespace(of={0: 1}),
+            groups=groups,
+            tables=tables,
+        )
+        assert Parts.partners(parts).waits is (bound == SYNC and bool(groups))
+        assert needs_common_clock(tables, groups) is bool(groups)

@@ -1,0 +1,198 @@
+"""One worker's part in its group, with the native ends of the others played by the test."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpips import ASP, BSP, SGD, DenseTable, StallError, _native
+from mpips.worker.group_part import GroupPart
+from mpips.worker.grouped import GroupedTables
+
+N = 40
+
+
+class Impatient:
+    """The connection of worker `index`, whose every wait ends after some looks."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.control = index, SimpleNamespace(state="")
+        self.meanwhile: Any = lambda: None  # what others do during a look
+
+    def wait_until(self, done: Any, late: Any) -> None:
+        if not any((self.meanwhile(), done())[1] for _ in range(3)):
+            raise StallError(late())
+
+
+class Group:
+    """Workers 0 and 1 in memory that outlives the launch; `member` is the part of worker 1."""
+
+    def __init__(self, consistency: BSP | ASP) -> None:
+        table = DenseTable("t", (N,), SGD(1.0), consistency)
+        layout = _native.NodeLayout(2, [(N, 0)], 1)
+        memory = _native.SharedMemory.anonymous(layout.total_bytes, 0)
+        rules = [("t", SGD().native(), False, 0, True)]
+        self.leader, end = (
+            _native.Reduction(memory, layout, worker, [0, 1], rules, True) for worker in range(2)
+        )
+        self._parts = [
+            GroupPart({0: table}, (0, 1), number, memory, layout, reduction, outlives=True)
+            for number, reduction in enumerate((self.leader, end))
+        ]
+        part = self._parts[1]
+        self.connection: Any = Impatient(1)
+        connection = self.connection
+        self.member = GroupedTables(connection, part, ["worker 0 (rank 2)", "worker 1 (rank 3)"])
+        self.values = end.values
+
+    def part_of(self, worker: int) -> GroupPart:
+        return self._parts[worker]
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group(BSP())
+
+
+def test_a_worker_that_has_not_ended_the_clock_is_named(group: Group) -> None:
+    with pytest.raises(
+        StallError, match=r"worker 0 \(rank 2\), .* has not ended clock 0 of table 't'"
+    ):
+        group.member.end_clock()
+
+
+def test_a_leader_whose_ticks_are_not_at_the_servers_is_named(group: Group) -> None:
+    group.leader.tick()
+    with pytest.raises(StallError, match=r"has not added its part"):
+        group.member.end_clock()
+    group.leader.advance()
+    assert group.member.late() == (
+        "worker 0 (rank 2), which leads this worker's group, has not ended clock 0 at all servers, or this "
+        "worker has not received that"
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_updates_of_a_clock_whose_sum_is_beyond_float32_are_infinite(group: Group) -> None:
+    for _ in range(2):
+        group.member.push(0, np.full(N, 3e38, np.float32))
+    group.leader.tick()
+    with pytest.raises(StallError):
+        group.member.end_clock()
+    group.leader.advance()
+    assert np.isinf(group.values(0, 0)).all()
+
+
+def test_a_member_goes_on_only_when_the_leaders_ticks_are_at_all_servers(group: Group) -> None:
+    written: list[str] = []
+    group.member.hold(lambda: written.append("rows"))
+    group.leader.tick()
+    group.connection.meanwhile = group.leader.advance
+    with pytest.raises(StallError, match="which leads this worker's group"):
+        group.member.end_clock()  # the sums are complete
+    assert written == []
+    group.leader.note_sent(0, 1)
+    group.member.hold(lambda: written.append("rows of the next clock"))
+    with pytest.raises(StallError, match="has not ended clock 1"):
+        group.member.end_clock()
+    assert group.leader.sent(1) == 0  # only a leader notes its ticks
+
+
+def test_the_leader_pushes_the_sums_and_notes_its_ticks_when_they_have_arrived() -> None:
+    group = Group(BSP())
+    order: list[str] = []
+    connection: Any = Impatient(0)
+
+    def arrive() -> None:
+        assert group.leader.sent(0) == 0
+        order.append("all servers have the ticks")
+
+    connection.arrivals = SimpleNamespace(wait_for_all=arrive)
+    leader = GroupedTables(connection, group.part_of(0), ["worker 0", "worker 1"])
+    leader.add(0, lambda values: order.append(f"sum {values[0]:g}"))
+    leader.hold(lambda: order.append("rows"))
+    leader.lead(lambda: order.append("change"))
+    leader.push(0, np.full(N, 2.0, np.float32))
+    leader.push(0, np.full(N, 3.0, np.float32))
+    group.member.push(0, np.full(N, 4.0, np.float32))
+    with pytest.raises(StallError):
+        group.member.end_clock()
+    connection.meanwhile = group.member.poll
+    leader.end_clock()
+    assert order == ["rows", "change", "sum 9"]
+    leader.note_ticked()
+    assert order[3:] == ["all servers have the ticks"]
+    assert group.leader.sent(0) == 1
+
+
+def test_only_the_leader_writes_a_change_of_hyperparameters() -> None:
+    group = Group(ASP())
+    order: list[str] = []
+    group.member.add(0, lambda values: order.append(f"sum {values[0]:g}"))
+    group.member.lead(lambda: order.append("change of clock 0"))
+    group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 1))
+    group.leader.tick()
+    group.member.end_clock()
+    assert order == []
+    # The leader finishes, and worker 1 leads. Its change of clock 0 is gone.
+    group.leader.finish()
+    group.member.lead(lambda: order.append("change of clock 1"))
+    group.member.push(0, np.full(N, 2.0, np.float32))
+    group.member.end_clock()
+    assert order == ["change of clock 1", "sum 2"]
+
+
+def test_a_pull_waits_for_the_leader_of_the_clock_before_at_each_server(group: Group) -> None:
+    looks: list[int] = []
+    clocks = [[0, 9], [9, 9]]  # of workers 0 and 1, at each server
+
+    def channel(server: int) -> Any:
+        return SimpleNamespace(clocks=lambda: (looks.append(server), clocks[server])[1])
+
+    group.connection.channels = [channel(server) for server in range(2)]
+    assert group.member.is_applied(0, 0.0)
+    assert looks == []  # there is no earlier clock
+    group.leader.tick()
+    group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 1))
+    group.member.end_clock()
+    assert [group.member.is_applied(server, 0.0) for server in range(2)] == [False, True]
+    late = group.member.late_at(0)
+    assert late.startswith(
+        "worker 0 (rank 2), which leads this worker's group, has not ended clock 0 at"
+    )
+    assert "server 0" in late
+    clocks[0][0] = 1
+    assert [group.member.is_applied(server, 0.0) for server in range(2)] == [True, True]
+    assert looks == [0, 1, 0]  # once it has been there it is there
+    # The leader finishes after clock 1. Worker 1 leads clock 2, and its own ring has its pushes.
+    group.leader.tick()
+    group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 2))
+    group.member.end_clock()
+    group.leader.finish()
+    assert not group.member.is_applied(0, 0.0)
+    clocks[0][0] = _native.FINISHED_CLOCK
+    assert group.member.is_applied(0, 0.0)
+    group.member.end_clock()
+    looks.clear()
+    group.connection.arrivals = SimpleNamespace(wait_for_all=lambda: None)
+    group.member.note_ticked()
+    assert group.member.is_applied(0, 0.0)
+
+
+@pytest.mark.parametrize("consistency", [BSP(), ASP()])
+def test_pushes_that_another_worker_carries_are_counted(consistency: BSP | ASP) -> None:
+    group = Group(consistency)
+    group.member.push(0, np.ones(N, np.float32))
+    group.leader.tick()
+    group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 1))
+    group.member.end_clock()
+    counters: dict[str, int] = {"pushed": 3}
+    group.member.count(counters)
+    assert counters == {"pushed": 4, "applied": 1, "grouped": 1}
+    figures: Any = SimpleNamespace(judged=0)
+    group.member.add_figures(figures)
+    # The leader counts the staleness of a sum under ASP.
+    assert figures.judged == isinstance(consistency, BSP)
