@@ -349,7 +349,12 @@ class NodeLayout:
     """Layout of the memory that the workers of a node share for replicated tables."""
 
     def __init__(
-        self, n_workers: int, tables: list[tuple[int, int]], rounds: int, durable: bool = ...
+        self,
+        n_workers: int,
+        tables: list[tuple[int, int]],
+        rounds: int,
+        durable: bool = ...,
+        places: list[int] = ...,
     ) -> None: ...
     @property
     def durable(self) -> bool: ...

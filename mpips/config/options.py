@@ -102,12 +102,13 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         ),
     ] = 0
     topology: Annotated[
-        Literal["flat", "node", "auto"] | tuple[tuple[int, ...], ...],
+        Literal["flat", "node", "auto"] | tuple[tuple[int | tuple[int, ...], ...], ...],
         Meta(
             description="Workers whose updates are summed before they are sent: of dense tables and rows "
             "under BSP, and of dense tables under SSP and ASP with plain SGD. flat: none. node: those of a "
             "node. auto: those of a node where that is faster, by measured bandwidths. A list such as "
-            "[[0, 1, 2], [3, 4, 5]]: groups by index of the worker. The last bits of results depend on it."
+            "[[0, 1, 2], [3, 4, 5]]: groups by index of the worker. [[[0, 1], [2, 3]]]: one group whose two "
+            "subgroups sum first, such as the nodes of a rack. The last bits of results depend on it."
         ),
     ] = "flat"
     group_rows_mib: Annotated[

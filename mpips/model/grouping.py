@@ -5,9 +5,15 @@ each worker. A group sums them first, so they cross it once (mpips.worker.groupe
 aggregation of BytePS (Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in
 Heterogeneous GPU/CPU Clusters", OSDI 2020), with servers in place of its summation services.
 
+Two levels. A group may have subgroups, such as the workers of each node of a rack. A subgroup adds its
+updates up first, and the group adds up the sums of its subgroups and the updates of its other workers. So
+each update crosses the network between nodes of a rack once for a subgroup, and the network between racks
+once for a group.
+
 Bits. The servers add the sums of groups, and the updates of workers in no group, in the order of the lowest
-worker of each. Within a group updates are added in the order of the workers. So the bits of a result depend
-on the groups alone, not on transports, timing, restarts, or on where workers run.
+worker of each. A group adds the sums of its subgroups and the updates of its other workers in this order,
+too, and a subgroup adds updates in the order of its workers. So the bits of a result depend on the groups and
+subgroups alone, not on transports, timing, restarts, or on where workers run.
 
 SSP and ASP. There a server applies each push by itself, so a sum takes the place of several steps of the
 optimizer. Both give the same values, up to rounding, if a step is linear in the update and independent of the
@@ -29,6 +35,8 @@ from mpips.model.served import is_local
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 Groups = tuple[tuple[int, ...], ...]  # workers of each group, ascending; none is in two
+# Groups as users list them: workers, or lists of workers that are subgroups.
+ListedGroups = Sequence[Sequence[int | Sequence[int]]]
 
 _LEAST_GAIN = 0.9  # estimates are rough: a smaller gain does not count
 
@@ -93,24 +101,55 @@ def node_groups(worker_nodes: Sequence[int]) -> Groups:
     return tuple(tuple(group) for group in found.values() if len(group) > 1)
 
 
-def listed_groups(groups: Sequence[Sequence[int]], n_workers: int) -> Groups:
-    """Return groups that the user has listed, sorted; those of one worker are left out.
+def listed_groups(groups: ListedGroups, n_workers: int) -> tuple[Groups, Groups]:
+    """Return groups that the user has listed, and their subgroups, each sorted.
+
+    Groups and subgroups of one worker are left out, and so is a subgroup that is its whole group.
 
     Raises:
         ConfigError: A worker does not exist or is listed twice.
     """
+    found: list[tuple[int, ...]] = []
+    subgroups: list[tuple[int, ...]] = []
     seen: set[int] = set()
-    for worker in (worker for group in groups for worker in group):
-        if not 0 <= worker < n_workers:
-            raise ConfigError(
-                f"cluster.topology: there is no worker {worker}; the job has workers 0 to {n_workers - 1}"
-            )
-        if worker in seen:
-            raise ConfigError(
-                f"cluster.topology: worker {worker} is in two groups, or twice in one"
-            )
-        seen.add(worker)
-    return tuple(sorted(tuple(sorted(group)) for group in groups if len(group) > 1))
+    for group in groups:
+        parts = [(part,) if isinstance(part, int) else tuple(sorted(part)) for part in group]
+        workers = [worker for part in parts for worker in part]
+        for worker in workers:
+            _check_listed(worker, n_workers, seen)
+        if len(workers) > 1:
+            found.append(tuple(sorted(workers)))
+            subgroups += [part for part in parts if 1 < len(part) < len(workers)]
+    return tuple(sorted(found)), tuple(sorted(subgroups))
+
+
+def _check_listed(worker: int, n_workers: int, seen: set[int]) -> None:
+    """Raise ConfigError for a worker that does not exist or is in `seen`; else add it there."""
+    if not 0 <= worker < n_workers:
+        raise ConfigError(
+            f"cluster.topology: there is no worker {worker}; the job has workers 0 to {n_workers - 1}"
+        )
+    if worker in seen:
+        raise ConfigError(f"cluster.topology: worker {worker} is in two groups, or twice in one")
+    seen.add(worker)
+
+
+def units(group: Sequence[int], subgroups: Groups) -> tuple[tuple[int, ...], ...]:
+    """Return the subgroups of a group and its other workers, one by one, in the order of their lowest worker.
+
+    Args:
+        group: Workers of a group.
+        subgroups: Subgroups of all groups.
+    """
+    of = {worker: subgroup for subgroup in subgroups for worker in subgroup}
+    return tuple(dict.fromkeys(of.get(worker, (worker,)) for worker in group))
+
+
+def described(group: Sequence[int], subgroups: Groups) -> str:
+    """Return the workers of a group for people: "0 1 2", or "0 1 + 2 3" where it has subgroups."""
+    found = units(group, subgroups)
+    between = " " if all(len(unit) == 1 for unit in found) else " + "
+    return between.join(" ".join(map(str, unit)) for unit in found)
 
 
 def check_grouped(

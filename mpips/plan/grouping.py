@@ -13,6 +13,7 @@ from mpips.model.grouping import (
     grouped_tables,
     listed_groups,
     node_groups,
+    units,
 )
 from mpips.model.placement import Placement
 from mpips.model.table import Table
@@ -40,8 +41,9 @@ def group_bytes(
     servers = [a.node_of[rank] for rank in a.servers]
     found = grouped_tables(tables)
     groups: Groups = ()
+    subgroups: Groups = ()
     if isinstance(options.topology, tuple):
-        groups = listed_groups(options.topology, len(workers))
+        groups, subgroups = listed_groups(options.topology, len(workers))
     elif options.topology == "node" or (
         options.topology == "auto" and any(isinstance(t.consistency, BSP) for t in found.values())
     ):
@@ -51,11 +53,14 @@ def group_bytes(
     if not groups or not (found or mib):
         return result
     node_of = {node: a.node_of[rank] for node, rank in zip(workers, a.workers, strict=True)}
-    for group in groups:
-        shares = shares_rows(group, workers, servers)
-        for node in {workers[w] for w in group}:
-            result[node_of[node]] += memory_of_group(found, mib, len(group), shares)
+    for level, parts in ((groups, subgroups), (subgroups, ())):
+        for group in level:
+            shares = shares_rows(group, parts, workers, servers)
+            n_bytes = memory_of_group(found, mib, units(group, parts), shares)
+            for node in {workers[w] for w in group}:
+                result[node_of[node]] += n_bytes
     for node in node_of:
-        parts = shared_parts(found, placement, workers, servers, node)
-        result[node_of[node]] += _native.SharedPulls.bytes_for(list(parts.values())) if parts else 0
+        pulled = shared_parts(found, placement, workers, servers, node)
+        n_bytes = _native.SharedPulls.bytes_for(list(pulled.values())) if pulled else 0
+        result[node_of[node]] += n_bytes
     return result

@@ -178,6 +178,7 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
         codecs: For each table with Auto, by name: "compression" or "pull_compression" -> name and options of
             the codec, or null for none.
         groups: Workers of each group whose updates are summed before they are sent.
+        subgroups: Workers of each subgroup of a group, whose updates are summed first.
     """
 
     digest: str
@@ -185,6 +186,7 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     codecs: dict[str, dict[str, dict[str, Any] | None]] = {}
     groups: tuple[tuple[int, ...], ...] = ()
+    subgroups: tuple[tuple[int, ...], ...] = ()
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ The memory is new in every launch; its words begin with the places at which the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from mpips import _native
 from mpips.config.options import TRANSPORTS
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
+from mpips.model.grouping import Groups, units
 from mpips.model.optimizer import SGD
 from mpips.model.placement import Placement
 from mpips.model.table import DenseTable
@@ -21,7 +23,7 @@ from mpips.mpi.contributions import Contributions
 from mpips.mpi.roles import Assignment
 from mpips.session.parts import Parts
 from mpips.session.sharing import share
-from mpips.transport.region import PULLS, SUMS
+from mpips.transport.region import PULLS, SUBGROUP_SUMS, SUMS
 from mpips.worker.group_part import GroupPart
 from mpips.worker.group_rows import GroupRows
 from mpips.worker.node_pulls import NodePulls
@@ -29,53 +31,72 @@ from mpips.worker.row_areas import RowAreas, areas_bytes
 from mpips.worker.row_pulls import SharedRowsPart
 
 _TAGS = (51, 52, 53)  # of messages within groups
+_SUBGROUP_TAGS = (54, 55, 56)
 
 
 def group_layout(
-    tables: Mapping[int, DenseTable], n_members: int, has_rows: bool = False
+    tables: Mapping[int, DenseTable], level_units: Sequence[Sequence[int]], has_rows: bool = False
 ) -> _native.NodeLayout:
-    """Return the layout of the memory of a group on one node, without that for rows.
+    """Return the layout of the memory of one level of a group on one node, without that for rows.
 
     Args:
         tables: Dense tables whose updates it sums, by index.
-        n_members: Number of its workers, on all nodes.
+        level_units: Its workers on all nodes, of each unit those of which one contributes in a clock.
         has_rows: It also sums rows: then a last table without elements stands for the ends of clocks.
     """
     sizes = [table.n_elements for table in tables.values()] + [0] * has_rows
+    place_of = {w: place for place, unit in enumerate(level_units) for w in unit}
+    places = [place_of[worker] for worker in sorted(place_of)]
     # One push of each worker: it adds up those of a clock in its own.
-    return _native.NodeLayout(n_members, [(n, 0) for n in sizes], 1)
+    return _native.NodeLayout(len(places), [(n, 0) for n in sizes], 1, False, places)
 
 
-def area_bytes(rows_mib: int) -> int:
-    """Return the size of the area for the rows of one worker in one clock; `rows_mib`: of the options."""
-    return rows_mib << 19
-
-
-def shares_rows(group: Sequence[int], nodes: Sequence[int], server_nodes: Sequence[int]) -> bool:
-    """Return True if a group pulls rows once: all of it is on one node, and a server is elsewhere.
+def area_bytes(rows_mib: int, level_units: Sequence[Sequence[int]]) -> int:
+    """Return the size of the area for the rows of one contribution in one clock.
 
     Args:
-        group: Workers of the group.
+        rows_mib: `cluster.group_rows_mib`.
+        level_units: As for `group_layout`. The sums of a unit have room for the rows of all its workers.
+    """
+    return max(len(unit) for unit in level_units) * rows_mib << 19
+
+
+def shares_rows(
+    group: Sequence[int], subgroups: Groups, nodes: Sequence[int], server_nodes: Sequence[int]
+) -> bool:
+    """Return True if workers of a level pull rows once: all are on one node, and a server is elsewhere.
+
+    Where a group has subgroups, these share pulls.
+
+    Args:
+        group: Workers of the level.
+        subgroups: Subgroups of the workers.
         nodes: Node of each worker.
         server_nodes: Node of each server.
     """
     node = nodes[group[0]]
-    return all(nodes[w] == node for w in group) and any(n != node for n in server_nodes)
+    is_split = any(len(unit) > 1 for unit in units(group, subgroups))
+    is_near = all(nodes[w] == node for w in group)
+    return not is_split and is_near and any(n != node for n in server_nodes)
 
 
 def group_bytes(
-    tables: Mapping[int, DenseTable], rows_mib: int, n_members: int, shares: bool
+    tables: Mapping[int, DenseTable],
+    rows_mib: int,
+    level_units: Sequence[Sequence[int]],
+    shares: bool,
 ) -> int:
-    """Return the bytes of the memory of a group on one node.
+    """Return the bytes of the memory of one level of a group on one node.
 
     Args:
         tables: Dense tables whose updates it sums, by index.
         rows_mib: `cluster.group_rows_mib`; 0 also where the group sums no rows.
-        n_members: Number of its workers, on all nodes.
-        shares: It pulls rows once, if it sums rows.
+        level_units: As for `group_layout`.
+        shares: Its workers pull rows once, if they sum rows.
     """
-    dense = group_layout(tables, n_members, rows_mib > 0).total_bytes
-    pushed = areas_bytes(n_members, area_bytes(rows_mib))
+    dense = group_layout(tables, level_units, rows_mib > 0).total_bytes
+    pushed = areas_bytes(len(level_units), area_bytes(rows_mib, level_units))
+    n_members = sum(map(len, level_units))
     return dense + pushed + (shared_bytes(rows_mib, n_members) if shares else 0)
 
 
@@ -126,7 +147,12 @@ def connect_groups(p: Parts) -> None:
     """
     if not p.groups:
         return
-    _connect_group(p)
+    upper = _Levels(p, p.groups, p.subgroups, SUMS, _TAGS).connect()
+    p.grouped = upper
+    if p.subgroups:
+        lower = _Levels(p, p.subgroups, (), SUBGROUP_SUMS, _SUBGROUP_TAGS).connect()
+        if lower is not None:
+            p.grouped = replace(lower, upper=upper)
     _connect_pulls(p)
 
 
@@ -140,71 +166,120 @@ def _nodes(p: Parts) -> list[int]:
     return memory_nodes(p.cluster.assignment, p.options.transport)
 
 
-def _group_of(p: Parts, worker: int | None) -> tuple[int, ...] | None:
-    return next((group for group in p.groups if worker in group), None)
+@dataclass(frozen=True)
+class _Levels:
+    """The levels of one kind of a job: those of all groups, or those of all subgroups.
 
+    Attributes:
+        p: Parts of the job.
+        groups: The workers of each level.
+        subgroups: Subgroups of these workers, each of which contributes once.
+        part: First part of the names of its memory.
+        tags: Tags of its messages.
+    """
 
-def _connect_group(p: Parts) -> None:
-    c, a, nodes = p.cluster, p.cluster.assignment, _nodes(p)
-    n_workers = len(a.workers)
-    of = [_group_of(p, worker) for worker in range(n_workers)]
-    has_rows = bool(p.grouped_rows)
-    mib = p.options.group_rows_mib if has_rows else 0
-    servers = [a.node_of[rank] for rank in a.servers]
-    keys = [None if group is None else (group, nodes[w]) for w, group in enumerate(of)]
-    n_bytes = [
-        0
-        if group is None
-        else group_bytes(p.grouped_tables, mib, len(group), shares_rows(group, nodes, servers))
-        for group in of
-    ]
-    memory, firsts = share(p, SUMS, "making the memory of groups of workers", keys, n_bytes)
-    group = _group_of(p, c.worker)
-    if c.worker is not None and group is not None:
-        assert memory is not None
-        local = [i for i, w in enumerate(group) if firsts[w] == firsts[c.worker]]
-        places = p.saving.places
-        base = (
-            min((places[w].clock for w in group if not places[w].finished), default=0)
-            if places
-            else 0
+    p: Parts
+    groups: Groups
+    subgroups: Groups
+    part: str
+    tags: tuple[int, int, int]
+
+    def _of(self, worker: int) -> tuple[int, ...] | None:
+        """Return the workers of a worker's level; None for one that is in none."""
+        return next((group for group in self.groups if worker in group), None)
+
+    def _shares_rows(self, group: Sequence[int]) -> bool:
+        """Return True if the workers of a level pull rows once."""
+        p, a = self.p, self.p.cluster.assignment
+        return shares_rows(
+            group, self.subgroups, _nodes(p), [a.node_of[rank] for rank in a.servers]
         )
-        layout = group_layout(p.grouped_tables, len(group), has_rows)
-        names = [t.name for t in p.grouped_tables.values()] + ["rows"] * has_rows
+
+    @property
+    def _rows_mib(self) -> int:
+        return self.p.options.group_rows_mib if self.p.grouped_rows else 0
+
+    def _bytes(self, group: Sequence[int]) -> int:
+        parts = units(group, self.subgroups)
+        return group_bytes(self.p.grouped_tables, self._rows_mib, parts, self._shares_rows(group))
+
+    def connect(self) -> GroupPart | None:
+        """Return the level of this rank's worker; None if it has none. Collective; blocks."""
+        p, c, nodes = self.p, self.p.cluster, _nodes(self.p)
+        of = [self._of(worker) for worker in range(len(nodes))]
+        keys = [None if group is None else (group, nodes[w]) for w, group in enumerate(of)]
+        n_bytes = [0 if group is None else self._bytes(group) for group in of]
+        memory, firsts = share(
+            p, self.part, "making the memory of groups of workers", keys, n_bytes
+        )
+        group = of[c.worker] if c.worker is not None else None
+        found = None
+        if group is not None:
+            assert memory is not None
+            found = self._part_of(group, memory, firsts)
+        # Nobody reads the words before they are set.
+        c.arrive("setting the words of groups of workers")
+        return found
+
+    def _part_of(
+        self, group: tuple[int, ...], memory: _native.SharedMemory, firsts: Sequence[int]
+    ) -> GroupPart:
+        """Make this worker's end of its level, and set the words of the memory if it is the first there."""
+        p, worker, places = self.p, self.p.cluster.worker, self.p.saving.places
+        assert worker is not None
+        parts, mib = units(group, self.subgroups), self._rows_mib
+        local = [i for i, w in enumerate(group) if firsts[w] == firsts[worker]]
+        begins = [places[w].clock for w in group if not places[w].finished] if places else []
+        base = min(begins, default=0)
+        layout = group_layout(p.grouped_tables, parts, mib > 0)
+        names = [t.name for t in p.grouped_tables.values()] + ["rows"] * (mib > 0)
         rows = shared = None
-        if has_rows:
-            areas = RowAreas(memory, layout.total_bytes, area_bytes(mib))
-            rows = GroupRows(areas, p.grouped_rows, group.index(c.worker), len(group))
-            if shares_rows(group, nodes, servers) and len(local) == len(group):
-                shared = _shared_rows(p, memory, layout, group, servers)
-        start = places[c.worker].clock if places else 0
+        if mib:
+            rows = self._rows_of(group, memory, layout)
+            if self._shares_rows(group) and len(local) == len(group):
+                shared = _shared_rows(p, memory, layout, group)
+        start = places[worker].clock if places else 0
         reduction = _native.Reduction(
             memory,
             layout,
-            group.index(c.worker),
+            group.index(worker),
             local,
             # Updates are added up as they are: servers divide the sum of all groups.
             [(name, SGD().native(), False, 0, True) for name in names],
             p.oversubscribed,
             (start, base, False, False),
         )
-        if firsts[c.worker] == c.worker:
+        if firsts[worker] == worker:
             _set_words(p, memory, layout, reduction, group, local, base)
-        p.grouped = GroupPart(
+        return GroupPart(
             p.grouped_tables,
             group,
-            group.index(c.worker),
+            group.index(worker),
             memory,
             layout,
             reduction,
-            _contributions(p, reduction, memory, layout, group, firsts, rows),
+            _contributions(p, reduction, memory, layout, group, firsts, rows, self.tags),
             p.warm,
-            bool(places) and places[c.worker].finished,
+            bool(places) and places[worker].finished,
             rows,
             shared,
+            tuple(tuple(map(group.index, unit)) for unit in parts) if self.subgroups else (),
         )
-    # Nobody reads the words before they are set.
-    c.arrive("setting the words of groups of workers")
+
+    def _rows_of(
+        self, group: Sequence[int], memory: _native.SharedMemory, layout: _native.NodeLayout
+    ) -> GroupRows:
+        """Return this worker's end of the sums of rows."""
+        parts, worker = units(group, self.subgroups), self.p.cluster.worker
+        assert worker is not None
+        place_of = {w: place for place, unit in enumerate(parts) for w in unit}
+        areas = RowAreas(
+            memory,
+            layout.total_bytes,
+            area_bytes(self._rows_mib, parts),
+            tuple(place_of[w] for w in group),
+        )
+        return GroupRows(areas, self.p.grouped_rows, group.index(worker), len(group))
 
 
 def _shared_rows(
@@ -212,22 +287,23 @@ def _shared_rows(
     memory: _native.SharedMemory,
     layout: _native.NodeLayout,
     group: Sequence[int],
-    server_nodes: Sequence[int],
 ) -> SharedRowsPart:
-    """Return this worker's end of the rows that its group pulls once."""
-    worker, mib = p.cluster.worker, p.options.group_rows_mib
+    """Return this worker's end of the rows that its group or subgroup pulls once."""
+    worker, mib, a = p.cluster.worker, p.options.group_rows_mib, p.cluster.assignment
     assert worker is not None
-    node = p.cluster.assignment.node_of[p.cluster.rank]
+    node = a.node_of[p.cluster.rank]
+    alone = units(group, ())
     rows = _native.SharedRows(
         memory,
-        layout.total_bytes + areas_bytes(len(group), area_bytes(mib)),
+        layout.total_bytes + areas_bytes(len(group), area_bytes(mib, alone)),
         shared_bytes(mib, len(group)),
         max(table.dim for table in p.grouped_rows.values()),
         group.index(worker),
         len(group),
         p.oversubscribed,
     )
-    return SharedRowsPart(rows, tuple(s for s, n in enumerate(server_nodes) if n != node))
+    remote = tuple(s for s, rank in enumerate(a.servers) if a.node_of[rank] != node)
+    return SharedRowsPart(rows, remote)
 
 
 def _set_words(
@@ -260,8 +336,9 @@ def _contributions(
     group: Sequence[int],
     firsts: Sequence[int],
     rows: GroupRows | None,
+    tags: tuple[int, int, int],
 ) -> Contributions | None:
-    """Return the messages to and from workers of the group on other nodes; None if there are none."""
+    """Return the messages to and from workers of the level on other nodes; None if there are none."""
     c, a = p.cluster, p.cluster.assignment
     assert c.worker is not None
     shares: dict[int, list[int]] = {}
@@ -289,7 +366,7 @@ def _contributions(
         reduction,
         room,
         ([c.name_of(a.workers[w]) for w in group], [t.name for t in p.grouped_tables.values()]),
-        tags=_TAGS,
+        tags=tags,
         enter=c.gate.close,
     )
 

@@ -20,6 +20,7 @@ import msgspec
 from mpips import _native
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
+from mpips.model.grouping import described
 from mpips.model.placement import Placement
 from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
@@ -141,7 +142,7 @@ class Job:
                 f"replicated: {tables}, {n_bytes / 2**20:.1f} MiB on each node with workers"
             )
         if p.groups:
-            groups = [" ".join(map(str, group)) for group in p.groups[:_FEW_GROUPS]]
+            groups = [described(group, p.subgroups) for group in p.groups[:_FEW_GROUPS]]
             more = f", and {n} more" if (n := len(p.groups) - _FEW_GROUPS) > 0 else ""
             n_tables = len(p.grouped_tables) + len(p.grouped_rows)
             lines.append(

@@ -65,6 +65,7 @@ class Parts:
         local_memory: Persistent memory of the worker for them, taken over from the launch before.
         local_part: The worker's start of these tables; else None.
         groups: Workers of each group whose updates are summed before they are sent.
+        subgroups: Workers of each subgroup of a group, whose updates are summed first.
         grouped_tables: Dense tables whose updates groups sum, by index.
         grouped_rows: Embedding tables whose rows groups sum, by index.
         grouped: The group of this rank's worker; None on other ranks, and where it is in none.
@@ -100,6 +101,7 @@ class Parts:
     local_memory: LocalMemory | None = None
     local_part: LocalPart | None = None
     groups: Groups = ()
+    subgroups: Groups = ()
     grouped_tables: dict[int, DenseTable] = field(default_factory=dict)
     grouped_rows: dict[int, EmbeddingTable] = field(default_factory=dict)
     grouped: GroupPart | None = None

@@ -32,6 +32,7 @@ from mpips.model.grouping import (
     grouped_tables,
     listed_groups,
     node_groups,
+    units,
 )
 from mpips.model.table import Table, fingerprint
 from mpips.mpi.cluster import Cluster
@@ -53,11 +54,13 @@ class Decided(NamedTuple):
     Attributes:
         tables: All tables, none with placement "auto" or an Auto codec.
         groups: Workers of each group whose updates are summed before they are sent.
+        subgroups: Workers of each subgroup of a group.
         notes: Sentences for people.
     """
 
     tables: list[Table]
     groups: Groups
+    subgroups: Groups
     notes: list[str]
 
 
@@ -82,19 +85,21 @@ def place_auto(
     """
     found = list(tables)
     if not auto_tables(found) and not listed_codecs(found) and options.topology == "flat":
-        return Decided(found, (), [])
+        return Decided(found, (), (), [])
     if options.topology not in ("flat", "auto"):
         topology = options.topology
-        text = repr(topology) if isinstance(topology, str) else str([list(g) for g in topology])
+        text = (
+            repr(topology) if isinstance(topology, str) else msgspec.json.encode(topology).decode()
+        )
         check_grouped(grouped_tables(found), grouped_rows(found, options.group_rows_mib), text)
     digest = _digest(found, options, cluster)
     choice = _stored(cluster, run, digest, found)
     if choice is not None:
         notes = [f"as before in this run: {r}" for r in choice.reasons]
-        return Decided(_applied(found, choice), choice.groups, notes)
+        return Decided(_applied(found, choice), choice.groups, choice.subgroups, notes)
     choice = _decide(cluster, found, digest, options, warm and run is not None)
     notes = [*choice.reasons, *_store(cluster, run, choice)]
-    return Decided(_applied(found, choice), choice.groups, notes)
+    return Decided(_applied(found, choice), choice.groups, choice.subgroups, notes)
 
 
 def _decide(
@@ -108,7 +113,7 @@ def _decide(
     shares_memory = TRANSPORTS[options.transport].shares_memory
     site, speeds = _measured(cluster, shares_memory, listed_codecs(tables), durable)
     placements = choose_placement(tables, site)
-    groups, why = _groups(options, placed(tables, placements.replicated), site)
+    groups, subgroups, why = _groups(options, placed(tables, placements.replicated), site)
     codecs = choose_codecs(tables, site, speeds)
     reasons = [placements.reason] if auto_tables(tables) else []
     plain = {
@@ -121,29 +126,35 @@ def _decide(
         reasons=(*reasons, *codecs.reasons, *why),
         codecs=plain,
         groups=groups,
+        subgroups=subgroups,
     )
 
 
 def _groups(
     options: SessionOptions, tables: Sequence[Table], site: Site
-) -> tuple[Groups, list[str]]:
-    """Return the groups of workers, and why."""
+) -> tuple[Groups, Groups, list[str]]:
+    """Return the groups of workers, their subgroups, and why."""
     topology, n_workers = options.topology, len(site.worker_nodes)
+    subgroups: Groups = ()
     if topology == "flat":
-        return (), []
+        return (), (), []
     if topology == "auto":
         groups, reason = choose_groups(grouped_tables(tables), site)
-        return groups, [reason]
+        return groups, (), [reason]
     if topology == "node":
         groups = node_groups(site.worker_nodes)
         if not groups:
-            return (), ["topology = 'node': no node has several workers, so none are grouped"]
+            return (), (), ["topology = 'node': no node has several workers, so none are grouped"]
     else:
-        groups = listed_groups(topology, n_workers)
+        groups, subgroups = listed_groups(topology, n_workers)
     rows = grouped_rows(tables, options.group_rows_mib)
     if groups and not grouped_tables(tables) and not rows:
-        return (), ["topology: flat, since placement = 'auto' has left no dense table on servers"]
-    return groups, []
+        return (
+            (),
+            (),
+            ["topology: flat, since placement = 'auto' has left no dense table on servers"],
+        )
+    return groups, subgroups, []
 
 
 def _applied(tables: Sequence[Table], choice: PlacementChoice) -> list[Table]:
@@ -180,7 +191,8 @@ def _fits(choice: PlacementChoice, tables: Sequence[Table], n_workers: int) -> b
     """Return False for a decision that somebody has changed so that it cannot be applied."""
     try:
         _applied(tables, choice)
-        return listed_groups(choice.groups, n_workers) == choice.groups
+        nested = [units(group, choice.subgroups) for group in choice.groups]
+        return listed_groups(nested, n_workers) == (choice.groups, choice.subgroups)
     except (ConfigError, KeyError):
         return False
 

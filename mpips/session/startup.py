@@ -77,13 +77,13 @@ def start_up(
         MpipsError: The first error of any rank; all ranks raise it.
     """
     _check_equal(cluster, tables, options)
-    tables, groups, notes = place_auto(cluster, tables, options, run, warm)
+    tables, groups, subgroups, notes = place_auto(cluster, tables, options, run, warm)
     if groups and partner_bound not in (None, SYNC):
         _check_lag(options)
-        groups, notes = (), [*notes, f"topology: flat, since {_LAG}"]
+        groups, subgroups, notes = (), (), [*notes, f"topology: flat, since {_LAG}"]
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
-    prints = _fingerprint(tables, options, groups)
+    prints = _fingerprint(tables, options, (groups, subgroups))
     grouped = grouped_tables(tables) if groups else {}
     rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
     local, tables = local_tables(tables), served(tables, len(cluster.assignment.workers))
@@ -127,6 +127,7 @@ def start_up(
         notes=notes,
         local=local,
         groups=groups,
+        subgroups=subgroups,
         grouped_tables=grouped,
         grouped_rows=rows,
     )
@@ -142,11 +143,11 @@ def start_up(
 
 
 def _fingerprint(
-    tables: Sequence[Table], options: SessionOptions, groups: Groups | None = None
+    tables: Sequence[Table], options: SessionOptions, groups: tuple[Groups, Groups] = ((), ())
 ) -> str:
-    """Return a checksum of tables and options, and of groups of workers where there are any."""
-    text = msgspec.json.encode(options).decode()
-    return fingerprint(list(tables), f"{text} {groups}" if groups else text)
+    """Return a checksum of tables and options, and of groups and subgroups where there are any."""
+    found = "".join(f" {part}" for part in groups if part)
+    return fingerprint(list(tables), msgspec.json.encode(options).decode() + found)
 
 
 def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:

@@ -14,21 +14,23 @@ from mpips.worker.row_pulls import SharedRowsPart
 
 @dataclass(frozen=True)
 class GroupPart:
-    """The group of one worker, as start-up makes it. Its workers are numbered in their order.
+    """One level of the group of one worker, as start-up makes it. Its workers are numbered in their order.
 
     Attributes:
         tables: Tables whose updates the group sums, by their index in the job.
-        members: Index of each worker of the group in the job.
-        number: Number of this worker in the group.
-        memory: Memory that the workers of the group on this node share.
+        members: Index in the job of each worker of the group, or of the subgroup with an `upper` level.
+        number: Number of this worker among them.
+        memory: Memory that these workers share on this node.
         layout: Its layout.
         reduction: This worker's end.
-        contributions: Messages to and from workers of the group on other nodes; None: there are none.
+        contributions: Messages to and from such workers on other nodes; None: there are none.
         outlives: Memory of servers outlives the launch, so ticks have an order; see mpips.worker.grouped.
         had_finished: The worker had finished in the launch before.
         rows: The sums of rows of embedding tables; None: there are none. With them the reduction has one
             more table, without elements: its clocks are complete when all of the group have ended them.
-        shared_rows: Rows of servers on other nodes that the group pulls once; None: there are none.
+        shared_rows: Rows of servers on other nodes that these workers pull once; None: there are none.
+        units: Numbers of the workers of each subgroup, and of other workers alone; (): no subgroups.
+        upper: The level of the group, if this one is that of a subgroup.
     """
 
     tables: Mapping[int, DenseTable]
@@ -42,3 +44,9 @@ class GroupPart:
     had_finished: bool = False
     rows: GroupRows | None = None
     shared_rows: SharedRowsPart | None = None
+    units: tuple[tuple[int, ...], ...] = ()
+    upper: GroupPart | None = None
+
+    def unit_of(self, number: int) -> tuple[int, ...]:
+        """Return the numbers of the workers of a worker's subgroup in this level, or its own."""
+        return next((unit for unit in self.units if number in unit), (number,))

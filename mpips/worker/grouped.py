@@ -1,7 +1,8 @@
 """One worker's part in its group, which sums updates of tables before they are sent to servers.
 
 The workers of a group add up their updates of a clock in memory that they share, each a slice of every table,
-or by messages where they run on several nodes (native/src/reduction/reduction.hpp, mpips.mpi.contributions).
+or by messages where they run on several nodes (mpips.worker.group_level, native/src/reduction/reduction.hpp,
+mpips.mpi.contributions).
 The leader of the clock pushes the sums. To servers they are pushes of the leader; the other workers push
 nothing to these tables, they only tick. So rings, journal, replicas and checkpoints know nothing of groups,
 and the mean over all workers stays the mean.
@@ -17,6 +18,28 @@ group know it when the sums of c are complete, since then each of them has ended
 Where memory outlives the launch, the leader waits after its ticks until they are in the memory of all
 servers, and notes that (`sent`). The others go on from 1. only then, with their rows, positions and ticks. So
 clock() waits for the workers of the group. Under BSP the next pull would wait for them anyway.
+
+Two levels. The workers of a subgroup first add up their updates among themselves. The leader of the subgroup,
+its lowest worker that has not finished, then contributes their sums to the group in place of its own updates,
+and the others contribute nothing:
+
+    clock()   1a. note the end of the clock in the subgroup; wait for its sums
+              1b. leader of the subgroup: contribute the sums of rows and of dense tables to the group
+              1c. note the end of the clock in the group; wait as in 1.
+
+Every worker ends its clocks in the upper level, so what follows holds there word for word, with "the sums of
+the group" for the sums of sums. Three things are to be added.
+
+* Waits. In 1a a worker waits for workers of its subgroup to come to their end of the clock, as in 1.
+* Repeated clocks. If the ticks of c of any worker of the group are at all servers (`_has_led`), workers of a
+  subgroup that is not complete in c any more do not wait for its sums and contribute nothing; cases 2 and 3
+  below show that nobody needs them. `_has_led(c)` is the same for all workers of the group until they have
+  ended c in the upper level: before, it depends only on the words with which the launch began. In case 1 all
+  workers of all subgroups repeat c, so all sums are complete.
+* Places. The contributions of a subgroup's workers have one place in the memory of the upper level, since one
+  of them contributes in a clock. The next leader L' contributes in c + 1 when it knows that the leader L of c
+  has finished, and so that L's messages of c have left (`is_sent`); and, as ever, when the sums of c are
+  complete on its node. Other nodes receive what L' contributes when theirs are.
 
 Rows of embedding tables under BSP: see mpips.worker.group_rows.
 
@@ -95,26 +118,25 @@ from mpips import _native
 from mpips.model.consistency import BSP
 from mpips.mpi.messages import Figures
 from mpips.worker import waits
+from mpips.worker.group_level import WAIT_S, GroupLevel
 from mpips.worker.group_part import GroupPart
 from mpips.worker.row_pulls import RowPulls
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
+    from mpips.worker.group_rows import SendRows
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-
-_WAIT_S = 0.02  # of one wait without messages
 
 Send = Callable[[Float32], None]
 
 
 class GroupedTables:
-    """One worker's part in its group. Not thread-safe. Workers are numbered within the group.
+    """One worker's part in its group. Not thread-safe.
 
     Attributes:
-        rows: Sums of rows of embedding tables; None: there are none, or the worker had finished.
-        row_pulls: Rows that the group pulls once; None: each worker pulls by itself.
+        row_pulls: Rows that the group or the subgroup pulls once; None: each worker pulls by itself.
     """
 
     def __init__(self, connection: Connection, part: GroupPart, names: Sequence[str]) -> None:
@@ -127,24 +149,23 @@ class GroupedTables:
         """
         self._connection = connection
         self._part = part
-        self._names = [names[worker] for worker in part.members]
-        self._reduction = part.reduction
-        self._contributions = part.contributions
+        # The level of the worker's own updates, and that of the group; one level without subgroups.
+        self._own = GroupLevel(connection, part, names)
+        self._top = self._own if part.upper is None else GroupLevel(connection, part.upper, names)
+        self._members = part.members if part.upper is None else part.upper.members
+        self._levels = [self._own] if part.upper is None else [self._own, self._top]
         self._place = {index: place for place, index in enumerate(part.tables)}
         self._tables = list(part.tables.values())
         self._send: dict[int, Send] = {}
         self._held: list[Callable[[], object]] = []  # writes of this clock's pushes of rows
         self._leads: list[Callable[[], None]] = []  # changes of hyperparameters in this clock
-        self.rows = part.rows if not part.had_finished else None
-        # The reduction's tables: those above, and one for the ends of clocks where rows are summed.
-        self._n_sums = len(self._tables) + (part.rows is not None)
         self.row_pulls = None
         if (shared := part.shared_rows) is not None:
             ends = len(self._tables)
-            self.row_pulls = RowPulls(connection, shared, self._names, part.reduction, ends)
-        # Tables with a push of this clock that is not sent to other nodes.
-        self._open: list[int] = []
-        self._pushed = [0, 0]  # pushes of this clock, and those of them to tables under BSP
+            self.row_pulls = RowPulls(connection, shared, self._own.names, part.reduction, ends)
+        # Pushes of this clock to the group and, of a subgroup's leader, to the upper level. Each: those, and
+        # those of them to tables under BSP.
+        self._pushed, self._passed = [0, 0], [0, 0]
         self._carried = [0, 0]  # pushes that another worker has carried to the servers
         # Newest clock of this worker up to which a server is known to have the leaders' ticks, by server.
         self._applied: dict[int, int] = {}
@@ -168,35 +189,56 @@ class GroupedTables:
             ReplayMismatch: The worker had finished before a restart.
             StallError: A worker of the group was late; the message names it.
         """
-        table, reduction = self._place[index], self._reduction
+        table = self._place[index]
         if self._part.had_finished:
             raise _native.ReplayMismatch(
                 f"worker {self._connection.index} pushes to table {self._tables[table].name!r} at clock "
-                f"{reduction.clock}, but had finished before the restart"
+                f"{self._own.clock}, but had finished before the restart"
             )
-        flat = update.reshape(-1)
-        if not reduction.pushes(table):
-            if not self._has_room(table, 0.0):
-                self._connection.wait_until(lambda: self._has_room(table, _WAIT_S), self.late)
-            reduction.push(table, flat, False)
-            self._open.append(table)
-        else:
-            own = self._contribution(table).view(np.float32)
-            # A sum beyond float32 is infinite, as at a server.
-            with np.errstate(all="ignore"):
-                np.add(own, flat, out=own)
+        self._own.push(table, update.reshape(-1))
         self._pushed[0] += 1
         self._pushed[1] += isinstance(self._tables[table].consistency, BSP)
+
+    def sums_rows(self, index: int) -> bool:
+        """Return True if the group sums rows of the table with this index in the job."""
+        return self._own.rows is not None and self._own.rows.has(index)
+
+    def add_rows(self, index: int, send: SendRows, summed: SendRows) -> None:
+        """Register how rows of all workers of the group are pushed to the servers.
+
+        Args:
+            index: Index of the table in the job.
+            send: Pushes rows to the servers, with those of equal keys added up.
+            summed: Adds up rows of equal keys, and calls `pass_rows`.
+        """
+        for level in self._levels:
+            if level.rows is not None:
+                level.rows.add(index, send if level is self._top else summed)
+
+    def drop_rows(self, index: int) -> None:
+        """Forget what `add_rows` has registered, if anything."""
+        for level in self._levels:
+            if level.rows is not None:
+                level.rows.drop(index)
 
     def push_rows(self, index: int, keys: Int64, rows: Float32, n_servers: int) -> bool:
         """Let the group push rows at the end of the clock; False: `hold` them. See GroupRows.append.
 
         `n_servers`: number of servers that have any of the keys.
         """
-        if self.rows is None or not self.rows.append(self._reduction.clock, index, keys, rows):
+        rows_of = self._own.rows
+        if rows_of is None or not rows_of.append(self._own.clock, index, keys, rows):
             return False
         self._pushed = [n + n_servers for n in self._pushed]
         return True
+
+    def pass_rows(self, index: int, keys: Int64, rows: Float32, n_servers: int) -> None:
+        """Contribute the rows of the worker's subgroup to the group, as `push_rows`."""
+        assert self._top.rows is not None
+        fits = self._top.rows.append(self._top.clock, index, keys, rows)
+        # Its area has room for all rows of a subgroup.
+        assert fits, "rows of a subgroup do not fit"
+        self._passed = [n + n_servers for n in self._passed]
 
     def hold(self, write: Callable[[], object]) -> None:
         """Call `write`, which writes the records of a push, at the end of the worker's clock."""
@@ -206,35 +248,10 @@ class GroupedTables:
         """Call `write` at the end of the worker's clock, in front of the sums, if it leads the clock."""
         self._leads.append(write)
 
-    def _contribution(self, table: int) -> NDArray[np.uint8]:
-        at = self._part.layout.contribution(self._part.number, table, 0)
-        return self._part.memory.view(at, 4 * self._tables[table].n_elements, True)
-
-    def _has_room(self, table: int, max_s: float) -> bool:
-        if self._contributions is None:
-            return self._reduction.wait_room(table, max_s)
-        self._contributions.poll()
-        # The push before may be under way to other nodes.
-        wait_s = min(max_s, waits.BETWEEN_POLLS_S)
-        return self._reduction.wait_room(table, wait_s) and self._contributions.is_idle
-
     def close(self, index: int) -> None:
         """Note that the worker pushes no more to a table in its clock."""
-        table = self._place[index]
-        if self._contributions is not None:
-            self._send_open([table])
-            self._contributions.close(table, self._reduction.clock)
-        self._reduction.close(table)
+        self._own.close(self._place[index])
         self.poll()
-
-    def _send_open(self, tables: Sequence[int]) -> None:
-        """Send this worker's contributions to these tables to other nodes, where there are any."""
-        for table in [t for t in tables if t in self._open]:
-            self._open.remove(table)
-            if self._contributions is not None:
-                reduction = self._reduction
-                rule, raw = reduction.rule_hash(table), self._contribution(table)
-                self._contributions.push(table, reduction.clock, 1, rule, raw)
 
     def end_clock(self) -> None:
         """End the worker's clock in the group, and push the sums if this worker is the leader. Blocks.
@@ -246,45 +263,76 @@ class GroupedTables:
         """
         if self._part.had_finished:
             return
-        reduction = self._reduction
-        clock = reduction.clock
-        self._send_open(list(self._open))
-        if self._contributions is not None:
-            if self.rows is not None:
-                ends = len(self._tables)
-                self.rows.send_to(self._contributions, clock, ends, reduction.rule_hash(ends))
-            self._contributions.tick(clock)
-        reduction.tick()
+        clock = self._own.clock
+        self._own.end_clock()
+        passes = False
+        if self._top is not self._own:
+            passes = self._pass_sums(clock)
+            self._top.end_clock()
         if _native.FAULTS:
             _native.fault_point("summed-clock")
         if not self._part.outlives:
             self._write_held()
         if not self._is_done(clock, 0.0):
-            self._wait_for(clock)
+            self._wait(lambda: self._is_done(clock, WAIT_S), self.late)
         self._write_held()
-        pushed, self._pushed = self._pushed, [0, 0]
         changes, self._leads = self._leads, []
-        if self._has_led(clock) or self._leader(clock) != self._part.number:
-            self._carried = [a + b for a, b in zip(self._carried, pushed, strict=True)]
-            return
-        for change in changes:
-            change()
-        if self.rows is not None:
-            self.rows.push_sums(clock)
-        for table in range(len(self._tables)):
-            if reduction.updated(table) == clock + 1:
-                self._send[table](reduction.values(table, 0))
+        leads = not self._has_led(clock) and self._top.leader(clock) == self._top.number
+        self._count_carried(leads, passes)
+        if leads:
+            for change in changes:
+                change()
+            if self._top.rows is not None:
+                self._top.rows.push_sums(clock)
+            for table, values in self._top.sums(clock):
+                self._send[table](values)
+
+    def _pass_sums(self, clock: int) -> bool:
+        """Wait for the sums of the worker's subgroup, and contribute them if the worker leads it.
+
+        Returns:
+            True if it has contributed them.
+        """
+        own = self._own
+        if not self._is_summed(clock, 0.0):
+            self._wait(lambda: self._is_summed(clock, WAIT_S), own.late)
+        if self._has_led(clock) or own.leader(clock) != own.number:
+            return False
+        if own.rows is not None:
+            own.rows.push_sums(clock)
+        for table, values in own.sums(clock):
+            self._top.push(table, values)
+            self._passed[0] += 1
+            self._passed[1] += isinstance(self._tables[table].consistency, BSP)
+        return True
+
+    def _is_summed(self, clock: int, max_s: float) -> bool:
+        """Wait for `max_s` seconds at most until the subgroup has its sums, or needs none; return whether."""
+        own = self._own
+        return own.is_sent(max_s) and (self._has_led(clock) or own.is_complete(max_s))
+
+    def _count_carried(self, leads: bool, passes: bool) -> None:
+        """Count the pushes of a clock that another worker pushes to the servers.
+
+        Args:
+            leads: This worker pushes them itself.
+            passes: It has contributed the sums of its subgroup in their place.
+        """
+        carried = self._passed if passes else self._pushed
+        self._pushed, self._passed = [0, 0], [0, 0]
+        if not leads:
+            self._carried = [a + b for a, b in zip(self._carried, carried, strict=True)]
 
     def _write_held(self) -> None:
         held, self._held = self._held, []
         for write in held:
             write()
 
-    def _wait_for(self, clock: int) -> None:
-        """Wait until this worker may go on in the end of a clock."""
+    def _wait(self, done: Callable[[], bool], late: Callable[[], str]) -> None:
+        """Wait for other workers of the group in the end of a clock."""
         control = self._connection.control
         before, control.state = control.state, "waiting for the workers of its group"
-        self._connection.wait_until(lambda: self._is_done(clock, _WAIT_S), self.late)
+        self._connection.wait_until(done, late)
         control.state = before
 
     def _is_done(self, clock: int, max_s: float) -> bool:
@@ -293,34 +341,21 @@ class GroupedTables:
         It may when the sums are complete and it leads the clock, or the servers have them and the leader's
         ticks; where memory does not outlive the launch, when the sums are complete.
         """
-        if self._contributions is not None:
-            self._contributions.poll()
-            max_s = min(max_s, waits.BETWEEN_POLLS_S)
-            if not self._contributions.is_idle:
-                time.sleep(max_s)
-                return False
+        top = self._top
+        if not top.is_sent(max_s):
+            return False
         if self._has_led(clock):
             return True
-        tables = range(self._n_sums)
-        if not all(self._reduction.wait_complete(table, max_s) for table in tables):
+        if not top.is_complete(max_s):
             return False
-        if not self._part.outlives or self._leader(clock) == self._part.number:
+        if not self._part.outlives or top.leader(clock) == top.number:
             return True
         time.sleep(min(max_s, waits.BETWEEN_POLLS_S))
         return False
 
     def _has_led(self, clock: int) -> bool:
-        """Return True if the leader's ticks of a clock are known to be in the memory of all servers.
-
-        Its own word says so, or that of a worker which began this launch beyond the clock.
-        """
-        numbers = range(len(self._names))
-        return any(self._reduction.sent(number) > clock for number in numbers)
-
-    def _leader(self, clock: int) -> int:
-        """Return the leader of a clock whose sums are complete."""
-        words = [self._reduction.finished(number) for number in range(len(self._names))]
-        return next(n for n, word in enumerate(words) if word == 0 or word - 1 > clock)
+        """Return True if the leader's ticks of a clock are known to be in the memory of all servers."""
+        return self._top.sender(clock) is not None
 
     def is_applied(self, server: int, max_s: float) -> bool:
         """Return whether a server has applied what other workers have pushed for this one's earlier clocks.
@@ -329,10 +364,10 @@ class GroupedTables:
             server: Index of the server.
             max_s: Seconds to wait at most if it has not.
         """
-        clock = self._reduction.clock
+        clock = self._top.clock
         if clock == 0 or self._applied.get(server) == clock:
             return True
-        leader = self._part.members[self._leader_before(clock)]
+        leader = self._members[self._leader_before(clock)]
         channel = self._connection.channels[server]
         if leader != self._connection.index and channel.clocks()[leader] < clock:
             time.sleep(min(max_s, waits.BETWEEN_POLLS_S))
@@ -343,14 +378,13 @@ class GroupedTables:
     def _leader_before(self, clock: int) -> int:
         """Return the leader of the clock before this worker's clock."""
         # One that may have finished since, and whose end this worker has not received, has noted `sent`.
-        numbers = range(len(self._names))
-        noted = next((n for n in numbers if self._reduction.sent(n) >= clock), None)
-        return self._leader(clock - 1) if noted is None else noted
+        noted = self._top.sender(clock - 1)
+        return self._top.leader(clock - 1) if noted is None else noted
 
     def late_at(self, server: int) -> str:
         """Return the message that a server has not applied what `is_applied` asks for."""
-        clock = self._reduction.clock
-        leader = self._names[self._leader_before(clock)]
+        clock = self._top.clock
+        leader = self._top.names[self._leader_before(clock)]
         return (
             f"{leader}, which leads this worker's group, has not ended clock {clock - 1} at server {server}, "
             "which applies the group's updates then"
@@ -362,23 +396,16 @@ class GroupedTables:
         Raises:
             StallError: A server was late for the job's timeout.
         """
-        clock = self._reduction.clock - 1
+        clock = self._top.clock - 1
         if not self._part.outlives or self._part.had_finished or self._has_led(clock):
             return
         self._connection.arrivals.wait_for_all()
-        self._reduction.note_sent(self._part.number, clock + 1)
-        if self._contributions is not None:
-            self._contributions.sent(clock + 1)
+        self._top.note_sent(clock)
 
     def finish(self) -> None:
-        """Let the group go on without this worker, which has ended its last clock.
-
-        One that had finished before the launch sends that again: others receive its messages until then.
-        """
-        if not self._part.had_finished:
-            self._reduction.finish()
-        if self._contributions is not None:
-            self._contributions.finish(self._reduction.clock)
+        """Let the group go on without this worker, which has ended its last clock."""
+        for level in self._levels:
+            level.finish()
 
     def count(self, counters: dict[str, int]) -> None:
         """Add the pushes that another worker has carried to this worker's counters."""
@@ -394,38 +421,20 @@ class GroupedTables:
 
     def poll(self) -> None:
         """Take messages, and do what can be done now. Does not block."""
-        if self._contributions is not None:
-            self._contributions.poll()
-        self._reduction.advance()
+        for level in self._levels:
+            level.poll()
 
     def settle(self) -> None:
         """Receive and send what is left. Call it when all workers have finished. Blocks."""
-        contributions = self._contributions
-        if contributions is not None:
-            waits.polled(self._connection, contributions.has_ended, "ending", self.late)
+        for level in self._levels:
+            level.settle()
 
     def late(self) -> str:
-        """Return the message that sums are not complete, with the worker of the group that is late."""
-        found = self._reduction.awaited()
-        if found is None:
-            return self._late_after_sums()
-        worker, table, clock, ticked, summed, _ = found
-        done = "has not added its part of" if summed else "has not ended"
-        of = f" of table {self._tables[table].name!r}" if table < len(self._tables) else ""
+        """Return the message of a wait in the end of a clock, with the worker of the group that is late."""
+        top, clock = self._top, self._top.clock - 1
+        if top.awaited() or not self._part.outlives or self._has_led(clock):
+            return top.late()
         return (
-            f"{self._names[worker]}, of this worker's group, {done} clock {clock}{of}; "
-            f"it is at clock {ticked}, this worker is at "
-            f"{self._reduction.clock} (with cluster.topology, clock() waits for the workers of the group)"
+            f"{top.names[top.leader(clock)]}, which leads this worker's group, has not ended clock "
+            f"{clock} at all servers, or this worker has not received that"
         )
-
-    def _late_after_sums(self) -> str:
-        """Return the message of a wait for a receiver, or for the ticks of the leader."""
-        contributions, clock = self._contributions, self._reduction.clock - 1
-        slow = contributions.slow_receiver if contributions is not None else None
-        if slow is None and self._part.outlives and not self._has_led(clock):
-            return (
-                f"{self._names[self._leader(clock)]}, which leads this worker's group, has not ended clock "
-                f"{clock} at all servers, or this worker has not received that"
-            )
-        name = self._names[slow] if slow is not None else "another worker"
-        return f"{name}, of this worker's group, has not received its updates"

@@ -2,12 +2,16 @@
 
 A worker writes its pushes of clock c into its area number c % 2, one after another:
 
-    stamp (c + 1), bytes in use | table, number of rows, keys, rows | table, ... | ...
+    stamp (c + 1), bytes in use, worker | table, number of rows, keys, rows | table, ... | ...
 
 Whether a push fits depends on the bytes of the worker's pushes of this clock alone, so a worker that repeats
 a clock finds the same.
 
-Who writes, who reads, and what orders them. The worker alone writes its areas. Where the group spans nodes,
+Workers of a subgroup have one place in the level of their group, since the leader of the subgroup alone
+contributes there in a clock. The head says who that was.
+
+Who writes, who reads, and what orders them. The worker alone writes its areas in a clock in which it
+contributes. Where the group spans nodes,
 the worker of this node that receives its messages writes them, as it writes its words. The leader of clock c
 reads the areas of c, once all workers have ended c or had finished: each has stored that it has ended c with
 release after its rows, and the leader has read it with acquire (native/src/reduction/reduction.hpp).
@@ -39,14 +43,14 @@ from mpips import _native
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
-_HEAD_WORDS = 2  # of an area: stamp, bytes in use; and of a push: table, number of rows
-_HEAD_BYTES = 8 * _HEAD_WORDS
+_AREA_HEAD_BYTES = 8 * 3  # stamp, bytes in use, worker
+_HEAD_BYTES = 8 * 2  # of a push: table, number of rows
 _PER_WORKER = 2  # areas
 
 
-def areas_bytes(n_workers: int, area_bytes: int) -> int:
-    """Return the bytes of all areas of a group of `n_workers`."""
-    return n_workers * _PER_WORKER * area_bytes
+def areas_bytes(n_places: int, area_bytes: int) -> int:
+    """Return the bytes of all areas of a group with so many places, two areas for each."""
+    return n_places * _PER_WORKER * area_bytes
 
 
 def _padded(n_bytes: int) -> int:
@@ -60,23 +64,25 @@ class RowAreas:
     Attributes:
         memory: The memory.
         start: Offset of the first area, in bytes; a multiple of 8.
-        area_bytes: Size of an area, a multiple of 8 and at least 16.
+        area_bytes: Size of an area, a multiple of 8 and at least 24.
+        places: Number of the place of each worker's areas.
     """
 
     memory: _native.SharedMemory
     start: int
     area_bytes: int
+    places: tuple[int, ...]
 
     def area(self, worker: int, clock: int) -> NDArray[np.uint8]:
         """Return the area of a worker for its pushes of a clock."""
-        number = worker * _PER_WORKER + clock % _PER_WORKER
+        number = self.places[worker] * _PER_WORKER + clock % _PER_WORKER
         return self.memory.view(self.start + number * self.area_bytes, self.area_bytes, True)
 
     def used(self, worker: int, clock: int) -> NDArray[np.uint8]:
-        """Return the part of a worker's area that is in use in a clock; empty without a push that fits."""
+        """Return the part of an area that a worker uses in a clock; empty without a push that fits."""
         area = self.area(worker, clock)
-        stamp, n_bytes = area[:_HEAD_BYTES].view(np.int64).tolist()
-        return area[: n_bytes if stamp == clock + 1 else 0]
+        stamp, n_bytes, writer = area[:_AREA_HEAD_BYTES].view(np.int64).tolist()
+        return area[: n_bytes if (stamp, writer) == (clock + 1, worker) else 0]
 
     def append(self, worker: int, clock: int, table: int, keys: Int64, rows: Float32) -> bool:
         """Write a push into the worker's own area; return False, with nothing changed, if it does not fit.
@@ -88,7 +94,7 @@ class RowAreas:
             keys: int64, shape (n,), each once.
             rows: float32, shape (n, dim), C-contiguous.
         """
-        before = max(_HEAD_BYTES, len(self.used(worker, clock)))
+        before = max(_AREA_HEAD_BYTES, len(self.used(worker, clock)))
         rows_at = before + _HEAD_BYTES + keys.nbytes
         after = _padded(rows_at + rows.nbytes)
         if after > self.area_bytes:
@@ -97,7 +103,7 @@ class RowAreas:
         area[before : before + _HEAD_BYTES].view(np.int64)[:] = table, len(keys)
         area[before + _HEAD_BYTES : rows_at].view(np.int64)[:] = keys
         area[rows_at : rows_at + rows.nbytes].view(np.float32)[:] = rows.reshape(-1)
-        area[:_HEAD_BYTES].view(np.int64)[:] = clock + 1, after
+        area[:_AREA_HEAD_BYTES].view(np.int64)[:] = clock + 1, after, worker
         return True
 
     def pushes(
@@ -110,7 +116,7 @@ class RowAreas:
             clock: The clock, which all workers of the group have ended.
             dims: Length of a row of each table.
         """
-        used, at = self.used(worker, clock), _HEAD_BYTES
+        used, at = self.used(worker, clock), _AREA_HEAD_BYTES
         while at < len(used):
             table, n = used[at : at + _HEAD_BYTES].view(np.int64).tolist()
             keys_at = at + _HEAD_BYTES

@@ -40,15 +40,14 @@ class RowGroup:
         self._access = access
         self._writer = writer
         self._pulls = None
-        self._sums = grouped.rows is not None and grouped.rows.has(access.index)
-        if grouped.rows is not None and self._sums:
-            grouped.rows.add(access.index, self._push_sum)
+        self._sums = grouped.sums_rows(access.index)
+        if self._sums:
+            grouped.add_rows(access.index, self._push_sum, self._pass_sum)
             self._pulls = grouped.row_pulls
 
     def leave(self) -> None:
         """Drop what the group has of the handle: their references to each other would hold the memory."""
-        if self._grouped.rows is not None:
-            self._grouped.rows.drop(self._access.index)
+        self._grouped.drop_rows(self._access.index)
 
     def push(self, plan: _native.KeyPlan, keys: Int64, rows: Float32, n_servers: int) -> bool:
         """Push rows at the end of the worker's clock, with those of the group if they fit.
@@ -81,6 +80,21 @@ class RowGroup:
         """
         plan = self._access.planned(keys)
         self._writer(plan, rows)()
+        self._access.free(plan)
+
+    def _pass_sum(self, keys: Int64, rows: Float32) -> None:
+        """Contribute the rows of all workers of the subgroup to the group, those of equal keys added up.
+
+        Args:
+            keys: int64, shape (n,).
+            rows: float32, shape (n, dim).
+        """
+        plan = self._access.planned(keys)
+        starts = plan.group_starts
+        n_servers = int(np.count_nonzero(starts[1:] > starts[:-1]))
+        self._grouped.pass_rows(
+            self._access.index, plan.unique_keys, plan.sum_rows(rows), n_servers
+        )
         self._access.free(plan)
 
     def pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Float32 | None:

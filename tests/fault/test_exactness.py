@@ -118,6 +118,25 @@ def test_groups_have_the_same_bits_on_any_servers_transports_and_nodes(nodes2: N
     assert len({flat, *apart.values(), *together.values()}) == 3
 
 
+def test_subgroups_have_the_same_bits_on_any_servers_transports_and_nodes(nodes2: Nodes) -> None:
+    # Four workers, 0 and 2 on the first node: the subgroups span nodes, or each has one.
+    def argument(servers: int, transport: str = "auto") -> list[str]:
+        return argv("digest.py", servers=servers, transport=transport, topology=[[[0, 3], [2, 1]]])
+
+    found = {
+        f"{servers} servers, {transport}": result(
+            launch(5 + servers, argument(servers, transport), timeout=60)
+        )["digest"]
+        for servers, transport in ((1, "auto"), (2, "rma"), (3, "p2p"))
+    }
+    for ranks in ([4, 3], [3, 4]):
+        job = nodes2.start(ranks, argument(2), timeout=60, env=ENV)
+        found[f"nodes of {ranks}"] = result(job)["digest"]
+    assert len(set(found.values())) == 1, found
+    whole = argv("digest.py", servers=1, topology=[[0, 1, 2, 3]])
+    assert result(launch(6, whole, timeout=60))["digest"] not in found.values()
+
+
 def test_one_process_and_one_worker_under_mpirun_have_the_same_bits() -> None:
     digests = {
         "local": result(launch(1, argv("digest.py"), timeout=60))["digest"],

@@ -55,15 +55,21 @@ def run_on(nodes: multinode.Nodes, folder: Path, topology: str, fault: str) -> R
     return run
 
 
+# Groups of the first run, and the same groups in other words.
+NODES = ("node", "[[0,1],[2,3]]")
+RACK = ("[[[0,1],[2,3]]]", "[[[3,2],[1,0]]]")
+
+
+@pytest.mark.parametrize("groups", [NODES, RACK], ids=["nodes", "rack"])
 def test_kills_change_no_bit_of_sums_and_rows_of_nodes(
-    nodes2: multinode.Nodes, tmp_path: Path
+    nodes2: multinode.Nodes, tmp_path: Path, groups: tuple[str, str]
 ) -> None:
-    run = run_on(nodes2, tmp_path, "node", FAULTS)
+    run = run_on(nodes2, tmp_path, groups[0], FAULTS)
     said = run.launched.stderr()
     assert run.attempts == FAULTS.count(",") + 2, said
     assert said.count("continuing in memory at step") == FAULTS.count(",") + 1, said
     (tmp_path / "calm").mkdir()
-    calm = run_on(nodes2, tmp_path / "calm", "[[0,1],[2,3]]", "")
+    calm = run_on(nodes2, tmp_path / "calm", groups[1], "")
     assert run.final() == calm.final()
     supervised.check_counts(run, tmp_path)
 

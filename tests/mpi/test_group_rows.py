@@ -14,7 +14,8 @@ from mpips import BSP, SGD, Adagrad, Adam, Bf16, DenseTable, EmbeddingTable, Int
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-Groups = tuple[tuple[int, ...], ...]
+Group = tuple[int | tuple[int, ...], ...]  # workers and subgroups
+Push = tuple[Int64, Float32]
 
 DIM = 5
 N_KEYS = 60
@@ -23,9 +24,20 @@ KEYS = np.arange(N_KEYS, dtype=np.int64)
 _SLOT_KIB = 2
 
 
-def groups_of(n_workers: int) -> Groups:
+def groups_of(n_workers: int) -> tuple[Group, ...]:
     """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
     return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
+
+
+def nested(n_workers: int) -> tuple[Group, ...]:
+    """Return a group with subgroups whose workers are no neighbours: 1 and 2, 0 and 4, 3, and 5 and 6."""
+    parts = [tuple(w for w in part if w < n_workers) for part in ((2, 1), (0, 4), (3,), (6, 5))]
+    # Rows of a worker that is in no subgroup are added one by one.
+    return (tuple(part if len(part) > 1 else part[0] for part in parts if part),)
+
+
+def workers_of(group: Group) -> list[int]:
+    return sorted(w for part in group for w in ((part,) if isinstance(part, int) else part))
 
 
 def pushes_of(worker: int, clock: int) -> list[tuple[Int64, Float32]]:
@@ -53,21 +65,30 @@ def arrays(sums: dict[int, Float32]) -> tuple[Int64, Float32]:
     return np.array(list(sums)), np.stack(list(sums.values()))
 
 
-def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
+def contributions(
+    part: int | Group, ends: Sequence[int], clock: int
+) -> tuple[int, list[Push]] | None:
+    """Return the lowest worker of a group that works in a clock, and what it contributes; None: none works.
+
+    Each push has every key once. A group or subgroup contributes the sum of the pushes of its workers.
+    """
+    if isinstance(part, int):
+        pushes = [arrays(one_by_one([push])) for push in pushes_of(part, clock)]
+        return (part, pushes) if clock < ends[part] else None
+    found = [one for inner in part if (one := contributions(inner, ends, clock)) is not None]
+    found.sort(key=lambda one: one[0])
+    pushes = [push for _, inner in found for push in inner]
+    return (found[0][0], [arrays(one_by_one(pushes))] if pushes else []) if found else None
+
+
+def expected(groups: Sequence[Group], ends: Sequence[int], clocks: int) -> Float32:
     """Return all rows after so many clocks under SGD(1.0); worker w ends after `ends[w]` clocks."""
     values = np.zeros((N_KEYS, DIM), np.float32)
-    inside = {w for group in groups if len(group) > 1 for w in group}
-    units = [group for group in groups if len(group) > 1]
-    units += [(w,) for w in range(len(ends)) if w not in inside]
+    units: list[int | Group] = [group for group in groups if len(workers_of(group)) > 1]
+    inside = {w for group in units if not isinstance(group, int) for w in workers_of(group)}
+    units += [w for w in range(len(ends)) if w not in inside]
     for clock in range(clocks):
-        found: list[tuple[int, list[tuple[Int64, Float32]]]] = []
-        for unit in units:
-            working = [w for w in unit if clock < ends[w]]
-            # Each push has every key once; a group pushes the sum of its workers' pushes.
-            single = [arrays(one_by_one([push])) for w in working for push in pushes_of(w, clock)]
-            if single:
-                sums = [arrays(one_by_one(single))] if len(unit) > 1 else single
-                found.append((working[0], sums))
+        found = [one for unit in units if (one := contributions(unit, ends, clock)) is not None]
         pushes = [push for _, sums in sorted(found, key=lambda f: f[0]) for push in sums]
         n_working = sum(clock < end for end in ends)
         for key, total in one_by_one(pushes).items():
@@ -76,11 +97,12 @@ def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
 
 
 @pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("levels", [1, 2])
 def test_rows_are_sums_in_the_order_of_the_groups(
-    session: Session, transport: str, servers: int
+    session: Session, transport: str, servers: int, levels: int
 ) -> None:
     n_workers = workers_with(servers)
-    groups = groups_of(n_workers)
+    groups = groups_of(n_workers) if levels == 1 else nested(n_workers)
     # Leaders of groups end first, and one worker of no group or of a group is left at the end.
     ends = [CLOCKS - 2 + w for w in range(n_workers)]
 

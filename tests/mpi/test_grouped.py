@@ -13,16 +13,26 @@ from playing import Session, counts, noise, workers_with
 from mpips import ASP, BSP, SGD, Adam, DenseTable, EmbeddingTable, Int8, Replicated, Worker
 
 Float32 = NDArray[np.float32]
-Groups = tuple[tuple[int, ...], ...]
+Group = tuple[int | tuple[int, ...], ...]  # workers and subgroups
 
 N = 3000  # values of a table, in several records
 CLOCKS = 6
 _SLOT_KIB = 4
 
 
-def groups_of(n_workers: int) -> Groups:
+def groups_of(n_workers: int) -> tuple[Group, ...]:
     """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
     return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
+
+
+def nested(n_workers: int) -> tuple[Group, ...]:
+    """Return a group with subgroups whose workers are no neighbours: 0 and 2, 1 and 4, 3, and 5 and 6."""
+    parts = [tuple(w for w in part if w < n_workers) for part in ((0, 2), (1, 4), (3,), (6, 5))]
+    return (tuple(part for part in parts if part),)
+
+
+def workers_of(group: Group) -> list[int]:
+    return sorted(w for part in group for w in ((part,) if isinstance(part, int) else part))
 
 
 def update_of(worker: int, clock: int, number: int) -> Float32:
@@ -42,28 +52,38 @@ def added(updates: Sequence[Float32]) -> Float32 | None:
     return total
 
 
-def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
+def updates_of(worker: int, clock: int) -> list[Float32]:
+    return [update_of(worker, clock, number) for number in range(pushes_of(worker, clock))]
+
+
+def sum_of(part: int | Group, ends: Sequence[int], clock: int) -> tuple[int, Float32 | None] | None:
+    """Return the lowest worker of a group that works in a clock, and the sum of updates; None: none works.
+
+    A worker adds up its pushes, a subgroup its workers, and a group its subgroups and other workers.
+    """
+    if isinstance(part, int):
+        return (part, added(updates_of(part, clock))) if clock < ends[part] else None
+    found = [one for inner in part if (one := sum_of(inner, ends, clock)) is not None]
+    found.sort(key=lambda one: one[0])
+    total = added([values for _, values in found if values is not None])
+    return (found[0][0], total) if found else None
+
+
+def expected(groups: Sequence[Group], ends: Sequence[int], clocks: int) -> Float32:
     """Return the values after so many clocks under SGD(1.0); worker w ends after `ends[w]` clocks."""
     values = np.zeros(N, np.float32)
-    inside = {w for group in groups if len(group) > 1 for w in group}
-    units = [group for group in groups if len(group) > 1]
-    units += [(w,) for w in range(len(ends)) if w not in inside]
+    groups = [group for group in groups if len(workers_of(group)) > 1]
+    inside = {w for group in groups for w in workers_of(group)}
     for clock in range(clocks):
-        found: list[tuple[int, list[Float32]]] = []
-        for unit in units:
-            working = [w for w in unit if clock < ends[w]]
-            own = [
-                [update_of(w, clock, number) for number in range(pushes_of(w, clock))]
-                for w in working
-            ]
-            if len(unit) == 1:
-                found += [(working[0], own[0])] if working else []
-                continue
-            # A worker adds up its pushes, and the group its workers.
-            sums = [total for updates in own if (total := added(updates)) is not None]
-            group_sum = added(sums)
-            if group_sum is not None:
-                found.append((working[0], [group_sum]))
+        found = [
+            (w, updates_of(w, clock))
+            for w in range(len(ends))
+            if w not in inside and clock < ends[w]
+        ]
+        for group in groups:
+            summed = sum_of(group, ends, clock)
+            if summed is not None and summed[1] is not None:
+                found.append((summed[0], [summed[1]]))
         total = added(
             [update for _, updates in sorted(found, key=lambda f: f[0]) for update in updates]
         )
@@ -75,11 +95,12 @@ def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
 
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("closes", [False, True], ids=["open", "closed"])
+@pytest.mark.parametrize("levels", [1, 2])
 def test_values_are_sums_in_the_order_of_the_groups(
-    session: Session, transport: str, servers: int, closes: bool
+    session: Session, transport: str, servers: int, closes: bool, levels: int
 ) -> None:
     n_workers = workers_with(servers)
-    groups = groups_of(n_workers)
+    groups = groups_of(n_workers) if levels == 1 else nested(n_workers)
     # Leaders of groups end first, and one worker of no group or of a group is left at the end.
     ends = [CLOCKS - 2 + w for w in range(n_workers)]
 

@@ -26,6 +26,11 @@ def groups(n_workers: int) -> list[list[int]]:
     return [half for half in halves if len(half) > 1]
 
 
+def nested(n_workers: int) -> list[list[int | list[int]]]:
+    """Return one group of all workers, with subgroups of workers 0 and 2, and of 1 and 3."""
+    return [[[w for w in half if w < n_workers] for half in ([0, 2], [1, 3])]]
+
+
 def work(worker: int, clock: int) -> None:
     """Take a time that differs between workers and clocks."""
     n = 1 + 30 * ((worker + clock) % 3 == 0)
@@ -45,9 +50,15 @@ def await_finish(worker: Worker) -> None:
     connection.wait_until(all_have_finished, lambda: "another worker has not finished")
 
 
-def check(name: str, values: NDArray[np.float32], worker: int, clock: int, ends: list[int]) -> None:
+def check(
+    name: str,
+    values: NDArray[np.float32],
+    worker: int,
+    clock: int,
+    ends: list[int],
+    together: list[int],
+) -> None:
     """Compare the clocks of each worker that a pull of a table contains, at this worker's clock."""
-    together = next((g for g in groups(len(ends)) if worker in g), [worker])
     where = (name, worker, clock)
     for other, part in enumerate(values):
         # Each server applies a sum at a time of its own.
@@ -61,10 +72,14 @@ def check(name: str, values: NDArray[np.float32], worker: int, clock: int, ends:
 
 
 @pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("levels", [1, 2])
 def test_every_pull_has_own_pushes_and_those_that_the_bound_demands(
-    session: Session, transport: str, servers: int
+    session: Session, transport: str, servers: int, levels: int
 ) -> None:
     n_workers = workers_with(servers)
+    group_of = {w: group for group in groups(n_workers) for w in group}
+    if levels == 2:
+        group_of = {w: list(range(n_workers)) for w in range(min(4, n_workers))}
     # Leaders end before other workers of their groups.
     ends = [CLOCKS - 3 + w for w in range(n_workers)]
 
@@ -77,7 +92,7 @@ def test_every_pull_has_own_pushes_and_those_that_the_bound_demands(
             for name in PARTS:
                 if name != "late" or clock % 2:
                     found = worker.table(name).pull()
-                    check(name, found, w, clock, ends)
+                    check(name, found, w, clock, ends, group_of.get(w, [w]))
                 worker.table(name).push(own).wait()
             for name in SHARED:
                 for number in range((w + clock) % 3):
@@ -104,7 +119,7 @@ def test_every_pull_has_own_pushes_and_those_that_the_bound_demands(
         transport=transport,
         slot_kib=1,
         ring_slots=2,
-        topology=groups(n_workers),
+        topology=groups(n_workers) if levels == 1 else nested(n_workers),
     )
     parts = np.repeat(np.array(ends)[:, None], WIDTH, axis=1).tolist()
     total = -sum(
@@ -119,8 +134,7 @@ def test_every_pull_has_own_pushes_and_those_that_the_bound_demands(
         assert all(found[name] == total.astype(int).tolist() for name in SHARED)
         assert found["rows"] == rows.astype(int).tolist()
     # Each group pushes once in each clock of its slowest worker.
-    inside = [w for group in groups(n_workers) for w in group]
-    units = [*groups(n_workers), *([w] for w in range(n_workers) if w not in inside)]
+    units = {tuple(group_of.get(w, [w])) for w in range(n_workers)}
     pushes = sum(max(ends[w] for w in unit) for unit in units)
     assert all(played.server_total(name, "pushed") == pushes * servers for name in PARTS)
     assert played.server_total("adam", "pushed") == sum(ends)

@@ -80,8 +80,9 @@ py::array values_of(py::object self, std::size_t table, std::size_t slot) {
 void bind_layout(py::module_& m) {
   py::class_<NodeLayout>(m, "NodeLayout")
       .def(py::init<std::size_t, std::vector<std::pair<std::size_t, std::size_t>>, std::size_t,
-                    bool>(),
-           py::arg("n_workers"), py::arg("tables"), py::arg("rounds"), py::arg("durable") = false)
+                    bool, std::vector<std::size_t>>(),
+           py::arg("n_workers"), py::arg("tables"), py::arg("rounds"), py::arg("durable") = false,
+           py::arg("places") = std::vector<std::size_t>{})
       .def_property_readonly("durable", &NodeLayout::durable)
       .def_property_readonly("head_bytes", &NodeLayout::head_bytes)
       .def_property_readonly("rounds", &NodeLayout::rounds)

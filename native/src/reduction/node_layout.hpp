@@ -20,6 +20,9 @@
 // Contributions lie in rounds: round k has the (k+1)-th push of each worker to each table in a
 // clock. Only the first round has pages from the beginning; workers rarely push twice.
 //
+// Workers of which one at most contributes in a clock can have one place for their contributions
+// (`places`). They have words of their own.
+//
 // Durable memory outlives a launch. It has two versions of the values and state of all tables, and
 // further words (reduction.hpp):
 //
@@ -74,10 +77,19 @@ class NodeLayout {
   // Number of changes of hyperparameters that durable memory has, for each worker and table.
   static constexpr std::size_t n_rules = 4;
 
-  // `tables`: elements and states of each table.
+  // `tables`: elements and states of each table. `places`: number of the place of each worker's
+  // contributions, from 0 without gaps; none: each worker has its own.
   NodeLayout(std::size_t n_workers, std::vector<std::pair<std::size_t, std::size_t>> tables,
-             std::size_t rounds, bool durable = false)
-      : n_workers_(n_workers), tables_(std::move(tables)), rounds_(rounds), durable_(durable) {
+             std::size_t rounds, bool durable = false, std::vector<std::size_t> places = {})
+      : n_workers_(n_workers),
+        tables_(std::move(tables)),
+        rounds_(rounds),
+        durable_(durable),
+        places_(std::move(places)),
+        n_places_(places_.empty() ? n_workers
+                                  : 1 + *std::max_element(places_.begin(), places_.end())) {
+    if (!places_.empty() && places_.size() != n_workers)
+      throw std::invalid_argument("places: one for each worker is needed");
     const std::size_t n = tables_.size();
     std::size_t end = n_workers * (sizeof(ReducerLine) + n * sizeof(ContributionLine));
     versions_ = end;
@@ -125,17 +137,20 @@ class NodeLayout {
   // Bytes in front of version 1: all words, and version 0.
   std::size_t head_bytes() const noexcept { return first_array_ + version_bytes_; }
   std::size_t contribution(std::size_t worker, std::size_t table, std::size_t round) const {
-    return shared_ + (round * n_workers_ + worker) * per_worker_ + parts_.at(table);
+    const std::size_t place = places_.empty() ? worker : places_.at(worker);
+    return shared_ + (round * n_places_ + place) * per_worker_ + parts_.at(table);
   }
   // Bytes that need pages from the beginning: all but later rounds.
-  std::size_t first_bytes() const noexcept { return shared_ + n_workers_ * per_worker_; }
-  std::size_t total_bytes() const noexcept { return shared_ + rounds_ * n_workers_ * per_worker_; }
+  std::size_t first_bytes() const noexcept { return shared_ + n_places_ * per_worker_; }
+  std::size_t total_bytes() const noexcept { return shared_ + rounds_ * n_places_ * per_worker_; }
 
  private:
   std::size_t n_workers_;
   std::vector<std::pair<std::size_t, std::size_t>> tables_;
   std::size_t rounds_;
   bool durable_;
+  std::vector<std::size_t> places_;
+  std::size_t n_places_;
   std::size_t versions_ = 0, rules_ = 0, first_array_ = 0, version_bytes_ = 0;
   std::vector<std::size_t> arrays_, parts_;  // offsets of values; of a table in a contribution
   std::size_t shared_ = 0, per_worker_ = 0;

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -41,7 +42,7 @@ outcome = mpips.run(
     [mpips.DenseTable("t", (10,), mpips.SGD(1.0), consistency=mpips.BSP(reduce="sum"))],
     servers=1,
     transport="p2p",
-    topology=[[0, 1, 2]],
+    topology=json.loads(sys.argv[1]),
     timeout_s=10.0,
 )
 if outcome.value:

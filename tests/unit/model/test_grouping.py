@@ -24,10 +24,12 @@ from mpips.model.consistency import Consistency
 from mpips.model.grouping import (
     check_grouped,
     choose_groups,
+    described,
     grouped_rows,
     grouped_tables,
     listed_groups,
     node_groups,
+    units,
 )
 from mpips.model.optimizer import Optimizer
 
@@ -97,7 +99,18 @@ def test_nodes_with_one_worker_have_no_group() -> None:
 
 
 def test_listed_groups_are_sorted_and_groups_of_one_left_out() -> None:
-    assert listed_groups([[4, 3], [2], [1, 0]], 5) == ((0, 1), (3, 4))
+    assert listed_groups([[4, 3], [2], [1, 0]], 5) == (((0, 1), (3, 4)), ())
+
+
+def test_subgroups_are_sorted_and_those_of_one_or_all_workers_left_out() -> None:
+    assert listed_groups([[5, [3, 1]], [[4], [2, 0]]], 6) == (
+        ((0, 2, 4), (1, 3, 5)),
+        ((0, 2), (1, 3)),
+    )
+    assert listed_groups([[[1, 0]], [[2]]], 3) == (((0, 1),), ())
+    assert units((0, 2, 4, 5), ((1, 3), (2, 5))) == ((0,), (2, 5), (4,))
+    assert described((0, 2, 4, 5), ((1, 3), (2, 5))) == "0 + 2 5 + 4"
+    assert described((0, 2, 4), ((1, 3),)) == "0 2 4"
 
 
 @pytest.mark.parametrize(
@@ -107,9 +120,11 @@ def test_listed_groups_are_sorted_and_groups_of_one_left_out() -> None:
         ([[0, -1]], "there is no worker -1"),
         ([[0, 1], [1, 2]], "worker 1 is in two groups"),
         ([[3, 3]], "worker 3 is in two groups, or twice in one"),
+        ([[0, [1, 2]], [[2, 3], 4]], "worker 2 is in two groups"),
+        ([[[0, 5]]], "there is no worker 5"),
     ],
 )
-def test_wrong_lists_are_named(groups: list[list[int]], said: str) -> None:
+def test_wrong_lists_are_named(groups: list[list[int | list[int]]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         listed_groups(groups, 5)
 

@@ -33,6 +33,9 @@ TABLES = [DenseTable("w", (N,), SGD(0.1)), EmbeddingTable("rows", 4, SGD(0.1))]
         ("auto", (3 + 1 + 0.5, 2 + 1 + 0.5)),
         # Every node has room for the updates of the whole group.
         (((0, 4), (1, 2)), (3 + 3 + 0.5, 3 + 0.5)),
+        # Sums of subgroups: two updates and a sum, two more on the other node; above them three contributions
+        # and a sum on either node.
+        ((((0, 1), 2, (3, 4)),), (3 + 4 + 0.5, 3 + 4 + 0.5)),
     ],
 )
 def test_groups_take_an_update_of_each_worker_and_a_sum(
@@ -52,6 +55,8 @@ def test_groups_take_an_update_of_each_worker_and_a_sum(
         ("node", (2 * 3, 2 * 2)),
         # Workers 0 and 4 are on two nodes, each with room for both, and share no pulls.
         (((0, 4), (1, 2)), (2 + 2 * 2, 2)),
+        # Each subgroup of a node is as large as a group, and above it are three areas, each for two workers.
+        ((((0, 1), 2, (3, 4)),), (2 * 2 + 3 * 2, 2 * 2 + 3 * 2)),
     ],
 )
 @pytest.mark.parametrize("tables", [TABLES, TABLES[1:]], ids=["dense and rows", "rows"])

@@ -34,6 +34,7 @@ def main(worker: mpips.Worker) -> float:
         [[]],
         [[0]],
         ((0,),),
+        [[[0]]],
         [[np.int64(0)]],
         [np.array([0])],
         np.array([[0]]),
@@ -52,8 +53,11 @@ def test_a_job_of_one_worker_has_no_groups(topology: Any) -> None:
         ),
         (3, "topology = 3: must be one of auto, flat, node or a list"),
         ([0, 1], "topology[0] = 0: must be a list"),
-        ([["0"]], "topology[0][0] = '0': must be a whole number"),
-        ([[0, 1.5]], "topology[0][1] = 1.5: must be a whole number"),
+        ([["0"]], "topology[0][0] = '0': must be a whole number or a list"),
+        ([[0, 1.5]], "topology[0][1] = 1.5: must be a whole number or a list"),
+        ([[[0, [1]]]], "topology[0][0][1] = [1]: must be a whole number"),
+        ([[0, [1, 2]]], "cluster.topology: there is no worker 1; the job has workers 0 to 0"),
+        ([[0, [0]]], "cluster.topology: worker 0 is in two groups, or twice in one"),
         ([[-1]], "cluster.topology: there is no worker -1; the job has workers 0 to 0"),
         ([[0, 1]], "cluster.topology: there is no worker 1; the job has workers 0 to 0"),
         ([[0], [0]], "cluster.topology: worker 0 is in two groups, or twice in one"),
@@ -81,6 +85,29 @@ def test_a_stored_decision_with_wrong_groups_is_made_anew(
 ) -> None:
     choice = PlacementChoice(digest="", replicated=(), reasons=(), groups=groups)
     assert _fits(choice, [], 4) is fits
+
+
+@pytest.mark.parametrize(
+    ("subgroups", "fits"),
+    [
+        ((), True),
+        (((0, 2),), True),
+        (((0, 2), (1, 3)), True),
+        (((1, 3), (0, 2)), False),  # not in order
+        (((0, 1, 2, 3),), False),  # the whole group
+        (((0, 4),), False),  # not a worker of the group
+        (((0, 1), (1, 2)), False),
+        (((2,),), False),
+    ],
+)
+def test_a_stored_decision_with_wrong_subgroups_is_made_anew(
+    subgroups: tuple[tuple[int, ...], ...], fits: bool
+) -> None:
+    groups = ((0, 1, 2, 3),)
+    choice = PlacementChoice(
+        digest="", replicated=(), reasons=(), groups=groups, subgroups=subgroups
+    )
+    assert _fits(choice, [], 5) is fits
 
 
 def test_groups_are_compared_with_the_number_of_ranks_before_a_launch() -> None:

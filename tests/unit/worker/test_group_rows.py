@@ -23,7 +23,7 @@ START = 64
 
 def areas(n_workers: int, area_bytes: int = AREA) -> RowAreas:
     memory = _native.SharedMemory.anonymous(START + areas_bytes(n_workers, area_bytes), 0)
-    return RowAreas(memory, START, area_bytes)
+    return RowAreas(memory, START, area_bytes, tuple(range(n_workers)))
 
 
 def members(found: RowAreas, n_workers: int) -> list[GroupRows]:
@@ -112,9 +112,9 @@ def test_rows_of_a_clock_stay_until_the_clock_after_the_next_one() -> None:
 
 def test_what_fits_depends_on_the_bytes_of_the_clock_alone() -> None:
     row = 4 * DIMS[5]
-    head, padding = 16, 4
-    n = (AREA - 2 * head) // (8 + row)
-    exact = 2 * head + n * (8 + row) + (padding if n % 2 else 0)
+    area_head, head, padding = 24, 16, 4
+    n = (AREA - area_head - head) // (8 + row)
+    exact = area_head + head + n * (8 + row) + (padding if n % 2 else 0)
     random = np.random.default_rng(1)
     keys, rows = np.arange(n), random.normal(size=(n, DIMS[5])).astype(np.float32)
 
@@ -134,6 +134,21 @@ def test_what_fits_depends_on_the_bytes_of_the_clock_alone() -> None:
     assert tries(exact - 8) == [True, False, True, True]
     assert tries(exact + 16) == [True, True, True, False]
     assert tries(exact) == tries(exact)  # a worker that repeats a clock finds the same
+
+
+def test_workers_of_a_subgroup_have_one_area_and_count_once() -> None:
+    """The next leader of a subgroup writes where the one before has written."""
+    memory = _native.SharedMemory.anonymous(START + areas_bytes(2, AREA), 0)
+    found = RowAreas(memory, START, AREA, (0, 1, 0))
+    first, second, third = members(found, 3)
+    old, other, new = push_of(1, 5, 7), push_of(2, 5, 9), push_of(3, 5, 4)
+    assert first.append(4, *old)
+    assert second.append(4, *other)
+    assert summed(found, second, 4) == {5: defined([old, other], 5)}
+    assert third.append(6, *new)
+    assert second.append(6, *other)
+    assert summed(found, second, 6) == {5: defined([other, new], 5)}
+    assert summed(found, second, 4) == {}
 
 
 def test_several_pushes_that_fill_an_area_leave_later_ones_out() -> None:
