@@ -28,6 +28,7 @@ LINKS = {"10g": 1e10, "1g": 1e9, "01g": 1e8}  # bits per second
 _TIMEOUT_S = 900.0
 _RANKS = (1, 1)  # scheduler and server; a worker
 _GROUP_RANKS = (4, 3)  # scheduler, a server and two workers; three workers
+_RACK_RANKS = (3, 2, 2)  # scheduler, a server and a worker; two workers; two workers
 LOOK_AHEADS = ("bsp", "ssp", "bsp_float32", "ssp_float32", "fm_bsp", "fm_ssp")
 BETWEEN_NODES = (
     *(
@@ -42,6 +43,8 @@ BETWEEN_NODES = (
     "node_step_1g",
     "asp_node_step_1g",
     "node_rows_bytes",
+    "rack_bytes",
+    "rack_node_bytes",
     "small_pulls",
     "priority",
     "priority_all",
@@ -88,6 +91,8 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
             found.add(on_nodes(program, imitated, _GROUP_RANKS, options, _TIMEOUT_S))
         found.add(on_nodes("small_tables", imitated, _RANKS, options, _TIMEOUT_S))
         found.add(on_nodes("priority", imitated, _RANKS, options, _TIMEOUT_S))
+    with Nodes(3) as imitated:
+        found.add(on_nodes("racks", imitated, _RACK_RANKS, options, _TIMEOUT_S))
     return found
 
 

@@ -23,7 +23,7 @@ from mpips.transport.channel import Channel
 from mpips.transport.connect import Connector
 from mpips.transport.p2p import P2pService
 from mpips.transport.region import attach
-from mpips.transport.rma import make_window
+from mpips.transport.rma import gets_need_target, make_window
 from mpips.worker.paths import path_names
 
 
@@ -89,6 +89,7 @@ class Links:
         self._generation = generation
         self._idle = idle
         self._window: MPI.Win | None = None
+        self._gets_need_target = False
         self._comm: MPI.Intracomm | None = None
         self.channels: list[Channel] = []
         self.transports: dict[str, int] = {}
@@ -123,6 +124,10 @@ class Links:
             with c.watchdog.guard("making the MPI window"):
                 self._window = make_window(c.comm, memory)
         self._comm = comm = c.duplicate("connecting workers and servers")
+        if self._window is not None and (pair := self._apart()) is not None:
+            c.arrive("trying the MPI window")
+            with c.watchdog.guard("trying the MPI window"):
+                self._gets_need_target = gets_need_target(comm, self._window, *pair)
         rows = c.agree(
             "connecting workers and servers", lambda: self._connect(comm, at, oversubscribed)
         )
@@ -140,6 +145,15 @@ class Links:
             "attaching the workers' staging memory",
             lambda: self._attach(comm, server, staging, apart),
         )
+
+    def _apart(self) -> tuple[int, int] | None:
+        """Return ranks of a worker and of a server that use the window, on different nodes if possible."""
+        a = self._cluster.assignment
+        pairs = [(worker, server) for worker in a.workers for server in a.servers]
+        apart = next(((w, s) for w, s in pairs if a.node_of[w] != a.node_of[s]), None)
+        if apart is None and not TRANSPORTS[self._options.transport].shares_memory:
+            return pairs[0]
+        return apart
 
     def _connect(
         self, comm: MPI.Intracomm, at: Sequence[At], oversubscribed: bool
@@ -161,6 +175,7 @@ class Links:
             transport=self._options.transport,
             token=c.token,
             window=self._window,
+            gets_need_target=self._gets_need_target,
             p2p_comm=comm,
             n_workers=len(a.workers),
             n_tables=len(self._tables),

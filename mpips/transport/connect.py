@@ -35,6 +35,7 @@ class Connector:
         transport: "auto", "shm", "rma", "p2p" or "local".
         token: Token of the job.
         window: Window over the servers' regions; None: there is none.
+        gets_need_target: Gets through it wait until the server makes MPI calls.
         p2p_comm: Communicator of workers and servers whose tags only p2p.py uses.
         n_workers: Number of workers of the job.
         n_tables: Number of tables of the job.
@@ -55,6 +56,7 @@ class Connector:
     transport: str
     token: str
     window: MPI.Win | None
+    gets_need_target: bool
     p2p_comm: MPI.Intracomm
     n_workers: int
     n_tables: int
@@ -142,7 +144,8 @@ class Connector:
             self._note("window", f"no window between {pair}: {NO_WINDOW}")
             return None
         # Read the region's header through the window, to see that one-sided access works for this pair.
-        memory = RmaMemory(self.window, self._messages(rank), rank, self.guard)
+        messages = self._messages(rank)
+        memory = RmaMemory(self.window, messages, rank, self.guard, self.gets_need_target)
         header = np.zeros(_HEADER_BYTES, np.uint8)
         try:
             memory.get(0, header)
