@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from grouped_rig import CLOCKS, Groups, check_each_clock, ends_of, units_of
 from numpy.typing import NDArray
 from playing import Session, counts, mapped, workers_with
 
@@ -14,18 +15,11 @@ from mpips import BSP, SGD, Adagrad, Adam, Bf16, DenseTable, EmbeddingTable, Int
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-Groups = tuple[tuple[int, ...], ...]
 
 DIM = 5
 N_KEYS = 60
-CLOCKS = 6
 KEYS = np.arange(N_KEYS, dtype=np.int64)
 _SLOT_KIB = 2
-
-
-def groups_of(n_workers: int) -> Groups:
-    """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
-    return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
 
 
 def pushes_of(worker: int, clock: int) -> list[tuple[Int64, Float32]]:
@@ -56,9 +50,7 @@ def arrays(sums: dict[int, Float32]) -> tuple[Int64, Float32]:
 def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
     """Return all rows after so many clocks under SGD(1.0); worker w ends after `ends[w]` clocks."""
     values = np.zeros((N_KEYS, DIM), np.float32)
-    inside = {w for group in groups if len(group) > 1 for w in group}
-    units = [group for group in groups if len(group) > 1]
-    units += [(w,) for w in range(len(ends)) if w not in inside]
+    units = units_of(groups, len(ends))
     for clock in range(clocks):
         found: list[tuple[int, list[tuple[Int64, Float32]]]] = []
         for unit in units:
@@ -79,10 +71,7 @@ def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
 def test_rows_are_sums_in_the_order_of_the_groups(
     session: Session, transport: str, servers: int
 ) -> None:
-    n_workers = workers_with(servers)
-    groups = groups_of(n_workers)
-    # Leaders of groups end first, and one worker of no group or of a group is left at the end.
-    ends = [CLOCKS - 2 + w for w in range(n_workers)]
+    ends = ends_of(workers_with(servers))
 
     def main(worker: Worker) -> list[bytes]:
         table, found = worker.table("t"), []
@@ -95,17 +84,10 @@ def test_rows_are_sums_in_the_order_of_the_groups(
         found.append(table.pull(KEYS).tobytes())
         return found
 
-    played = session(
-        main,
-        [EmbeddingTable("t", DIM, SGD(1.0))],
-        servers=servers,
-        transport=transport,
-        slot_kib=_SLOT_KIB,
-        topology=groups,
+    table = EmbeddingTable("t", DIM, SGD(1.0))
+    check_each_clock(
+        session, main, table, expected, servers, transport=transport, slot_kib=_SLOT_KIB
     )
-    for found in played.values or ():
-        for clock, raw in enumerate(found):
-            assert raw == expected(groups, ends, clock).tobytes(), clock
 
 
 @pytest.mark.mpi(min_size=4)

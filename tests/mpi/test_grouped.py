@@ -7,22 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grouped_rig import CLOCKS, Groups, check_each_clock, ends_of, units_of
 from numpy.typing import NDArray
 from playing import Session, counts, noise, workers_with
 
 from mpips import ASP, BSP, SGD, Adam, DenseTable, EmbeddingTable, Int8, Replicated, Worker
 
 Float32 = NDArray[np.float32]
-Groups = tuple[tuple[int, ...], ...]
 
 N = 3000  # values of a table, in several records
-CLOCKS = 6
 _SLOT_KIB = 4
-
-
-def groups_of(n_workers: int) -> Groups:
-    """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
-    return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
 
 
 def update_of(worker: int, clock: int, number: int) -> Float32:
@@ -45,9 +39,7 @@ def added(updates: Sequence[Float32]) -> Float32 | None:
 def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
     """Return the values after so many clocks under SGD(1.0); worker w ends after `ends[w]` clocks."""
     values = np.zeros(N, np.float32)
-    inside = {w for group in groups if len(group) > 1 for w in group}
-    units = [group for group in groups if len(group) > 1]
-    units += [(w,) for w in range(len(ends)) if w not in inside]
+    units = units_of(groups, len(ends))
     for clock in range(clocks):
         found: list[tuple[int, list[Float32]]] = []
         for unit in units:
@@ -78,10 +70,7 @@ def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
 def test_values_are_sums_in_the_order_of_the_groups(
     session: Session, transport: str, servers: int, closes: bool
 ) -> None:
-    n_workers = workers_with(servers)
-    groups = groups_of(n_workers)
-    # Leaders of groups end first, and one worker of no group or of a group is left at the end.
-    ends = [CLOCKS - 2 + w for w in range(n_workers)]
+    ends = ends_of(workers_with(servers))
 
     def main(worker: Worker) -> list[bytes]:
         table, found = worker.table("t"), []
@@ -96,17 +85,10 @@ def test_values_are_sums_in_the_order_of_the_groups(
         found.append(table.pull().tobytes())
         return found
 
-    played = session(
-        main,
-        [DenseTable("t", (N,), optimizer=SGD(1.0))],
-        servers=servers,
-        transport=transport,
-        slot_kib=_SLOT_KIB,
-        topology=groups,
+    table = DenseTable("t", (N,), optimizer=SGD(1.0))
+    check_each_clock(
+        session, main, table, expected, servers, transport=transport, slot_kib=_SLOT_KIB
     )
-    for found in played.values or ():
-        for clock, raw in enumerate(found):
-            assert raw == expected(groups, ends, clock).tobytes(), clock
 
 
 @pytest.mark.mpi(min_size=4)

@@ -1,0 +1,54 @@
+"""Groups of workers in tests: who is in them, who ends when, and a session whose pulls are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from playing import Session, workers_with
+
+from mpips import DenseTable, EmbeddingTable, Worker
+
+Float32 = NDArray[np.float32]
+Groups = tuple[tuple[int, ...], ...]
+
+CLOCKS = 6
+
+
+def groups_of(n_workers: int) -> Groups:
+    """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
+    return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
+
+
+def units_of(groups: Groups, n_workers: int) -> list[tuple[int, ...]]:
+    """Return the groups of several workers, and each other worker by itself."""
+    inside = {w for group in groups if len(group) > 1 for w in group}
+    units = [group for group in groups if len(group) > 1]
+    return units + [(w,) for w in range(n_workers) if w not in inside]
+
+
+def ends_of(n_workers: int) -> list[int]:
+    """Return the clocks of each worker.
+
+    Leaders of groups end first, and one worker of no group or of a group is left at the end.
+    """
+    return [CLOCKS - 2 + w for w in range(n_workers)]
+
+
+def check_each_clock(
+    session: Session,
+    main: Callable[[Worker], list[bytes]],
+    table: DenseTable | EmbeddingTable,
+    expected: Callable[[Groups, Sequence[int], int], Float32],
+    servers: int,
+    **options: Any,
+) -> None:
+    """Run a session in groups; compare what `main` returns of each clock with `expected`. Collective."""
+    n_workers = workers_with(servers)
+    groups, ends = groups_of(n_workers), ends_of(n_workers)
+    played = session(main, [table], servers=servers, topology=groups, **options)
+    for found in played.values or ():
+        for clock, raw in enumerate(found):
+            assert raw == expected(groups, ends, clock).tobytes(), clock
