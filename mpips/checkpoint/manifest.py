@@ -26,7 +26,7 @@ from mpips import _native
 from mpips.checkpoint.residual_entry import ResidualEntry
 from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.best_value import BestValue
-from mpips.model.table import is_table_name
+from mpips.model.table_options import is_table_name
 
 FORMAT = 2
 MANIFEST = "manifest.json"

@@ -11,11 +11,12 @@ from mpips.config.table_section import TableConfig
 from mpips.errors import ConfigError
 from mpips.model.accepted import unknown_name
 from mpips.model.consistency import ASP, BSP, MODELS, POLICIES, SSP, Consistency, Policy
+from mpips.model.job_tables import check_tables
 from mpips.model.local_sgd import DiLoCo, LocalSGD
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import FrequencyPartition, Partition
-from mpips.model.table import DenseTable, EmbeddingTable, Table, check_tables
+from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 MEASURED = "frequency"  # partition of an embedding table that needs key frequencies of the data
 

@@ -9,7 +9,7 @@ newest checkpoint instead.
 Positions. The position of a worker at a server is the worker's clock there, and the number of pushes of that
 clock that are there. A worker continues at the least of its clocks over all servers, with the cursor and the
 random state that it had at that clock. What a server already has of the worker is not written again
-(native/src/ring/ring_writer.cpp). Cursor and random state must therefore be known at every clock: a worker
+(native/src/ring/ring_replay.cpp). Cursor and random state must therefore be known at every clock: a worker
 sends them to all servers before it ticks, in a cut record that belongs to no checkpoint. The record of a
 checkpoint replaces it; under LocalSGD and DiLoCo a checkpoint may be of a later inner step of the same clock,
 and its record then contains both positions.

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from mpips.errors import ConfigError
-from mpips.model.table import Table, check_tables
+from mpips.model.job_tables import check_tables
+from mpips.model.table import Table
 from mpips.model.table_config import from_config, to_config
 from mpips.session.driver import JobRanks
 from mpips.session.initial_values import InitialValues, Values

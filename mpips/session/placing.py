@@ -34,7 +34,8 @@ from mpips.model.grouping import (
     node_groups,
     units,
 )
-from mpips.model.table import Table, fingerprint
+from mpips.model.job_tables import fingerprint
+from mpips.model.table import Table
 from mpips.mpi.cluster import Cluster
 from mpips.rundir.directory import Supervised, read_json, replace_json
 from mpips.rundir.files import PlacementChoice

@@ -19,7 +19,8 @@ from mpips.config.schema import JobConfig, load_config
 from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import listed_groups
-from mpips.model.table import Table, check_tables
+from mpips.model.job_tables import check_tables
+from mpips.model.table import Table
 from mpips.mpi import failure_report, launch
 from mpips.mpi.roles import check_servers
 from mpips.process import forked

@@ -20,9 +20,10 @@ from mpi4py import MPI
 from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
+from mpips.model.job_tables import fingerprint
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
-from mpips.model.table import Table, fingerprint, replicated_tables
+from mpips.model.table import Table, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.recovery.node_tables import NodeTables
 from mpips.recovery.replica import SYNC, check_tables

@@ -104,7 +104,7 @@ From the decision to the copies:
     worker_part.py          WorkerPart.at_tick, WorkerPart.while_waiting: _put_tick at the place of the cut
     checkpoint/position.py  Position.part: makes the payload of clock, cursor and random state at the tick
     worker/connection.py    Connection._write_cut: writes one record into the ring of every server
-    ring_writer.cpp         RingWriter::write_cut: writes it (native/src/ring)
+    ring_control.cpp        RingWriter::write_cut: writes it (native/src/ring)
     server_snapshot.cpp     ServerCore::handle_cut: holds the ring at the record (native/src/server)
     session/roles.py        Roles._serve: calls ServerPart.poll between two drains of Server.serve
     server_part.py          ServerPart.poll: _come_to_cut calls _copy when all rings are held

@@ -19,7 +19,7 @@ The gate is closed unless something opens it: a look-ahead, when it yields a bat
 clocks at their end while there is a look-ahead or torch's backward sends gradients (`Connection.leave`).
 Every function of mpips that calls MPI in a worker's process calls `close` first:
 
-    transport.remote    RemoteChannel: each public method but `advance`, some by `_put_new` or by RemoteReads;
+    transport.remote    RemoteChannel: each public method but `advance`, some by RingPuts or by RemoteReads;
                         and the properties `writer` and `area`, since the progress thread uses the writer
     mpi.control         Endpoint: send_to_all, receive, receive_none    (control messages, heartbeats)
     mpi.mail            Mail: tell, send, receive, poll                 (gathers, reductions, barriers)

@@ -11,8 +11,8 @@ it: a request for values, or a more urgent order.
 
 Who uses it: the program's thread with the gate closed, the progress thread in a step
 (`RemoteChannel.advance`), never both. All other uses of the ring need all its records written. Therefore each
-of them, which begins at `RemoteChannel.writer`, `.area` or `_put_new`, first has all orders written and sent
-(`finish`).
+of them, which begins at `RemoteChannel.writer`, `.area` or `RingPuts.put_new`, first has all orders written
+and sent (`finish`).
 
 Orders are for jobs in which no worker repeats a clock in memory (no journal): the order of records then may
 depend on when they were handed over. Sums under BSP do not depend on it.

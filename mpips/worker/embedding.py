@@ -13,11 +13,12 @@ from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
-from mpips.model.table import EmbeddingTable, native_codec, native_pull_codec
+from mpips.model.table import EmbeddingTable
 from mpips.worker.base import Handle
 from mpips.worker.keys import as_keys
-from mpips.worker.requests import PolledRequest, PushResult, Request
-from mpips.worker.row_access import Arrived, RowAccess
+from mpips.worker.planned_rows import PlannedRows
+from mpips.worker.requests import PushResult, Request
+from mpips.worker.row_access import RowAccess
 from mpips.worker.row_group import RowGroup
 from mpips.worker.table_ahead import TableAhead
 
@@ -46,11 +47,11 @@ class EmbeddingHandle(Handle):
         """`partitioner` maps keys to servers."""
         super().__init__(connection, index, table, range(len(connection.channels)))
         self.dim = table.dim
-        self._partitioner = partitioner
-        self._codec = native_codec(table)
-        self._pull_codec = native_pull_codec(table)
-        # Plans that no request uses; making a new one costs more than a batch.
-        self._plans: list[_native.KeyPlan] = []
+        planned = PlannedRows(connection, index, table, partitioner, self._noted)
+        self._codec, self._pull_codec = planned.codec, planned.pull_codec
+        self._plans, self._planned = planned.plans, planned.planned
+        self._start_pull, self._write = planned.start_pull, planned.write
+        self._groups = planned.groups
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
         self._ahead: TableAhead | None = None
         # Pushes under BSP of a worker in a group wait for the end of its clock; see mpips.worker.grouped.
@@ -184,83 +185,6 @@ class EmbeddingHandle(Handle):
             return None
         return held[2]
 
-    def _start_pull(
-        self,
-        plan: _native.KeyPlan,
-        out: Float32 | None,
-        arrived: Arrived | None = None,
-        since: int | None = None,
-    ) -> Request[Float32]:
-        """Request the rows of a plan. The request owns the plan and returns it to `_plans` at its end.
-
-        `arrived`: called with the rows and the first record at each server; the rows are for a look-ahead.
-        `since`: request, in place of rows, which of them have changed after this version; shape (n, 1).
-        """
-        connection = self._connection
-        connection.control.state = self._pulling
-        connection.clock_state.begin()
-        dim = self.dim if since is None else 1
-        codec = self._pull_codec if since is None else None
-        rows = np.empty((len(plan), dim), np.float32) if out is None else out
-        more = () if arrived is None else (True, since)
-        starts: dict[int, int] = {}
-        ends: dict[int, int] = {}
-        for server, count in self._groups(plan):
-            done, channel = 0, connection.channels[server]
-            while True:
-                if done == 0:
-                    starts[server] = channel.writer.next_sequence
-                done = channel.writer.pull_planned(
-                    self._index, connection.now, plan, server, rows, done, codec, *more
-                )
-                ends[server] = channel.writer.next_sequence
-                connection.keep(server, ends[server], (plan, rows))
-                if done == count:
-                    break
-                connection.wait_credit(server)
-        connection.send(ends)
-        connection.control.state = "computing"
-        connection.clock_state.end_pull()
-        missing = dict(ends)
-
-        def advance(max_s: float) -> bool:
-            for server, before in list(missing.items()):
-                if not connection.channels[server].wait_collected(before, max_s):
-                    return False
-                del missing[server]
-            return True
-
-        def finish() -> Float32:
-            if arrived is not None:
-                arrived(plan, rows, starts)
-            elif self._noted is not None:
-                self._noted.note(rows, self._versions(starts))
-            self._plans.append(plan)
-            return rows
-
-        def late() -> str:
-            server = next(iter(missing))
-            return (
-                f"server {server} has not answered a pull of table {self.name!r}"
-                + connection.blame(server)
-            )
-
-        return PolledRequest(
-            advance,
-            finish,
-            late,
-            connection.timeout_s,
-            connection.poll,
-            connection.spent.fetched,
-        )
-
-    def _versions(self, starts: dict[int, int]) -> dict[int, int]:
-        """Return the versions that a pull has fetched, by server; `starts`: its first records."""
-        found = {
-            s: self._connection.channels[s].writer.pulled_version(q) for s, q in starts.items()
-        }
-        return {server: version for server, version in found.items() if version is not None}
-
     def push(self, keys: Int64, rows: Float32, base: Float32 | None = None) -> Request[PushResult]:
         """Send updates (gradients) of rows. Not collective; blocks only while a ring is full.
 
@@ -349,55 +273,9 @@ class EmbeddingHandle(Handle):
         key = self._push_key()
         return lambda: self._write(plan, rows, None, key)
 
-    def _write(
-        self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None, key: int
-    ) -> dict[int, int]:
-        """Write the records of a push; return the number of the last record at each server."""
-        return {
-            server: self._push_group(server, count, plan, rows, base, key)
-            for server, count in self._groups(plan)
-        }
-
-    def _push_group(
-        self,
-        server: int,
-        count: int,
-        plan: _native.KeyPlan,
-        rows: Float32,
-        base: Float32 | None,
-        random_key: int,
-    ) -> int:
-        writer, done = self._connection.channels[server].writer, 0
-        while True:
-            done = writer.push_planned(
-                self._index,
-                self._connection.now,
-                plan,
-                server,
-                rows,
-                base,
-                done,
-                self._codec,
-                random_key,
-            )
-            if done == count:
-                return writer.next_sequence - 1
-            self._connection.wait_credit(server)
-
-    def _planned(self, keys: Int64) -> _native.KeyPlan:
-        """Return a plan of these keys; it reuses one that no request owns."""
-        plan = self._plans.pop() if self._plans else _native.KeyPlan()
-        plan.build(keys, self._partitioner)
-        return plan
-
     def _direct(self, out: Float32 | None, n: int) -> Float32 | None:
         """Check `out`; return it if replies can be copied straight into it, else None."""
         if out is None:
             return None
         check_out(out, (n, self.dim), False)
         return out if out.flags.carray else None
-
-    @staticmethod
-    def _groups(plan: _native.KeyPlan) -> list[tuple[int, int]]:
-        """Return (server, number of keys) for each server that owns any of the plan's keys."""
-        return [(s, n) for s, n in enumerate(np.diff(plan.group_starts).tolist()) if n]

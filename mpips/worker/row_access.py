@@ -27,7 +27,7 @@ _HEADER_BYTES = 64  # of a record, and of a reply
 
 
 class StartPull(Protocol):
-    """EmbeddingHandle._start_pull."""
+    """PlannedRows.start_pull."""
 
     def __call__(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from grouped_rig import CLOCKS, Group, Groups, check_each_clock, ends_of, units_of
 from numpy.typing import NDArray
 from playing import Session, counts, mapped, workers_with
 
@@ -14,30 +15,12 @@ from mpips import BSP, SGD, Adagrad, Adam, Bf16, DenseTable, EmbeddingTable, Int
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-Group = tuple[int | tuple[int, ...], ...]  # workers and subgroups
 Push = tuple[Int64, Float32]
 
 DIM = 5
 N_KEYS = 60
-CLOCKS = 6
 KEYS = np.arange(N_KEYS, dtype=np.int64)
 _SLOT_KIB = 2
-
-
-def groups_of(n_workers: int) -> tuple[Group, ...]:
-    """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
-    return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
-
-
-def nested(n_workers: int) -> tuple[Group, ...]:
-    """Return a group with subgroups whose workers are no neighbours: 1 and 2, 0 and 4, 3, and 5 and 6."""
-    parts = [tuple(w for w in part if w < n_workers) for part in ((2, 1), (0, 4), (3,), (6, 5))]
-    # Rows of a worker that is in no subgroup are added one by one.
-    return (tuple(part if len(part) > 1 else part[0] for part in parts if part),)
-
-
-def workers_of(group: Group) -> list[int]:
-    return sorted(w for part in group for w in ((part,) if isinstance(part, int) else part))
 
 
 def pushes_of(worker: int, clock: int) -> list[tuple[Int64, Float32]]:
@@ -81,12 +64,10 @@ def contributions(
     return (found[0][0], [arrays(one_by_one(pushes))] if pushes else []) if found else None
 
 
-def expected(groups: Sequence[Group], ends: Sequence[int], clocks: int) -> Float32:
+def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
     """Return all rows after so many clocks under SGD(1.0); worker w ends after `ends[w]` clocks."""
     values = np.zeros((N_KEYS, DIM), np.float32)
-    units: list[int | Group] = [group for group in groups if len(workers_of(group)) > 1]
-    inside = {w for group in units if not isinstance(group, int) for w in workers_of(group)}
-    units += [w for w in range(len(ends)) if w not in inside]
+    units = units_of(groups, len(ends))
     for clock in range(clocks):
         found = [one for unit in units if (one := contributions(unit, ends, clock)) is not None]
         pushes = [push for _, sums in sorted(found, key=lambda f: f[0]) for push in sums]
@@ -101,10 +82,7 @@ def expected(groups: Sequence[Group], ends: Sequence[int], clocks: int) -> Float
 def test_rows_are_sums_in_the_order_of_the_groups(
     session: Session, transport: str, servers: int, levels: int
 ) -> None:
-    n_workers = workers_with(servers)
-    groups = groups_of(n_workers) if levels == 1 else nested(n_workers)
-    # Leaders of groups end first, and one worker of no group or of a group is left at the end.
-    ends = [CLOCKS - 2 + w for w in range(n_workers)]
+    ends = ends_of(workers_with(servers))
 
     def main(worker: Worker) -> list[bytes]:
         table, found = worker.table("t"), []
@@ -117,17 +95,10 @@ def test_rows_are_sums_in_the_order_of_the_groups(
         found.append(table.pull(KEYS).tobytes())
         return found
 
-    played = session(
-        main,
-        [EmbeddingTable("t", DIM, SGD(1.0))],
-        servers=servers,
-        transport=transport,
-        slot_kib=_SLOT_KIB,
-        topology=groups,
+    table = EmbeddingTable("t", DIM, SGD(1.0))
+    check_each_clock(
+        session, main, table, expected, servers, levels, transport=transport, slot_kib=_SLOT_KIB
     )
-    for found in played.values or ():
-        for clock, raw in enumerate(found):
-            assert raw == expected(groups, ends, clock).tobytes(), clock
 
 
 @pytest.mark.mpi(min_size=4)

@@ -7,32 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grouped_rig import CLOCKS, Group, Groups, check_each_clock, ends_of, units_of
 from numpy.typing import NDArray
 from playing import Session, counts, noise, workers_with
 
 from mpips import ASP, BSP, SGD, Adam, DenseTable, EmbeddingTable, Int8, Replicated, Worker
 
 Float32 = NDArray[np.float32]
-Group = tuple[int | tuple[int, ...], ...]  # workers and subgroups
 
 N = 3000  # values of a table, in several records
-CLOCKS = 6
 _SLOT_KIB = 4
-
-
-def groups_of(n_workers: int) -> tuple[Group, ...]:
-    """Return groups whose workers are no neighbours: 0, 2 and 5, and 1, 3 and 4."""
-    return tuple(tuple(w for w in half if w < n_workers) for half in ((0, 2, 5), (1, 3, 4)))
-
-
-def nested(n_workers: int) -> tuple[Group, ...]:
-    """Return a group with subgroups whose workers are no neighbours: 0 and 2, 1 and 4, 3, and 5 and 6."""
-    parts = [tuple(w for w in part if w < n_workers) for part in ((0, 2), (1, 4), (3,), (6, 5))]
-    return (tuple(part for part in parts if part),)
-
-
-def workers_of(group: Group) -> list[int]:
-    return sorted(w for part in group for w in ((part,) if isinstance(part, int) else part))
 
 
 def update_of(worker: int, clock: int, number: int) -> Float32:
@@ -69,21 +53,17 @@ def sum_of(part: int | Group, ends: Sequence[int], clock: int) -> tuple[int, Flo
     return (found[0][0], total) if found else None
 
 
-def expected(groups: Sequence[Group], ends: Sequence[int], clocks: int) -> Float32:
+def expected(groups: Groups, ends: Sequence[int], clocks: int) -> Float32:
     """Return the values after so many clocks under SGD(1.0); worker w ends after `ends[w]` clocks."""
     values = np.zeros(N, np.float32)
-    groups = [group for group in groups if len(workers_of(group)) > 1]
-    inside = {w for group in groups for w in workers_of(group)}
     for clock in range(clocks):
-        found = [
-            (w, updates_of(w, clock))
-            for w in range(len(ends))
-            if w not in inside and clock < ends[w]
-        ]
-        for group in groups:
-            summed = sum_of(group, ends, clock)
+        found: list[tuple[int, list[Float32]]] = []
+        for unit in units_of(groups, len(ends)):
+            summed = sum_of(unit, ends, clock)
             if summed is not None and summed[1] is not None:
-                found.append((summed[0], [summed[1]]))
+                # A server adds pushes of a worker in no group one by one.
+                alone = updates_of(unit, clock) if isinstance(unit, int) else [summed[1]]
+                found.append((summed[0], alone))
         total = added(
             [update for _, updates in sorted(found, key=lambda f: f[0]) for update in updates]
         )
@@ -99,10 +79,7 @@ def expected(groups: Sequence[Group], ends: Sequence[int], clocks: int) -> Float
 def test_values_are_sums_in_the_order_of_the_groups(
     session: Session, transport: str, servers: int, closes: bool, levels: int
 ) -> None:
-    n_workers = workers_with(servers)
-    groups = groups_of(n_workers) if levels == 1 else nested(n_workers)
-    # Leaders of groups end first, and one worker of no group or of a group is left at the end.
-    ends = [CLOCKS - 2 + w for w in range(n_workers)]
+    ends = ends_of(workers_with(servers))
 
     def main(worker: Worker) -> list[bytes]:
         table, found = worker.table("t"), []
@@ -117,17 +94,10 @@ def test_values_are_sums_in_the_order_of_the_groups(
         found.append(table.pull().tobytes())
         return found
 
-    played = session(
-        main,
-        [DenseTable("t", (N,), optimizer=SGD(1.0))],
-        servers=servers,
-        transport=transport,
-        slot_kib=_SLOT_KIB,
-        topology=groups,
+    table = DenseTable("t", (N,), optimizer=SGD(1.0))
+    check_each_clock(
+        session, main, table, expected, servers, levels, transport=transport, slot_kib=_SLOT_KIB
     )
-    for found in played.values or ():
-        for clock, raw in enumerate(found):
-            assert raw == expected(groups, ends, clock).tobytes(), clock
 
 
 @pytest.mark.mpi(min_size=4)

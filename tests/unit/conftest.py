@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_machine import Machine
 
 _NATIVE = {"mpips._native": "_native", "mpips.bench._loops": "_loops"}
 
@@ -62,6 +63,12 @@ def _few_addresses() -> Iterator[None]:
     yield
     if _addresses() - _AT_START > _MOST_ADDRESSES:
         gc.collect()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine without root."""
+    return Machine(tmp_path)
 
 
 def pytest_report_header() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
+from mpips.bench.rank.alternating import alternate
 from mpips.bench.rank.network import N_QUICK, N, Side, steps
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.consistency import ASP, BSP, Consistency
@@ -25,14 +26,11 @@ FIRST = 4  # rank of the first worker of the node without the server
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure on seven ranks; return findings on one rank, None on others. Collective."""
     n = N_QUICK if options.quick else N
-    sides: dict[tuple[str, str], list[Side]] = {
-        (model, topology): [] for model in MODELS for topology in ("node", "flat")
-    }
-    for _ in range(options.repetitions):
-        for (model, topology), found in sides.items():
-            side = session(ranks, MODELS[model], topology, n)
-            if side is not None:
-                found.append(side)
+    sides = alternate(
+        options,
+        [(model, topology) for model in MODELS for topology in ("node", "flat")],
+        lambda side: session(ranks, MODELS[side[0]], side[1], n),
+    )
     if ranks.rank != FIRST:
         return None
     return Findings(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
+from mpips.bench.rank.alternating import alternate
 from mpips.bench.rank.grouped import FIRST, N_WORKERS
 from mpips.bench.rank.network import Side, measured
 from mpips.bench.rank.ranks import BenchRanks
@@ -33,12 +34,7 @@ _STEPS = 4  # the first of them is not measured
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure on seven ranks; return findings on one rank, None on others. Collective."""
     batches = batches_of(_BATCH_QUICK if options.quick else _BATCH)
-    sides: dict[str, list[Side]] = {"node": [], "flat": []}
-    for _ in range(options.repetitions):
-        for topology, found in sides.items():
-            side = session(ranks, topology, batches)
-            if side is not None:
-                found.append(side)
+    sides = alternate(options, ("node", "flat"), lambda topology: session(ranks, topology, batches))
     if ranks.rank != FIRST:
         return None
     return Findings(

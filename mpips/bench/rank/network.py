@@ -17,6 +17,7 @@ import numpy as np
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
+from mpips.bench.rank.alternating import alternate
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.codec import CODECS, STATELESS, Auto, Bf16, Fp16, Int8, PullCodec, PushCodec
 from mpips.model.optimizer import SGD
@@ -34,12 +35,7 @@ Side = tuple[float, int]  # seconds of a step, and its bytes on the link
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure on two ranks; return findings on the worker's rank, None on the other. Collective."""
     n = N_QUICK if options.quick else N
-    sides: dict[str, list[Side]] = {name: [] for name in ("none", *CODECS, "auto")}
-    for _ in range(options.repetitions):
-        for name, found in sides.items():
-            side = session(ranks, name, n)
-            if side is not None:
-                found.append(side)
+    sides = alternate(options, ("none", *CODECS, "auto"), lambda name: session(ranks, name, n))
     if ranks.rank != WORKER:
         return None
     plain = sides["none"]

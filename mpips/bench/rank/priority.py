@@ -14,6 +14,7 @@ import numpy as np
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
+from mpips.bench.rank.alternating import alternate
 from mpips.bench.rank.network import WORKER
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.optimizer import SGD
@@ -29,18 +30,7 @@ Side = tuple[float, float]  # seconds until the first layer is there, and until 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure on two ranks; return findings on the worker's rank, None on the other. Collective."""
     n = _N_QUICK if options.quick else _N
-    tables = [DenseTable(f"layer{i}", (n,), SGD(0.01)) for i in range(N_LAYERS)]
-    sides: dict[str, list[Side]] = {"by use": [], "by pushes": []}
-    for _ in range(options.repetitions):
-        for name, found in sides.items():
-            side: Side | None = ranks.session(
-                lambda w, by_use=name == "by use": _steps(w, n, by_use),  # type: ignore[misc]
-                tables,
-                servers=1,
-                timeout_s=120.0,
-            )
-            if side is not None:
-                found.append(side)
+    sides = alternate(options, ("by use", "by pushes"), lambda name: _session(ranks, name, n))
     if ranks.rank != WORKER:
         return None
     return Findings(
@@ -59,6 +49,16 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
             )
         ]
     )
+
+
+def _session(ranks: BenchRanks, name: str, n: int) -> Side | None:
+    """Run one mpips session. Collective. Returns the side on workers, None elsewhere."""
+    tables = [DenseTable(f"layer{i}", (n,), SGD(0.01)) for i in range(N_LAYERS)]
+    by_use = name == "by use"
+    side: Side | None = ranks.session(
+        lambda w: _steps(w, n, by_use), tables, servers=1, timeout_s=120.0
+    )
+    return side
 
 
 def _steps(worker: Worker, n: int, by_use: bool) -> Side:

@@ -14,9 +14,14 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_codec(m);
   mpips::register_trace(m);
   mpips::register_feedback(m);
+  mpips::register_shared_memory(m);
+  mpips::register_layout(m);
+  mpips::register_region_reads(m);
   mpips::register_ring(m);
   mpips::register_common_view(m);
   mpips::register_port(m);
+  mpips::register_consistency(m);
+  mpips::register_hot_rows(m);
   mpips::register_server(m);
   mpips::register_reduction(m);
   mpips::register_shared_pulls(m);

@@ -1,10 +1,6 @@
-#include "bindings/rows.hpp"
-
 #include <pybind11/stl.h>
 
-#include "bindings/arrays.hpp"
-
-namespace py = pybind11;
+#include "bindings/ring.hpp"
 
 namespace mpips {
 namespace {
@@ -66,8 +62,32 @@ std::size_t pull_planned(RingWriter& writer, std::uint16_t table, std::uint64_t 
 
 }  // namespace
 
-void bind_planned_rows(py::class_<RingWriter>& writer) {
+void bind_rows(py::class_<RingWriter>& writer) {
   writer
+      .def(
+          "push_rows",
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const KeyArray& keys,
+             const FloatArray& rows, const std::optional<FloatArray>& base, std::size_t done) {
+            const auto n = static_cast<std::size_t>(keys.size());
+            const std::size_t dim = row_length(keys, rows);
+            const float* b = base_or_null(base, rows);
+            py::gil_scoped_release release;
+            return w.push_rows(table, clock, {keys.data(), rows.data(), b, n, dim}, done);
+          },
+          py::arg("table"), py::arg("clock"), py::arg("keys").noconvert(),
+          py::arg("rows").noconvert(), py::arg("base").noconvert(), py::arg("done"))
+      .def(
+          "pull_rows",
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const KeyArray& keys,
+             FloatArray& out, std::size_t done) {
+            const auto n = static_cast<std::size_t>(keys.size());
+            const std::size_t dim = row_length(keys, out);
+            float* to = out.mutable_data();
+            py::gil_scoped_release release;
+            return w.pull_rows(table, clock, {keys.data(), to, n, dim}, done);
+          },
+          py::arg("table"), py::arg("clock"), py::arg("keys").noconvert(),
+          py::arg("out").noconvert(), py::arg("done"))
       .def("push_planned", &push_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
            py::arg("server"), py::arg("rows").noconvert(), py::arg("base").noconvert(),
            py::arg("done"), py::arg("codec").none(true), py::arg("random_key"))

@@ -1,40 +1,16 @@
 #include "ring/feedback.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/kernel_table.hpp"
+#include "ring/biased.hpp"
 #include "ring/layout.hpp"
 #include "shm/fault.hpp"
 #include "shm/memory_order.hpp"
 
 namespace mpips {
 namespace {
-
-constexpr std::size_t least_sample = 16384;  // values
-constexpr double least_hits = 256.0;         // values of the sample that are above the threshold
-constexpr std::size_t least_stride = 64;     // of a sample that is larger than that
-constexpr std::size_t chunk_values = 4096;
-constexpr std::size_t bin_bits = 16;  // of a magnitude, which one bin of the histogram joins
-constexpr std::size_t sign_block_values = 512, sign_words = 16;
-constexpr std::size_t sign_block_bytes = sizeof(float) + sign_words * sizeof(std::uint32_t);
-
-std::uint32_t magnitude_of(float value) noexcept {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits & 0x7fffffffU;
-}
-
-float sum_of(float a, float b) noexcept {
-  return std::max(std::min(a + b, __FLT_MAX__), -__FLT_MAX__);
-}
-
-// Return true if `count` is at most 30 % from the target; whole numbers only, so that it is the
-// same everywhere.
-bool is_near(std::size_t count, std::size_t target) noexcept {
-  return 10 * count >= 7 * target && 10 * count <= 13 * target;
-}
 
 // Write a distance less 1; return the bytes.
 std::size_t put_distance(std::uint8_t* to, std::size_t value) noexcept {
@@ -44,27 +20,7 @@ std::size_t put_distance(std::uint8_t* to, std::size_t value) noexcept {
   return bytes;
 }
 
-std::size_t target_of(double share, std::size_t n) noexcept {
-  const auto k = static_cast<std::size_t>(std::floor(share * static_cast<double>(n) + 0.5));
-  return std::min(std::max<std::size_t>(k, 1), n);
-}
-
 }  // namespace
-
-std::size_t most_difference_bytes(Codec codec, std::size_t n) noexcept {
-  const std::size_t parts = (n + most_covered - 1) / most_covered;
-  if (codec.kind == CodecKind::onebit)
-    return parts * sizeof(std::uint32_t) +
-           (n + sign_block_values - 1) / sign_block_values * sign_block_bytes;
-  // Of a part: its length, the number of its values, and the room that `encode_sparse` asks for
-  // behind the last one. A distance takes 3 bytes, since a part has at most `most_covered` values.
-  const std::size_t chosen = std::min(n, 13 * target_of(codec.share, n) / 10);
-  return parts * (2 * sizeof(std::uint32_t) + 8) + chosen * (sizeof(float) + 3);
-}
-
-std::size_t Feedback::bytes(std::size_t n, std::size_t halves) noexcept {
-  return line_bytes + halves * round_up(n * sizeof(float), line_bytes);
-}
 
 Feedback::Feedback(std::uint8_t* memory, std::size_t n, std::size_t first, std::size_t halves,
                    FeedbackKind kind, double share, std::uint32_t block) noexcept
@@ -75,14 +31,6 @@ Feedback::Feedback(std::uint8_t* memory, std::size_t n, std::size_t first, std::
       kind_(kind),
       share_(share),
       block_(block) {}
-
-std::uint64_t* Feedback::tag(std::size_t which) const noexcept {
-  return reinterpret_cast<std::uint64_t*>(memory_) + which;
-}
-
-float* Feedback::half(std::size_t which) const noexcept {
-  return reinterpret_cast<float*>(memory_ + bytes(n_, which));
-}
 
 bool Feedback::is_valid(std::uint64_t next) const noexcept {
   for (std::size_t i = 0; i < halves_; ++i)
@@ -138,119 +86,6 @@ void Feedback::begin(const float* update, std::uint64_t key) {
     choose_greatest(update);
   else if (kind_ == FeedbackKind::randomk)
     choose_at_random(update, key);
-}
-
-// Take the chosen values from number `next` on out of `values`, the first of which is value `from`.
-void Feedback::take_chosen(std::size_t next, float* values, std::size_t from) {
-  for (; next < chosen_.size(); ++next) {
-    float& value = values[chosen_[next] - from];
-    taken_.push_back(value);
-    value = 0.0F;
-  }
-}
-
-void Feedback::choose_at_random(const float* update, std::uint64_t key) {
-  const auto below = static_cast<std::uint32_t>(std::min(share_ * 0x1p32, 0x1p32 - 1.0));
-  const auto key0 = static_cast<std::uint32_t>(key), key1 = static_cast<std::uint32_t>(key >> 32);
-  for (std::size_t from = 0; from < n_; from += chunk_values) {
-    const std::size_t here = std::min(n_ - from, chunk_values), before = chosen_.size();
-    float* sums = half(new_) + from;
-    chosen_.resize(before + here + 1);
-    const std::size_t found =
-        kernels().list_random(chosen_.data() + before, static_cast<std::uint32_t>(first_ + from),
-                              here, key0, key1, below, static_cast<std::uint32_t>(from));
-    chosen_.resize(before + found);
-    kernels().add_count(sums, residual() + from, update + from, here, 0);
-    take_chosen(before, sums, from);
-  }
-}
-
-// Take the threshold from a sample, one value at a random place of each stretch of `stride` values.
-void Feedback::choose_greatest(const float* update) {
-  const float* old = residual();
-  const std::size_t target = target_of(share_, n_);
-  const auto hits = static_cast<std::size_t>(least_hits / share_);
-  const std::size_t wanted = std::max(least_sample, std::min(hits, n_ / least_stride));
-  const std::size_t stride = std::max<std::size_t>(n_ / wanted, 1);
-  sample_.clear();
-  for (std::size_t from = 0; from < n_; from += stride) {
-    std::size_t at = from;
-    if (stride > 1) {
-      // By a multiplicative hash, since a pattern of the tensor may have the same period.
-      const auto number = static_cast<std::uint32_t>(sample_.size());
-      at += static_cast<std::size_t>((std::uint64_t{number * 0x9e3779b1U} * stride) >> 32);
-    }
-    if (at >= n_) break;
-    sample_.push_back(magnitude_of(sum_of(old[at], update[at])));
-  }
-  std::uint32_t low = 1;  // zeros are not sent
-  if (!sample_.empty()) {
-    const std::size_t rank = stride == 1 ? target : target_of(share_, sample_.size());
-    const auto place = sample_.begin() + static_cast<std::ptrdiff_t>(rank - 1);
-    std::nth_element(sample_.begin(), place, sample_.end(), std::greater<>());
-    low = std::max<std::uint32_t>(*place, 1);
-  }
-  // Look for the values of a chunk while it is in the cache. With a threshold that is far too low
-  // there are too many to list.
-  const std::size_t most = 2 * target;
-  std::size_t found = 0;
-  for (std::size_t from = 0; from < n_; from += chunk_values) {
-    const std::size_t here = std::min(n_ - from, chunk_values), before = chosen_.size();
-    float* sums = half(new_) + from;
-    found += kernels().add_count(sums, old + from, update + from, here, low);
-    if (found <= most) {
-      list_above(sums, from, here, low);
-      take_chosen(before, sums, from);
-    }
-  }
-  if (is_near(found, target) || (found < target && low == 1)) return;
-  for (std::size_t i = 0; i < chosen_.size(); ++i) half(new_)[chosen_[i]] = taken_[i];
-  chosen_.clear();
-  taken_.clear();
-  choose_by_histogram();
-  take_chosen(0, half(new_), 0);
-}
-
-// List those of a chunk of values, the first of which is value `from`, whose magnitudes have at
-// least the bits `low`.
-void Feedback::list_above(const float* values, std::size_t from, std::size_t count,
-                          std::uint32_t low) {
-  const std::size_t before = chosen_.size();
-  chosen_.resize(before + count + 1);
-  const std::size_t found = kernels().list_above(chosen_.data() + before, values, count, low,
-                                                 static_cast<std::uint32_t>(from));
-  chosen_.resize(before + found);
-}
-
-// Take the threshold from a histogram of all values. Of the bin in which the target lies, the first
-// values are sent until the target is reached.
-void Feedback::choose_by_histogram() {
-  const float* values = half(new_);
-  const std::size_t target = target_of(share_, n_);
-  std::vector<std::size_t> bins(std::size_t{1} << (31 - bin_bits), 0);
-  for (std::size_t i = 0; i < n_; ++i) {
-    const std::uint32_t magnitude = magnitude_of(values[i]);
-    if (magnitude > 0) ++bins[magnitude >> bin_bits];
-  }
-  std::size_t above = 0, bin = bins.size() - 1;
-  for (; bin > 0 && above + bins[bin] < target; --bin) above += bins[bin];
-  const auto low = std::max<std::uint32_t>(static_cast<std::uint32_t>(bin << bin_bits), 1);
-  const std::size_t whole = above + bins[bin];
-  for (std::size_t from = 0; from < n_; from += chunk_values)
-    list_above(values + from, from, std::min(n_ - from, chunk_values), low);
-  if (whole <= target || is_near(whole, target)) return;
-  const auto sure = static_cast<std::uint32_t>((bin + 1) << bin_bits);
-  std::size_t quota = target - above;
-  const auto is_too_many = [&](std::uint32_t at) {
-    if (magnitude_of(values[at]) >= sure) return false;
-    if (quota == 0) return true;
-    --quota;
-    return false;
-  };
-  std::size_t count = 0;
-  for (const std::uint32_t at : chosen_)
-    if (!is_too_many(at)) chosen_[count++] = at;
-  chosen_.resize(count);
 }
 
 std::pair<std::size_t, std::size_t> Feedback::encode(std::uint8_t* to, std::size_t cap) {
@@ -349,62 +184,6 @@ void Feedback::close(std::uint64_t sequence) noexcept {
   current_ = new_;
   open_ = false;
   fault::at(fault::Point::residual_tagged);
-}
-
-namespace {
-
-bool decode_sparse(const std::uint8_t* from, std::size_t bytes, std::size_t count,
-                   float* to) noexcept {
-  std::uint32_t n;
-  if (bytes < sizeof n) return false;
-  std::memcpy(&n, from, sizeof n);
-  if (n > count || n > (bytes - sizeof n) / (sizeof(float) + 1)) return false;
-  const std::uint8_t *values = from + sizeof n, *end = from + bytes;
-  const std::uint8_t* at = values + n * sizeof(float);
-  std::fill_n(to, count, 0.0F);
-  std::size_t next = 0;  // first place behind the last value
-  for (std::uint32_t i = 0; i < n; ++i) {
-    std::size_t distance = 0, shift = 0;
-    std::uint8_t byte = 0;
-    do {
-      if (at == end || shift > 21) return false;
-      byte = *at++;
-      distance |= static_cast<std::size_t>(byte & 127) << shift;
-      shift += 7;
-    } while ((byte & 128) != 0);
-    if (distance >= count - next) return false;
-    std::memcpy(to + next + distance, values + i * sizeof(float), sizeof(float));
-    next += distance + 1;
-  }
-  return at == end;
-}
-
-bool decode_onebit(const std::uint8_t* from, std::size_t bytes, std::size_t count,
-                   float* to) noexcept {
-  const std::size_t blocks = (count + sign_block_values - 1) / sign_block_values;
-  if (bytes != blocks * sign_block_bytes) return false;
-  for (std::size_t at = 0; at < count; at += sign_block_values, from += sign_block_bytes) {
-    float magnitude;
-    std::uint32_t words[sign_words];
-    std::memcpy(&magnitude, from, sizeof magnitude);
-    std::memcpy(words, from + sizeof magnitude, sizeof words);
-    if (count - at >= sign_block_values) {
-      kernels().decode_signs(to + at, words, magnitude);
-      continue;
-    }
-    float whole[sign_block_values];
-    kernels().decode_signs(whole, words, magnitude);
-    std::copy_n(whole, count - at, to + at);
-  }
-  return true;
-}
-
-}  // namespace
-
-bool decode_biased(CodecKind kind, const std::uint8_t* from, std::size_t bytes, std::size_t count,
-                   float* to) noexcept {
-  return kind == CodecKind::onebit ? decode_onebit(from, bytes, count, to)
-                                   : decode_sparse(from, bytes, count, to);
 }
 
 }  // namespace mpips

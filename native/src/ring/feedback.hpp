@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ring/codec.hpp"
+#include "ring/layout.hpp"
 
 // Error feedback: the residual of one worker's pushes to one shard, and the encoding of a push with
 // it. The residual is what earlier pushes have not sent. A push encodes residual + update, and what
@@ -19,8 +20,7 @@
 //            (key, number of the value in the whole tensor).
 //   onebit   Each value is sent as its sign, with the mean magnitude of its block of 512.
 //   shared   Each value is sent as an integer times the scale that all workers have for its block
-//   in
-//            this clock. What exceeds 127 scales stays, and so does what rounding leaves.
+//            in this clock. What exceeds 127 scales stays, and so does what rounding leaves.
 //
 // Memory: a line with two tags, then one or two halves of n values each. mpips/worker/residuals.py
 // describes what the halves are for, and why a push that is killed anywhere loses nothing. Only the
@@ -41,7 +41,9 @@ class Feedback {
   static constexpr std::uint64_t no_tag = ~std::uint64_t{0};
 
   // Return the bytes of the memory; a multiple of 64.
-  static std::size_t bytes(std::size_t n, std::size_t halves) noexcept;
+  static std::size_t bytes(std::size_t n, std::size_t halves) noexcept {
+    return line_bytes + halves * round_up(n * sizeof(float), line_bytes);
+  }
 
   // Use memory for n values, the first of which is value `first` of the tensor. `share`: of the
   // values that are sent, above 0 and at most 1; without meaning for onebit and shared. `block`: of
@@ -88,8 +90,12 @@ class Feedback {
   void close(std::uint64_t sequence) noexcept;
 
  private:
-  std::uint64_t* tag(std::size_t which) const noexcept;
-  float* half(std::size_t which) const noexcept;
+  std::uint64_t* tag(std::size_t which) const noexcept {
+    return reinterpret_cast<std::uint64_t*>(memory_) + which;
+  }
+  float* half(std::size_t which) const noexcept {
+    return reinterpret_cast<float*>(memory_ + bytes(n_, which));
+  }
   void choose_greatest(const float* update);
   void choose_by_histogram();
   void choose_at_random(const float* update, std::uint64_t key);

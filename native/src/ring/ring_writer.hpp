@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +14,8 @@
 #include "ring/feedback.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
+#include "ring/record_history.hpp"
+#include "ring/replay.hpp"
 #include "trace/trace_ring.hpp"
 
 // The worker's end of a ring. It writes records into the slots of its mailbox and reads the
@@ -41,22 +41,6 @@ struct PushCounters {
   // bytes by which codecs have made pushes and replies shorter; below 0: longer
   std::int64_t push_saved_bytes = 0, pull_saved_bytes = 0;
   std::uint64_t credit_stalls = 0;
-};
-
-// A worker repeats a clock with other pushes than the server has of it. Then it is unknown which of
-// its updates count already.
-class ReplayMismatch : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-// The state that a server has of a worker that goes on after a warm restart.
-struct Replay {
-  std::uint64_t clock = 0;  // the clock that the worker was in
-  bool finished = false;
-  std::uint64_t pushes = 0, tag = no_pushes;  // complete pushes of that clock (push_tag.hpp)
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> ended;  // (clock, tag) of clocks before it
-  bool skips_clocks = false;  // with backup workers a worker may skip clocks
 };
 
 // Rows to push to one server. With a plan, `rows` and `base` are the whole batch, and `keys` are
@@ -238,44 +222,28 @@ class RingWriter {
     std::size_t floats() const noexcept { return count * dim; }
     std::size_t reply_bytes() const noexcept { return count * reply_row_bytes(codec, dim); }
   };
-  // Values of the last records by sequence. Memory is taken as records are written, because a
-  // worker has a writer for every server of the job.
-  class History {
-   public:
-    static constexpr std::size_t size = 4096;
-
-    // Return the value of a record, or `none` if there is none or a later record has replaced it.
-    std::uint64_t find(std::uint64_t sequence, std::uint64_t none) const noexcept {
-      const Entry* part = parts_[sequence % size / part_size].get();
-      if (part == nullptr) return none;
-      const Entry& entry = part[sequence % part_size];
-      return entry.sequence == sequence ? entry.value : none;
-    }
-    void put(std::uint64_t sequence, std::uint64_t value) {
-      auto& part = parts_[sequence % size / part_size];
-      if (!part) part = std::make_unique<Entry[]>(part_size);
-      part[sequence % part_size] = {sequence, value};
-    }
-
-   private:
-    static constexpr std::size_t part_size = 128;
-    struct Entry {
-      std::uint64_t sequence = ~std::uint64_t{0};
-      std::uint64_t value = 0;
-    };
-    std::array<std::unique_ptr<Entry[]>, size / part_size> parts_;
-  };
 
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint64_t clock) const noexcept;
   RecordHeader push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock,
                            bool first) noexcept;
   void finish_record(RecordHeader* h, std::uint8_t role) noexcept;
   const float* summed(const RowsToPush& push, std::size_t done, std::size_t count);
+  // Return true for what the server has already, so that it is not written again.
   bool skips_push(std::uint16_t table, std::uint64_t clock, std::uint64_t n,
-                  const std::int64_t* keys);
-  bool skips_tick(RecordKind kind, std::uint64_t clock);
+                  const std::int64_t* keys) {
+    return replays_ && repeats_push(table, clock, n, keys);
+  }
+  bool skips_tick(RecordKind kind, std::uint64_t clock) {
+    return replays_ && repeats_tick(kind, clock);
+  }
+  bool repeats_push(std::uint16_t table, std::uint64_t clock, std::uint64_t n,
+                    const std::int64_t* keys);
+  bool repeats_tick(RecordKind kind, std::uint64_t clock);
   bool follows(std::uint64_t clock);
-  bool has_ended(std::uint64_t clock) const noexcept;
+  // Return true for clocks that this worker had ended before the restart.
+  bool has_ended(std::uint64_t clock) const noexcept {
+    return replays_ && (before_.finished || clock < before_.clock);
+  }
   void compare_ended(std::uint64_t clock);
   void compare_pushes(std::uint64_t clock);
   [[noreturn]] void mismatch(std::uint64_t clock, const std::string& what);
@@ -291,9 +259,9 @@ class RingWriter {
   std::vector<std::uint64_t> base_, named_, pushed_before_;
   std::uint64_t push_base_ = 0;  // of the push that is being written
   std::deque<OpenPull> pulls_;
-  History past_;                    // results
-  History pulled_;                  // versions, by the first record of a pull
-  History pulled_clock_;            // lowest clocks, by the first record of a look-ahead's pull
+  RecordHistory past_;              // results
+  RecordHistory pulled_;            // versions, by the first record of a pull
+  RecordHistory pulled_clock_;      // lowest clocks, by the first record of a look-ahead's pull
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
   std::size_t last_bytes_ = 0;      // of the last record's payload
   bool closing_ = false;
@@ -303,9 +271,10 @@ class RingWriter {
   std::uint16_t server_ = 0;
   bool replays_ = false;
   Replay before_;
-  std::vector<float> sums_;           // of rows, before they are encoded
-  std::vector<float> decoded_;        // rows of a reply
-  std::string mismatch_;              // the first mismatch; nothing is written after it
+  std::vector<float> sums_;     // of rows, before they are encoded
+  std::vector<float> decoded_;  // rows of a reply
+  // the first mismatch; nothing is written after it, and `replays_` stays true
+  std::string mismatch_;
   std::uint64_t repeated_clock_ = 0;  // the clock that is being repeated
   // of that clock: pushes repeated so far, and their tag
   std::uint64_t repeated_ = 0, repeated_tag_ = no_pushes;

@@ -16,9 +16,9 @@ from mpips.config.options import SessionOptions
 from mpips.config.overrides import parse_consistency
 from mpips.config.table_section import TableConfig
 from mpips.model.consistency import ASP
+from mpips.model.job_tables import check_tables
 from mpips.model.optimizer import SGD, Adam
 from mpips.model.served import served
-from mpips.model.table import check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.session.local import run_local
 from mpips.worker.worker import connection_of

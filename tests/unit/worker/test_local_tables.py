@@ -15,10 +15,10 @@ from mpips import ASP, BSP, SSP, ConfigError, DenseTable, DiLoCo, EmbeddingTable
 from mpips.checkpoint import open_checkpoint
 from mpips.config.options import SessionOptions
 from mpips.errors import StallError
+from mpips.model.job_tables import check_tables
 from mpips.model.optimizer import OPTIMIZERS, SGD, Adam, Momentum, Nesterov
 from mpips.model.python_rule import PythonRule, replace_values
 from mpips.model.served import fragments_of
-from mpips.model.table import check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.session.local import run_local
 from mpips.worker.best import can_cut_here

@@ -12,9 +12,9 @@ import pytest
 import mpips
 from mpips import ASP, BSP, SSP, ConfigError, DenseTable, EndedError, PythonRule, Replicated, Worker
 from mpips.config.options import SessionOptions
+from mpips.model.job_tables import fingerprint
 from mpips.model.optimizer import OPTIMIZERS, SGD, Adam
 from mpips.model.python_rule import replace_values
-from mpips.model.table import fingerprint
 from mpips.model.table_config import from_config, to_config
 from mpips.session.local import run_local
 

@@ -1,0 +1,51 @@
+"""The tables of one job together: what one job cannot have, and the checksum that its ranks compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+
+import numpy as np
+
+from mpips.errors import ConfigError
+from mpips.model.consistency import BSP
+from mpips.model.served import check_together
+from mpips.model.table import Table
+
+
+def check_tables(tables: list[Table]) -> None:
+    """Refuse a list of tables that one job cannot have.
+
+    Raises:
+        ConfigError: There is no table or too many, two have one name, or backup workers do not fit together.
+    """
+    if not tables:
+        raise ConfigError("a job needs at least one table, none is given")
+    if len(tables) > 65535:
+        raise ConfigError(
+            f"{len(tables)} tables are given: a job takes at most 65535; join small ones"
+        )
+    name, count = Counter(t.name for t in tables).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"two tables are named {name!r}; rename one")
+    check_together(tables)
+    backups = {t.consistency.backup for t in tables if isinstance(t.consistency, BSP)}
+    if len(backups) > 1:
+        raise ConfigError(
+            f"BSP tables with different numbers of backup workers {sorted(backups)}: "
+            "a clock closes for all tables at once, so give all of them the same backup"
+        )
+    if backups - {0} and any(not isinstance(t.consistency, BSP) for t in tables):
+        raise ConfigError("backup workers need every table to be BSP; set backup = 0 or use BSP")
+
+
+def fingerprint(tables: list[Table], extra: str) -> str:
+    """Return a checksum of the tables and of `extra`, which must be equal on all ranks."""
+    digest = hashlib.blake2b(extra.encode(), digest_size=16)
+    for table in tables:
+        for f in dataclasses.fields(table):
+            value = getattr(table, f.name)
+            text = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+            digest.update(f.name.encode() + b"=" + text + b";")
+    return digest.hexdigest()

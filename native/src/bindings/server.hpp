@@ -1,0 +1,69 @@
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "bindings/arrays.hpp"
+#include "server/dense_shard.hpp"
+#include "server/embedding_shard.hpp"
+#include "server/server_core.hpp"
+#include "shm/shared_memory.hpp"
+
+namespace mpips {
+
+// The C++ core together with the memory of its shards, which Python has created.
+class Server {
+ public:
+  Server(SharedMemory& region, Layout layout, std::uint32_t generation, std::uint32_t backup,
+         bool oversubscribed, py::object progress, double progress_interval_s);
+
+  // Use a journal; call this before any table is added. `fresh`: this process created the memory;
+  // else it takes over what is there.
+  void use_journal(SharedMemory& memory, bool fresh);
+  // is added.
+  void set_buffers(std::uint16_t table, SharedMemory& memory) { buffers_[table] = &memory; }
+
+  // Add a table whose shard lies in the memory of this server; see ServerCore.
+  void add_dense(std::uint16_t table, const OptimizerConfig& optimizer, std::size_t n_state_values,
+                 py::object python_rule, ConsistencyConfig consistency);
+  void add_scales(std::uint16_t table, std::uint16_t of, std::uint32_t block,
+                  const OptimizerConfig& optimizer, ConsistencyConfig consistency);
+  void add_embedding(std::uint16_t table, const OptimizerConfig& optimizer,
+                     std::size_t n_state_values, py::object python_rule,
+                     ConsistencyConfig consistency, std::size_t dim, const Initializer& init,
+                     SharedMemory& rows, SharedMemory& keys);
+
+  // Return the shard of a table. Raise IndexError if this server has no such shard.
+  DenseShard& dense(std::uint16_t table) const { return *dense_.at(table); }
+  EmbeddingShard& embedding(std::uint16_t table) const { return *embedding_.at(table); }
+  void set_steps_before(std::uint16_t table, std::uint64_t n);
+
+  ServerCore& core() { return core_; }
+  void set_remote_peers(bool any) { *has_remote_peers_ = any; }
+
+ private:
+  Durable durable(std::uint16_t table);
+
+  SharedMemory* region_;
+  Layout layout_;
+  bool fresh_ = true;
+  std::map<std::uint16_t, SharedMemory*> buffers_;
+  std::shared_ptr<bool> has_remote_peers_ = std::make_shared<bool>(true);
+  Progress progress_;
+  ServerCore core_;
+  std::map<std::uint16_t, DenseShard*> dense_;
+  std::map<std::uint16_t, EmbeddingShard*> embedding_;
+};
+
+// Define the methods of mpips._native.ServerCore, by what they are for.
+void bind_server_tables(py::class_<Server>& server);
+void bind_server_content(py::class_<Server>& server);
+void bind_server_recovery(py::class_<Server>& server);
+void bind_server_replica(py::class_<Server>& server);
+
+}  // namespace mpips

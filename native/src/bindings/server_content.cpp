@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/server.hpp"
+
+// The content of a server's shards: values, optimizer state and rows, as arrays of Python.
+namespace mpips {
+namespace {
+
+template <class T>
+py::array read_only(const T* data, std::vector<py::ssize_t> shape, py::handle owner) {
+  py::array_t<T> array(std::move(shape), data, owner);
+  array.attr("setflags")(py::arg("write") = false);
+  return std::move(array);
+}
+
+void require_size(const FloatArray& values, const DenseShard& shard) {
+  if (static_cast<std::size_t>(values.size()) != shard.size())
+    throw py::value_error("values has " + std::to_string(values.size()) + " values, expected " +
+                          std::to_string(shard.size()));
+}
+
+void initialize_dense(const Server& server, std::uint16_t table, const Initializer& init,
+                      std::uint64_t first) {
+  DenseShard& shard = server.dense(table);
+  py::gil_scoped_release release;
+  initialize_range(init, first, shard.values(), shard.size());
+  shard.refresh_image();
+}
+
+void set_dense(const Server& server, std::uint16_t table, const FloatArray& values) {
+  DenseShard& shard = server.dense(table);
+  require_size(values, shard);
+  std::copy_n(values.data(), shard.size(), shard.values());
+  shard.refresh_image();
+}
+
+py::array_t<float> dense_values(const Server& server, std::uint16_t table) {
+  const DenseShard& shard = server.dense(table);
+  py::array_t<float> copy(static_cast<py::ssize_t>(shard.size()));
+  std::copy_n(shard.values(), shard.size(), copy.mutable_data());
+  return copy;
+}
+
+// Return arrays without a copy; they keep `owner`, the server, and so the memory, alive.
+py::array dense_array(const py::object& owner, std::uint16_t table, std::size_t slot) {
+  const auto& server = owner.cast<const Server&>();
+  const DenseShard& shard = server.dense(table);
+  if (slot > shard.n_state()) throw py::index_error("the rule has no such state");
+  const float* data = slot == 0 ? shard.values() : shard.state(slot - 1);
+  return read_only(data, {static_cast<py::ssize_t>(shard.size())}, owner);
+}
+
+py::tuple embedding_arrays(const py::object& owner, std::uint16_t table) {
+  const auto& server = owner.cast<const Server&>();
+  const EmbeddingShard& shard = server.embedding(table);
+  const auto n = static_cast<py::ssize_t>(shard.n_rows());
+  const auto stride = static_cast<py::ssize_t>(shard.stride());
+  return py::make_tuple(read_only(shard.keys(), {n}, owner),
+                        read_only(shard.row(0), {n, stride}, owner));
+}
+
+// Return all rows, sorted by key.
+py::tuple embedding_rows(const Server& server, std::uint16_t table) {
+  const EmbeddingShard& shard = server.embedding(table);
+  const std::size_t n = shard.n_rows(), dim = shard.dim();
+  std::vector<std::size_t> order(n);
+  for (std::size_t i = 0; i < n; ++i) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return shard.keys()[a] < shard.keys()[b]; });
+  KeyArray keys(static_cast<py::ssize_t>(n));
+  FloatArray rows({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
+  for (std::size_t i = 0; i < n; ++i) {
+    keys.mutable_data()[i] = shard.keys()[order[i]];
+    std::copy_n(shard.row(order[i]), dim, rows.mutable_data() + i * dim);
+  }
+  return py::make_tuple(keys, rows);
+}
+
+py::array_t<float> dense_state(const Server& server, std::uint16_t table, std::size_t slot) {
+  const DenseShard& shard = server.dense(table);
+  if (slot >= shard.n_state()) throw py::index_error("the rule has no such state");
+  py::array_t<float> copy(static_cast<py::ssize_t>(shard.size()));
+  std::copy_n(shard.state(slot), shard.size(), copy.mutable_data());
+  return copy;
+}
+
+void set_dense_state(const Server& server, std::uint16_t table, std::size_t slot,
+                     const FloatArray& values) {
+  DenseShard& shard = server.dense(table);
+  if (slot >= shard.n_state()) throw py::index_error("the rule has no such state");
+  require_size(values, shard);
+  std::copy_n(values.data(), shard.size(), shard.state(slot));
+}
+
+// Return keys with their whole rows (values, state, step count), in no particular order.
+py::tuple embedding_content(const Server& server, std::uint16_t table) {
+  const EmbeddingShard& shard = server.embedding(table);
+  const std::size_t n = shard.n_rows(), stride = shard.stride();
+  KeyArray keys(static_cast<py::ssize_t>(n));
+  FloatArray rows({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(stride)});
+  std::copy_n(shard.keys(), n, keys.mutable_data());
+  if (n != 0) std::copy_n(shard.row(0), n * stride, rows.mutable_data());
+  return py::make_tuple(keys, rows);
+}
+
+void load_rows(const Server& server, std::uint16_t table, const KeyArray& keys,
+               const FloatArray& rows) {
+  EmbeddingShard& shard = server.embedding(table);
+  if (row_length(keys, rows) != shard.stride())
+    throw py::value_error("rows must have shape (number of keys, values + state + step count)");
+  py::gil_scoped_release release;
+  shard.load(keys.data(), static_cast<std::size_t>(keys.size()), rows.data());
+}
+
+}  // namespace
+
+void bind_server_content(py::class_<Server>& server) {
+  server
+      .def("initialize_dense", &initialize_dense, py::arg("table"), py::arg("initializer"),
+           py::arg("first"))
+      .def("set_dense", &set_dense, py::arg("table"), py::arg("values").noconvert())
+      .def("dense_array", &dense_array, py::arg("table"), py::arg("slot"))
+      .def("embedding_arrays", &embedding_arrays, py::arg("table"))
+      .def("dense_values", &dense_values, py::arg("table"))
+      .def("embedding_rows", &embedding_rows, py::arg("table"))
+      .def("dense_state", &dense_state, py::arg("table"), py::arg("slot"))
+      .def("set_dense_state", &set_dense_state, py::arg("table"), py::arg("slot"),
+           py::arg("values").noconvert())
+      .def("embedding_content", &embedding_content, py::arg("table"))
+      .def("load_rows", &load_rows, py::arg("table"), py::arg("keys").noconvert(),
+           py::arg("rows").noconvert())
+      .def(
+          "n_rows", [](Server& s, std::uint16_t t) { return s.embedding(t).n_rows(); },
+          py::arg("table"))
+      .def(
+          "memory_bytes", [](Server& s, std::uint16_t t) { return s.embedding(t).memory_bytes(); },
+          py::arg("table"));
+}
+
+}  // namespace mpips

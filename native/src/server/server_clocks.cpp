@@ -1,0 +1,100 @@
+#include <cstdint>
+#include <vector>
+
+#include "server/embedding_shard.hpp"
+#include "server/server_core.hpp"
+
+// The clocks of the workers: their ticks, the sums that are applied when a BSP clock closes, and
+// the clocks and versions that the server publishes.
+namespace mpips {
+
+ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHeader& h) {
+  check_nothing_open(worker);
+  if (static_cast<RecordKind>(h.kind) == RecordKind::finish) {
+    clocks_.finish(worker);
+    discard_clock(worker);
+    if (any_bsp_ && clocks_.complete()) close_clock();
+    publish_clock(worker);
+    publish_clocks();
+    return {true, Outcome::answered, 0};
+  }
+  Verdict verdict{true, Outcome::answered, 0};
+  if (!any_bsp_) {
+    clocks_.tick(worker, h.clock);
+  } else if (h.clock < clocks_.current()) {
+    // The clock closed without this worker: drop the pushes that it had sent for the clock.
+    verdict = {true, Outcome::late, discard_clock(worker)};
+    clocks_.tick(worker, h.clock);
+  } else if (h.clock > clocks_.current() || !clocks_.may_tick(worker)) {
+    return {false, Outcome::none, 0};
+  } else {
+    clocks_.tick(worker, h.clock);
+    if (clocks_.complete()) close_clock();
+  }
+  publish_clock(worker);
+  publish_clocks();
+  return verdict;
+}
+
+// Drop the pushes of a clock that this worker did not complete. Without backup workers a worker
+// ticks in its place in the order, so there are none unless it finishes in the middle of a clock.
+std::uint64_t ServerCore::discard_clock(std::size_t worker) {
+  std::uint64_t dropped = 0;
+  if (clocks_.ticked(worker)) return 0;
+  for (Table& t : tables_) {
+    if (t.shard == nullptr || t.consistency.model != Model::bsp) continue;
+    if (!clocks_.uses_backup()) {
+      if (t.pending[worker] != 0) violation(worker, "its finish in the middle of a clock");
+      continue;
+    }
+    t.shard->discard(worker);  // also the first segments of a push that was not complete in time
+    t.stats.late += t.pending[worker];
+    dropped += t.pending[worker];
+    t.pending[worker] = 0;
+  }
+  return dropped;
+}
+
+void ServerCore::close_clock() {
+  const std::vector<std::size_t> workers = clocks_.contributors();
+  const std::vector<std::size_t> buffers =
+      clocks_.uses_backup() ? workers : std::vector<std::size_t>{0};
+  for (Table& t : tables_) {
+    if (t.consistency.model != Model::bsp) continue;
+    if (!t.early) apply_sum(&t, buffers, workers.size());
+    for (const std::size_t w : workers) {
+      t.stats.applied += t.pending[w];
+      t.stats.staleness[0] += t.pending[w];
+      t.pending[w] = 0;
+    }
+    t.open_again();
+  }
+  clocks_.next_clock();
+  ++counters_.clocks;
+}
+
+// Apply the sum of a table's pushes of the open clock, and publish the table's new version.
+void ServerCore::apply_sum(Table* t, const std::vector<std::size_t>& buffers,
+                           std::size_t n_workers) {
+  Weight weight;
+  if (t->consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(n_workers);
+  if (t->embedding != nullptr) t->embedding->set_next_version(t->version + 1);
+  if (t->shard != nullptr && t->shard->apply_accumulated(buffers, weight, t->next_step()))
+    ++t->stats.updates;
+  ++t->version;
+  publish(&t->head->version, t->version);
+}
+
+void ServerCore::publish_clocks() {
+  const std::uint64_t least = clocks_.min_clock();
+  for (Table& t : tables_) publish(&t.head->min_clock, least);
+  publish(&reinterpret_cast<AwaitedLine*>(region_ + layout_.awaited())->worker, clocks_.awaited());
+}
+
+void ServerCore::publish_clock(std::size_t worker) {
+  auto* lines = reinterpret_cast<ClockLine*>(region_ + layout_.clocks());
+  const std::uint64_t clock = clocks_.finished(worker) ? finished_clock : clocks_.clock(worker);
+  publish(&lines[worker].clock, clock);
+}
+
+}  // namespace mpips
