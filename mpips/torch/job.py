@@ -18,172 +18,20 @@ at their places: the script has passed the complete epochs by then, and has step
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from mpips.errors import ConfigError, MpipsError
+from mpips.errors import ConfigError
 from mpips.session.init import current
 from mpips.session.script import Script
-from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
 from mpips.torch.device_memory import Devices
 from mpips.torch.generators import reseed
-from mpips.torch.parameters import ParameterTable
-from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
-from mpips.worker.by_use import PullsByUse
-from mpips.worker.worker import Worker, connection_of
-
-
-class Pulled(Protocol):
-    """A table whose values a forward pass needs."""
-
-    def open(self, worker: Worker) -> None:
-        """Take the table's handle at the start of the job."""
-
-    def pull(self) -> None:
-        """Fetch the values. Blocks."""
-
-
-class Pushed(Protocol):
-    """A layer or table that has something to push at a step."""
-
-    def push(self) -> None:
-        """Push what the step has brought."""
-
-
-class Opened(Protocol):
-    """A part that needs the worker."""
-
-    def open(self, worker: Worker) -> None:
-        """Take the table's handle at the start of the job."""
-
-
-class Restored(Protocol):
-    """A part whose place is in the cursor."""
-
-    def position(self) -> Any:
-        """Return the place after the current step: numbers, text, lists and dicts."""
-
-    def resume(self, position: Any) -> None:
-        """Continue at a place that `position` returned."""
-
-
-class PlacedLoader(Restored, Protocol):
-    """A prepared loader: a restart continues when all of them are at their places."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the current epoch."""
-
-    @property
-    def has_arrived(self) -> bool:
-        """True from the beginning of the epoch of the restart on."""
-
-
-class ModelPart:
-    """The tables of one model.
-
-    Attributes:
-        is_stale: True if a step has changed values since the newest pull.
-        is_accumulating: True within `no_sync`.
-        waits: The waits of the forward pass that is running, if it waits by use; None: it does not.
-    """
-
-    def __init__(
-        self, job: TorchJob, pulled: Sequence[Pulled], by_use: Sequence[ParameterTable] = ()
-    ) -> None:
-        """Take the tables.
-
-        Args:
-            job: The script's job.
-            pulled: All of them, in the order in which they are pulled.
-            by_use: Those that a forward pass may wait for by use, in the order of the model.
-        """
-        self.is_stale = True
-        self.is_accumulating = False
-        self.waits: UseWaits | None = None
-        self._job = job
-        self._pulled = pulled
-        self._by_use: list[ParameterTable] = list(by_use)
-
-    @property
-    def is_started(self) -> bool:
-        """True from the first pull of the job on."""
-        return self._job.has_started
-
-    def may_wait_by_use(self, model: torch.nn.Module) -> bool:
-        """Return True if a forward pass of the model that begins now may wait by use."""
-        is_due = bool(self._by_use) and self.is_stale and self.waits is None
-        return is_due and is_seen(model)
-
-    @property
-    def by_use(self) -> Sequence[ParameterTable]:
-        """Tables in the order of use of the newest forward pass that has waited by use."""
-        return self._by_use
-
-    def refresh(self) -> None:
-        """Pull all values, if a step has been made since the newest pull. Blocks then.
-
-        The last layers come first: servers have their updates first.
-        """
-        if self.waits is not None:
-            self.waits.finish()
-        if self.is_stale:
-            self._job.start()
-            self._job.settle()
-            for table in reversed(self._pulled):
-                table.pull()
-            self.is_stale = False
-
-    @contextmanager
-    def waiting_by_use(self) -> Iterator[None]:
-        """Ask for values, and within the block wait for each where it is used; see mpips.torch.by_use.
-
-        All values are there at the end of the block. Values on this node are pulled before it.
-        """
-        worker = self._job.start()
-        self._job.settle()
-        asked = {table.name: (table, what) for table in self._by_use if (what := table.ask())}
-        wanted = {name: what for name, (_, what) in asked.items()}
-        if not asked:
-            self.refresh()
-            yield
-            return
-        pulls = PullsByUse.asked(connection_of(worker), wanted)
-        for table in reversed(self._pulled):
-            if not isinstance(table, ParameterTable) or table.name not in asked:
-                table.pull()
-        self.is_stale = False
-        self.waits = waits = UseWaits([table for table, _ in asked.values()], pulls)
-        connection_of(worker).leave()
-        try:
-            with waits:
-                yield
-            waits.finish()
-            self._by_use = in_order_of_use(self._by_use, waits.used)
-        except BaseException as error:
-            self.is_stale = True  # some values may not be there
-            # Nothing must arrive in the parameters after this block.
-            if isinstance(error, Exception) and not isinstance(error, MpipsError):
-                pulls.finish()
-            raise
-        finally:
-            self.waits = None
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within the block the values are those of the last outer step; see mpips.torch.averaged."""
-        worker = self._job.start()
-        self._job.settle()
-        with worker.averaged():
-            self.is_stale = True
-            try:
-                yield
-            finally:
-                self.is_stale = True
+from mpips.torch.model_part import ModelPart
+from mpips.torch.parts import Opened, PlacedLoader, Pushed, Restored
+from mpips.torch.scheduler_state import SchedulerState
+from mpips.worker.worker import Worker
 
 
 class TorchJob:
@@ -325,62 +173,6 @@ class TorchJob:
             if self._loaders and part not in self._loaders:
                 self._coming[name] = position
             part.resume(position)
-
-
-class SchedulerState:
-    """The place of an LRScheduler: the numbers of its state_dict. Everything else its constructor sets."""
-
-    def __init__(self, scheduler: Any) -> None:
-        """Take the scheduler."""
-        self._scheduler = scheduler
-        self._saved: dict[str, Any] | None = None  # in the newest cursor
-
-    def position(self) -> dict[str, Any]:
-        """Return the numbers, flags and lists of numbers of the state."""
-        self._saved = _plain(self._scheduler.state_dict())
-        return self._saved
-
-    def resume(self, position: Mapping[str, Any]) -> None:
-        """Load a state."""
-        self._scheduler.load_state_dict(_merged(self._scheduler.state_dict(), position))
-
-    def warn_if_late(self) -> None:
-        """Warn if the scheduler was stepped after the clock of its optimizer's step had ended."""
-        if self._saved is not None and _plain(self._scheduler.state_dict()) != self._saved:
-            warnings.warn(
-                "the values of the model were read between optimizer.step() and scheduler.step(): step the "
-                "scheduler directly after the optimizer, or a restart is one scheduler step behind",
-                stacklevel=4,
-            )
-
-
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a state that a cursor can hold; those of schedulers within it, too."""
-    found: dict[str, Any] = {}
-    for name, value in state.items():
-        plain = to_plain(value)
-        if plain is not NOT_PLAIN:
-            found[name] = plain
-        elif isinstance(value, list | tuple) and all(isinstance(v, dict) for v in value):
-            found[name] = [_plain(v) for v in value]
-    return found
-
-
-def _merged(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `state` with the entries that `_plain` has saved."""
-    merged = dict(state)
-    for name, value in saved.items():
-        old = state.get(name)
-        if isinstance(value, list) and isinstance(old, list | tuple):
-            inner = all(isinstance(v, dict) for v in old) and len(old) == len(value)
-            merged[name] = (
-                [_merged(a, b) for a, b in zip(old, value, strict=True)]
-                if inner
-                else from_plain(value)
-            )
-        else:
-            merged[name] = from_plain(value)
-    return merged
 
 
 def job_of(what: str) -> TorchJob:

@@ -14,7 +14,7 @@ import torch
 
 from mpips.errors import ConfigError
 from mpips.torch.embedding import Embedding
-from mpips.torch.job import ModelPart
+from mpips.torch.model_part import ModelPart
 
 
 class Refresh:

@@ -19,11 +19,14 @@ from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_ta
 from mpips.torch.device import move
 from mpips.torch.device_table import table_maker
 from mpips.torch.embedding import Embedding
-from mpips.torch.job import ModelPart, Pushed, SchedulerState, TorchJob, job_of
+from mpips.torch.job import TorchJob, job_of
+from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable, table_names
+from mpips.torch.parts import Pushed
 from mpips.torch.rules import rule_of
 from mpips.torch.sampling import PreparedLoader, split
+from mpips.torch.scheduler_state import SchedulerState
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
     Make,

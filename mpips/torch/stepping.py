@@ -13,10 +13,12 @@ import torch
 
 from mpips.errors import ConfigError
 from mpips.torch.embedding import Embedding
-from mpips.torch.job import ModelPart, Pushed, TorchJob
+from mpips.torch.job import TorchJob
+from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_plain
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
+from mpips.torch.parts import Pushed
 from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
 from mpips.torch.streamed_gradients import StreamedGradients

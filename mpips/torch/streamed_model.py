@@ -20,7 +20,7 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.optimizer import Optimizer
 from mpips.torch.blocks import map_large_allocations
-from mpips.torch.job import ModelPart
+from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.saved_tensors import check_torch

@@ -34,7 +34,7 @@ from mpips.errors import ConfigError
 from mpips.model.optimizer import Optimizer
 from mpips.torch.ahead import Ahead
 from mpips.torch.blocks import Blocks
-from mpips.torch.job import ModelPart
+from mpips.torch.model_part import ModelPart
 from mpips.torch.saved_tensors import saving
 from mpips.torch.streamed_table import Layer, StreamedTable
 from mpips.worker.worker import Worker

@@ -86,16 +86,7 @@ class ValueRequests:
         tag: int,
         taken: Callable[[], None],
     ) -> IncomingValues:
-        """Ask for bytes of the region, to be sent when a table has a version. Does not block.
-
-        Args:
-            head_at: Offset of the table's head in the region.
-            version: The version.
-            offset: Offset of the values.
-            out: Receives them; it belongs to the request until all have arrived.
-            tag: TAG_HEAD.
-            taken: Called when all have arrived.
-        """
+        """Ask for values; see Asking.await_values in remote_memory.py. `tag`: TAG_HEAD. Does not block."""
         number = self._n_asked % MOST_REQUESTS
         self._n_asked += 1
         requests = deque(

@@ -9,13 +9,14 @@ of a run that nobody disturbed.
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import crash_rig
+from crash_life import Life_
+from crash_load import Load, dense, rows
 
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
@@ -39,7 +40,7 @@ def in_force(core: _native.ServerCore, table: int) -> tuple[Any, ...]:
     return (core.configured_at(table), *values)
 
 
-class ChangingLoad(crash_rig.Load):
+class ChangingLoad(Load):
     """Pushes between changes of the hyperparameters of all tables."""
 
     def _pushes(self, w: int, clock: int) -> Iterator[Any]:
@@ -51,7 +52,7 @@ class ChangingLoad(crash_rig.Load):
         yield from pushes[middle:]
 
 
-class ChangingLife(crash_rig.Life_):
+class ChangingLife(Life_):
     """A life whose workers change hyperparameters."""
 
     def say(self, kind: str, w: int, clock: int) -> None:
@@ -73,7 +74,6 @@ class ChangingLife(crash_rig.Life_):
 def loads() -> dict[str, ChangingLoad]:
     """All loads by name."""
     found = {}
-    dense, rows = crash_rig.dense, crash_rig.rows
     models = {"bsp": BSP(), "backup": BSP(backup=1), "ssp": SSP(2), "asp": ASP()}
     for m, model in models.items():
         tables = [dense(300, "d", Adam(0.1), model), rows(4, "e", AdamW(0.1), model)]
@@ -95,24 +95,9 @@ def loads() -> dict[str, ChangingLoad]:
     return found
 
 
-def crash(load: str, how: str, number: int) -> list[int]:
-    """Run this program with a load in a process of its own; the numbers that it prints."""
-    command = [sys.executable, __file__, load, how, str(number)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split() if word.isdigit()]
-
-
-def main() -> None:
-    load, how, number = loads()[sys.argv[1]], sys.argv[2], int(sys.argv[3])
-    crash_rig.Life_ = ChangingLife  # type: ignore[misc]
-    if how == "everywhere":
-        print("{} points, {} kills".format(*crash_rig.die_everywhere(load, number)))
-    elif how == "twice":
-        print("{} points, {} kills".format(*crash_rig.die_everywhere(load, number, 24)))
-    else:
-        print(f"{crash_rig.live_shortly(load, number)} lives")
+crash = partial(crash_rig.crash, program=__file__)
 
 
 if __name__ == "__main__":
-    main()
+    crash_rig.Life_ = ChangingLife  # type: ignore[misc]
+    crash_rig.main(loads())

@@ -8,20 +8,20 @@ as far as turns allow. At the end the bits must be those of a run that nobody di
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import crash_rig
-from crash_rig import Push, Step
+from crash_life import Life_
+from crash_load import Load, Push, Step, dense, rows
 
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD, Adam, Momentum
 
 
 @dataclass(frozen=True)
-class ClosingLoad(crash_rig.Load):
+class ClosingLoad(Load):
     """Pushes of which the last one to a table closes it, in an order that needs the turns.
 
     Attributes:
@@ -75,7 +75,7 @@ class ClosingLoad(crash_rig.Load):
             yield step
 
 
-class ClosingLife(crash_rig.Life_):
+class ClosingLife(Life_):
     """A life whose pushes close tables."""
 
     def push(self, p: Push) -> None:
@@ -89,7 +89,6 @@ class ClosingLife(crash_rig.Life_):
 
 def loads() -> dict[str, ClosingLoad]:
     """All loads by name."""
-    dense, rows = crash_rig.dense, crash_rig.rows
     found = {}
     tables = [
         dense(600, "d", Adam(0.1), BSP()),
@@ -121,31 +120,16 @@ def loads() -> dict[str, ClosingLoad]:
     return found
 
 
-def in_turn(load: ClosingLoad) -> crash_rig.Load:
+def in_turn(load: ClosingLoad) -> Load:
     """Return the same pushes without closing, worker by worker."""
-    return crash_rig.Load(
+    return Load(
         load.tables, load.sizes, load.n_workers, load.clocks, 1, load.slot_bytes, None, load.pulls
     )
 
 
-def crash(load: str, how: str, number: int) -> list[int]:
-    """Run this program with a load in a process of its own; the numbers that it prints."""
-    command = [sys.executable, __file__, load, how, str(number)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split() if word.isdigit()]
-
-
-def main() -> None:
-    load, how, number = loads()[sys.argv[1]], sys.argv[2], int(sys.argv[3])
-    crash_rig.Life_ = ClosingLife  # type: ignore[misc]
-    if how == "everywhere":
-        print("{} points, {} kills".format(*crash_rig.die_everywhere(load, number)))
-    elif how == "twice":
-        print("{} points, {} kills".format(*crash_rig.die_everywhere(load, number, 24)))
-    else:
-        print(f"{crash_rig.live_shortly(load, number)} lives")
+crash = partial(crash_rig.crash, program=__file__)
 
 
 if __name__ == "__main__":
-    main()
+    crash_rig.Life_ = ClosingLife  # type: ignore[misc]
+    crash_rig.main(loads())

@@ -8,6 +8,8 @@ import time
 import crash_rig
 import numpy as np
 import pytest
+from crash_life import Life_
+from crash_loads import loads
 from crash_rig import crash
 from pair_rig import copied
 
@@ -37,7 +39,7 @@ from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
-LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is not None}
+LOADS = {name: load for name, load in loads().items() if load.partner is not None}
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def token():
 
 @pytest.mark.parametrize("name", LOADS)
 def test_copy_has_the_bits_of_its_server(token, name):
-    launch = crash_rig.Life_(token, LOADS[name], 0)
+    launch = Life_(token, LOADS[name], 0)
     launch.run()
     server = launch.result()
     launch.core = launch.pair.copy.core
@@ -72,7 +74,7 @@ def test_many_short_lives_each_in_the_copy_of_the_last(name):
 
 
 def test_damaged_record_is_not_handed_out_and_named(token):
-    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    launch = Life_(token, LOADS["pair-asp-0"], 0)
     launch.core.set_patience(0.05)
     launch.writers[0].tick(0)
     mailbox = launch.layout.mailbox_offset(0) + launch.layout.geometry.slots_offset
@@ -85,7 +87,7 @@ def test_damaged_record_is_not_handed_out_and_named(token):
 
 
 def test_nothing_is_consumed_before_the_partner_has_it(token):
-    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    launch = Life_(token, LOADS["pair-asp-0"], 0)
     update = np.ones(600, np.float32)
     assert launch.writers[0].push_dense(0, 0, update, None, 0) == 600
     assert launch.core.drain(0.0, 0) == 0
@@ -99,7 +101,7 @@ def test_nothing_is_consumed_before_the_partner_has_it(token):
 
 
 def test_lag_is_bounded(token):
-    launch = crash_rig.Life_(token, LOADS["pair-asp-2"], 0)
+    launch = Life_(token, LOADS["pair-asp-2"], 0)
     assert launch.writers[0].push_dense(0, 0, np.ones(600, np.float32), None, 0) == 600
     assert launch.core.drain(0.0, 0) == 0  # the slots may not be written again yet
     launch.pair.hand_out()
@@ -108,7 +110,7 @@ def test_lag_is_bounded(token):
 
 
 def test_copy_refuses_what_is_not_next(token):
-    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    launch = Life_(token, LOADS["pair-asp-0"], 0)
     launch.writers[0].tick(0)
     launch.pair.hand_out()
     batch, n_bytes = launch.pair.batches[0]
@@ -123,7 +125,7 @@ def test_copy_refuses_what_is_not_next(token):
 
 
 def test_answers_that_cannot_be_are_refused(token):
-    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    launch = Life_(token, LOADS["pair-asp-0"], 0)
     words = launch.pair.words()
     words[0] = (1, 0)
     with pytest.raises(_native.ProtocolViolation, match="1 records have arrived"):

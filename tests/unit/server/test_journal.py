@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import crash_rig
 import numpy as np
 import pytest
 import rows_rig
+from crash_load import dense, rows
+from crash_loads import loads
 from crash_rig import crash
 from harness import floats
 from journal_rig import Rig
@@ -23,7 +24,7 @@ from mpips.server.durability import Durability
 from mpips.server.server import Server
 from mpips.transport.region import new_token, persistent, unlink_job
 
-LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is None}
+LOADS = {name: load for name, load in loads().items() if load.partner is None}
 HEAVY = [name for name in LOADS if name.startswith("heavy")]
 SMALL = [name for name in LOADS if name.startswith("small")]
 # Sanitizers check the same code at fewer points. `python crash_rig.py small-asp everywhere 1` kills at every
@@ -93,11 +94,11 @@ def place(at):
 
 
 def sgd(n=600):
-    return crash_rig.dense(n, "d", SGD(1.0), ASP())
+    return dense(n, "d", SGD(1.0), ASP())
 
 
 def test_complete_records_that_nobody_read_are_applied_and_counted(make_rig):
-    rig = make_rig(sgd(8), crash_rig.rows(4, "e", SGD(1.0), ASP()))
+    rig = make_rig(sgd(8), rows(4, "e", SGD(1.0), ASP()))
     update = floats(8)
     rig.writer.push_dense(0, 0, update, None, 0)
     rig.writer.tick(0)
@@ -111,7 +112,7 @@ def test_complete_records_that_nobody_read_are_applied_and_counted(make_rig):
 
 @pytest.mark.parametrize("model", [ASP(), BSP()])
 def test_first_segments_of_an_incomplete_push_are_dropped(make_rig, model):
-    rig = make_rig(crash_rig.dense(600, "d", SGD(1.0), model), n_slots=2)
+    rig = make_rig(dense(600, "d", SGD(1.0), model), n_slots=2)
     update = floats(600)
     done = rig.writer.push_dense(0, 0, update, None, 0)
     rig.core.drain(0.0, 0)
@@ -128,7 +129,7 @@ def test_first_segments_of_an_incomplete_push_are_dropped(make_rig, model):
 
 @pytest.mark.parametrize("model", [ASP(), BSP()])
 def test_a_push_whose_end_is_in_the_ring_is_made_whole(make_rig, model):
-    rig = make_rig(crash_rig.dense(600, "d", SGD(1.0), model), n_slots=2)
+    rig = make_rig(dense(600, "d", SGD(1.0), model), n_slots=2)
     update = floats(600)
     done = rig.writer.push_dense(0, 0, update, None, 0)
     rig.core.drain(0.0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import crash_rig
 import pytest
 import turns_rig
+from crash_life import Life_
 from turns_rig import crash
 
 from mpips.transport.region import new_token, persistent, unlink_job
@@ -26,7 +27,7 @@ def test_sums_have_the_bits_of_workers_that_push_one_after_the_other(token, name
     launch = turns_rig.ClosingLife(token, LOADS[name], 0)
     launch.run()
     found = launch.result()
-    plain = crash_rig.Life_(persistent(new_token()), turns_rig.in_turn(LOADS[name]), 0)
+    plain = Life_(persistent(new_token()), turns_rig.in_turn(LOADS[name]), 0)
     try:
         plain.run()
         crash_rig.compare(found, plain.result(), "with turns")

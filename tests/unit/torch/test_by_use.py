@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mpips.errors import ConfigError
 from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
-from mpips.torch.job import ModelPart
+from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_prepared
 from mpips.torch.parameters import ParameterTable
 
