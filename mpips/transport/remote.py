@@ -19,6 +19,7 @@ written and sent.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -103,8 +104,16 @@ class RemoteChannel:
         self.begin_fence, self.wait_fence = puts.begin_fence, puts.wait_fence
         self.put_area, self.ask = puts.put_area, puts.ask
         self.complete, self.stream = puts.complete, puts.stream
+        # No reference back to the channel: a cycle would hold its memory until it is collected.
+        channel = weakref.proxy(self)
         waits = RemoteWaits(
-            puts, question, self._writer, reads, self._replies, self.refresh, self.advance
+            puts,
+            question,
+            self._writer,
+            reads,
+            self._replies,
+            lambda: channel.refresh(),
+            lambda: channel.advance(),
         )
         self.wait_applied, self.wait_received = waits.wait_applied, waits.wait_received
         self.wait_credit, self.wait_collected = waits.wait_credit, waits.wait_collected

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from fake_network import KINDS, remote
@@ -367,3 +370,16 @@ def test_the_mirror_is_not_written_while_a_put_from_it_is_under_way(seed, kind):
             worker.table("e").pull(np.arange(4))
     connection_of(worker).finish()
     assert rig.core.counters()["records"] == channel.writer.next_sequence
+
+
+def test_a_channel_is_free_as_soon_as_nobody_uses_it():
+    """Its copy of the mailbox has megabytes; a cycle of references would hold it until it is collected."""
+    rig = Rig(dense(3))
+    gc.disable()
+    try:
+        channel = remote(rig)[1]
+        left = weakref.ref(channel)
+        del channel
+        assert left() is None
+    finally:
+        gc.enable()
