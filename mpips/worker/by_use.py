@@ -106,10 +106,10 @@ class PullsByUse:
             connection.coming.finish()
         pulls = cls(connection, [handle for handle, _ in wanted.values()])
         pulls._begin()
+        connection.coming = pulls
         for name, (handle, out) in wanted.items():
             coming = pulls._coming[name]
             coming.out, coming.incoming = out, handle.expect(out, connection.now)
-        connection.coming = pulls
         return pulls
 
     def push_pull(
@@ -171,11 +171,7 @@ class PullsByUse:
             ConfigError: The table was not among the updates.
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
-        if name not in self._coming:
-            raise ConfigError(
-                f"wait({name!r}): must be one of the tables of push_pull: {', '.join(self._coming)}"
-            )
-        coming = self._coming[name]
+        coming = self._named("wait", name)
         if not coming.is_complete:
             self._wait_for(coming)
             if not self._is_finished and all(c.is_complete for c in self._coming.values()):
@@ -185,10 +181,25 @@ class PullsByUse:
         return coming.out
 
     def test(self, name: str) -> bool:
-        """Return True if `wait` would not wait for values from another node. Does not block."""
-        coming = self._coming[name]
-        self._advance()
-        return coming.is_complete or not coming.missing()
+        """Return True if `wait` would not wait for values from another node. Does not block.
+
+        Raises:
+            ConfigError: The table was not among the updates.
+        """
+        coming = self._named("test", name)
+        if not coming.is_complete:
+            self._connection.poll()
+            self._advance()
+        is_there = coming.is_complete or not coming.missing()
+        self._connection.leave()
+        return is_there
+
+    def _named(self, what: str, name: str) -> _Coming:
+        if name not in self._coming:
+            raise ConfigError(
+                f"{what}({name!r}): must be one of the tables of push_pull: {', '.join(self._coming)}"
+            )
+        return self._coming[name]
 
     def finish(self) -> None:
         """Wait until all updates are sent and all values are there. Blocks; further calls do nothing.

@@ -441,10 +441,14 @@ class Connection:
         waits.until(self, done, late)
 
     def poll(self) -> None:
-        """Take control messages during a wait. Cheap; call it a few times per second at least."""
+        """Take control messages during a wait, and let orders go on. Cheap; call it every few ms at best.
+
+        Whatever this worker waits for may need another worker, and that one an order of this worker.
+        """
         self.control.poll()
         self.poll_workers()
         self.snapshot.report_wait()
+        waits.advance_orders(self)
 
     def poll_workers(self) -> None:
         """Take messages of other workers; after `finish`, too, until the job ends. Cheap."""
