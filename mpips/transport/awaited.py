@@ -20,9 +20,9 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
@@ -35,18 +35,20 @@ _FIRST_TAG = 64
 _NO_VERSION = 2**64 - 1
 
 
+class Pending(Protocol):
+    """A message under way: a request of MPI, which keeps the message's memory alive."""
+
+    def Test(self) -> bool:
+        """Return True if the message has left or arrived. Enters MPI, does not block."""
+
+
 class IncomingValues:
     """The values of one request. They are complete when `is_there` has returned True."""
 
-    def __init__(
-        self,
-        requests: deque[MPI.Request],
-        sent: tuple[MPI.Request, bytes],
-        taken: Callable[[], None],
-    ) -> None:
+    def __init__(self, requests: deque[Pending], sent: Pending, taken: Callable[[], None]) -> None:
         """Take the receives, the request's own message, and what is called once when all is there."""
         self._requests = requests
-        self._sent: tuple[MPI.Request, bytes] | None = sent
+        self._sent: Pending | None = sent
         self._taken = taken
         self._is_taken = False
 
@@ -54,7 +56,7 @@ class IncomingValues:
         """Return True if all values have arrived. Enters MPI, does not block."""
         if self._is_taken:
             return True
-        if self._sent is not None and self._sent[0].Test():
+        if self._sent is not None and self._sent.Test():
             self._sent = None
         while self._requests and self._requests[0].Test():
             self._requests.popleft()
@@ -69,22 +71,22 @@ class ValueRequests:
     """A worker's requests to one server."""
 
     def __init__(
-        self, comm: MPI.Intracomm, rank: int, head: Callable[[int, int, int], bytes]
+        self,
+        receive: Callable[[Bytes, int], Pending],
+        send: Callable[[int, int, int, bytes], Pending],
     ) -> None:
-        """Ask the server on `rank`. `head(offset, n_bytes, version)` makes the head of a request."""
-        self._comm = comm
-        self._rank = rank
-        self._head = head
+        """Ask for nothing yet.
+
+        Args:
+            receive: `receive(out, tag)` starts to receive a message of the server.
+            send: `send(offset, n_bytes, version, where)` starts to send a request; see WHERE.
+        """
+        self._receive = receive
+        self._send = send
         self._n_asked = 0
 
     def ask(
-        self,
-        head_at: int,
-        version: int,
-        offset: int,
-        out: Bytes,
-        tag: int,
-        taken: Callable[[], None],
+        self, head_at: int, version: int, offset: int, out: Bytes, taken: Callable[[], None]
     ) -> IncomingValues:
         """Ask for bytes of the region, to be sent when a table has a version. Does not block.
 
@@ -93,19 +95,15 @@ class ValueRequests:
             version: The version.
             offset: Offset of the values.
             out: Receives them; it belongs to the request until all have arrived.
-            tag: TAG_HEAD.
             taken: Called when all have arrived.
         """
         number = self._n_asked % MOST_REQUESTS
         self._n_asked += 1
         requests = deque(
-            self._comm.Irecv(
-                [out[at : at + VALUE_BYTES], MPI.BYTE], self._rank, _FIRST_TAG + number
-            )
+            self._receive(out[at : at + VALUE_BYTES], _FIRST_TAG + number)
             for at in range(0, out.nbytes, VALUE_BYTES)
         )
-        message = self._head(offset, out.nbytes, version) + WHERE.pack(head_at, number)
-        sent = self._comm.Isend([message, MPI.BYTE], self._rank, tag), message
+        sent = self._send(offset, out.nbytes, version, WHERE.pack(head_at, number))
         return IncomingValues(requests, sent, taken)
 
 
@@ -126,12 +124,12 @@ class _Request:
 class ValueService:
     """The server's part: the open requests of all workers, and their values that are under way."""
 
-    def __init__(self, comm: MPI.Intracomm, region: Bytes) -> None:
-        """Serve a region."""
-        self._comm = comm
+    def __init__(self, send: Callable[[Bytes, int, int], Pending], region: Bytes) -> None:
+        """Serve a region. `send(values, rank, tag)` starts to send a message, whose memory is its own."""
+        self._start = send
         self._region = region
         self._open: dict[int, list[_Request]] = {}
-        self._sends: dict[int, deque[tuple[MPI.Request, Bytes]]] = {}
+        self._sends: dict[int, deque[Pending]] = {}
 
     def take(self, rank: int, where: bytes, offset: int, n_bytes: int, version: int) -> bool:
         """Take a request; return False for one that no worker sends."""
@@ -163,17 +161,16 @@ class ValueService:
             if not requests:
                 del self._open[rank]
         for rank, sends in list(self._sends.items()):
-            while sends and sends[0][0].Test():
+            while sends and sends[0].Test():
                 sends.popleft()
             n_under_way += len(sends)
             if not sends and rank not in self._open:
                 del self._sends[rank]
         return n_under_way
 
-    def _send(self, rank: int, request: _Request, sends: deque[tuple[MPI.Request, Bytes]]) -> None:
+    def _send(self, rank: int, request: _Request, sends: deque[Pending]) -> None:
         """Send messages of one request, as far as they may be under way."""
         while request.done < len(request.values) and len(sends) < MOST_UNDER_WAY:
             part = request.values[request.done : request.done + VALUE_BYTES].copy()
-            sent = self._comm.Isend([part, MPI.BYTE], rank, _FIRST_TAG + request.number)
-            sends.append((sent, part))
+            sends.append(self._start(part, rank, _FIRST_TAG + request.number))
             request.done += len(part)
