@@ -32,7 +32,7 @@ VALUE_BYTES = 56 << 10  # of one message; see p2p.EAGER_BYTES
 MOST_REQUESTS = 1 << 14  # that one worker may have at one server
 WHERE = struct.Struct("<QQ")  # behind the head of a request: offset of the table's head, and number
 _FIRST_TAG = 64
-_NO_VERSION = 2**64 - 1
+_NO_VERSION = np.uint64(2**64 - 1)
 
 
 class Pending(Protocol):
@@ -110,15 +110,47 @@ class ValueRequests:
 class _Request:
     """One request at the server."""
 
-    def __init__(self, head: NDArray[np.uint64], version: int, values: Bytes, number: int) -> None:
+    def __init__(self, head: int, version: int, values: Bytes, number: int) -> None:
+        """`head`: place of the table's head, in words of 8 bytes."""
         self.head, self.version = head, version
         self.values, self.number = values, number
         self.done = 0  # bytes sent
 
-    def is_due(self) -> bool:
-        """Return True if the table has the version. The head is version and complement."""
-        version = int(self.head[0])
-        return version >= self.version and version ^ int(self.head[1]) == _NO_VERSION
+
+class _Open:
+    """The open requests of one worker. A model may have 1000 of them, so all are checked at once."""
+
+    def __init__(self) -> None:
+        """There are none."""
+        self._by_number: dict[int, _Request] = {}  # in the order of their arrival
+        self._heads: NDArray[np.intp] | None = None  # of all; None: not made since the last change
+        self._versions: NDArray[np.uint64] = np.empty(0, np.uint64)
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._by_number
+
+    def add(self, request: _Request) -> None:
+        """Add a request behind the others."""
+        self._by_number[request.number] = request
+        self._heads = None
+
+    def remove(self, request: _Request) -> None:
+        """Remove a request."""
+        del self._by_number[request.number]
+        self._heads = None
+
+    def due(self, words: NDArray[np.uint64]) -> list[_Request]:
+        """Return those whose table has the version, in their order. A head is version and complement."""
+        requests = list(self._by_number.values())
+        if self._heads is None:
+            self._heads = np.array([request.head for request in requests], np.intp)
+            self._versions = np.array([request.version for request in requests], np.uint64)
+        versions = words[self._heads]
+        is_whole = versions ^ words[self._heads + 1] == _NO_VERSION
+        return [requests[i] for i in np.flatnonzero(is_whole & (versions >= self._versions))]
 
 
 class ValueService:
@@ -128,20 +160,20 @@ class ValueService:
         """Serve a region. `send(values, rank, tag)` starts to send a message, whose memory is its own."""
         self._start = send
         self._region = region
-        self._open: dict[int, list[_Request]] = {}
+        self._words = region[: len(region) // 8 * 8].view(np.uint64)
+        self._open: dict[int, _Open] = {}
         self._sends: dict[int, deque[Pending]] = {}
 
     def take(self, rank: int, where: bytes, offset: int, n_bytes: int, version: int) -> bool:
         """Take a request; return False for one that no worker sends."""
         head_at, number = WHERE.unpack(where)
-        requests = self._open.setdefault(rank, [])
+        requests = self._open.setdefault(rank, _Open())
         if head_at % 8 or head_at + 16 > len(self._region) or number >= MOST_REQUESTS:
             return False
-        if n_bytes == 0 or any(request.number == number for request in requests):
+        if n_bytes == 0 or number in requests:
             return False
-        head = self._region[head_at : head_at + 16].view(np.uint64)
         values = self._region[offset : offset + n_bytes]
-        requests.append(_Request(head, version, values, number))
+        requests.add(_Request(head_at // 8, version, values, number))
         return True
 
     def advance(self) -> int:
@@ -151,14 +183,14 @@ class ValueService:
         n_under_way = 0
         for rank, requests in list(self._open.items()):
             sends = self._sends.setdefault(rank, deque())
-            for request in list(requests):
-                if len(sends) >= MOST_UNDER_WAY:
-                    break
-                if request.is_due():
+            if len(sends) < MOST_UNDER_WAY:
+                for request in requests.due(self._words):
+                    if len(sends) >= MOST_UNDER_WAY:
+                        break
                     self._send(rank, request, sends)
                     if request.done == len(request.values):
                         requests.remove(request)
-            if not requests:
+            if not len(requests):
                 del self._open[rank]
         for rank, sends in list(self._sends.items()):
             while sends and sends[0].Test():
