@@ -215,6 +215,8 @@ class Connection:
 
     def clock(self) -> None:
         """End the worker's clock; see Worker.clock."""
+        if self.coming is not None:
+            self.coming.finish()
         if self.local is None or self.local.step():
             self._tick()
             return
@@ -225,13 +227,13 @@ class Connection:
 
     def synchronize(self) -> None:
         """See Worker.synchronize."""
+        if self.coming is not None:
+            self.coming.finish()
         if self.local is not None and self.local.synchronize():
             self._tick()
 
     def _tick(self) -> None:
         """End the worker's clock at all servers."""
-        if self.coming is not None:
-            self.coming.finish()
         self.control.state = "between clocks"
         self.clock_state.begin()
         if FAULTS:

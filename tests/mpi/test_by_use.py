@@ -221,3 +221,40 @@ def test_a_clock_ends_only_when_the_values_of_the_one_before_are_there(
 
     tables = [DenseTable("w", (n,), mpips.SGD(1.0), BSP(reduce="sum"))]
     assert set(session(main, tables, servers=servers, transport=transport).values) == {2}
+
+
+@pytest.mark.parametrize("first", ["held", "w"])
+def test_values_are_those_of_their_clock_whatever_table_is_closed_next(
+    session: Session, transport: str, servers: int, first: str
+) -> None:
+    def main(worker: Worker) -> int:
+        updates = {name: np.ones(5000, np.float32) for name in ("held", "w")}
+        pulls = worker.push_pull(updates)
+        for name in sorted(updates, key=lambda name: name != first):
+            worker.table(name).push(updates[name], closes=True)
+        worker.clock()
+        for name in updates:
+            assert (pulls.wait(name) == -worker.n_workers).all()
+            assert (worker.table(name).pull() == -2 * worker.n_workers).all()
+        return worker.now
+
+    tables = [
+        DenseTable("held", (5000,), mpips.SGD(1.0), BSP(reduce="sum"), placement="replicated"),
+        DenseTable("w", (5000,), mpips.SGD(1.0), BSP(reduce="sum")),
+    ]
+    assert set(session(main, tables, servers=servers, transport=transport).values) == {2}
+
+
+def test_values_between_outer_steps_are_those_of_their_clock(
+    session: Session, transport: str
+) -> None:
+    def main(worker: Worker) -> int:
+        pulls = worker.push_pull({"w": np.ones(9, np.float32)})
+        worker.table("w").push(np.ones(9, np.float32))
+        worker.clock()
+        assert (pulls.wait("w") == -1).all()
+        assert (worker.table("w").pull() == -2).all()
+        return worker.now
+
+    tables = [DenseTable("w", (9,), mpips.SGD(1.0), mpips.LocalSGD(4))]
+    assert set(session(main, tables, transport=transport).values) == {2}
