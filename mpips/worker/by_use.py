@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -264,3 +265,15 @@ def check_outs(outs: Mapping[str, Float32] | None, updates: Mapping[str, Float32
         raise ConfigError(
             f"push_pull: out has {others[0]!r}, which has no update: give one for each table"
         )
+
+
+def check_apart(outs: Mapping[str, Float32]) -> None:
+    """Raise ConfigError for two arrays that share memory. `outs`: C-contiguous."""
+    spans = sorted(
+        (out.__array_interface__["data"][0], out.nbytes, name) for name, out in outs.items()
+    )
+    for (start, n_bytes, name), (next_start, _, other) in pairwise(spans):
+        if start + n_bytes > next_start:
+            raise ConfigError(
+                f"push_pull: out[{name!r}] and out[{other!r}] share memory: give each table its own array"
+            )
