@@ -35,7 +35,7 @@ _FIRST_TAG = 64
 _NO_VERSION = np.uint64(2**64 - 1)
 
 
-class Pending(Protocol):
+class UnderWay(Protocol):
     """A message under way: a request of MPI, which keeps the message's memory alive."""
 
     def Test(self) -> bool:
@@ -45,10 +45,12 @@ class Pending(Protocol):
 class IncomingValues:
     """The values of one request. They are complete when `is_there` has returned True."""
 
-    def __init__(self, requests: deque[Pending], sent: Pending, taken: Callable[[], None]) -> None:
+    def __init__(
+        self, requests: deque[UnderWay], sent: UnderWay, taken: Callable[[], None]
+    ) -> None:
         """Take the receives, the request's own message, and what is called once when all is there."""
         self._requests = requests
-        self._sent: Pending | None = sent
+        self._sent: UnderWay | None = sent
         self._taken = taken
         self._is_taken = False
 
@@ -72,8 +74,8 @@ class ValueRequests:
 
     def __init__(
         self,
-        receive: Callable[[Bytes, int], Pending],
-        send: Callable[[int, int, int, bytes], Pending],
+        receive: Callable[[Bytes, int], UnderWay],
+        send: Callable[[int, int, int, bytes], UnderWay],
     ) -> None:
         """Ask for nothing yet.
 
@@ -156,13 +158,13 @@ class _Open:
 class ValueService:
     """The server's part: the open requests of all workers, and their values that are under way."""
 
-    def __init__(self, send: Callable[[Bytes, int, int], Pending], region: Bytes) -> None:
+    def __init__(self, send: Callable[[Bytes, int, int], UnderWay], region: Bytes) -> None:
         """Serve a region. `send(values, rank, tag)` starts to send a message, whose memory is its own."""
         self._start = send
         self._region = region
         self._words = region[: len(region) // 8 * 8].view(np.uint64)
         self._open: dict[int, _Open] = {}
-        self._sends: dict[int, deque[Pending]] = {}
+        self._sends: dict[int, deque[UnderWay]] = {}
 
     def take(self, rank: int, where: bytes, offset: int, n_bytes: int, version: int) -> bool:
         """Take a request; return False for one that no worker sends."""
@@ -200,7 +202,7 @@ class ValueService:
                 del self._sends[rank]
         return n_under_way
 
-    def _send(self, rank: int, request: _Request, sends: deque[Pending]) -> None:
+    def _send(self, rank: int, request: _Request, sends: deque[UnderWay]) -> None:
         """Send messages of one request, as far as they may be under way."""
         while request.done < len(request.values) and len(sends) < MOST_UNDER_WAY:
             part = request.values[request.done : request.done + VALUE_BYTES].copy()
