@@ -102,8 +102,10 @@ class ModelPart:
             self._by_use = in_order_of_use(self._by_use, waits.used)
         except BaseException as error:
             self.is_stale = True  # some values may not be there
-            # Nothing must arrive in the parameters after this block.
+            # Nothing must arrive in the parameters after this block. What arrives now counts as a change, so
+            # that no graph that was recorded before is used with it.
             if isinstance(error, Exception) and not isinstance(error, MpipsError):
+                waits.finish()
                 pulls.finish()
             raise
         finally:

@@ -61,6 +61,10 @@ class Channel(Protocol):
     def writer(self) -> _native.RingWriter:
         """The writer of this worker's records. Do not keep it beyond one operation: see transport.gate."""
 
+    @property
+    def counting_writer(self) -> _native.RingWriter:
+        """The writer, for its counts alone: orders need not be written. Does not block."""
+
     def send(self) -> None:
         """Send the records written since the last call, as far as possible without waiting for the server.
 
@@ -194,6 +198,11 @@ class MemoryChannel:
     def area_way(self) -> AreaWay | None:
         """Return None: the server reads large updates in the worker's memory."""
         return None
+
+    @property
+    def counting_writer(self) -> _native.RingWriter:
+        """The writer, for its counts."""
+        return self.writer
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """Wait until `count` records are consumed."""

@@ -16,11 +16,13 @@ calls of mpips, so no exception leaves it locked. The wait in `close` ends with 
 a step whose MPI call never returns ends the process (a guard of the watchdog).
 
 The gate is closed unless something opens it: a look-ahead, when it yields a batch, and pulls, pushes and
-clocks at their end while there is a look-ahead or torch's backward sends gradients (`Connection.leave`).
+clocks at their end while there is a look-ahead or torch's backward sends gradients (`Connection.leave`); and
+waits for something else while there are orders (`Connection.poll`, at its end).
 Every function of mpips that calls MPI in a worker's process calls `close` first:
 
     transport.remote    RemoteChannel: each public method but `advance`, some by RingPuts or by RemoteReads;
-                        and the properties `writer` and `area`, since the progress thread uses the writer
+                        and the properties `writer`, `counting_writer` and `area`, since the progress thread
+                        uses the writer
     mpi.control         Endpoint: send_to_all, receive, receive_none    (control messages, heartbeats)
     mpi.mail            Mail: tell, send, receive, poll                 (gathers, reductions, barriers)
     mpi.contributions   Contributions: _send, _drop_sent, is_received   (replicated tables)

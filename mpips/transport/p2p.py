@@ -187,16 +187,17 @@ class Question:
         self._sent: tuple[MPI.Request, bytes] | None = None
         self._fetches: deque[tuple[Bytes, deque[MPI.Request], bytes]] = deque()
         self._values = ValueRequests(
-            comm,
-            rank,
-            lambda offset, n_bytes, version: _HEAD.pack(_AWAIT, offset, n_bytes, version),
+            lambda out, tag: comm.Irecv([out, MPI.BYTE], rank, tag),
+            lambda offset, n_bytes, version, where: comm.Isend(
+                [_HEAD.pack(_AWAIT, offset, n_bytes, version) + where, MPI.BYTE], rank, TAG_HEAD
+            ),
         )
 
     def await_values(
         self, head_at: int, version: int, offset: int, out: Bytes, taken: Callable[[], None]
     ) -> IncomingValues:
         """Ask for bytes of the region when a table has a version; see ValueRequests.ask."""
-        return self._values.ask(head_at, version, offset, out, TAG_HEAD, taken)
+        return self._values.ask(head_at, version, offset, out, taken)
 
     def expect(self) -> None:
         """Prepare for the answer to a question that a put carries."""
@@ -273,7 +274,9 @@ class P2pService:
         self._questions: dict[int, int] = {}  # rank -> records to be consumed
         # rank -> records to be consumed, offset and number of bytes of each open fetch
         self._fetches: dict[int, deque[tuple[int, int, int]]] = {}
-        self._values = ValueService(comm, region)
+        self._values = ValueService(
+            lambda values, rank, tag: comm.Isend([values, MPI.BYTE], rank, tag), region
+        )
         self._message = np.empty(_HEAD.size + EAGER_BYTES, np.uint8)
         self._applied = {
             rank: region[start : start + 8].view(np.uint64)

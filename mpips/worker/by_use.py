@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -106,10 +107,10 @@ class PullsByUse:
             connection.coming.finish()
         pulls = cls(connection, [handle for handle, _ in wanted.values()])
         pulls._begin()
+        connection.coming = pulls
         for name, (handle, out) in wanted.items():
             coming = pulls._coming[name]
             coming.out, coming.incoming = out, handle.expect(out, connection.now)
-        connection.coming = pulls
         return pulls
 
     def push_pull(
@@ -171,11 +172,7 @@ class PullsByUse:
             ConfigError: The table was not among the updates.
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
-        if name not in self._coming:
-            raise ConfigError(
-                f"wait({name!r}): must be one of the tables of push_pull: {', '.join(self._coming)}"
-            )
-        coming = self._coming[name]
+        coming = self._named("wait", name)
         if not coming.is_complete:
             self._wait_for(coming)
             if not self._is_finished and all(c.is_complete for c in self._coming.values()):
@@ -185,10 +182,25 @@ class PullsByUse:
         return coming.out
 
     def test(self, name: str) -> bool:
-        """Return True if `wait` would not wait for values from another node. Does not block."""
-        coming = self._coming[name]
-        self._advance()
-        return coming.is_complete or not coming.missing()
+        """Return True if `wait` would not wait for values from another node. Does not block.
+
+        Raises:
+            ConfigError: The table was not among the updates.
+        """
+        coming = self._named("test", name)
+        if not coming.is_complete:
+            self._connection.poll()
+            self._advance()
+        is_there = coming.is_complete or not coming.missing()
+        self._connection.leave()
+        return is_there
+
+    def _named(self, what: str, name: str) -> _Coming:
+        if name not in self._coming:
+            raise ConfigError(
+                f"{what}({name!r}): must be one of the tables of push_pull: {', '.join(self._coming)}"
+            )
+        return self._coming[name]
 
     def finish(self) -> None:
         """Wait until all updates are sent and all values are there. Blocks; further calls do nothing.
@@ -253,3 +265,15 @@ def check_outs(outs: Mapping[str, Float32] | None, updates: Mapping[str, Float32
         raise ConfigError(
             f"push_pull: out has {others[0]!r}, which has no update: give one for each table"
         )
+
+
+def check_apart(outs: Mapping[str, Float32]) -> None:
+    """Raise ConfigError for two arrays that share memory. `outs`: C-contiguous."""
+    spans = sorted(
+        (out.__array_interface__["data"][0], out.nbytes, name) for name, out in outs.items()
+    )
+    for (start, n_bytes, name), (next_start, _, other) in pairwise(spans):
+        if start + n_bytes > next_start:
+            raise ConfigError(
+                f"push_pull: out[{name!r}] and out[{other!r}] share memory: give each table its own array"
+            )

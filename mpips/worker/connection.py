@@ -215,6 +215,8 @@ class Connection:
 
     def clock(self) -> None:
         """End the worker's clock; see Worker.clock."""
+        if self.coming is not None:
+            self.coming.finish()
         if self.local is None or self.local.step():
             self._tick()
             return
@@ -225,13 +227,13 @@ class Connection:
 
     def synchronize(self) -> None:
         """See Worker.synchronize."""
+        if self.coming is not None:
+            self.coming.finish()
         if self.local is not None and self.local.synchronize():
             self._tick()
 
     def _tick(self) -> None:
         """End the worker's clock at all servers."""
-        if self.coming is not None:
-            self.coming.finish()
         self.control.state = "between clocks"
         self.clock_state.begin()
         if FAULTS:
@@ -441,10 +443,14 @@ class Connection:
         waits.until(self, done, late)
 
     def poll(self) -> None:
-        """Take control messages during a wait. Cheap; call it a few times per second at least."""
+        """Take control messages during a wait, and let orders go on. Cheap; call it every few ms at best.
+
+        Whatever this worker waits for may need another worker, and that one an order of this worker.
+        """
         self.control.poll()
         self.poll_workers()
         self.snapshot.report_wait()
+        waits.advance_orders(self)
 
     def poll_workers(self) -> None:
         """Take messages of other workers; after `finish`, too, until the job ends. Cheap."""

@@ -39,7 +39,7 @@ def figures(channels: Sequence[Channel], shared: Shared, samples: int) -> Figure
     """
     f = Figures(at=time.monotonic(), samples=samples, heap_bytes=heap_bytes())
     for channel in channels:
-        writer = channel.writer
+        writer = channel.counting_writer
         c = writer.known_counters()
         if len(channels) <= _MOST_LINKS:
             f.links.append((c["pushed_bytes"], c["pulled_bytes"]))

@@ -57,6 +57,11 @@ class HeldHandle(Handle, ABC):
         check_out(out, self.shape, True)
         return out
 
+    def _finish_coming(self) -> None:
+        """Take the values of `Worker.push_pull` that are not taken yet: a closed table cannot be pulled."""
+        if self._connection.coming is not None:
+            self._connection.coming.finish()
+
     def views(self) -> list[tuple[int, int, Float32]]:
         """Return [(0, n, read-only values)] of the flat tensor; see `view`."""
         flat = self.view().reshape(-1)

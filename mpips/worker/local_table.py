@@ -110,6 +110,8 @@ class LocalHandle(HeldHandle):
         """
         self._check_open("a push to")
         converted = self._checked(as_float32("the update", update, self.shape), None)
+        if closes:
+            self._finish_coming()
         self._tables.push(self._index, converted.reshape(-1))
         connection = self._connection
         if closes:

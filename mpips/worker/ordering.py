@@ -119,6 +119,9 @@ class OrderedAccess(Handle):
         The part of a server on another node becomes an order (mpips.transport.orders); others are pushed.
         """
         connection, clock = self._connection, self._connection.now
+        if connection.coming is not None:
+            # The push closes the table: servers may apply the clock while they still send its values.
+            connection.coming.finish()
         key = self._random_key() if self._encoded_paths else 0
         for part, path in zip(self._shards, self._any_paths, strict=True):
             channel, own = connection.channels[part.server], update[part.start : part.stop]

@@ -111,6 +111,8 @@ class ReplicatedHandle(HeldHandle):
         if not checks:
             converted = self._checked(converted, None)
         tables, connection = self._tables, self._connection
+        if closes:
+            self._finish_coming()
         if not tables.push(self._number, converted.reshape(-1), checks):
             self._check_finite("the update", converted)
         connection.note_push()

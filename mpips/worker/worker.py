@@ -18,7 +18,7 @@ from mpips.model.placement import Placement
 from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Evaluated
-from mpips.worker.by_use import PullsByUse, check_outs
+from mpips.worker.by_use import PullsByUse, check_apart, check_outs
 from mpips.worker.collectives import Combine
 from mpips.worker.connection import Connection
 from mpips.worker.dense import DenseHandle
@@ -141,7 +141,8 @@ class Worker:
             Waits for the values of one table at a time. Until all are there, the next `clock` blocks.
 
         Raises:
-            ConfigError: A table is not dense, was closed in this clock, or has values but no update.
+            ConfigError: A table is not dense, was closed in this clock, or has values but no update. Or two
+                arrays of `out` share memory.
             ValueError: Wrong shape, NaN or infinity. Nothing was sent, except to tables that cannot be
                 ordered (see mpips.worker.by_use) and come before this one. The clock has not ended.
             StallError: A server has taken no records for the job's timeout.
@@ -153,6 +154,8 @@ class Worker:
                 raise ConfigError(f"push_pull: table {handle.name!r} must be a dense table")
             if out is not None and handle.name in out:
                 check_out(out[handle.name], handle.shape, contiguous=True)
+        if out is not None and len(out) > 1:
+            check_apart(out)
         if self._connection.coming is not None:
             self._connection.coming.finish()
         pulls = PullsByUse(self._connection, handles)

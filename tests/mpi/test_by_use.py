@@ -205,6 +205,29 @@ def test_an_update_that_is_refused_leaves_the_clock_as_it_was(
     assert all(played.values) == (transport in ("p2p", "rma") and SIZE > 1)
 
 
+def test_arrays_for_values_must_not_share_memory(session: Session, transport: str) -> None:
+    def main(worker: Worker) -> int:
+        updates = {name: np.ones(4, np.float32) for name in ("a", "b")}
+        memory = np.zeros(9, np.float32)
+        for outs in (
+            {"a": memory[:4], "b": memory[:4]},
+            {"a": memory[3:7], "b": memory[:4]},
+        ):
+            with pytest.raises(ConfigError, match="share memory"):
+                worker.push_pull(updates, outs)
+        read_only = np.zeros(4, np.float32)
+        read_only.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            worker.push_pull(updates, {"b": read_only})
+        pulls = worker.push_pull(updates, {"a": memory[4:8], "b": memory[:4]})
+        pulls.finish()
+        assert (memory == [-worker.n_workers] * 8 + [0]).all()
+        return worker.now
+
+    tables = [DenseTable(name, (4,), mpips.SGD(1.0), BSP(reduce="sum")) for name in ("a", "b")]
+    assert set(session(main, tables, transport=transport).values) == {1}
+
+
 def test_a_clock_ends_only_when_the_values_of_the_one_before_are_there(
     session: Session, transport: str, servers: int
 ) -> None:
@@ -221,3 +244,40 @@ def test_a_clock_ends_only_when_the_values_of_the_one_before_are_there(
 
     tables = [DenseTable("w", (n,), mpips.SGD(1.0), BSP(reduce="sum"))]
     assert set(session(main, tables, servers=servers, transport=transport).values) == {2}
+
+
+@pytest.mark.parametrize("first", ["held", "w"])
+def test_values_are_those_of_their_clock_whatever_table_is_closed_next(
+    session: Session, transport: str, servers: int, first: str
+) -> None:
+    def main(worker: Worker) -> int:
+        updates = {name: np.ones(5000, np.float32) for name in ("held", "w")}
+        pulls = worker.push_pull(updates)
+        for name in sorted(updates, key=lambda name: name != first):
+            worker.table(name).push(updates[name], closes=True)
+        worker.clock()
+        for name in updates:
+            assert (pulls.wait(name) == -worker.n_workers).all()
+            assert (worker.table(name).pull() == -2 * worker.n_workers).all()
+        return worker.now
+
+    tables = [
+        DenseTable("held", (5000,), mpips.SGD(1.0), BSP(reduce="sum"), placement="replicated"),
+        DenseTable("w", (5000,), mpips.SGD(1.0), BSP(reduce="sum")),
+    ]
+    assert set(session(main, tables, servers=servers, transport=transport).values) == {2}
+
+
+def test_values_between_outer_steps_are_those_of_their_clock(
+    session: Session, transport: str
+) -> None:
+    def main(worker: Worker) -> int:
+        pulls = worker.push_pull({"w": np.ones(9, np.float32)})
+        worker.table("w").push(np.ones(9, np.float32))
+        worker.clock()
+        assert (pulls.wait("w") == -1).all()
+        assert (worker.table("w").pull() == -2).all()
+        return worker.now
+
+    tables = [DenseTable("w", (9,), mpips.SGD(1.0), mpips.LocalSGD(4))]
+    assert set(session(main, tables, transport=transport).values) == {2}

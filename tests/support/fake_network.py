@@ -10,17 +10,24 @@ p2p: All are messages in one order. `flush` returns when the server has taken th
     short ones behind it may still be under way.
 
 So a `flush` that returned says of short puts only that they will arrive, unlike what mpips may believe.
+
+Values that a worker awaits (mpips.transport.awaited) are sent by the server of mpips itself, at random times.
+Their messages arrive in their order for each request, and in any order between requests.
+
+Several workers that wait for each other run in threads, one at a time: `by_turns`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from harness import Rig
+from harness import Rig, in_threads
 
 from mpips import _native
+from mpips.transport.awaited import ValueRequests, ValueService
 from mpips.transport.remote import RemoteChannel
 
 INLINE_BYTES = 16 << 10  # as mpips.transport.p2p, which cannot be loaded without MPI
@@ -59,6 +66,12 @@ class Network:
         # Of all workers of the rig: while one waits, what another has sent goes on its way.
         self.networks: list[Network] = rig.__dict__.setdefault("networks", [])
         self.networks.append(self)
+        self.turns: Turns | None = None
+        self.values: Values | None = None
+
+    @property
+    def n_sends(self):
+        return len(self.messages)
 
     def put(self, offset, data):
         if self.kind == "p2p" and len(data) <= INLINE_BYTES:
@@ -147,6 +160,10 @@ class Network:
                 network.arrive(1)
         if self.drains and self.rng.random() < 0.5:
             self.rig.drain()
+        if self.values is not None:
+            self.values.wander()
+        if self.turns is not None:
+            self.turns.change()
 
     def _between(self):
         self.wander()
@@ -161,6 +178,126 @@ class Network:
         self.pending += [(to[:at], source[:at]), (to[at:], source[at:])]
 
 
+class Message:
+    """A message under way; `look`: its sender or receiver enters MPI."""
+
+    def __init__(self, look=lambda: None) -> None:
+        self.is_there, self.look = False, look
+
+    def Test(self):
+        self.look()
+        return self.is_there
+
+
+class Values:
+    """The values of a rig's server that workers await: those of one worker, and the server's part."""
+
+    def __init__(self, network: Network, w: int) -> None:
+        rig = network.rig
+        self.network, self.rank = network, w
+        self.of_workers: dict[int, Values] = rig.__dict__.setdefault("awaited", {})
+        self.of_workers[w] = self
+        self.service = rig.__dict__.setdefault("service", ValueService(self._send, network.bytes))
+        # By tag: the messages of the server, and what the worker receives them into.
+        self.sent: dict[int, deque] = {}
+        self.receives: dict[int, deque] = {}
+
+    def _send(self, values, rank, tag):
+        message = Message()
+        self.of_workers[rank].sent.setdefault(tag, deque()).append((values, message))
+        return message
+
+    def receive(self, out, tag):
+        assert out.flags.writeable
+        message = Message(self._enter)
+        self.receives.setdefault(tag, deque()).append((out, message))
+        return message
+
+    def request(self, offset, n_bytes, version, where):
+        message = Message(self._enter)
+
+        def arrive():
+            assert self.service.take(self.rank, where, offset, n_bytes, version)
+            message.is_there = True
+
+        self.network.send(arrive)
+        return message
+
+    def _enter(self):
+        self.network.look()
+        self.network.wander()
+
+    def wander(self):
+        """Some time goes by: the server may send, and messages of any worker may arrive."""
+        rng = self.network.rng
+        if rng.random() < 0.5:
+            self.service.advance()
+        for of_worker in self.of_workers.values():
+            if of_worker.sent and rng.random() < 0.5:
+                of_worker.arrive(int(rng.choice(list(of_worker.sent))))
+
+    def arrive(self, tag):
+        """Let the first message of a request arrive. MPI overwrites what the program has there."""
+        values, message = self.sent[tag].popleft()
+        if not self.sent[tag]:
+            del self.sent[tag]
+        out, receive = self.receives[tag].popleft()
+        out[:] = values
+        message.is_there = receive.is_there = True
+
+
+class Turns:
+    """Threads of which one runs at a time; which one changes within calls of the network, at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng([seed, 77])
+        self.condition = threading.Condition()
+        self.left: list[int] = []
+        self.now = -1
+
+    def change(self):
+        """Let another thread run, or this one go on."""
+        own = self.now
+        if self.rng.random() < 0.5:
+            self._choose()
+            with self.condition:
+                self.condition.wait_for(lambda: self.now == own)
+
+    def _choose(self):
+        with self.condition:
+            self.now = int(self.rng.choice(self.left))
+            self.condition.notify_all()
+
+    def run(self, functions: Sequence[Callable]) -> list:
+        """Return the values of the functions, or raise the first error."""
+        self.left = list(range(len(functions)))
+
+        def one(i):
+            with self.condition:
+                self.condition.wait_for(lambda: self.now == i)
+            try:
+                return functions[i]()
+            finally:
+                self.left.remove(i)
+                if self.left:
+                    self._choose()
+
+        self._choose()
+        return in_threads([lambda i=i: one(i) for i in range(len(functions))])
+
+
+def by_turns(rig: Rig, seed: int, functions: Sequence[Callable]) -> list:
+    """Run a function for each worker of a rig, by turns; all workers have a network. Return their values."""
+    turns = Turns(seed)
+    for network in rig.networks:
+        network.turns = turns
+    try:
+        return turns.run(functions)
+    finally:
+        for network in rig.networks:
+            network.turns = None
+
+
 class Question:
     """Asking over the network: answered at some later look, if the server has come so far."""
 
@@ -171,6 +308,11 @@ class Question:
         network.question = self
         at, said = layout.mailbox_offset(w), layout.geometry.answer_bytes
         self.said = network.bytes[at : at + said]
+        values = network.values = Values(network, w)
+        self._values = ValueRequests(values.receive, values.request)
+
+    def await_values(self, head_at, version, offset, out, taken):
+        return self._values.ask(head_at, version, offset, out, taken)
 
     def ask(self, count):
         self.expect()

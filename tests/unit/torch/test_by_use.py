@@ -18,6 +18,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from mpips.errors import ConfigError
+from mpips.torch import job
 from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_prepared
@@ -259,6 +260,60 @@ def test_a_module_that_another_thread_calls_is_refused() -> None:
     thread.join()
     assert "was called in another thread" in str(errors[0])
     assert "pull='whole'" in str(errors[0])
+
+
+class _Worker:
+    """A worker on whose node are no servers."""
+
+    def leave(self) -> None:
+        pass
+
+
+class _Pulls:
+    """Values that are under way."""
+
+    def finish(self) -> None:
+        pass
+
+
+class _Started(_Job):
+    def start(self) -> _Worker:
+        return _Worker()
+
+    def settle(self) -> None:
+        pass
+
+
+class _AskingTable(LateTable):
+    def ask(self) -> Any:
+        return self, self.memory
+
+    def wait_for(self, pulls: Any) -> None:
+        super().wait_for(pulls)
+        self._note_change()
+
+
+def test_a_graph_from_before_an_error_is_not_used_with_values_that_came_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job, "connection_of", lambda worker: worker)
+    monkeypatch.setattr(job.PullsByUse, "asked", lambda *_: _Pulls())
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    loss = model(torch.ones(4)).square().sum()
+    tables = [_AskingTable(name, parameter) for name, parameter in model.named_parameters()]
+    part = ModelPart(_Started(), tables, tables)  # type: ignore[arg-type]
+
+    def forward() -> None:
+        with part.waiting_by_use():
+            model[0](torch.ones(4))
+            raise ValueError("in the first layer")
+
+    with pytest.raises(ValueError, match="in the first layer"):
+        forward()
+    assert [table.n_waits for table in tables] == [1] * len(tables)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert part.is_stale
 
 
 class Foreign(nn.Module):
