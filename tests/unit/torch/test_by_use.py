@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from mpips.errors import ConfigError
-from mpips.torch import job
+from mpips.torch import model_part
 from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_prepared
@@ -296,8 +296,8 @@ class _AskingTable(LateTable):
 def test_a_graph_from_before_an_error_is_not_used_with_values_that_came_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(job, "connection_of", lambda worker: worker)
-    monkeypatch.setattr(job.PullsByUse, "asked", lambda *_: _Pulls())
+    monkeypatch.setattr(model_part, "connection_of", lambda worker: worker)
+    monkeypatch.setattr(model_part.PullsByUse, "asked", lambda *_: _Pulls())
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     loss = model(torch.ones(4)).square().sum()
     tables = [_AskingTable(name, parameter) for name, parameter in model.named_parameters()]
