@@ -61,6 +61,7 @@ class GroupLevel:
         self._n_sums = self.n_tables + (part.rows is not None)
         # Tables with a push of this clock that is not sent to other nodes.
         self._open: list[int] = []
+        self._has_finished = part.had_finished
 
     @property
     def clock(self) -> int:
@@ -183,16 +184,21 @@ class GroupLevel:
 
         One that had finished before the launch sends that again: others receive its messages until then.
         """
-        if not self._part.had_finished:
+        if not self._has_finished:
             self._reduction.finish()
+        self._has_finished = True
         if self._contributions is not None:
             self._contributions.finish(self.clock)
 
     def poll(self) -> None:
-        """Take messages, and do what can be done now. Does not block."""
+        """Take messages, and do what can be done now. Does not block.
+
+        A worker that has finished adds nothing up; see "Exactly once" in mpips.worker.grouped.
+        """
         if self._contributions is not None:
             self._contributions.poll()
-        self._reduction.advance()
+        if not self._has_finished:
+            self._reduction.advance()
 
     def settle(self) -> None:
         """Receive and send what is left. Call it when all workers have finished. Blocks."""

@@ -88,6 +88,10 @@ c at all servers. There are three cases.
    case 2. In particular a worker beyond c, which contributes nothing when c is repeated, is missed in no sum
    that counts.
 
+A worker may finish behind clocks of cases 2 and 3 without having added up its slices of them. The others do
+not wait for a worker that has finished, so its late slice could be written over a part of a later sum.
+Therefore a worker that has finished adds nothing up (GroupLevel.poll). Nobody needs the sums that lack it.
+
 So a sum counts once at each server, and it has the update of every worker of the group that ends c. Under
 BSP, where nobody has applied a clock that is repeated, the repetition has the same numbers. Under SSP and ASP
 it may have others, as without groups: the part of a table on a server that had the first sum takes that one,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from mpips import _native
 from mpips.errors import StallError
 from mpips.model.consistency import BSP, SSP
 from mpips.model.grouping import Groups
@@ -202,14 +203,18 @@ def blame(connection: Connection, names: Sequence[str], server: int, groups: Gro
     if not behind:
         return ""
     least = min(clocks[w] for w in behind)
-    late = [_led(w, names, groups) for w in behind if clocks[w] == least]
+    late = [_led(w, names, groups, clocks) for w in behind if clocks[w] == least]
     return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {now}"
 
 
-def _led(worker: int, names: Sequence[str], groups: Groups) -> str:
-    """Return the name of a worker, with the workers of the group whose sums it pushes."""
-    others = next((group[1:] for group in groups if group[0] == worker), ())
-    if not others:
+def _led(worker: int, names: Sequence[str], groups: Groups, clocks: Sequence[int]) -> str:
+    """Return the name of a worker, with the workers of the group whose sums it pushes.
+
+    `clocks`: clocks of all workers at a server.
+    """
+    group = next((group for group in groups if worker in group), ())
+    working = [w for w in group if clocks[w] != _native.FINISHED_CLOCK]
+    if working[:1] != [worker] or len(working) == 1:
         return names[worker]
-    summed = ", ".join(names[w] for w in others)
+    summed = ", ".join(names[w] for w in working[1:])
     return f"{names[worker]}, or a worker whose updates that one sums ({summed}),"

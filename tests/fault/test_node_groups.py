@@ -75,16 +75,16 @@ def test_kills_change_no_bit_of_sums_and_rows_of_nodes(
 
 
 def test_a_restart_from_a_checkpoint_counts_the_updates_of_a_group_once(tmp_path: Path) -> None:
-    """No table is under BSP or SSP. Worker 1's position in a checkpoint must be that of the leader's sums."""
+    """No table is under BSP or SSP. Workers' positions in a checkpoint must be those of the sums."""
     arguments = counting(
         tmp_path,
         "table.consistency=asp",
         "options.pause_s=0.01",
         "checkpoint.every_steps=9",
         "redundancy.warm=false",
-        "cluster.topology=[[0,1]]",
+        "cluster.topology=[[2,[0,1]]]",
     )
-    run = start(tmp_path, "-n", "5", "--servers", "2", *arguments, fault="ticking:130,ticking:77")
+    run = start(tmp_path, "-n", "6", "--servers", "2", *arguments, fault="ticking:130,ticking:77")
     with run.launched:
         assert run.launched.wait() == 0, run.launched.tail(80)
     said = run.launched.stderr()

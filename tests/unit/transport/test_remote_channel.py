@@ -259,6 +259,18 @@ def test_a_late_group_is_named_with_all_its_workers():
         worker.table("w").pull()
 
 
+def test_a_late_group_whose_first_worker_has_finished_is_named_with_the_others():
+    rig = Rig(dense(3, consistency=BSP("sum")), n_workers=4)
+    rig.writers[1].finish(0)
+    worker = rig.worker(0, timeout_s=0.02, groups=((1, 2, 3),))
+    worker.clock()
+    with pytest.raises(
+        StallError,
+        match=r"waits for worker 2, or a worker whose updates that one sums \(worker 3\), at clock 0, this",
+    ):
+        worker.table("w").pull()
+
+
 def test_workers_over_memory_and_over_a_network_share_a_table():
     rig = Rig(dense(700), n_workers=3)
     channels = [remote(rig, 0, 1)[1], rig.channel(1, True), remote(rig, 2, 2)[1]]

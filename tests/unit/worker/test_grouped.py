@@ -46,6 +46,7 @@ class Group:
         self.connection: Any = Impatient(1)
         connection = self.connection
         self.member = GroupedTables(connection, part, ["worker 0 (rank 2)", "worker 1 (rank 3)"])
+        self.end = end
         self.values = end.values
 
     def part_of(self, worker: int) -> GroupPart:
@@ -126,6 +127,21 @@ def test_the_leader_pushes_the_sums_and_notes_its_ticks_when_they_have_arrived()
     leader.note_ticked()
     assert order[3:] == ["all servers have the ticks"]
     assert group.leader.sent(0) == 1
+
+
+def test_a_worker_that_has_finished_adds_no_part_of_sums(group: Group) -> None:
+    """Nobody waits for it, so others may be in the next clock, whose sum has the same memory."""
+    # This launch began when all servers had the ticks of clock 0 of both, and worker 0 repeats clock 0.
+    group.leader.note_sent(0, 1)
+    group.leader.note_sent(1, 1)
+    group.member.end_clock()
+    group.member.finish()
+    group.leader.push(0, np.full(N, 2.0, np.float32), False)
+    group.leader.tick()
+    group.leader.advance()
+    assert group.leader.complete(0)
+    group.member.poll()
+    assert group.end.updated(0) == 0
 
 
 def test_only_the_leader_writes_a_change_of_hyperparameters() -> None:
