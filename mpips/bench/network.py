@@ -29,16 +29,7 @@ _TIMEOUT_S = 900.0
 _RANKS = (1, 1)  # scheduler and server; a worker
 _GROUP_RANKS = (4, 3)  # scheduler, a server and two workers; three workers
 _RACK_RANKS = (3, 2, 2)  # scheduler, a server and a worker; two workers; two workers
-LOOK_AHEADS = (
-    "bsp",
-    "ssp",
-    "bsp_bf16",
-    "ssp_bf16",
-    "bsp_float32",
-    "ssp_float32",
-    "fm_bsp",
-    "fm_ssp",
-)
+LOOK_AHEADS = ("bsp", "ssp", "bsp_float32", "ssp_float32", "fm_bsp", "fm_ssp")
 BETWEEN_NODES = (
     *(
         name
