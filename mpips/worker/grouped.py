@@ -52,7 +52,7 @@ one update of a worker for each table.
   that clock has then, and its sum is in its ring before its tick. So the pull contains the updates of all
   workers of its group up to that clock.
 * Own pushes. A pull contains those of this worker's earlier clocks: it waits until the server has the tick of
-  the leader of the clock before (`is_applied`). The server had applied the sum before it took the tick.
+  the leader of the clock before (GroupApplied). The server had applied the sum before it took the tick.
 * Hyperparameters. The leader writes a change in front of the sum of its clock. Another worker is in the next
   clock before the leader has written that sum, so its record could overtake it.
 * Checkpoints. All workers cut at one clock, as under BSP and SSP (needs_common_clock).
@@ -64,7 +64,7 @@ hold their pushes of rows under BSP until the end of the clock: within its clock
 clocks before it only.
 
 Every wait ends. Consider the lowest worker that has not ticked clock c, the lowest clock that any has not.
-Within clock c all others wait for clocks before c only: a pull under BSP or SSP, and `is_applied`, wait for
+Within clock c all others wait for clocks before c only: a pull under BSP or SSP, and GroupApplied, wait for
 ticks of earlier clocks, and servers take pushes under SSP and ASP as they come.
 
 * It leads its group, or is in none. The servers take its pushes, because all lower workers have ticked. It
@@ -122,6 +122,7 @@ from mpips import _native
 from mpips.model.consistency import BSP
 from mpips.mpi.messages import Figures
 from mpips.worker import waits
+from mpips.worker.group_applied import GroupApplied
 from mpips.worker.group_level import WAIT_S, GroupLevel
 from mpips.worker.group_part import GroupPart
 from mpips.worker.row_pulls import RowPulls
@@ -140,6 +141,7 @@ class GroupedTables:
     """One worker's part in its group. Not thread-safe.
 
     Attributes:
+        applied: What servers have applied of the group's updates.
         row_pulls: Rows that the group or the subgroup pulls once; None: each worker pulls by itself.
     """
 
@@ -156,7 +158,6 @@ class GroupedTables:
         # The level of the worker's own updates, and that of the group; one level without subgroups.
         self._own = GroupLevel(connection, part, names)
         self._top = self._own if part.upper is None else GroupLevel(connection, part.upper, names)
-        self._members = part.members if part.upper is None else part.upper.members
         self._levels = [self._own] if part.upper is None else [self._own, self._top]
         self._place = {index: place for place, index in enumerate(part.tables)}
         self._tables = list(part.tables.values())
@@ -171,8 +172,8 @@ class GroupedTables:
         # those of them to tables under BSP.
         self._pushed, self._passed = [0, 0], [0, 0]
         self._carried = [0, 0]  # pushes that another worker has carried to the servers
-        # Newest clock of this worker up to which a server is known to have the leaders' ticks, by server.
-        self._applied: dict[int, int] = {}
+        members = part.members if part.upper is None else part.upper.members
+        self.applied = GroupApplied(connection, self._top, members)
 
     def has(self, index: int) -> bool:
         """Return True if the group sums the updates of the table with this index in the job."""
@@ -360,39 +361,6 @@ class GroupedTables:
     def _has_led(self, clock: int) -> bool:
         """Return True if the leader's ticks of a clock are known to be in the memory of all servers."""
         return self._top.sender(clock) is not None
-
-    def is_applied(self, server: int, max_s: float) -> bool:
-        """Return whether a server has applied what other workers have pushed for this one's earlier clocks.
-
-        Args:
-            server: Index of the server.
-            max_s: Seconds to wait at most if it has not.
-        """
-        clock = self._top.clock
-        if clock == 0 or self._applied.get(server) == clock:
-            return True
-        leader = self._members[self._leader_before(clock)]
-        channel = self._connection.channels[server]
-        if leader != self._connection.index and channel.clocks()[leader] < clock:
-            time.sleep(min(max_s, waits.BETWEEN_POLLS_S))
-            return False
-        self._applied[server] = clock
-        return True
-
-    def _leader_before(self, clock: int) -> int:
-        """Return the leader of the clock before this worker's clock."""
-        # One that may have finished since, and whose end this worker has not received, has noted `sent`.
-        noted = self._top.sender(clock - 1)
-        return self._top.leader(clock - 1) if noted is None else noted
-
-    def late_at(self, server: int) -> str:
-        """Return the message that a server has not applied what `is_applied` asks for."""
-        clock = self._top.clock
-        leader = self._top.names[self._leader_before(clock)]
-        return (
-            f"{leader}, which leads this worker's group, has not ended clock {clock - 1} at server {server}, "
-            "which applies the group's updates then"
-        )
 
     def note_ticked(self) -> None:
         """Wait until the ticks that the leader has sent are in the memory of all servers; let others tick.

@@ -42,7 +42,7 @@ class ShardReader:
         bsp = table.consistency
         grouped = connection.grouped
         is_carried = grouped is not None and grouped.has(index) and not isinstance(bsp, BSP)
-        self._grouped = grouped if is_carried else None
+        self._applied = grouped.applied if grouped is not None and is_carried else None
         self._is_batched = (
             isinstance(bsp, BSP)
             and bsp.backup == 0
@@ -157,7 +157,7 @@ class ShardReader:
             bsp = isinstance(self._table.consistency, BSP)
             if pushed and not bsp and not channel.wait_applied(pushed, max_s):
                 return False
-            if self._grouped is not None and not self._grouped.is_applied(part.server, max_s):
+            if self._applied is not None and not self._applied.is_applied(part.server, max_s):
                 return False
             if (version or clock) and not channel.wait_head(self._index, version, clock, max_s):
                 return False
@@ -173,8 +173,8 @@ class ShardReader:
         for part in self._shards:
             version, clock = self._connection.minimum_clock(self._table)
             channel = self._connection.channels[part.server]
-            if self._grouped is not None and not self._grouped.is_applied(part.server, 0.0):
-                return self._grouped.late_at(part.server)
+            if self._applied is not None and not self._applied.is_applied(part.server, 0.0):
+                return self._applied.late_at(part.server)
             if not channel.wait_head(self._index, version, clock, 0.0):
                 server = part.server
         return (

@@ -169,33 +169,33 @@ def test_a_pull_waits_for_the_leader_of_the_clock_before_at_each_server(group: G
         return SimpleNamespace(clocks=lambda: (looks.append(server), clocks[server])[1])
 
     group.connection.channels = [channel(server) for server in range(2)]
-    assert group.member.is_applied(0, 0.0)
+    assert group.member.applied.is_applied(0, 0.0)
     assert looks == []  # there is no earlier clock
     group.leader.tick()
     group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 1))
     group.member.end_clock()
-    assert [group.member.is_applied(server, 0.0) for server in range(2)] == [False, True]
-    late = group.member.late_at(0)
+    assert [group.member.applied.is_applied(server, 0.0) for server in range(2)] == [False, True]
+    late = group.member.applied.late_at(0)
     assert late.startswith(
         "worker 0 (rank 2), which leads this worker's group, has not ended clock 0 at"
     )
     assert "server 0" in late
     clocks[0][0] = 1
-    assert [group.member.is_applied(server, 0.0) for server in range(2)] == [True, True]
+    assert [group.member.applied.is_applied(server, 0.0) for server in range(2)] == [True, True]
     assert looks == [0, 1, 0]  # once it has been there it is there
     # The leader finishes after clock 1. Worker 1 leads clock 2, and its own ring has its pushes.
     group.leader.tick()
     group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 2))
     group.member.end_clock()
     group.leader.finish()
-    assert not group.member.is_applied(0, 0.0)
+    assert not group.member.applied.is_applied(0, 0.0)
     clocks[0][0] = _native.FINISHED_CLOCK
-    assert group.member.is_applied(0, 0.0)
+    assert group.member.applied.is_applied(0, 0.0)
     group.member.end_clock()
     looks.clear()
     group.connection.arrivals = SimpleNamespace(wait_for_all=lambda: None)
     group.member.note_ticked()
-    assert group.member.is_applied(0, 0.0)
+    assert group.member.applied.is_applied(0, 0.0)
 
 
 @pytest.mark.parametrize("consistency", [BSP(), ASP()])
