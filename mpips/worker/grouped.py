@@ -168,9 +168,7 @@ class GroupedTables:
         if (shared := part.shared_rows) is not None:
             ends = len(self._tables)
             self.row_pulls = RowPulls(connection, shared, self._own.names, part.reduction, ends)
-        # Pushes of this clock to the group and, of a subgroup's leader, to the upper level. Each: those, and
-        # those of them to tables under BSP.
-        self._pushed, self._passed = [0, 0], [0, 0]
+        self._pushed = [0, 0]  # pushes of this clock, and those of them to tables under BSP
         self._carried = [0, 0]  # pushes that another worker has carried to the servers
         members = part.members if part.upper is None else part.upper.members
         self.applied = GroupApplied(connection, self._top, members)
@@ -237,13 +235,12 @@ class GroupedTables:
         self._pushed = [n + n_servers for n in self._pushed]
         return True
 
-    def pass_rows(self, index: int, keys: Int64, rows: Float32, n_servers: int) -> None:
+    def pass_rows(self, index: int, keys: Int64, rows: Float32) -> None:
         """Contribute the rows of the worker's subgroup to the group, as `push_rows`."""
         assert self._top.rows is not None
         fits = self._top.rows.append(self._top.clock, index, keys, rows)
         # Its area has room for all rows of a subgroup.
         assert fits, "rows of a subgroup do not fit"
-        self._passed = [n + n_servers for n in self._passed]
 
     def hold(self, write: Callable[[], object]) -> None:
         """Call `write`, which writes the records of a push, at the end of the worker's clock."""
@@ -270,9 +267,8 @@ class GroupedTables:
             return
         clock = self._own.clock
         self._own.end_clock()
-        passes = False
         if self._top is not self._own:
-            passes = self._pass_sums(clock)
+            self._pass_sums(clock)
             self._top.end_clock()
         if _native.FAULTS:
             _native.fault_point("summed-clock")
@@ -282,51 +278,33 @@ class GroupedTables:
             self._wait(lambda: self._is_done(clock, WAIT_S), self.late)
         self._write_held()
         changes, self._leads = self._leads, []
-        leads = not self._has_led(clock) and self._top.leader(clock) == self._top.number
-        self._count_carried(leads, passes)
-        if leads:
-            for change in changes:
-                change()
-            if self._top.rows is not None:
-                self._top.rows.push_sums(clock)
-            for table, values in self._top.sums(clock):
-                self._send[table](values)
+        pushed, self._pushed = self._pushed, [0, 0]
+        if self._has_led(clock) or self._top.leader(clock) != self._top.number:
+            self._carried = [a + b for a, b in zip(self._carried, pushed, strict=True)]
+            return
+        for change in changes:
+            change()
+        if self._top.rows is not None:
+            self._top.rows.push_sums(clock)
+        for table, values in self._top.sums(clock):
+            self._send[table](values)
 
-    def _pass_sums(self, clock: int) -> bool:
-        """Wait for the sums of the worker's subgroup, and contribute them if the worker leads it.
-
-        Returns:
-            True if it has contributed them.
-        """
+    def _pass_sums(self, clock: int) -> None:
+        """Wait for the sums of the worker's subgroup, and contribute them if the worker leads it."""
         own = self._own
         if not self._is_summed(clock, 0.0):
             self._wait(lambda: self._is_summed(clock, WAIT_S), own.late)
         if self._has_led(clock) or own.leader(clock) != own.number:
-            return False
+            return
         if own.rows is not None:
             own.rows.push_sums(clock)
         for table, values in own.sums(clock):
             self._top.push(table, values)
-            self._passed[0] += 1
-            self._passed[1] += isinstance(self._tables[table].consistency, BSP)
-        return True
 
     def _is_summed(self, clock: int, max_s: float) -> bool:
         """Wait for `max_s` seconds at most until the subgroup has its sums, or needs none; return whether."""
         own = self._own
         return own.is_sent(max_s) and (self._has_led(clock) or own.is_complete(max_s))
-
-    def _count_carried(self, leads: bool, passes: bool) -> None:
-        """Count the pushes of a clock that another worker pushes to the servers.
-
-        Args:
-            leads: This worker pushes them itself.
-            passes: It has contributed the sums of its subgroup in their place.
-        """
-        carried = self._passed if passes else self._pushed
-        self._pushed, self._passed = [0, 0], [0, 0]
-        if not leads:
-            self._carried = [a + b for a, b in zip(self._carried, carried, strict=True)]
 
     def _write_held(self) -> None:
         held, self._held = self._held, []

@@ -90,11 +90,7 @@ class RowGroup:
             rows: float32, shape (n, dim).
         """
         plan = self._access.planned(keys)
-        starts = plan.group_starts
-        n_servers = int(np.count_nonzero(starts[1:] > starts[:-1]))
-        self._grouped.pass_rows(
-            self._access.index, plan.unique_keys, plan.sum_rows(rows), n_servers
-        )
+        self._grouped.pass_rows(self._access.index, plan.unique_keys, plan.sum_rows(rows))
         self._access.free(plan)
 
     def pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Float32 | None:

@@ -159,9 +159,11 @@ def test_rows_that_do_not_fit_are_pushed_by_their_worker(
 
 
 @pytest.mark.mpi(min_size=4)
-def test_sums_of_rows_are_encoded(session: Session, transport: str) -> None:
+@pytest.mark.parametrize("levels", [1, 2])
+def test_sums_of_rows_are_encoded(session: Session, transport: str, levels: int) -> None:
     """A sum of 127 in each block is exact in the codec, and no worker's update alone is."""
     n_workers = workers_with(1)
+    group = tuple(range(n_workers))
     keys = np.arange(300)
 
     def main(worker: Worker) -> bytes:
@@ -186,7 +188,7 @@ def test_sums_of_rows_are_encoded(session: Session, transport: str) -> None:
         servers=1,
         transport=transport,
         slot_kib=_SLOT_KIB,
-        topology=(tuple(range(n_workers)),),
+        topology=(group if levels == 1 else (group[0], group[1:]),),
     )
     want = np.full((600, 16), -127.0 * (3 + 2 * (CLOCKS - 3)), np.float32).tobytes()
     assert all(found == want for found in played.values or ())

@@ -158,9 +158,11 @@ def test_pulls_within_a_clock_do_not_wait_behind_pushes(
 
 
 @pytest.mark.mpi(min_size=4)
-def test_sums_are_encoded_and_rules_change(session: Session, transport: str) -> None:
+@pytest.mark.parametrize("levels", [1, 2])
+def test_sums_are_encoded_and_rules_change(session: Session, transport: str, levels: int) -> None:
     """A sum of 127 in each block is exact in the codec, and no worker's update alone is."""
     n_workers = workers_with(1)
+    group = tuple(range(n_workers))
 
     def main(worker: Worker) -> bytes:
         table = worker.table("t")
@@ -178,7 +180,7 @@ def test_sums_are_encoded_and_rules_change(session: Session, transport: str) -> 
         [DenseTable("t", (N,), SGD(1.0), BSP(reduce="sum"), compression=Int8(128))],
         servers=1,
         transport=transport,
-        topology=(tuple(range(n_workers)),),
+        topology=(group if levels == 1 else (group[:2], *group[2:]),),
     )
     want = np.full(N, -127.0 * (3 + 2 * (CLOCKS - 3)), np.float32).tobytes()
     assert all(found == want for found in played.values or ())
