@@ -96,7 +96,7 @@ class Orders:
 
     def put_records(self) -> None:
         """Send the records written since the last call, after the puts before."""
-        for start, end in self._places.new_records():
+        for start, end in self._places.new_records(MESSAGE_BYTES):
             self._put(self._at + start, self._places.bytes[start:end])
         self.writer.published = self.writer.next_sequence
 

@@ -22,9 +22,9 @@ import time
 
 from mpips import _native
 from mpips.transport.gate import Gate
-from mpips.transport.mailbox_copy import MailboxCopy
+from mpips.transport.mailbox_copy import PUT_BYTES, MailboxCopy
 from mpips.transport.orders import Orders
-from mpips.transport.p2p import INLINE_BYTES
+from mpips.transport.p2p import EAGER_BYTES, INLINE_BYTES
 from mpips.transport.remote_memory import Asking, Bytes, RemoteMemory
 from mpips.transport.replies import Replies
 from mpips.transport.waiting import wait_for
@@ -169,7 +169,8 @@ class RingPuts:
         self._orders.need_none()
         writer = self._writer
         last = writer.next_sequence
-        for start, end in self._places.new_records():
+        most = EAGER_BYTES if self.n_streams else PUT_BYTES
+        for start, end in self._places.new_records(most):
             self._put(start, end, last)
         writer.published = last
         if self.n_streams:

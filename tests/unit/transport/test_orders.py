@@ -47,7 +47,7 @@ class Mirror:
     def __init__(self) -> None:
         self.writer = Writer()
 
-    def new_records(self) -> Iterator[tuple[int, int]]:
+    def new_records(self, _: int) -> Iterator[tuple[int, int]]:
         return iter(())
 
 

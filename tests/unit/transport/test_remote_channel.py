@@ -384,6 +384,21 @@ def test_the_mirror_is_not_written_while_a_put_from_it_is_under_way(seed, kind):
     assert rig.core.counters()["records"] == channel.writer.next_sequence
 
 
+@pytest.mark.parametrize(("most", "n_parts"), [(1, 6), (3 << 10, 3), (1 << 20, 1)])
+def test_a_part_of_several_records_has_at_most_so_many_bytes(most, n_parts):
+    """What is sent as several messages has one record, so no message with unused bytes comes behind it."""
+    rig = Rig(dense(200, consistency=ASP()), n_slots=8)
+    channel = remote(rig, drain=False)[1]
+    for _ in range(6):
+        assert channel.writer.push_dense(0, 0, floats(200), None, 0) == 200
+    places = channel._places
+    records, parts = list(places.new_records(1)), list(places.new_records(most))
+    assert len(records) == 6
+    assert len(parts) == n_parts
+    assert all(end - start <= most or (start, end) in records for start, end in parts)
+    assert (parts[0][0], parts[-1][1]) == (records[0][0], records[-1][1])
+
+
 def test_a_channel_is_free_as_soon_as_nobody_uses_it():
     """Its copy of the mailbox has megabytes; a cycle of references would hold it until it is collected."""
     rig = Rig(dense(3))
