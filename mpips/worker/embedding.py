@@ -47,7 +47,7 @@ class EmbeddingHandle(Handle):
         """`partitioner` maps keys to servers."""
         super().__init__(connection, index, table, range(len(connection.channels)))
         self.dim = table.dim
-        planned = PlannedRows(connection, index, table, partitioner, self._noted)
+        planned = self._rows = PlannedRows(connection, index, table, partitioner, self._noted)
         self._codec, self._pull_codec = planned.codec, planned.pull_codec
         self._plans, self._planned = planned.plans, planned.planned
         self._start_pull, self._write = planned.start_pull, planned.write
@@ -61,14 +61,7 @@ class EmbeddingHandle(Handle):
 
     def _access(self) -> RowAccess:
         assert isinstance(self._table, EmbeddingTable)
-        return RowAccess(
-            self._connection,
-            self._index,
-            self._table,
-            self._planned,
-            self._plans.append,
-            self._start_pull,
-        )
+        return RowAccess(self._connection, self._index, self._table, self._rows)
 
     def disown(self) -> None:
         """Give up the newest prefetch and a look-ahead, in a forked child: they belong to the parent."""

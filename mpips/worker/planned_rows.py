@@ -6,6 +6,7 @@ plan costs more than a batch, so plans are used again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +16,14 @@ from mpips import _native
 from mpips.model.table import EmbeddingTable, native_codec, native_pull_codec
 from mpips.worker.noted import NotedPulls
 from mpips.worker.requests import PolledRequest, Request
-from mpips.worker.row_access import Arrived
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+# Called with the plan of a pull, its rows, and its first record at each server.
+Arrived = Callable[[_native.KeyPlan, Float32, Mapping[int, int]], None]
 
 
 class PlannedRows:

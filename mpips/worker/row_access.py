@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.model.table import EmbeddingTable
+from mpips.worker.planned_rows import PlannedRows
 from mpips.worker.requests import Request
 
 if TYPE_CHECKING:
@@ -18,25 +19,10 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-# Called with the plan of a pull, its rows, and its first record at each server.
-Arrived = Callable[[_native.KeyPlan, Float32, Mapping[int, int]], None]
 # Called with rows, the lowest clock of all workers, and the version of each row's shard.
 Taken = Callable[[Float32, int, Int64], None]
 
 _HEADER_BYTES = 64  # of a record, and of a reply
-
-
-class StartPull(Protocol):
-    """PlannedRows.start_pull."""
-
-    def __call__(
-        self,
-        plan: _native.KeyPlan,
-        out: Float32 | None,
-        arrived: Arrived | None = None,
-        since: int | None = None,
-    ) -> Request[Float32]:
-        """Request the rows of a plan."""
 
 
 class RowAccess:
@@ -56,17 +42,15 @@ class RowAccess:
         connection: Connection,
         index: int,
         table: EmbeddingTable,
-        planned: Callable[[Int64], _native.KeyPlan],
-        free: Callable[[_native.KeyPlan], None],
-        start_pull: StartPull,
+        rows: PlannedRows,
     ) -> None:
-        """`start_pull`: requests rows and owns their plan."""
+        """`rows`: pulls of the table, by plan."""
         self.connection = connection
         self.table = table
-        self.planned = planned
-        self.free = free
         self.index = index
-        self.start_pull = start_pull
+        self.planned = rows.planned
+        self.free = rows.plans.append
+        self.start_pull = rows.start_pull
 
     def unique(self, keys: Int64) -> Int64:
         """Return each key once."""
