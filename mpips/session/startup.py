@@ -84,7 +84,7 @@ def start_up(
         groups, subgroups, notes = (), (), [*notes, f"topology: flat, since {_LAG}"]
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
-    prints = _fingerprint(tables, options, (groups, subgroups))
+    prints = _fingerprint(tables, options, groups)
     grouped = grouped_tables(tables) if groups else {}
     rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
     local, tables = local_tables(tables), served(tables, len(cluster.assignment.workers))
@@ -143,12 +143,13 @@ def start_up(
     return parts
 
 
-def _fingerprint(
-    tables: Sequence[Table], options: SessionOptions, groups: tuple[Groups, Groups] = ((), ())
-) -> str:
-    """Return a checksum of tables and options, and of groups and subgroups where there are any."""
-    found = "".join(f" {part}" for part in groups if part)
-    return fingerprint(list(tables), msgspec.json.encode(options).decode() + found)
+def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Groups = ()) -> str:
+    """Return a checksum of tables and options, and of groups, which may depend on the nodes of workers.
+
+    Subgroups are those that the options list.
+    """
+    text = msgspec.json.encode(options).decode()
+    return fingerprint(list(tables), f"{text} {groups}" if groups else text)
 
 
 def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:

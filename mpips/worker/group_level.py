@@ -56,7 +56,7 @@ class GroupLevel:
         self._part = part
         self._reduction = part.reduction
         self._contributions = part.contributions
-        self._table_names = [table.name for table in part.tables.values()]
+        self._tables = list(part.tables.values())
         # The reduction's tables: those above, and one for the ends of clocks where rows are summed.
         self._n_sums = self.n_tables + (part.rows is not None)
         # Tables with a push of this clock that is not sent to other nodes.
@@ -92,10 +92,8 @@ class GroupLevel:
 
     def _contribution(self, table: int) -> NDArray[np.uint8]:
         part = self._part
-        n_elements = list(part.tables.values())[table].n_elements
-        return part.memory.view(
-            part.layout.contribution(self.number, table, 0), 4 * n_elements, True
-        )
+        at = part.layout.contribution(self.number, table, 0)
+        return part.memory.view(at, 4 * self._tables[table].n_elements, True)
 
     def _has_room(self, table: int, max_s: float) -> bool:
         if self._contributions is None:
@@ -218,7 +216,7 @@ class GroupLevel:
         if found is not None:
             worker, table, clock, ticked, summed, _ = found
             done = "has not added its part of" if summed else "has not ended"
-            of = f" of table {self._table_names[table]!r}" if table < self.n_tables else ""
+            of = f" of table {self._tables[table].name!r}" if table < self.n_tables else ""
             return (
                 f"{self._name(worker)}, of this worker's group, {done} clock {clock}{of}; "
                 f"it is at clock {ticked}, this worker is at {self.clock}"
