@@ -18,8 +18,8 @@ from mpips.model.grouping import (
 from mpips.model.placement import Placement
 from mpips.model.table import Table
 from mpips.mpi.roles import Assignment
-from mpips.session.grouping import group_bytes as memory_of_group
-from mpips.session.grouping import memory_nodes, shared_parts, shares_rows
+from mpips.session.group_memory import group_bytes as memory_of_group
+from mpips.session.group_memory import memory_nodes, shared_parts, shares_rows
 
 
 def group_bytes(

@@ -5,22 +5,25 @@ The memory is new in every launch; its words begin with the places at which the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.config.options import TRANSPORTS
-from mpips.model.common_copy import has_common
-from mpips.model.consistency import BSP
 from mpips.model.grouping import Groups, units
 from mpips.model.optimizer import SGD
-from mpips.model.placement import Placement
-from mpips.model.table import DenseTable
 from mpips.mpi.contributions import Contributions
-from mpips.mpi.roles import Assignment
+from mpips.session.group_memory import (
+    area_bytes,
+    group_bytes,
+    group_layout,
+    memory_nodes,
+    shared_bytes,
+    shared_parts,
+    shares_rows,
+)
 from mpips.session.parts import Parts
 from mpips.session.sharing import share
 from mpips.transport.region import PULLS, SUBGROUP_SUMS, SUMS
@@ -32,111 +35,6 @@ from mpips.worker.row_pulls import SharedRowsPart
 
 _TAGS = (51, 52, 53)  # of messages within groups
 _SUBGROUP_TAGS = (54, 55, 56)
-
-
-def group_layout(
-    tables: Mapping[int, DenseTable], level_units: Sequence[Sequence[int]], has_rows: bool = False
-) -> _native.NodeLayout:
-    """Return the layout of the memory of one level of a group on one node, without that for rows.
-
-    Args:
-        tables: Dense tables whose updates it sums, by index.
-        level_units: Its workers on all nodes, of each unit those of which one contributes in a clock.
-        has_rows: It also sums rows: then a last table without elements stands for the ends of clocks.
-    """
-    sizes = [table.n_elements for table in tables.values()] + [0] * has_rows
-    place_of = {w: place for place, unit in enumerate(level_units) for w in unit}
-    places = [place_of[worker] for worker in sorted(place_of)]
-    # One push of each worker: it adds up those of a clock in its own.
-    return _native.NodeLayout(len(places), [(n, 0) for n in sizes], 1, False, places)
-
-
-def area_bytes(rows_mib: int, level_units: Sequence[Sequence[int]]) -> int:
-    """Return the size of the area for the rows of one contribution in one clock.
-
-    Args:
-        rows_mib: `cluster.group_rows_mib`.
-        level_units: As for `group_layout`. The sums of a unit have room for the rows of all its workers.
-    """
-    return max(len(unit) for unit in level_units) * rows_mib << 19
-
-
-def shares_rows(
-    group: Sequence[int], subgroups: Groups, nodes: Sequence[int], server_nodes: Sequence[int]
-) -> bool:
-    """Return True if workers of a level pull rows once: all are on one node, and a server is elsewhere.
-
-    Where a group has subgroups, these share pulls.
-
-    Args:
-        group: Workers of the level.
-        subgroups: Subgroups of the workers.
-        nodes: Node of each worker.
-        server_nodes: Node of each server.
-    """
-    node = nodes[group[0]]
-    is_split = any(len(unit) > 1 for unit in units(group, subgroups))
-    is_near = all(nodes[w] == node for w in group)
-    return not is_split and is_near and any(n != node for n in server_nodes)
-
-
-def group_bytes(
-    tables: Mapping[int, DenseTable],
-    rows_mib: int,
-    level_units: Sequence[Sequence[int]],
-    shares: bool,
-) -> int:
-    """Return the bytes of the memory of one level of a group on one node.
-
-    Args:
-        tables: Dense tables whose updates it sums, by index.
-        rows_mib: `cluster.group_rows_mib`; 0 also where the group sums no rows.
-        level_units: As for `group_layout`.
-        shares: Its workers pull rows once, if they sum rows.
-    """
-    dense = group_layout(tables, level_units, rows_mib > 0).total_bytes
-    pushed = areas_bytes(len(level_units), area_bytes(rows_mib, level_units))
-    n_members = sum(map(len, level_units))
-    return dense + pushed + (shared_bytes(rows_mib, n_members) if shares else 0)
-
-
-def shared_bytes(rows_mib: int, n_members: int) -> int:
-    """Return the bytes of the rows that a group pulls once."""
-    return n_members * rows_mib << 20
-
-
-def shared_parts(
-    tables: Mapping[int, DenseTable],
-    placement: Placement,
-    worker_nodes: Sequence[int],
-    server_nodes: Sequence[int],
-    node: int,
-) -> dict[tuple[int, int], int]:
-    """Return the parts of tables that the workers of a node pull once, by table and server.
-
-    Where pulls are differences, each worker needs a copy of its own, and pulls by itself. Under SSP and ASP
-    there is no one value of a clock to share.
-
-    Args:
-        tables: Tables whose updates groups sum, by index.
-        placement: Shards of the servers.
-        worker_nodes: Node of each worker.
-        server_nodes: Node of each server.
-        node: The node.
-
-    Returns:
-        Number of values of each part on a server of another node; {} for a node with one worker.
-    """
-    if worker_nodes.count(node) < 2:
-        return {}
-    return {
-        (index, part.server): part.stop - part.start
-        for index, table in tables.items()
-        for part in placement.dense[table.name]
-        if isinstance(table.consistency, BSP)
-        and server_nodes[part.server] != node
-        and not has_common(table)
-    }
 
 
 def connect_groups(p: Parts) -> None:
@@ -154,12 +52,6 @@ def connect_groups(p: Parts) -> None:
         if lower is not None:
             p.grouped = replace(lower, upper=upper)
     _connect_pulls(p)
-
-
-def memory_nodes(a: Assignment, transport: str) -> list[int]:
-    """Return the node of each worker; one without shared memory is a node of its own, below 0."""
-    shares = TRANSPORTS[transport].shares_memory
-    return [a.node_of[rank] if shares else -1 - rank for rank in a.workers]
 
 
 def _nodes(p: Parts) -> list[int]:

@@ -11,7 +11,7 @@ from mpips import ASP, BSP, SGD, DenseTable
 from mpips.model.grouping import grouped_tables
 from mpips.model.placement import place
 from mpips.recovery.replica import SYNC
-from mpips.session.grouping import shared_parts
+from mpips.session.group_memory import shared_parts
 from mpips.session.parts import Parts
 from mpips.worker.connection_options import needs_common_clock
 
