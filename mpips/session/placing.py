@@ -50,7 +50,7 @@ _WHAT = "measuring bandwidths for placement = 'auto', Auto codecs or topology = 
 
 
 class Decided(NamedTuple):
-    """What start-up has decided.
+    """The decision of start-up.
 
     Attributes:
         tables: All tables, none with placement "auto" or an Auto codec.

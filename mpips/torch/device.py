@@ -113,12 +113,12 @@ class CudaCopied:
         self._event.record(stream)
 
     def is_done(self) -> bool:
-        """See Copied."""
+        """Return True if the copy has ended; see Copied."""
         with self._copies.errors(self._what):
             return bool(self._event.query())
 
     def wait(self) -> None:
-        """See Copied."""
+        """Block until the copy has ended; see Copied."""
         # cudaEventSynchronize has no limit.
         for _ in range(_SPINS):
             if self.is_done():
@@ -133,7 +133,7 @@ class CudaCopied:
             time.sleep(20e-6)
 
     def order(self) -> None:
-        """See Copied."""
+        """Let the compute stream wait for the copy; see Copied."""
         with self._copies.errors(self._what):
             _cuda.current_stream(self._copies.device).wait_event(self._event)
 
@@ -147,7 +147,7 @@ class CudaCopies:
     """
 
     def __init__(self, device: torch.device, place: str) -> None:
-        """See DeviceCopies."""
+        """Make the side streams; see DeviceCopies."""
         self.device = device
         self.place = place
         self._registered: list[torch.Tensor] = []
@@ -160,11 +160,11 @@ class CudaCopies:
         return device_errors(self.device, self.place, what)
 
     def to_host(self, source: torch.Tensor, target: torch.Tensor) -> CudaCopied:
-        """See DeviceCopies."""
+        """Request a copy to the host; see DeviceCopies."""
         return self._copy(self._out, source, target, source, "copied gradients to the host")
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> CudaCopied:
-        """See DeviceCopies."""
+        """Request a copy to the device; see DeviceCopies."""
         return self._copy(self._in, source, target, target, "copied values to the device")
 
     def _copy(
@@ -183,12 +183,12 @@ class CudaCopies:
             return CudaCopied(self, stream, what)
 
     def new_host(self, n_bytes: int) -> torch.Tensor:
-        """See DeviceCopies."""
+        """Return new host memory; see DeviceCopies."""
         with self.errors("allocated pinned memory"):
             return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
     def register(self, memory: torch.Tensor) -> None:
-        """See DeviceCopies."""
+        """Register host memory with CUDA; see DeviceCopies."""
         with (
             self.errors(f"registered {memory.nbytes} bytes of staging memory"),
             _cuda.device(self.device),
@@ -199,7 +199,7 @@ class CudaCopies:
         self._registered.append(memory)
 
     def close(self) -> None:
-        """See DeviceCopies."""
+        """Wait for all copies and release memory; see DeviceCopies."""
         # A copy under way could write memory that is unmapped next.
         for copied in (
             CudaCopied(self, stream, "ended its copies") for stream in (self._out, self._in)

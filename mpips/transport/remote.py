@@ -157,7 +157,7 @@ class RemoteChannel:
         self._puts.finish_puts()
 
     def expect_dense(self, table: int, version: int, out: Float32) -> Awaited | None:
-        """See Channel.expect_dense."""
+        """Ask for the values of a version; see Channel.expect_dense."""
         self._gate.close()
         incoming = self._reads.expect(self._question, table, version, out)
         if incoming is not None:

@@ -63,7 +63,7 @@ class RemoteReads:
         return whole_version(lambda: self.head(table), table)
 
     def dense(self, table: int, out: Float32, max_s: float) -> bool:
-        """See Channel.read_dense."""
+        """Read the values of a table; see Channel.read_dense."""
         if table in self._common.tables:
             self._writer.set_base_version(table, self.version(table))
             return self._common.read(
@@ -151,12 +151,12 @@ class RemoteReads:
             before, after = after, before
 
     def take_dense(self, table: int, clock: int, out: Float32) -> bool:
-        """See Channel.take_dense."""
+        """Take values that came with an earlier pull; see Channel.take_dense."""
         self._gate.close()
         return self._noted(table, self._batched.take(table, clock, out))
 
     def fetch_dense(self, table: int, clock: int, out: Float32) -> bool:
-        """See Channel.fetch_dense."""
+        """Read a small table with others; see Channel.fetch_dense."""
         return self._noted(table, self._batched.fetch(table, clock, out))
 
     def _noted(self, table: int, version: int | None) -> bool:

@@ -43,10 +43,10 @@ class UsedTable(Protocol):
     name: str
 
     def push(self, update: Float32, *, closes: bool = False) -> Request[PushResult]:
-        """See DenseHandle.push."""
+        """Push an update; see DenseHandle.push."""
 
     def pull(self, out: Float32 | None = None) -> Float32:
-        """See DenseHandle.pull."""
+        """Return the values; see DenseHandle.pull."""
 
 
 class OrderedTable(UsedTable, Protocol):

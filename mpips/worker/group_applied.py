@@ -1,4 +1,4 @@
-"""What servers have applied of the updates of a worker's group; see "SSP and ASP" in mpips.worker.grouped."""
+"""The updates of a worker's group that servers have applied; see "SSP and ASP" in mpips.worker.grouped."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Float32 = NDArray[np.float32]
 
 
 class OrderedAccess(Handle):
-    """What a DenseHandle does for pushes and pulls by first use; see there for attributes."""
+    """The part of a DenseHandle for pushes and pulls by first use; see there for attributes."""
 
     def __init__(
         self, connection: Connection, index: int, table: DenseTable, shards: Sequence[ShardRange]

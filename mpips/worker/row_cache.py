@@ -98,7 +98,7 @@ class RowCache:
 
     @property
     def _columns(self) -> tuple[Int64, ...]:
-        """What is known of each key, but its row."""
+        """The columns of the cache beside the rows, one value for each key."""
         return self.since, self.requested, self.least, self.version, self.pushed, self.wanted
 
     def _resize(self, capacity: int, empty: bool = False) -> None:

@@ -21,7 +21,7 @@ Write = Callable[[], object]
 
 
 class RowGroup:
-    """What a worker does with its group for one embedding table under BSP. Not thread-safe."""
+    """The part of a worker's handle of one embedding table under BSP in its group. Not thread-safe."""
 
     def __init__(
         self,
