@@ -150,33 +150,39 @@ class ShardReader:
             max_s: Seconds to wait for each server.
             shards: Those that are looked at; None: all.
         """
+        return self._unsettled(max_s, self._shards if shards is None else shards) is None
+
+    def settle(self, shards: Sequence[ShardRange] | None = None) -> None:
+        """Wait until `is_settled`. Blocks."""
+        asked = self._shards if shards is None else shards
+        self._connection.wait_until(
+            lambda: self._unsettled(_WAIT_S, asked) is None, lambda: self._late(asked)
+        )
+
+    def late(self) -> str:
+        """Return the message that the values are not there, with the server and the worker that are late."""
+        return self._late(self._shards)
+
+    def _unsettled(self, max_s: float, shards: Sequence[ShardRange]) -> ShardRange | None:
+        """Return the first of these parts that is not settled after `max_s` seconds; None: all are."""
         version, clock = self._connection.minimum_clock(self._table)
-        for part in self._shards if shards is None else shards:
+        for part in shards:
             channel = self._connection.channels[part.server]
             pushed = channel.writer.pushed_before(self._index)
             bsp = isinstance(self._table.consistency, BSP)
             if pushed and not bsp and not channel.wait_applied(pushed, max_s):
-                return False
+                return part
             if self._applied is not None and not self._applied.is_applied(part.server, max_s):
-                return False
+                return part
             if (version or clock) and not channel.wait_head(self._index, version, clock, max_s):
-                return False
-        return True
+                return part
+        return None
 
-    def settle(self, shards: Sequence[ShardRange] | None = None) -> None:
-        """Wait until `is_settled`. Blocks."""
-        self._connection.wait_until(lambda: self.is_settled(_WAIT_S, shards), self.late)
-
-    def late(self) -> str:
-        """Return the message that the values are not there, with the server and the worker that are late."""
-        server = self._shards[0].server
-        for part in self._shards:
-            version, clock = self._connection.minimum_clock(self._table)
-            channel = self._connection.channels[part.server]
-            if self._applied is not None and not self._applied.is_applied(part.server, 0.0):
-                return self._applied.late_at(part.server)
-            if not channel.wait_head(self._index, version, clock, 0.0):
-                server = part.server
+    def _late(self, shards: Sequence[ShardRange]) -> str:
+        # What was late may have come since the last look: then any of them is named.
+        server = (self._unsettled(0.0, shards) or shards[0]).server
+        if self._applied is not None and not self._applied.is_applied(server, 0.0):
+            return self._applied.late_at(server)
         return (
             f"server {server} has not brought table {self._table.name!r} to clock {self._connection.now}"
             f"{self._connection.blame(server)}"
