@@ -474,6 +474,38 @@ class SharedRows:
     def copy(self, slots: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None: ...
     def claimant(self, slot: int) -> int: ...
 
+class HeldRows:
+    """Rows of servers on other nodes that look-aheads of one node have read, for each other."""
+
+    def __init__(
+        self, memory: SharedMemory, n_bytes: int, stride: int, worker: int, n_workers: int
+    ) -> None: ...
+    @property
+    def n_slots(self) -> int: ...
+    def look(
+        self,
+        table: int,
+        keys: npt.NDArray[np.int64],
+        dim: int,
+        usable: tuple[int, int],
+        clock: int,
+        claims_from: int,
+        claims: bool,
+    ) -> tuple[
+        npt.NDArray[np.uint8],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.int64],
+    ]: ...
+    def publish(
+        self,
+        table: int,
+        stamp: int,
+        keys: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.float32],
+        versions: npt.NDArray[np.int64],
+    ) -> None: ...
+
 class LeftTables:
     """The replicated tables that an earlier launch has left on a node; read only."""
 

@@ -27,6 +27,7 @@ _EXPONENT = 123  # of shared scales: 2^-4, so that normal values have codes up t
 LINKS = {"10g": 1e10, "1g": 1e9, "01g": 1e8}  # bits per second
 _TIMEOUT_S = 900.0
 _RANKS = (1, 1)  # scheduler and server; a worker
+_PAIR_RANKS = (3, 2)  # scheduler, server and a worker; two workers
 _GROUP_RANKS = (4, 3)  # scheduler, a server and two workers; three workers
 _RACK_RANKS = (3, 2, 2)  # scheduler, a server and a worker; two workers; two workers
 LOOK_AHEADS = ("bsp", "ssp", "bsp_float32", "ssp_float32", "fm_bsp", "fm_ssp")
@@ -38,6 +39,11 @@ BETWEEN_NODES = (
     ),
     *(f"step_{link}_auto" for link in LINKS),
     *(f"lookahead_1g_{model}" for model in LOOK_AHEADS),
+    *(
+        f"lookahead_{name}_{model}"
+        for model in ("bsp", "ssp")
+        for name in ("node_bytes", "node_1g", "pair_1g")
+    ),
     "node_bytes",
     "asp_node_bytes",
     "node_step_1g",
@@ -87,6 +93,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     with Nodes(2) as imitated:
         imitated.limit(LINKS["1g"])
         found.add(on_nodes("lookahead", imitated, _RANKS, options, _TIMEOUT_S))
+        found.add(on_nodes("lookahead_node", imitated, _PAIR_RANKS, options, _TIMEOUT_S))
         for program in ("grouped", "grouped_rows"):
             found.add(on_nodes(program, imitated, _GROUP_RANKS, options, _TIMEOUT_S))
         found.add(on_nodes("small_tables", imitated, _RANKS, options, _TIMEOUT_S))

@@ -122,6 +122,16 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "groups sum and share no rows. The last bits of results depend on it.",
         ),
     ] = 16
+    lookahead_mib: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="MiB of shared memory of each worker for rows that look-aheads of a node's workers "
+            "read from servers on other nodes for each other. Pages are taken when the first look-ahead "
+            "begins. 0: each worker reads for itself.",
+        ),
+    ] = 16
     checksums: Annotated[
         bool,
         Meta(

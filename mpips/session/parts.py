@@ -26,6 +26,7 @@ from mpips.server.server import Server
 from mpips.session.links import Links
 from mpips.transport.region import Regions
 from mpips.worker.group_part import GroupPart
+from mpips.worker.held_rows import HeldRowsPart
 from mpips.worker.local_state import LocalMemory
 from mpips.worker.local_tables import LocalPart
 from mpips.worker.node_pulls import NodePulls
@@ -70,6 +71,7 @@ class Parts:
         grouped_rows: Embedding tables whose rows groups sum, by index.
         grouped: The group of this rank's worker; None on other ranks, and where it is in none.
         shared_pulls: Values of other nodes' servers that this node's workers pull once; None: there are none.
+        held_rows: Memory for rows that look-aheads of this node's workers read for each other; None: none.
         residuals: What this worker's pushes have not sent; None on other ranks, and without such codecs.
         server_comm: Communicator of all servers; on servers.
         comms: Communicators to free, in the order in which they were made.
@@ -106,6 +108,7 @@ class Parts:
     grouped_rows: dict[int, EmbeddingTable] = field(default_factory=dict)
     grouped: GroupPart | None = None
     shared_pulls: NodePulls | None = None
+    held_rows: HeldRowsPart | None = None
     residuals: Residuals | None = None
     server_comm: MPI.Intracomm | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)

@@ -140,6 +140,7 @@ class Roles:
             p.residuals,
             p.grouped,
             p.shared_pulls,
+            p.held_rows,
             p.groups,
         )
         names = [c.name_of(r) for r in c.assignment.workers]

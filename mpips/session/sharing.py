@@ -11,9 +11,14 @@ from mpips.transport.region import as_region_error, attach
 
 
 def share(
-    p: Parts, part: str, what: str, keys: Sequence[Hashable | None], n_bytes: Sequence[int]
+    p: Parts,
+    part: str,
+    what: str,
+    keys: Sequence[Hashable | None],
+    n_bytes: Sequence[int],
+    takes_pages: bool = True,
 ) -> tuple[_native.SharedMemory | None, list[int]]:
-    """Make memory for each set of workers, zeroed, with pages for all of it. Collective; blocks.
+    """Make memory for each set of workers, zeroed. Collective; blocks.
 
     When all have attached it, its name is removed: it ends with the processes, however they end.
 
@@ -24,6 +29,7 @@ def share(
         keys: For each worker what it has in common with those that it shares memory with; None: it needs no
             memory.
         n_bytes: Size of each worker's memory, equal for equal keys.
+        takes_pages: Take pages for all of it. Otherwise whoever uses it takes them with `commit` first.
 
     Returns:
         This rank's memory, or None; for each worker the first one that uses the same memory, -1 for none. A
@@ -42,8 +48,9 @@ def share(
         name = name_of(worker)
         found = p.regions.create_sparse(name, n_bytes[worker])
         made.append(name)
-        with as_region_error():
-            found.commit(0, n_bytes[worker])
+        if takes_pages:
+            with as_region_error():
+                found.commit(0, n_bytes[worker])
         return found
 
     def begin() -> None:

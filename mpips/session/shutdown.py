@@ -40,4 +40,4 @@ def release(parts: Parts, for_good: bool) -> None:
             comm.Free()
     # Dropping the last reference unmaps the memory.
     parts.server = parts.staging = parts.mirror = parts.replicated = None
-    parts.grouped = parts.shared_pulls = None
+    parts.grouped = parts.shared_pulls = parts.held_rows = None

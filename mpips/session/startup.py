@@ -35,6 +35,7 @@ from mpips.rundir.directory import Supervised
 from mpips.server.durability import Durability, backup_workers
 from mpips.server.server import Server
 from mpips.session.grouping import connect_groups
+from mpips.session.held_rows import connect_held_rows
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.local_training import connect_local, note_of, reopen
@@ -213,6 +214,7 @@ class _StartUp:
             p.comms.append(p.tree_comm)
         p.replicated = connect_replicated(p)
         connect_groups(p)
+        connect_held_rows(p)
         c.agree("reading the workers' local values", lambda: connect_local(p))
         if note := p.local and note_of(
             p.saving.start,

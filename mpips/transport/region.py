@@ -50,7 +50,7 @@ _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token
 
 
 # First parts of the names of memory that workers share within a launch.
-WITHIN_LAUNCH = SUMS, SUBGROUP_SUMS, PULLS = "sum", "subsum", "pull"
+WITHIN_LAUNCH = SUMS, SUBGROUP_SUMS, PULLS, HELD_ROWS = "sum", "subsum", "pull", "held"
 
 
 def persistent(token: str) -> str:

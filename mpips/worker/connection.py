@@ -60,6 +60,7 @@ class Connection:
         local: The tables under LocalSGD and DiLoCo; None: there are none.
         grouped: The group that sums updates of this worker; None: it is in none.
         node_pulls: Pulls that the workers of this node share; None: there are none.
+        held_rows: Memory for rows that their look-aheads read for each other; None: there is none.
         progress: Advances transfers while the program computes; None: nothing does.
         coming: The values that the worker has asked for in advance; None: there are none.
     """
@@ -120,7 +121,7 @@ class Connection:
         self.grouped = (
             GroupedTables(self, start.grouped, self._names) if start.grouped is not None else None
         )
-        self.node_pulls = start.node_pulls
+        self.node_pulls, self.held_rows = start.node_pulls, start.held_rows
         self._groups = start.groups
         # What this worker and others do together, beside their pushes and pulls.
         self._shared = [shared for shared in (self.replicated, self.grouped) if shared is not None]
@@ -180,7 +181,7 @@ class Connection:
             if getattr(self, name) is not None:
                 setattr(self, name, refusing)
         self._shared = []
-        self.node_pulls = None
+        self.node_pulls = self.held_rows = None
         for handle in self._handles:
             handle.disown()
 

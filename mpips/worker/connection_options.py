@@ -13,6 +13,7 @@ from mpips.model.grouping import Groups
 from mpips.model.table import Table
 from mpips.recovery.replica import Partners
 from mpips.worker.group_part import GroupPart
+from mpips.worker.held_rows import HeldRowsPart
 from mpips.worker.node_pulls import NodePulls
 from mpips.worker.residuals import Residuals
 
@@ -42,6 +43,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
         residuals: What pushes have not sent; None: no table has error feedback.
         grouped: What start-up has made for the worker's group; None: it is in none.
         node_pulls: Pulls that the workers of this node share; None: there are none.
+        held_rows: Memory for rows that their look-aheads read for each other; None: there is none.
         groups: All groups of workers of the job, for errors.
     """
 
@@ -54,6 +56,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     residuals: Residuals | None = None
     grouped: GroupPart | None = None
     node_pulls: NodePulls | None = None
+    held_rows: HeldRowsPart | None = None
     groups: Groups = ()
 
 

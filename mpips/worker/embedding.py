@@ -15,6 +15,7 @@ from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.table import EmbeddingTable
 from mpips.worker.base import Handle
+from mpips.worker.held_rows import HeldRows
 from mpips.worker.keys import as_keys
 from mpips.worker.planned_rows import PlannedRows
 from mpips.worker.requests import PushResult, Request
@@ -80,7 +81,10 @@ class EmbeddingHandle(Handle):
             raise ConfigError(
                 f"lookahead: another look-ahead uses table {self.name!r}: end its loop before this one begins"
             )
-        self._ahead = TableAhead(self._access(), depth)
+        access, part, held = self._access(), self._connection.held_rows, None
+        if part is not None and part.take_memory(self._connection.index):
+            held = HeldRows(part, access)
+        self._ahead = TableAhead(access, depth, held)
         return self._ahead
 
     def end_ahead(self, ahead: TableAhead) -> None:

@@ -213,6 +213,9 @@ class _Loop(Generic[Batch]):
                 table.fetch_next(number + 1)
         for table in tables:
             table.take()
+        # Others wait for what this worker reads for them: it waits for them when all its own is published.
+        for table in tables:
+            table.take_rest()
 
     def close(self) -> None:
         """Empty the caches. Replies that are under way are dropped when they arrive. Makes no MPI call."""

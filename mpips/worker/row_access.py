@@ -52,6 +52,13 @@ class RowAccess:
         self.free = rows.plans.append
         self.start_pull = rows.start_pull
 
+    def owners(self, keys: Int64) -> Int64:
+        """Return the server of each key; `keys`: int64, shape (n,), each once."""
+        plan = self.planned(keys)
+        found = _owners(plan)
+        self.free(plan)
+        return found
+
     def unique(self, keys: Int64) -> Int64:
         """Return each key once."""
         plan = self.planned(keys)
@@ -76,9 +83,7 @@ class RowAccess:
             by_server = np.zeros(plan.n_servers, np.int64)
             for server, sequence in starts.items():
                 by_server[server] = writers[server].pulled_version(sequence) or 0
-            sizes: Int64 = np.diff(plan.group_starts.astype(np.int64)).astype(np.int64)
-            owners = np.repeat(np.arange(plan.n_servers), sizes)
-            taken(rows, min(least, default=0), by_server[owners[plan.inverse]])
+            taken(rows, min(least, default=0), by_server[_owners(plan)])
 
         return self.start_pull(self.planned(keys), None, arrived, since)
 
@@ -99,3 +104,10 @@ class RowAccess:
             free = min(channel.writer.credits, ring.n_slots // 2)
             rows.append(free * max(1, per_record))
         return min(rows) * len(rows)
+
+
+def _owners(plan: _native.KeyPlan) -> Int64:
+    """Return the server of each key of a plan."""
+    sizes: Int64 = np.diff(plan.group_starts.astype(np.int64)).astype(np.int64)
+    owners: Int64 = np.repeat(np.arange(plan.n_servers), sizes)[plan.inverse]
+    return owners

@@ -62,14 +62,26 @@ class RowCache:
             self._keys[numbers] = keys
         return numbers
 
-    def put(self, keys: Int64, rows: Float32, clock: int, least: int, versions: Int64) -> None:
-        """Take rows that have been read at a worker's clock. Keys that have been dropped are ignored."""
+    def put(
+        self, keys: Int64, rows: Float32, clock: int | Int64, least: int | Int64, versions: Int64
+    ) -> None:
+        """Take rows that have been read at a worker's clock. Keys that have been dropped are ignored.
+
+        Args:
+            keys: int64, shape (n,), each once.
+            rows: float32, shape (n, dim).
+            clock: The clock of the worker, or one for each row.
+            least: The lowest clock of all workers when they were read, or one for each row.
+            versions: Version of each row's shard, int64, shape (n,).
+        """
         numbers, known = self.find(keys)
         if not known.all():
             numbers, rows, versions = numbers[known], rows[known], versions[known]
+            clock = clock[known] if isinstance(clock, np.ndarray) else clock
+            least = least[known] if isinstance(least, np.ndarray) else least
         self.rows[numbers] = rows
         self.since[numbers] = clock
-        self.least[numbers] = min(least, _MOST_CLOCK)
+        self.least[numbers] = np.minimum(least, _MOST_CLOCK)
         self.version[numbers] = versions
 
     def compact(self, batch: int, clock: int, n_wanted: int) -> None:

@@ -5,11 +5,15 @@ See mpips.worker.lookahead for the protocol and its argument.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.model.consistency import BSP, SSP
+from mpips.transport.waiting import wait_for
+from mpips.worker.held_rows import HeldRows
 from mpips.worker.requests import Request
 from mpips.worker.row_access import RowAccess
 from mpips.worker.row_cache import NEVER, Numbers, RowCache
@@ -18,13 +22,25 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+# Seconds to wait for rows that other workers of the node read: as long as for others, within these bounds.
+_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.001, 0.1
+_ANY_STAMP = 2**62
+
 
 class TableAhead:
     """The cache of one table and the requests that fill it. Not thread-safe."""
 
-    def __init__(self, access: RowAccess, depth: int) -> None:
-        """Hold nothing. `depth`: clocks for which a row may be used under SSP and ASP."""
+    def __init__(self, access: RowAccess, depth: int, held: HeldRows | None = None) -> None:
+        """Hold nothing.
+
+        Args:
+            access: Access to the table's rows.
+            depth: Clocks for which a row may be used under SSP and ASP.
+            held: Rows that the workers of this node read for each other; None: this worker reads all.
+        """
         self._access = access
+        self._held = held
+        self._began = 0.0  # when the batch began
         self._connection = access.connection
         consistency = access.table.consistency
         self._is_bsp = isinstance(consistency, BSP)
@@ -56,6 +72,7 @@ class TableAhead:
 
     def begin(self, number: int) -> None:
         """Begin a batch, and drop what no batch needs."""
+        self._began = time.monotonic()
         self._current = self._announced.pop(number)
         wanted = len(self._current) + sum(len(keys) for keys in self._announced.values())
         self._cache.compact(number, self._connection.now, wanted)
@@ -78,7 +95,7 @@ class TableAhead:
             if len(self._unsure) and not self._alone:
                 self._requests.append(self._ask(self._unsure, int(since[clean].min())))
         if not valid.all():
-            self._requests.append(self._fetch(self._current[~valid]))
+            self._read(self._current[~valid], now, self._requests)
 
     def take(self) -> None:
         """Wait for all that has been requested for this batch."""
@@ -93,10 +110,32 @@ class TableAhead:
 
     def request_changed(self) -> None:
         """Ask for rows of this batch that have turned out not to be valid. `take` waits for them."""
+        missing = self._missing()
+        if len(missing):
+            self._read(missing, self._connection.now, self._requests)
+
+    def take_rest(self) -> None:
+        """Wait a while for rows of this batch that other workers of the node read; read the rest."""
+        if self._held is None or not len(self._missing()):
+            return
+        now = self._connection.now
+        left = self._missing()
+
+        def is_there() -> bool:
+            nonlocal left
+            absent, claimed = self._copy(left, now, claims=False)
+            left = np.concatenate((absent, claimed))
+            return not len(claimed)
+
+        patience = time.monotonic() - self._began
+        wait_for(is_there, min(max(patience, _LEAST_PATIENCE_S), _MOST_PATIENCE_S))
+        if len(left):
+            self._fetch(left, publishes=True).wait()
+
+    def _missing(self) -> Int64:
+        """Return the keys of this batch whose rows are not valid."""
         numbers, _ = self._cache.find(self._current)
-        missing = ~self._is_valid(numbers, self._connection.now)
-        if missing.any():
-            self._requests.append(self._fetch(self._current[missing]))
+        return self._current[~self._is_valid(numbers, self._connection.now)]
 
     def fetch_next(self, number: int) -> None:
         """Start to fetch the rows of a batch while another one computes, as many as the rings have room for.
@@ -117,8 +156,14 @@ class TableAhead:
         else:
             wanted = ~self._will_be_valid(numbers, now + 1)
         keys = keys[wanted][: self._access.room()]
-        if len(keys):
-            self._coming.append(self._fetch(keys))
+        if not len(keys):
+            return
+        if self._is_bsp:
+            # They are for the next clock. What others have read at this one must be confirmed then, too, and
+            # most of it these workers are about to change.
+            self._coming.append(self._fetch(keys, publishes=False))
+        else:
+            self._read(keys, now + 1, self._coming)
 
     def note_push(self, keys: Int64) -> None:
         """Note that this worker pushes rows in this clock."""
@@ -182,13 +227,45 @@ class TableAhead:
             under_way &= now - requested <= self._depth
         return valid | under_way
 
-    def _fetch(self, keys: Int64) -> Request[Float32]:
+    def _read(self, keys: Int64, use: int, requests: list[Request[Float32]]) -> None:
+        """Copy rows that other workers of the node have read, and request those that none of them reads.
+
+        Args:
+            keys: int64, shape (n,), each once.
+            use: Clock at which the rows are used: that of the worker or the next one.
+            requests: Gets the request.
+        """
+        if self._held is not None:
+            keys, _ = self._copy(keys, use)
+        if len(keys):
+            requests.append(self._fetch(keys, publishes=True))
+
+    def _copy(self, keys: Int64, use: int, claims: bool = True) -> tuple[Int64, Int64]:
+        """Copy rows that other workers of the node have read; return the keys of those absent and claimed."""
+        assert self._held is not None
+        now = self._connection.now
+        if self._is_bsp:
+            usable, trusts = (now, now), now
+        else:
+            age = self._depth if self._bound is None else min(self._depth, self._bound)
+            usable, trusts = (use - age, _ANY_STAMP), now - 1
+        found = self._held.look(keys, usable, trusts, claims)
+        if len(found.keys):
+            stamps = found.stamps
+            self._cache.put(found.keys, found.rows, stamps, stamps, found.versions)
+        return found.absent, found.claimed
+
+    def _fetch(self, keys: Int64, publishes: bool) -> Request[Float32]:
+        """Request rows; `publishes`: give them to other workers of the node when they have arrived."""
         clock = self._connection.now
         numbers, _ = self._cache.find(keys)
         self._cache.requested[numbers] = clock
+        held = self._held if publishes else None
 
         def arrived(rows: Float32, least: int, versions: Int64) -> None:
             self._cache.put(keys, rows, clock, least, versions)
+            if held is not None:
+                held.publish(keys, rows, clock if self._is_bsp else min(least, clock), versions)
 
         return self._access.fetch(keys, arrived)
 

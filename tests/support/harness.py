@@ -115,6 +115,7 @@ class Rig:
         channel=None,
         residuals=None,
         groups=(),
+        held_rows=None,
     ) -> Worker:
         connection = Connection(
             w,
@@ -124,7 +125,7 @@ class Rig:
             LocalScheduler(),
             self.staging[w],
             timeout_s,
-            ConnectionOptions(residuals=residuals, groups=groups),
+            ConnectionOptions(residuals=residuals, groups=groups, held_rows=held_rows),
         )
         return Worker(connection, self.tables, self.placement)
 

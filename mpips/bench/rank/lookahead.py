@@ -81,10 +81,15 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
 
 def batches_of(samples: int) -> list[Int64]:
     """Return the keys of all steps, int64, shape (samples, bag), the same in every session."""
+    return keys_of(_WARM + _STEPS, samples, 1)
+
+
+def keys_of(n_steps: int, samples: int, seed: int) -> list[Int64]:
+    """Return the keys of each step, int64, shape (samples, bag)."""
     weights = np.arange(1, _N_KEYS + 1, dtype=np.float64) ** -_EXPONENT
     edges = np.cumsum(weights / weights.sum())
-    rng = np.random.default_rng(1)
-    shape = (_WARM + _STEPS, samples, _BAG)
+    rng = np.random.default_rng(seed)
+    shape = (n_steps, samples, _BAG)
     return list(np.searchsorted(edges, rng.random(shape)).astype(np.int64))
 
 

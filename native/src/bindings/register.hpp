@@ -24,6 +24,7 @@ void register_hot_rows(pybind11::module_& m);
 void register_server(pybind11::module_& m);
 void register_reduction(pybind11::module_& m);
 void register_shared_pulls(pybind11::module_& m);
+void register_held_rows(pybind11::module_& m);
 void register_shared_rows(pybind11::module_& m);
 void register_process(pybind11::module_& m);
 void register_checkpoint(pybind11::module_& m);

@@ -19,7 +19,8 @@
 //
 // Who writes what, and what orders it:
 // - `claimed` is changed by compare-and-swap, from a clock before c to c, so that one worker wins.
-//   Such a word has several writers, all of one node; shared_rows.hpp has the only others.
+//   Such a word has several writers, all of one node; shared_rows.hpp and held_rows.hpp have the
+//   only others.
 // - A worker that claims c waits for the server to close all clocks before c, and thus for slower
 //   workers of the node. So these never wait for it: one that finds a later clock than its own
 //   claimed, and its own not ready, pulls by itself and leaves the memory alone (`is_passed`).
