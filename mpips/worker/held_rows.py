@@ -40,7 +40,7 @@ Int64 = NDArray[np.int64]
 _COPIED, _CLAIMED = 1, 2  # states of a key
 
 
-@dataclass(frozen=True)
+@dataclass
 class HeldRowsPart:
     """The memory of a node's look-aheads, as start-up makes it: without pages until `take_memory`.
 
@@ -49,30 +49,34 @@ class HeldRowsPart:
         memory: The memory.
         n_bytes: Its size.
         remote: Servers on other nodes.
+        has_memory: Pages have been taken; False: there were not enough; None: nobody has asked.
     """
 
     rows: _native.HeldRows
     memory: _native.SharedMemory
     n_bytes: int
     remote: frozenset[int]
+    has_memory: bool | None = None
 
     def take_memory(self, worker: int) -> bool:
-        """Take the pages, all at once; return False, with a note on stderr, if there are not enough.
+        """Take the pages at the first call, all at once; return False if there are not enough.
 
-        `worker`: index of this worker, for the note.
+        A note on stderr says so at the first call. `worker`: index of this worker, for the note.
         """
-        try:
-            with as_region_error():
-                self.memory.commit(0, self.n_bytes)
-        except RegionError as error:
-            print(
-                f"mpips: note: worker {worker} shares no rows of its look-aheads with other workers of the "
-                f"node: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-            return False
-        return True
+        if self.has_memory is None:
+            try:
+                with as_region_error():
+                    self.memory.commit(0, self.n_bytes)
+                self.has_memory = True
+            except RegionError as error:
+                self.has_memory = False
+                print(
+                    f"mpips: note: worker {worker} shares no rows of its look-aheads with other workers of "
+                    f"the node: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return self.has_memory
 
 
 @dataclass(frozen=True)
