@@ -47,6 +47,9 @@ class TableAhead:
         self._bound = consistency.bound if isinstance(consistency, SSP) else None
         self._depth = depth
         self._alone = self._connection.n_workers == 1
+        # The clock in which the worker has pushed rows before now, which nothing has noted; or NEVER.
+        now = self._connection.now
+        self._unnoted = now if self._connection.clock_state.pushed_at == now else NEVER
         self._cache = RowCache(access.table.dim)
         self._announced: dict[int, Int64] = {}  # unique keys of batches that are not used yet
         self._current: Int64 = np.empty(0, np.int64)
@@ -90,6 +93,8 @@ class TableAhead:
         if self._is_bsp:
             since = self._will_be_since(numbers)
             clean = ~valid & (since != NEVER) & (self._cache.pushed[numbers] < since)
+            if self._alone:
+                clean &= since > self._unnoted
             self._unsure = self._current[clean]
             valid |= clean
             if len(self._unsure) and not self._alone:
