@@ -161,7 +161,7 @@ class HeldRows {
       if ((before & 1) != 0) continue;
       const bool same = has(at, table, key);
       const std::int64_t stamp = load_relaxed(&at->stamp) - 1;
-      const bool usable = same && need.least <= stamp && stamp <= need.most;
+      const bool usable = same && stamp >= 0 && need.least <= stamp && stamp <= need.most;
       if (usable) {
         *to.stamp = stamp;
         *to.version = load_relaxed(&at->shard);

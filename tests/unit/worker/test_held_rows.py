@@ -93,6 +93,16 @@ def test_stamps_decide_what_may_be_used() -> None:
     assert look(first, keys)[2][0] == 6
 
 
+def test_a_row_that_is_claimed_and_not_written_is_not_there() -> None:
+    """Early workers may use rows of clocks before the first one."""
+    first, second = ends(2, 64)
+    keys = np.array([7])
+    look(first, keys, (-3, 9), clock=0, claims_from=0)
+    assert look(second, keys, (-3, 9), clock=0, claims_from=0)[0][0] == CLAIMED
+    publish(first, keys, 0)
+    assert look(second, keys, (-3, 9), clock=0, claims_from=0)[0][0] == COPIED
+
+
 def test_a_stale_row_can_be_claimed_again_by_one() -> None:
     first, second, third = ends(3, 64)
     keys = np.array([7])
