@@ -252,8 +252,11 @@ class TableAhead:
         if self._is_bsp:
             usable, trusts = (now, now), now
         else:
-            age = self._depth if self._bound is None else min(self._depth, self._bound)
-            usable, trusts = (use - age, _ANY_STAMP), now - 1
+            # Servers answer a worker further before than the bound only when this one has ended its clock.
+            age, last = self._depth, _ANY_STAMP
+            if self._bound is not None:
+                age, last = min(self._depth, self._bound), now + self._bound
+            usable, trusts = (use - age, last), now - 1
         found = self._held.look(keys, usable, trusts, claims)
         if len(found.keys):
             stamps = found.stamps

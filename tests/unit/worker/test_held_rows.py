@@ -103,6 +103,14 @@ def test_a_row_that_is_claimed_and_not_written_is_not_there() -> None:
     assert look(second, keys, (-3, 9), clock=0, claims_from=0)[0][0] == COPIED
 
 
+def test_a_claim_of_a_clock_after_the_usable_ones_is_not_trusted() -> None:
+    first, second = ends(2, 64)
+    keys = np.array([7])
+    look(first, keys, (6, 6), clock=6, claims_from=6)
+    assert look(second, keys, (5, 6), claims=False)[0][0] == CLAIMED
+    assert look(second, keys, (5, 5))[0][0] == ABSENT
+
+
 def test_a_stale_row_can_be_claimed_again_by_one() -> None:
     first, second, third = ends(3, 64)
     keys = np.array([7])
