@@ -159,9 +159,11 @@ class HeldRows {
       return absent;
     }
     Line* at = line(set + way);
+    bool is_whole = false;
     for (int read = 0; read < most_reads; ++read) {
       const std::uint64_t before = load_acquire(&at->version);
       if ((before & 1) != 0) continue;
+      is_whole = true;
       const bool same = has(at, table, key);
       const std::int64_t stamp = load_relaxed(&at->stamp) - 1;
       const bool usable = same && stamp >= 0 && need.least <= stamp && stamp <= need.most;
@@ -176,6 +178,8 @@ class HeldRows {
       if (!same) return absent;
       break;
     }
+    // The writer may have died: its row and its claim would never change.
+    if (!is_whole) return absent;
     std::uint64_t found = load_relaxed(&at->claimed);
     if (is_claimed(found, need)) return claimed;
     if (claims && !__atomic_compare_exchange_n(&at->claimed, &found, claim_word(need.clock), false,

@@ -111,6 +111,18 @@ def test_a_claim_of_a_clock_after_the_usable_ones_is_not_trusted() -> None:
     assert look(second, keys, (5, 5))[0][0] == ABSENT
 
 
+def test_nobody_waits_for_a_slot_whose_writer_has_died() -> None:
+    n_bytes = 4 * (LINE + 4 * STRIDE)  # one set of four slots
+    memory = _native.SharedMemory.anonymous(n_bytes, 0)
+    first, second = (_native.HeldRows(memory, n_bytes, STRIDE, w, 2) for w in range(2))
+    keys = np.array([7])
+    look(first, keys)
+    assert look(second, keys)[0][0] == CLAIMED
+    # Odd version words: the slots are being written.
+    memory.view(0, 4 * LINE, True)[::LINE] |= 1
+    assert look(second, keys)[0][0] == ABSENT
+
+
 def test_a_stale_row_can_be_claimed_again_by_one() -> None:
     first, second, third = ends(3, 64)
     keys = np.array([7])
