@@ -260,6 +260,9 @@ class TableAhead:
         found = self._held.look(keys, usable, trusts, claims)
         if len(found.keys):
             stamps = found.stamps
+            # An earlier request has arrived, maybe at a later clock than these stamps.
+            numbers, _ = self._cache.find(found.keys)
+            self._cache.requested[numbers] = NEVER
             self._cache.put(found.keys, found.rows, stamps, stamps, found.versions)
         return found.absent, found.claimed
 

@@ -308,6 +308,33 @@ def test_rows_have_all_updates_that_bound_and_depth_demand(bound: int | None, de
         assert (values[:, w] >= now - oldest).all(), (w, now, values)
 
 
+def test_a_copied_row_is_not_under_way() -> None:
+    """Under SSP a copy may have an earlier stamp than the clock of the request before."""
+    rig = Rig(rows(DIM, consistency=SSP(3), init="zeros"), n_workers=2, n_slots=64)
+    shared = parts(2, 64, DIM)
+    worker, other = rig.worker(0, timeout_s=10.0, held_rows=shared[0]), rig.worker(1)
+    ahead, keys = worker.table("e").begin_ahead(8), np.arange(4)  # type: ignore[union-attr]
+    for number in range(3):
+        ahead.announce(number, keys)
+
+    def begin(number: int, clocks: int) -> int:
+        """Begin a batch after some clocks; return the number of its requests."""
+        for _ in range(clocks):
+            worker.clock()
+        ahead.begin(number)
+        ahead.request_missing()
+        return len(ahead._requests)
+
+    assert begin(0, 2) == 1
+    ahead.take()
+    other.clock()
+    shared[1].rows.publish(0, 1, keys, np.zeros((4, DIM), np.float32), keys)
+    assert begin(1, 2) == 0
+    # At clock 5 a row that lacks updates of clock 1 is too old.
+    other.clock()
+    assert begin(2, 1) == 1
+
+
 def test_rows_of_servers_on_this_node_are_not_shared() -> None:
     def held(worker: mpips.Worker, part: HeldRowsPart) -> Any:
         return worker.table("e").begin_ahead(2)._held  # type: ignore[union-attr]
