@@ -19,7 +19,7 @@ Nobody relies on a claim. A worker waits for rows that others have claimed when 
 needs, and no longer than it has waited for those, and reads the rest itself. So there is no circle of waits,
 and a worker that stops or dies costs the others this time only. Claims by workers that are clocks behind are
 not trusted. Neither are those by workers so far before that servers may answer them only after this worker's
-clock.
+clock, nor any claims while the slowest worker is so far behind that what others read would be too old.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ class TableAhead:
         self._access = access
         self._held = held
         self._began = 0.0  # when the batch began
+        self._lag = 0  # clocks of this worker before the slowest one, when rows were last read
         self._connection = access.connection
         consistency = access.table.consistency
         self._is_bsp = isinstance(consistency, BSP)
@@ -257,6 +258,9 @@ class TableAhead:
             if self._bound is not None:
                 age, last = min(self._depth, self._bound), now + self._bound
             usable, trusts = (use - age, last), now - 1
+            if self._lag > age:
+                # What others read now will be too old for this worker.
+                trusts, claims = _ANY_STAMP, False
         found = self._held.look(keys, usable, trusts, claims)
         if len(found.keys):
             stamps = found.stamps
@@ -275,6 +279,7 @@ class TableAhead:
 
         def arrived(rows: Float32, least: int, versions: Int64) -> None:
             self._cache.put(keys, rows, clock, least, versions)
+            self._lag = max(0, clock - least)
             if held is not None:
                 held.publish(keys, rows, clock if self._is_bsp else min(least, clock), versions)
 

@@ -15,6 +15,7 @@ import mpips
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad
+from mpips.worker import table_ahead
 from mpips.worker.held_rows import HeldRowsPart
 from mpips.worker.worker import connection_of
 
@@ -367,6 +368,31 @@ def test_a_claim_whose_row_never_comes_delays_and_no_more() -> None:
             worker.table("e").push(keys, np.ones((20, DIM), np.float32))
             worker.clock()
             other.clock()
+
+
+def test_under_asp_claims_do_not_delay_far_before_the_slowest_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Worker 2 stays at clock 0: no row that others read later can be used."""
+    waits: list[int] = []
+
+    def wait(done: Any, max_s: float) -> bool:
+        waits.append(workers[0].now)
+        return bool(done())
+
+    monkeypatch.setattr(table_ahead, "wait_for", wait)
+    rig = Rig(rows(DIM, consistency=ASP(), init="zeros"), n_workers=3, n_slots=64)
+    shared, depth = parts(3, 4096, DIM), 2
+    workers = [rig.worker(w, timeout_s=10.0, held_rows=shared[w]) for w in range(2)]
+    batches = [np.arange(i, i + 20) for i in range(12)]
+    loops = [
+        mpips.lookahead(batches, keys=lambda k: k, worker=worker, depth=depth) for worker in workers
+    ]
+    for _ in batches:
+        for loop, worker in zip(loops, workers, strict=True):
+            next(loop)
+            worker.clock()
+    assert all(now <= depth + 1 for now in waits)
 
 
 def test_without_memory_workers_read_for_themselves_and_say_so(
