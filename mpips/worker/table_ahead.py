@@ -27,6 +27,15 @@ _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.001, 0.1
 _ANY_STAMP = 2**62
 
 
+def end_of_patience(began: float) -> float:
+    """Return until when to wait for rows that others read.
+
+    `began`: when the batch began; both are values of `time.monotonic`.
+    """
+    now = time.monotonic()
+    return now + min(max(now - began, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
+
+
 class TableAhead:
     """The cache of one table and the requests that fill it. Not thread-safe."""
 
@@ -40,7 +49,6 @@ class TableAhead:
         """
         self._access = access
         self._held = held
-        self._began = 0.0  # when the batch began
         self._lag = 0  # clocks of this worker before the slowest one, when rows were last read
         self._connection = access.connection
         consistency = access.table.consistency
@@ -76,7 +84,6 @@ class TableAhead:
 
     def begin(self, number: int) -> None:
         """Begin a batch, and drop what no batch needs."""
-        self._began = time.monotonic()
         self._current = self._announced.pop(number)
         wanted = len(self._current) + sum(len(keys) for keys in self._announced.values())
         self._cache.compact(number, self._connection.now, wanted)
@@ -120,8 +127,11 @@ class TableAhead:
         if len(missing):
             self._read(missing, self._connection.now, self._requests)
 
-    def take_rest(self) -> None:
-        """Wait a while for rows of this batch that other workers of the node read; read the rest."""
+    def request_rest(self, until: float) -> None:
+        """Wait for rows of this batch that other workers of the node read, and ask for the rest.
+
+        `take` waits for these. `until`: end of the wait, a value of `time.monotonic`.
+        """
         if self._held is None or not len(self._missing()):
             return
         now = self._connection.now
@@ -133,10 +143,9 @@ class TableAhead:
             left = np.concatenate((absent, claimed))
             return not len(claimed)
 
-        patience = time.monotonic() - self._began
-        wait_for(is_there, min(max(patience, _LEAST_PATIENCE_S), _MOST_PATIENCE_S))
+        wait_for(is_there, until - time.monotonic())
         if len(left):
-            self._fetch(left, publishes=True).wait()
+            self._requests.append(self._fetch(left, publishes=True))
 
     def _missing(self) -> Int64:
         """Return the keys of this batch whose rows are not valid."""

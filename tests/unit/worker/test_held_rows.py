@@ -370,6 +370,30 @@ def test_a_claim_whose_row_never_comes_delays_and_no_more() -> None:
             other.clock()
 
 
+def test_claims_of_many_tables_delay_as_long_as_those_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waits = [0.0], []
+
+    def wait(done: Any, max_s: float) -> bool:
+        waits.append(max_s)
+        now[0] += max_s
+        return bool(done())
+
+    monkeypatch.setattr(table_ahead, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(table_ahead, "wait_for", wait)
+    tables = [rows(DIM, name=f"t{i}", consistency=BSP()) for i in range(12)]
+    rig = Rig(*tables, n_workers=2, n_slots=64)
+    shared, keys = parts(2, 4096, DIM), np.arange(20)
+    for i in range(12):
+        shared[1].rows.look(i, keys, DIM, (0, 0), 0, 0, True)
+    worker = rig.worker(0, timeout_s=10.0, held_rows=shared[0])
+    batch = {table.name: keys for table in tables}
+    next(mpips.lookahead([batch], keys=lambda b: b, worker=worker))
+    assert len(waits) == 12
+    assert sum(waits) == 0.001
+
+
 def test_under_asp_claims_do_not_delay_far_before_the_slowest_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
