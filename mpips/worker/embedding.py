@@ -84,6 +84,8 @@ class EmbeddingHandle(Handle):
         access, part, held = self._access(), self._connection.held_rows, None
         if part is not None and part.take_memory(self._connection.index):
             held = HeldRows(part, access)
+        else:
+            self._connection.held_rows = None
         self._ahead = TableAhead(access, depth, held)
         return self._ahead
 
