@@ -18,7 +18,8 @@ Why a copied row is as good as one that is read. A row has a stamp.
 Nobody relies on a claim. A worker waits for rows that others have claimed when it has all others that it
 needs, and no longer than it has waited for those, and reads the rest itself. So there is no circle of waits,
 and a worker that stops or dies costs the others this time only. Claims by workers that are clocks behind are
-not trusted.
+not trusted. Neither are those by workers so far before that servers may answer them only after this worker's
+clock, nor any claims while the slowest worker is so far behind that what others read would be too old.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class HeldRowsPart:
                 self.has_memory = False
                 print(
                     f"mpips: note: worker {worker} shares no rows of its look-aheads with other workers of "
-                    f"the node: {error}",
+                    f"the node (cluster.lookahead_mib is the size of their memory): {error}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -118,7 +119,7 @@ class HeldRows:
         Args:
             keys: int64, shape (n,), each once.
             usable: The first and the last stamp of rows that may be used.
-            trusts: The oldest clock whose claims are trusted.
+            trusts: The oldest clock whose claims are trusted. The newest one is the last stamp.
             claims: Claim what is absent, since this worker is going to read it.
         """
         remote = self._remote(keys)

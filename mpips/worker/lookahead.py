@@ -33,6 +33,7 @@ One thread uses all this, the worker's.
 from __future__ import annotations
 
 import operator
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -44,7 +45,7 @@ from mpips.errors import ConfigError
 from mpips.transport.channel import Channel
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.keys import as_keys
-from mpips.worker.table_ahead import TableAhead
+from mpips.worker.table_ahead import TableAhead, end_of_patience
 from mpips.worker.worker import Worker, connection_of, embedding_names
 
 Int64 = NDArray[np.int64]
@@ -194,6 +195,7 @@ class _Loop(Generic[Batch]):
         All tables' requests are made before the first is waited for. Further batches are read while replies
         are under way.
         """
+        began = time.monotonic()
         for table in tables:
             table.begin(number)
             table.request_missing()
@@ -214,8 +216,11 @@ class _Loop(Generic[Batch]):
         for table in tables:
             table.take()
         # Others wait for what this worker reads for them: it waits for them when all its own is published.
+        until = end_of_patience(began)
         for table in tables:
-            table.take_rest()
+            table.request_rest(until)
+        for table in tables:
+            table.take()
 
     def close(self) -> None:
         """Empty the caches. Replies that are under way are dropped when they arrive. Makes no MPI call."""

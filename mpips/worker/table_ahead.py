@@ -27,6 +27,15 @@ _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.001, 0.1
 _ANY_STAMP = 2**62
 
 
+def end_of_patience(began: float) -> float:
+    """Return until when to wait for rows that others read.
+
+    `began`: when the batch began; both are values of `time.monotonic`.
+    """
+    now = time.monotonic()
+    return now + min(max(now - began, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
+
+
 class TableAhead:
     """The cache of one table and the requests that fill it. Not thread-safe."""
 
@@ -40,13 +49,16 @@ class TableAhead:
         """
         self._access = access
         self._held = held
-        self._began = 0.0  # when the batch began
+        self._lag = 0  # clocks of this worker before the slowest one, when rows were last read
         self._connection = access.connection
         consistency = access.table.consistency
         self._is_bsp = isinstance(consistency, BSP)
         self._bound = consistency.bound if isinstance(consistency, SSP) else None
         self._depth = depth
         self._alone = self._connection.n_workers == 1
+        # The clock in which the worker has pushed rows before now, which nothing has noted; or NEVER.
+        now = self._connection.now
+        self._unnoted = now if self._connection.clock_state.pushed_at == now else NEVER
         self._cache = RowCache(access.table.dim)
         self._announced: dict[int, Int64] = {}  # unique keys of batches that are not used yet
         self._current: Int64 = np.empty(0, np.int64)
@@ -72,7 +84,6 @@ class TableAhead:
 
     def begin(self, number: int) -> None:
         """Begin a batch, and drop what no batch needs."""
-        self._began = time.monotonic()
         self._current = self._announced.pop(number)
         wanted = len(self._current) + sum(len(keys) for keys in self._announced.values())
         self._cache.compact(number, self._connection.now, wanted)
@@ -90,6 +101,8 @@ class TableAhead:
         if self._is_bsp:
             since = self._will_be_since(numbers)
             clean = ~valid & (since != NEVER) & (self._cache.pushed[numbers] < since)
+            if self._alone:
+                clean &= since > self._unnoted
             self._unsure = self._current[clean]
             valid |= clean
             if len(self._unsure) and not self._alone:
@@ -114,8 +127,11 @@ class TableAhead:
         if len(missing):
             self._read(missing, self._connection.now, self._requests)
 
-    def take_rest(self) -> None:
-        """Wait a while for rows of this batch that other workers of the node read; read the rest."""
+    def request_rest(self, until: float) -> None:
+        """Wait for rows of this batch that other workers of the node read, and ask for the rest.
+
+        `take` waits for these. `until`: end of the wait, a value of `time.monotonic`.
+        """
         if self._held is None or not len(self._missing()):
             return
         now = self._connection.now
@@ -127,10 +143,9 @@ class TableAhead:
             left = np.concatenate((absent, claimed))
             return not len(claimed)
 
-        patience = time.monotonic() - self._began
-        wait_for(is_there, min(max(patience, _LEAST_PATIENCE_S), _MOST_PATIENCE_S))
+        wait_for(is_there, until - time.monotonic())
         if len(left):
-            self._fetch(left, publishes=True).wait()
+            self._requests.append(self._fetch(left, publishes=True))
 
     def _missing(self) -> Int64:
         """Return the keys of this batch whose rows are not valid."""
@@ -247,11 +262,20 @@ class TableAhead:
         if self._is_bsp:
             usable, trusts = (now, now), now
         else:
-            age = self._depth if self._bound is None else min(self._depth, self._bound)
-            usable, trusts = (use - age, _ANY_STAMP), now - 1
+            # Servers answer a worker further before than the bound only when this one has ended its clock.
+            age, last = self._depth, _ANY_STAMP
+            if self._bound is not None:
+                age, last = min(self._depth, self._bound), now + self._bound
+            usable, trusts = (use - age, last), now - 1
+            if self._lag > age:
+                # What others read now will be too old for this worker.
+                trusts, claims = _ANY_STAMP, False
         found = self._held.look(keys, usable, trusts, claims)
         if len(found.keys):
             stamps = found.stamps
+            # An earlier request has arrived, maybe at a later clock than these stamps.
+            numbers, _ = self._cache.find(found.keys)
+            self._cache.requested[numbers] = NEVER
             self._cache.put(found.keys, found.rows, stamps, stamps, found.versions)
         return found.absent, found.claimed
 
@@ -264,6 +288,7 @@ class TableAhead:
 
         def arrived(rows: Float32, least: int, versions: Int64) -> None:
             self._cache.put(keys, rows, clock, least, versions)
+            self._lag = max(0, clock - least)
             if held is not None:
                 held.publish(keys, rows, clock if self._is_bsp else min(least, clock), versions)
 

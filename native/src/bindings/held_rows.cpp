@@ -37,7 +37,7 @@ std::tuple<ByteArray, FloatArray, KeyArray, KeyArray> look_up(
     bool claims) {
   require_vector(keys, "keys");
   b.check(dim);
-  if (clock < 0 || claims_from < 0) throw py::value_error("clocks below 0");
+  if (clock < 0 || claims_from < 0 || usable.second < 0) throw py::value_error("clocks below 0");
   const py::ssize_t n = keys.shape(0);
   ByteArray states(n);
   FloatArray rows({n, static_cast<py::ssize_t>(dim)});

@@ -41,7 +41,8 @@ class HeldRows {
   struct Need {
     std::int64_t least, most;  // stamps of rows that may be used
     std::int64_t clock;        // of the worker
-    std::int64_t claims_from;  // the oldest clock of a claim by another worker that is trusted
+    // The oldest clock of a claim by another worker that is trusted; the newest one is `most`.
+    std::int64_t claims_from;
   };
 
   // `bytes`: of the memory. `stride`: length of the longest row. `worker`: below `n_workers`.
@@ -141,9 +142,11 @@ class HeldRows {
     return (static_cast<std::uint64_t>(clock) + 1) * n_workers_ + worker_;
   }
   // Return true if another worker has claimed a slot and is trusted to read its row.
-  bool is_claimed(std::uint64_t word, std::int64_t from) const noexcept {
+  bool is_claimed(std::uint64_t word, const Need& need) const noexcept {
+    const std::uint64_t clock = word / n_workers_;  // one more than it
     return word % n_workers_ != worker_ &&
-           word / n_workers_ >= static_cast<std::uint64_t>(from) + 1;
+           clock >= static_cast<std::uint64_t>(need.claims_from) + 1 &&
+           clock <= static_cast<std::uint64_t>(need.most) + 1;
   }
 
   State look_one(std::uint64_t table, const Need& need, bool claims, std::int64_t key,
@@ -156,12 +159,14 @@ class HeldRows {
       return absent;
     }
     Line* at = line(set + way);
+    bool is_whole = false;
     for (int read = 0; read < most_reads; ++read) {
       const std::uint64_t before = load_acquire(&at->version);
       if ((before & 1) != 0) continue;
+      is_whole = true;
       const bool same = has(at, table, key);
       const std::int64_t stamp = load_relaxed(&at->stamp) - 1;
-      const bool usable = same && need.least <= stamp && stamp <= need.most;
+      const bool usable = same && stamp >= 0 && need.least <= stamp && stamp <= need.most;
       if (usable) {
         *to.stamp = stamp;
         *to.version = load_relaxed(&at->shard);
@@ -173,11 +178,13 @@ class HeldRows {
       if (!same) return absent;
       break;
     }
+    // The writer may have died: its row and its claim would never change.
+    if (!is_whole) return absent;
     std::uint64_t found = load_relaxed(&at->claimed);
-    if (is_claimed(found, need.claims_from)) return claimed;
+    if (is_claimed(found, need)) return claimed;
     if (claims && !__atomic_compare_exchange_n(&at->claimed, &found, claim_word(need.clock), false,
                                                __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-      return is_claimed(found, need.claims_from) ? claimed : absent;
+      return is_claimed(found, need) ? claimed : absent;
     return absent;
   }
 

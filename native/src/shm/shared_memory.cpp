@@ -28,13 +28,25 @@ std::string reason(int error) { return std::string(std::strerror(error)); }
 
 std::string mib(std::size_t bytes) { return std::to_string((bytes >> 20) + 1) + " MiB"; }
 
+// Return how many bytes of a file have pages, if the range is all of it; else 0.
+std::size_t taken_of_all(int fd, std::size_t offset, std::size_t bytes) noexcept {
+  constexpr std::size_t block_bytes = 512;
+  struct stat file{};
+  const bool is_all = fstat(fd, &file) == 0 && offset == 0 &&
+                      round_up(bytes, page_bytes) >= static_cast<std::size_t>(file.st_size);
+  return is_all ? static_cast<std::size_t>(file.st_blocks) * block_bytes : 0;
+}
+
 // Reserve pages now, so that a full file system is an error here and not a signal at first touch.
 void take_pages(int fd, const std::string& name, std::size_t offset, std::size_t bytes) {
   // Refuse what cannot fit before trying it: an attempt takes the memory of all other users first.
   struct statvfs fs{};
   const bool known = fstatvfs(fd, &fs) == 0 && fs.f_blocks != 0;
+  // Pages that another process takes between the calls count as free and as taken: a file that
+  // fits is not refused.
+  const std::size_t missing = bytes - std::min(bytes, taken_of_all(fd, offset, bytes));
   int error = ENOSPC;
-  if (!known || bytes / fs.f_frsize <= fs.f_bavail) {
+  if (!known || missing / fs.f_frsize <= fs.f_bavail) {
     do {
       error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     } while (error == EINTR);
@@ -42,7 +54,7 @@ void take_pages(int fd, const std::string& name, std::size_t offset, std::size_t
   if (error == 0) return;
   if (error != ENOSPC && error != ENOMEM) fail("size", name, error);
   throw SharedMemoryError(
-      "/dev/shm is too small: " + mib(bytes) + " more are needed, " +
+      "/dev/shm is too small: " + mib(missing) + " more are needed, " +
       (known ? mib(static_cast<std::size_t>(fs.f_bavail) * fs.f_frsize) + " of " +
                    mib(static_cast<std::size_t>(fs.f_blocks) * fs.f_frsize) + " are free"
              : std::string("it is full")) +

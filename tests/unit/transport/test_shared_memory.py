@@ -205,6 +205,17 @@ SMALL_SHM = """
         raise SystemExit("no error")
     assert not list(SHM.iterdir())
 
+    # Pages of a file that another process has taken are not needed again.
+    from mpips.transport.region import attach
+    token = new_token()
+    sharing = Regions(token, shared=True)
+    made = sharing.create_sparse("held0", 3 << 20)
+    attached = attach(token, "held0", 3 << 20)
+    for memory in made, attached, made:
+        memory.commit(0, 3 << 20)
+    sharing.unlink()
+    del made, attached, memory, sharing
+
     # A table that outgrows /dev/shm raises an error, and its rows stay unchanged.
     from harness import Rig, rows
     def outgrow(slot_bytes, n_slots):

@@ -15,6 +15,7 @@ import mpips
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad
+from mpips.worker import table_ahead
 from mpips.worker.held_rows import HeldRowsPart
 from mpips.worker.worker import connection_of
 
@@ -91,6 +92,36 @@ def test_stamps_decide_what_may_be_used() -> None:
     assert look(first, keys)[2][0] == 4
     publish(second, keys, 6)
     assert look(first, keys)[2][0] == 6
+
+
+def test_a_row_that_is_claimed_and_not_written_is_not_there() -> None:
+    """Early workers may use rows of clocks before the first one."""
+    first, second = ends(2, 64)
+    keys = np.array([7])
+    look(first, keys, (-3, 9), clock=0, claims_from=0)
+    assert look(second, keys, (-3, 9), clock=0, claims_from=0)[0][0] == CLAIMED
+    publish(first, keys, 0)
+    assert look(second, keys, (-3, 9), clock=0, claims_from=0)[0][0] == COPIED
+
+
+def test_a_claim_of_a_clock_after_the_usable_ones_is_not_trusted() -> None:
+    first, second = ends(2, 64)
+    keys = np.array([7])
+    look(first, keys, (6, 6), clock=6, claims_from=6)
+    assert look(second, keys, (5, 6), claims=False)[0][0] == CLAIMED
+    assert look(second, keys, (5, 5))[0][0] == ABSENT
+
+
+def test_nobody_waits_for_a_slot_whose_writer_has_died() -> None:
+    n_bytes = 4 * (LINE + 4 * STRIDE)  # one set of four slots
+    memory = _native.SharedMemory.anonymous(n_bytes, 0)
+    first, second = (_native.HeldRows(memory, n_bytes, STRIDE, w, 2) for w in range(2))
+    keys = np.array([7])
+    look(first, keys)
+    assert look(second, keys)[0][0] == CLAIMED
+    # Odd version words: the slots are being written.
+    memory.view(0, 4 * LINE, True)[::LINE] |= 1
+    assert look(second, keys)[0][0] == ABSENT
 
 
 def test_a_stale_row_can_be_claimed_again_by_one() -> None:
@@ -278,6 +309,33 @@ def test_rows_have_all_updates_that_bound_and_depth_demand(bound: int | None, de
         assert (values[:, w] >= now - oldest).all(), (w, now, values)
 
 
+def test_a_copied_row_is_not_under_way() -> None:
+    """Under SSP a copy may have an earlier stamp than the clock of the request before."""
+    rig = Rig(rows(DIM, consistency=SSP(3), init="zeros"), n_workers=2, n_slots=64)
+    shared = parts(2, 64, DIM)
+    worker, other = rig.worker(0, timeout_s=10.0, held_rows=shared[0]), rig.worker(1)
+    ahead, keys = worker.table("e").begin_ahead(8), np.arange(4)  # type: ignore[union-attr]
+    for number in range(3):
+        ahead.announce(number, keys)
+
+    def begin(number: int, clocks: int) -> int:
+        """Begin a batch after some clocks; return the number of its requests."""
+        for _ in range(clocks):
+            worker.clock()
+        ahead.begin(number)
+        ahead.request_missing()
+        return len(ahead._requests)
+
+    assert begin(0, 2) == 1
+    ahead.take()
+    other.clock()
+    shared[1].rows.publish(0, 1, keys, np.zeros((4, DIM), np.float32), keys)
+    assert begin(1, 2) == 0
+    # At clock 5 a row that lacks updates of clock 1 is too old.
+    other.clock()
+    assert begin(2, 1) == 1
+
+
 def test_rows_of_servers_on_this_node_are_not_shared() -> None:
     def held(worker: mpips.Worker, part: HeldRowsPart) -> Any:
         return worker.table("e").begin_ahead(2)._held  # type: ignore[union-attr]
@@ -312,6 +370,55 @@ def test_a_claim_whose_row_never_comes_delays_and_no_more() -> None:
             other.clock()
 
 
+def test_claims_of_many_tables_delay_as_long_as_those_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waits = [0.0], []
+
+    def wait(done: Any, max_s: float) -> bool:
+        waits.append(max_s)
+        now[0] += max_s
+        return bool(done())
+
+    monkeypatch.setattr(table_ahead, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(table_ahead, "wait_for", wait)
+    tables = [rows(DIM, name=f"t{i}", consistency=BSP()) for i in range(12)]
+    rig = Rig(*tables, n_workers=2, n_slots=64)
+    shared, keys = parts(2, 4096, DIM), np.arange(20)
+    for i in range(12):
+        shared[1].rows.look(i, keys, DIM, (0, 0), 0, 0, True)
+    worker = rig.worker(0, timeout_s=10.0, held_rows=shared[0])
+    batch = {table.name: keys for table in tables}
+    next(mpips.lookahead([batch], keys=lambda b: b, worker=worker))
+    assert len(waits) == 12
+    assert sum(waits) == 0.001
+
+
+def test_under_asp_claims_do_not_delay_far_before_the_slowest_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Worker 2 stays at clock 0: no row that others read later can be used."""
+    waits: list[int] = []
+
+    def wait(done: Any, max_s: float) -> bool:
+        waits.append(workers[0].now)
+        return bool(done())
+
+    monkeypatch.setattr(table_ahead, "wait_for", wait)
+    rig = Rig(rows(DIM, consistency=ASP(), init="zeros"), n_workers=3, n_slots=64)
+    shared, depth = parts(3, 4096, DIM), 2
+    workers = [rig.worker(w, timeout_s=10.0, held_rows=shared[w]) for w in range(2)]
+    batches = [np.arange(i, i + 20) for i in range(12)]
+    loops = [
+        mpips.lookahead(batches, keys=lambda k: k, worker=worker, depth=depth) for worker in workers
+    ]
+    for _ in batches:
+        for loop, worker in zip(loops, workers, strict=True):
+            next(loop)
+            worker.clock()
+    assert all(now <= depth + 1 for now in waits)
+
+
 def test_without_memory_workers_read_for_themselves_and_say_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -329,9 +436,7 @@ def test_without_memory_workers_read_for_themselves_and_say_so(
         for batch in mpips.lookahead([keys], keys=lambda k: k, worker=worker):
             worker.table("e").pull(batch)
     assert found.rows.look(0, keys, DIM, ALL, 0, 0, False)[0].tolist() == [ABSENT] * 5
-    # The note comes once.
-    note = "worker 0 shares no rows of its look-aheads"
-    assert capsys.readouterr().err.count(note) == 1
+    assert capsys.readouterr().err.count("worker 0 shares no rows of its look-aheads") == 1
 
 
 def test_threads_that_wait_for_each_other_end() -> None:

@@ -216,6 +216,19 @@ def test_a_loop_may_end_early_and_another_begins():
     connection_of(worker).finish()
 
 
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_what_was_pushed_before_a_look_ahead_counts_as_changed(n_workers):
+    rig = Rig(rows(DIM, consistency=BSP("sum"), init="zeros"), n_workers=n_workers, n_slots=64)
+    worker, *others = (rig.worker(w, timeout_s=10.0) for w in range(n_workers))
+    table, keys = worker.table("e"), np.arange(5)
+    table.push(keys, np.ones((5, DIM), np.float32))
+    for clock, batch in enumerate(mpips.lookahead([keys] * 3, keys=lambda k: k, worker=worker)):
+        assert (table.pull(batch) == -min(clock, 1)).all(), clock
+        worker.clock()
+        for other in others:
+            other.clock()
+
+
 def test_an_error_of_the_loader_ends_the_look_ahead():
     worker = Rig(rows(DIM), n_slots=64, slot_bytes=4096).worker(timeout_s=10.0)
 
