@@ -10,7 +10,7 @@ class PendingCut:
 
     Attributes:
         pending: The proposal to which the worker has agreed, or the order to cut; None: no cut is pending.
-        finished: True once the worker leaves. It then agrees to any cut.
+        finished: True once the worker leaves. It makes no cut then.
         given_up: Number of the newest cut that the coordinator has given up; 0: none.
         best: The newest message on the checkpoint that this worker waits for; None: none has come.
     """
@@ -40,7 +40,9 @@ class PendingCut:
         if isinstance(message, Commit):
             self.pending = None if self.finished else message
             return None
-        # Agree only to a clock that the worker has not reached.
-        ok = self.finished or clock < message.clock
+        # Agree only to a clock that the worker has not reached, or has left at. To an earlier one it must not:
+        # under BSP servers take its last pushes only behind other workers' ticks of that clock, and a cut there
+        # would hold these until its last record has come.
+        ok = clock < message.clock or (self.finished and clock == message.clock)
         self.pending = message if ok and not self.finished else None
         return Agreed(message.id, ok, clock)
