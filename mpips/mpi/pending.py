@@ -40,9 +40,9 @@ class PendingCut:
         if isinstance(message, Commit):
             self.pending = None if self.finished else message
             return None
-        # Agree only to a clock that the worker has not reached, or has left at. To an earlier one it must not:
-        # under BSP servers take its last pushes only behind other workers' ticks of that clock, and a cut there
-        # would hold these until its last record has come.
+        # Agree only to a clock that the worker has not reached, or at which it leaves. Not to an earlier one:
+        # under BSP servers take its last pushes only behind other workers' ticks of that clock, and a cut
+        # there would hold these until its last record has come.
         ok = clock < message.clock or (self.finished and clock == message.clock)
         self.pending = message if ok and not self.finished else None
         return Agreed(message.id, ok, clock)

@@ -198,7 +198,7 @@ def test_a_worker_agrees_only_to_clocks_that_are_to_come():
     assert cut.pending == Commit(2, 6)
     cut.take(Abandon(2), 6)
     assert cut.pending is None
-    # Records of a worker that leaves may wait for ticks that the others write behind a cut at an earlier clock.
+    # Records of a worker that leaves may wait for ticks behind a cut at an earlier clock.
     cut.finished = True
     assert cut.take(Propose(3, 8), 9) == Agreed(3, False, 9)
     assert cut.take(Propose(4, 9), 9) == Agreed(4, True, 9)
