@@ -1,8 +1,9 @@
 """The tables of a model's buffers, such as the running statistics of batch normalisation.
 
 The rule is that of torch's DistributedDataParallel by default: worker 0's buffers count. Worker 0 pushes a
-buffer after each step that has changed it, and all workers pull it before their next forward pass. With
-"average" a float32 buffer becomes the mean over all workers, and other buffers follow worker 0.
+buffer at the end of each clock that has changed it, and all workers pull it before their next forward pass.
+The clock of a step ends with the next forward pass, so a change that the script makes after `step` counts.
+With "average" a float32 buffer becomes the mean over all workers, and other buffers follow worker 0.
 
 A push replaces the values (the rule `mpips.model.python_rule.replace_values`). Buffers of other dtypes are
 sent bit by bit: each 16 bits are one float32 between 0 and 65535, so integers of any size arrive exactly.

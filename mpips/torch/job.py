@@ -26,6 +26,7 @@ import torch
 from mpips.errors import ConfigError
 from mpips.session.init import current
 from mpips.session.script import Script
+from mpips.torch.buffers import BufferTable
 from mpips.torch.device_memory import Devices
 from mpips.torch.generators import reseed
 from mpips.torch.model_part import ModelPart
@@ -52,6 +53,7 @@ class TorchJob:
         self._loaders: list[PlacedLoader] = []
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id
         self._coming: dict[str, Any] = {}  # positions of parts that wait for the loaders
+        self._buffers: list[BufferTable] = []  # of the models that have made a step in this clock
         self._steps = 0  # of this worker since the beginning of the run
         self._is_open = False  # a step has pushed, and its clock has not ended
         self._worker: Worker | None = None
@@ -126,7 +128,10 @@ class TorchJob:
             models: Models whose values the step changes.
         """
         for part in pushed:
-            part.push()
+            if not isinstance(part, BufferTable):
+                part.push()
+            elif part not in self._buffers:
+                self._buffers.append(part)
         self._is_open = True
         self._steps += 1
         for model in models:
@@ -139,6 +144,10 @@ class TorchJob:
         worker = self.start()
         cursor = {name: part.position() for name, part in self._restored.items()}
         worker.set_cursor({**self._own_cursor(), **cursor})
+        # What the script itself sets between `step` and the next forward pass counts.
+        for buffer in self._buffers:
+            buffer.push()
+        self._buffers.clear()
         worker.clock()
         self._is_open = False
         self._reseed(worker)

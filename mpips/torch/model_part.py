@@ -74,6 +74,13 @@ class ModelPart:
                 table.pull()
             self.is_stale = False
 
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the script has changed a parameter since the newest pull. Cheap."""
+        if self.is_started and not self.is_stale:
+            for table in self._pulled:
+                if isinstance(table, ParameterTable):
+                    table.check_unchanged()
+
     @contextmanager
     def waiting_by_use(self) -> Iterator[None]:
         """Ask for values, and within the block wait for each where it is used; see mpips.torch.by_use.

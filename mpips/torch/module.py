@@ -61,7 +61,12 @@ class PreparedModule(torch.nn.Module):
         part: ModelPart | None = self.__dict__.get(
             "_mpips_part"
         )  # a slice of a Sequential has none
-        if torch.compiler.is_compiling() or part is None or not part.may_wait_by_use(self):
+        if torch.compiler.is_compiling() or part is None:
+            return super().__call__(*arguments, **named)
+        # Without gradients the script may look at other values, such as averages of weights.
+        if self.training and torch.is_grad_enabled():
+            part.check_unchanged()
+        if not part.may_wait_by_use(self):
             return super().__call__(*arguments, **named)
         with part.waiting_by_use():
             return super().__call__(*arguments, **named)

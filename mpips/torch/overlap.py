@@ -89,6 +89,7 @@ class Overlap:
         self._observed = None if wanted is not None else 0
         self._hooks: list[Any] = []
         self._digests: dict[int, Fingerprint] = {}  # of complete gradients of this clock, by place
+        self._versions: dict[int, int] = {}  # torch's counters of their changes, in observed steps
         self._begun: set[int] = set()  # places whose gradients are on their way from a device
         self._next = 0  # place of the first table that has not been passed in this clock
         self._has_sent = False
@@ -172,6 +173,8 @@ class Overlap:
         if not self._digests and self._observed is not None:
             self._found = self._hyperparameters()
         self._digests[place] = table.fingerprint()
+        if self._observed is not None:
+            self._versions[place] = version_of(table.parameter.grad)
         self._begun.discard(place)  # what is on its way is the gradient of an earlier pass
         # Without a forward pass since the newest step, the script may look at the new values before `step`,
         # and a table cannot be pulled once it is closed.
@@ -256,6 +259,7 @@ class Overlap:
             self._refuse_sent(error)
             raise
         self._digests.clear()
+        self._versions.clear()
         self._begun.clear()
         self._next = 0
         self._has_sent = self._is_held = False
@@ -291,7 +295,14 @@ class Overlap:
         """Look at what an observed clock has done to gradients and hyperparameters."""
         if not self._digests:
             return
-        if self._found != self._hyperparameters() or self._changed(self._digests):
+        if (
+            self._found != self._hyperparameters()
+            or self._changed(self._digests)
+            # Clipping to a norm that the gradients do not reach multiplies them by 1.
+            or any(
+                version_of(self._tables[p].parameter.grad) != v for p, v in self._versions.items()
+            )
+        ):
             self._give_up()
             return
         assert self._observed is not None
@@ -306,6 +317,11 @@ class Overlap:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+
+def version_of(gradient: torch.Tensor | None) -> int:
+    """Return torch's counter of changes of a gradient in place; -1 if there is none."""
+    return -1 if gradient is None or gradient.is_inference() else gradient._version
 
 
 def register(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:

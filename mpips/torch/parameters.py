@@ -11,6 +11,8 @@ in place, so `ParameterTable` notices one and raises ConfigError.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -184,8 +186,9 @@ class ParameterTable:
         if self._version >= 0 and self.parameter._version != self._version:
             raise ConfigError(
                 f"the parameter {self.name!r} was changed in place after the job had started; its values are "
-                "those of the servers, and the next pull would overwrite the change: change parameters "
-                "before the first forward pass; for values that the script itself sets, use a buffer"
+                "those of the servers, and the next pull would overwrite the change: prepare the optimizer "
+                "that steps it, and change parameters before the first forward pass; for values that the "
+                "script itself sets, use a buffer"
             )
 
     def fingerprint(self) -> Fingerprint:
@@ -278,6 +281,36 @@ def _check(name: str, parameter: torch.nn.Parameter) -> None:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def check_memory(named: Mapping[str, torch.Tensor]) -> None:
+    """Raise ConfigError if two parameters share memory. Each has a table, and one would overwrite the other.
+
+    Slices of one buffer, such as those of flattened recurrent weights, share a storage and no memory.
+
+    Args:
+        named: The parameters by name, each once.
+    """
+    ranges = sorted(
+        (*_memory_of(p), name)
+        for name, p in named.items()
+        if not isinstance(p, UninitializedParameter) and p.device.type != "meta" and p.numel()
+    )
+    for (_, end, name), (start, _, other) in pairwise(ranges):
+        if start < end:
+            first, second = sorted((name, other))
+            raise ConfigError(
+                f"the parameters {first!r} and {second!r} share memory, but are two objects: tie them by the "
+                "object (decoder.weight = encoder.weight), or give one its own values (.clone())"
+            )
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses at which a tensor begins and ends."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    n_elements = 1 + sum((size - 1) * stride for size, stride in pairs)
+    start = tensor.data_ptr()
+    return start, start + n_elements * tensor.element_size()
 
 
 def table_names(model: torch.nn.Module, prefix: str) -> dict[str, Any]:

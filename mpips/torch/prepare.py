@@ -22,7 +22,7 @@ from mpips.torch.embedding import Embedding
 from mpips.torch.job import TorchJob, job_of
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
-from mpips.torch.parameters import ParameterTable, table_names
+from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.parts import Pushed
 from mpips.torch.rules import rule_of
 from mpips.torch.sampling import PreparedLoader, split
@@ -329,6 +329,7 @@ def _parameter_tables(
 ) -> list[ParameterTable]:
     """Return the tables of all parameters, with the rules of their param groups."""
     named = table_names(model, prefix)
+    check_memory(named)
     rules = {}
     if optimizer is not None:
         known = {id(p) for p in model.parameters()}

@@ -274,6 +274,42 @@ def test_values_that_are_loaded_after_the_start(job):
         model.load_state_dict(saved)
 
 
+def test_an_optimizer_that_is_not_prepared(job):
+    model = nn.Linear(2, 1)
+    model, optimizer = prepare(model, SGD(model.parameters(), lr=0.1), overlap=False)
+    other = SGD(model.parameters(), lr=0.1)
+    for chosen in (optimizer, other):
+        chosen.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        chosen.step()
+    with torch.no_grad():
+        model(torch.ones(1, 2))  # looks at the values as they are
+    with pytest.raises(
+        ConfigError, match=r"was changed in place after .* prepare the optimizer that"
+    ):
+        model(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("how", ["data", "view", "slice"])
+def test_parameters_that_share_memory(job, how):
+    model = nn.ModuleDict({"encoder": nn.Linear(4, 4, bias=False), "decoder": nn.Linear(4, 4)})
+    shared = model["encoder"].weight.data
+    part = {"data": shared, "view": shared.t(), "slice": shared[2:]}[how]
+    model["decoder"].weight = nn.Parameter(part)
+    with pytest.raises(
+        ConfigError, match=r"'decoder.weight' and 'encoder.weight' share memory, but are two objects"
+    ):
+        prepare(model, SGD(model.parameters(), lr=0.1))
+
+
+def test_slices_of_one_buffer_share_no_memory(job):
+    whole = torch.randn(6, 4)
+    model = nn.ParameterList(
+        [nn.Parameter(whole[:2]), nn.Parameter(whole[2:4]), nn.Parameter(whole[4:])]
+    )
+    prepare(model, SGD(model.parameters(), lr=0.1))
+
+
 def test_values_that_replace_parameters(job):
     model, _ = prepare(*pair())
     saved = {name: value.clone() for name, value in model.state_dict().items()}

@@ -58,6 +58,52 @@ def test_the_server_has_the_running_statistics(buffers):
         assert_equal({"mean": values_of(model)["1.running_mean"]}, {"mean": own})
 
 
+class Scaled(nn.Module):
+    """A layer with a buffer that the script itself sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("temperature", torch.tensor(1.0))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) / self.temperature
+
+
+@pytest.mark.parametrize("buffers", RULES)
+def test_what_a_script_sets_after_a_step_counts(buffers):
+    def anneal(model, optimizer):
+        model.seen = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).square().mean().backward()
+            model.seen.append(model.temperature.item())
+            optimizer.step()
+            model.temperature.mul_(0.5)
+            model.count.add_(3)
+
+    with torch_job() as script:
+        model = Scaled()
+        model, optimizer = prepare(model, SGD(model.parameters(), 0.01), buffers=buffers)
+        anneal(model, optimizer)
+        assert model.seen == [1.0, 0.5, 0.25, 0.125, 0.0625]
+        assert model.temperature.item() == 0.5**5
+        assert pulled(script, "temperature").item() == 0.5**5
+        assert model.count.item() == 15
+
+
+def test_statistics_that_are_computed_anew_after_training_are_those_of_torch():
+    def train_and_update(model, optimizer):
+        train(model, optimizer)
+        torch.optim.swa_utils.update_bn(batches(3, 5, 2, 6, 6), model)
+
+    expected, found = both(network(), lambda m: SGD(m.parameters(), 0.01), train_and_update)
+    assert found["1.num_batches_tracked"].item() == 3
+    for name, value in expected.items():
+        assert relative(found[name].double(), value.double()) <= 1e-6, name
+
+
 def test_evaluation_changes_no_buffer_and_uses_the_statistics():
     def train_and_evaluate(model, optimizer):
         train(model, optimizer)

@@ -283,6 +283,20 @@ def test_a_clip_that_changes_nothing_is_no_error_later():
             optimizer.step()
 
 
+def test_a_clip_that_first_changes_something_after_the_observed_steps_is_as_in_torch():
+    def train(model, optimizer):
+        for step, x in enumerate(batches(STEPS, 5, 4)):
+            optimizer.zero_grad()
+            model(x if step < OBSERVED_STEPS + 2 else 100 * x).square().mean().backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            assert (norm > 5.0) == (step >= OBSERVED_STEPS + 2)
+            optimizer.step()
+
+    expected, found = both(net(), sgd, train)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+
+
 @pytest.mark.parametrize("marked", [True, False])
 def test_accumulated_gradients_are_those_of_torch(marked, log):
     def train(model, optimizer):
