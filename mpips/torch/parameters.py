@@ -294,7 +294,8 @@ def check_memory(named: Mapping[str, torch.Tensor]) -> None:
     ranges = sorted(
         (*_memory_of(p), name)
         for name, p in named.items()
-        if not isinstance(p, UninitializedParameter) and p.device.type != "meta" and p.numel()
+        # Streamed and uninitialized parameters have no memory yet, and neither have those on the meta device.
+        if type(p) is torch.nn.Parameter and p.numel() and p.data_ptr()
     )
     for (_, end, name), (start, _, other) in pairwise(ranges):
         if start < end:

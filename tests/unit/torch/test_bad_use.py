@@ -297,7 +297,8 @@ def test_parameters_that_share_memory(job, how):
     part = {"data": shared, "view": shared.t(), "slice": shared[2:]}[how]
     model["decoder"].weight = nn.Parameter(part)
     with pytest.raises(
-        ConfigError, match=r"'decoder.weight' and 'encoder.weight' share memory, but are two objects"
+        ConfigError,
+        match=r"'decoder.weight' and 'encoder.weight' share memory, but are two objects",
     ):
         prepare(model, SGD(model.parameters(), lr=0.1))
 
