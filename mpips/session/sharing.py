@@ -29,7 +29,7 @@ def share(
         keys: For each worker what it has in common with those that it shares memory with; None: it needs no
             memory.
         n_bytes: Size of each worker's memory, equal for equal keys.
-        takes_pages: Take pages for all of it. Otherwise whoever uses it takes them with `commit` first.
+        takes_pages: Reserve its pages now. Otherwise users do so with `commit` before the first access.
 
     Returns:
         This rank's memory, or None; for each worker the first one that uses the same memory, -1 for none. A

@@ -26,7 +26,6 @@ import torch
 from mpips.errors import ConfigError
 from mpips.session.init import current
 from mpips.session.script import Script
-from mpips.torch.buffers import BufferTable
 from mpips.torch.device_memory import Devices
 from mpips.torch.generators import reseed
 from mpips.torch.model_part import ModelPart
@@ -53,7 +52,7 @@ class TorchJob:
         self._loaders: list[PlacedLoader] = []
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id
         self._coming: dict[str, Any] = {}  # positions of parts that wait for the loaders
-        self._buffers: list[BufferTable] = []  # of the models that have made a step in this clock
+        self._buffers: Sequence[Pushed] = ()  # those that are pushed when the clock ends
         self._steps = 0  # of this worker since the beginning of the run
         self._is_open = False  # a step has pushed, and its clock has not ended
         self._worker: Worker | None = None
@@ -120,18 +119,19 @@ class TorchJob:
             self._coming.clear()
             self._reseed(self.start())
 
-    def push(self, pushed: Sequence[Pushed], models: Sequence[ModelPart]) -> None:
+    def push(
+        self, pushed: Sequence[Pushed], buffers: Sequence[Pushed], models: Sequence[ModelPart]
+    ) -> None:
         """Push what a step has brought. Not collective; blocks only while a ring is full.
 
         Args:
-            pushed: Tables and layers that may have something to push; the same order on all workers.
+            pushed: Layers that may have something to push; the same order on all workers.
+            buffers: Buffers, which are pushed when the clock ends: the script may change them until then.
             models: Models whose values the step changes.
         """
         for part in pushed:
-            if not isinstance(part, BufferTable):
-                part.push()
-            elif part not in self._buffers:
-                self._buffers.append(part)
+            part.push()
+        self._buffers = buffers
         self._is_open = True
         self._steps += 1
         for model in models:
@@ -144,10 +144,8 @@ class TorchJob:
         worker = self.start()
         cursor = {name: part.position() for name, part in self._restored.items()}
         worker.set_cursor({**self._own_cursor(), **cursor})
-        # What the script itself sets between `step` and the next forward pass counts.
         for buffer in self._buffers:
             buffer.push()
-        self._buffers.clear()
         worker.clock()
         self._is_open = False
         self._reseed(worker)

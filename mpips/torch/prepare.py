@@ -23,7 +23,6 @@ from mpips.torch.job import TorchJob, job_of
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
-from mpips.torch.parts import Pushed
 from mpips.torch.rules import rule_of
 from mpips.torch.sampling import PreparedLoader, split
 from mpips.torch.scheduler_state import SchedulerState
@@ -391,9 +390,8 @@ def _stepping(
         [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]
         for group in optimizer.param_groups
     ]
-    # Gradients come from the last layer to the first; rows are pushed before the buffers.
-    rest: list[Pushed] = [*layers, *buffers]
-    stepping = Stepping(job, optimizer, groups, tables[::-1], rest, part, overlap)
+    # Gradients come from the last layer to the first.
+    stepping = Stepping(job, optimizer, groups, tables[::-1], layers, buffers, part, overlap)
     make_stepping(optimizer, stepping, layers)
     job.restore("optimizer", stepping)
     job.add(stepping)

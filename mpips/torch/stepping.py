@@ -38,7 +38,8 @@ class Stepping:
         optimizer: torch.optim.Optimizer,
         groups: Sequence[Sequence[ParameterTable]],
         tables: Sequence[ParameterTable],
-        rest: Sequence[Pushed],
+        layers: Sequence[Pushed],
+        buffers: Sequence[Pushed],
         model: ModelPart,
         overlap: bool | None,
     ) -> None:
@@ -49,14 +50,15 @@ class Stepping:
             optimizer: The optimizer.
             groups: Tables of each param group.
             tables: Tables of all parameters of the model, in the order of their pushes.
-            rest: Layers and buffers that are pushed behind them.
+            layers: Layers whose rows are pushed behind them.
+            buffers: Buffers, which are pushed when the clock ends.
             model: Model of the values.
             overlap: Push gradients while backward runs; see Overlap.
         """
         self._job = job
         self._optimizer = optimizer
         self._groups = groups
-        self._rest = rest
+        self._layers, self._buffers = layers, buffers
         self._model = model
         streamed = [table for table in tables if isinstance(table, StreamedTable)]
         self._is_streamed = bool(streamed)
@@ -98,7 +100,7 @@ class Stepping:
                 f"and step(): change it before backward, or {self._overlap.way_out}"
             )
         self._overlap.step()
-        self._job.push(self._rest, [self._model])
+        self._job.push(self._layers, self._buffers, [self._model])
         if self._overlap.is_on and self._connection is not None:
             # Let gradients that backward sends travel while it computes.
             self._connection.begin_progress()

@@ -1,9 +1,9 @@
 """Rows that look-aheads of one node's workers read from servers elsewhere for each other.
 
 A look-ahead (mpips.worker.lookahead) that needs a row first looks into memory that the workers of its node
-share (native/src/reduction/held_rows.hpp). What is there and valid it copies into its own cache. What
-another worker has claimed it leaves to that one for now; what nobody has or reads it claims, reads, and
-publishes when the reply has arrived.
+share (native/src/reduction/held_rows.hpp). It copies valid rows from there into its own cache. Rows that
+another worker has claimed are left to that worker for now. All others it claims itself, requests from the
+servers, and publishes when the reply has arrived.
 
 Why a copied row is as good as one that is read. A row has a stamp.
 
@@ -50,7 +50,7 @@ class HeldRowsPart:
         memory: The memory.
         n_bytes: Its size.
         remote: Servers on other nodes.
-        has_memory: Pages have been taken; False: there were not enough; None: nobody has asked.
+        has_memory: The pages are reserved; False: there were not enough; None: not tried yet.
     """
 
     rows: _native.HeldRows
@@ -60,7 +60,7 @@ class HeldRowsPart:
     has_memory: bool | None = None
 
     def take_memory(self, worker: int) -> bool:
-        """Take the pages at the first call, all at once; return False if there are not enough.
+        """Reserve all pages at the first call; return False if there are not enough.
 
         A note on stderr says so at the first call. `worker`: index of this worker, for the note.
         """
@@ -82,7 +82,7 @@ class HeldRowsPart:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look into the memory has found.
+    """Result of `HeldRows.look`.
 
     Attributes:
         keys: Keys whose rows are there, int64, shape (n,).
@@ -90,7 +90,7 @@ class Looked:
         stamps: Their stamps, int64, shape (n,).
         versions: Version of each row's shard when it was read, int64, shape (n,).
         claimed: Keys of rows that other workers read.
-        absent: Keys of rows that nobody has or reads.
+        absent: Keys of all other rows.
     """
 
     keys: Int64
@@ -105,7 +105,7 @@ class HeldRows:
     """One worker's end of the rows of one table. Not thread-safe."""
 
     def __init__(self, part: HeldRowsPart, access: RowAccess) -> None:
-        """Use memory whose pages have been taken."""
+        """Use memory whose pages are reserved."""
         self._rows = part.rows
         self._access = access
         n_servers = len(access.connection.channels)

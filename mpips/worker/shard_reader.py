@@ -179,7 +179,7 @@ class ShardReader:
         return None
 
     def _late(self, shards: Sequence[ShardRange]) -> str:
-        # What was late may have come since the last look: then any of them is named.
+        # The late values may have arrived since the last look: then the first server is named.
         server = (self._unsettled(0.0, shards) or shards[0]).server
         if self._applied is not None and not self._applied.is_applied(server, 0.0):
             return self._applied.late_at(server)

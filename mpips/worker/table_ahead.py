@@ -132,10 +132,9 @@ class TableAhead:
 
         `take` waits for these. `until`: end of the wait, a value of `time.monotonic`.
         """
-        if self._held is None or not len(self._missing()):
+        if self._held is None or not len(left := self._missing()):
             return
         now = self._connection.now
-        left = self._missing()
 
         def is_there() -> bool:
             nonlocal left
@@ -174,8 +173,8 @@ class TableAhead:
         if not len(keys):
             return
         if self._is_bsp:
-            # They are for the next clock. What others have read at this one must be confirmed then, too, and
-            # most of it these workers are about to change.
+            # These rows are for the next clock. Rows that others have read at this one would have to be
+            # confirmed then, and most of them are about to be changed by the workers that have read them.
             self._coming.append(self._fetch(keys, publishes=False))
         else:
             self._read(keys, now + 1, self._coming)
@@ -268,7 +267,7 @@ class TableAhead:
                 age, last = min(self._depth, self._bound), now + self._bound
             usable, trusts = (use - age, last), now - 1
             if self._lag > age:
-                # What others read now will be too old for this worker.
+                # Rows that others read now will be too old for this worker.
                 trusts, claims = _ANY_STAMP, False
         found = self._held.look(keys, usable, trusts, claims)
         if len(found.keys):

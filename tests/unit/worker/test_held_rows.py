@@ -1,13 +1,13 @@
-"""Rows that look-aheads of one node read for each other: no bit and no bound changes, and fewer are read."""
+"""Look-aheads of one node read rows for each other: no bit and no bound changes, and fewer are read."""
 
 from __future__ import annotations
 
-import multiprocessing
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ahead_rig import held_parts, included, some_order
 from harness import Rig, in_threads, rows
 from numpy.typing import NDArray
 
@@ -22,189 +22,8 @@ from mpips.worker.worker import connection_of
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
-LINE = 64
-STRIDE = 6
 ALL = (0, 2**62)
-ABSENT, COPIED, CLAIMED = 0, 1, 2
-FORK = multiprocessing.get_context("fork")
-
-
-def ends(n_workers: int, n_slots: int, stride: int = STRIDE) -> list[_native.HeldRows]:
-    n_bytes = n_slots * (LINE + 4 * stride)
-    memory = _native.SharedMemory.anonymous(n_bytes, 0)
-    return [_native.HeldRows(memory, n_bytes, stride, w, n_workers) for w in range(n_workers)]
-
-
-def parts(
-    n_workers: int, n_slots: int, stride: int, remote: frozenset[int] = frozenset({0})
-) -> list[HeldRowsPart]:
-    n_bytes = n_slots * (LINE + 4 * stride)
-    memory = _native.SharedMemory.anonymous(n_bytes, 0)
-    return [
-        HeldRowsPart(
-            _native.HeldRows(memory, n_bytes, stride, w, n_workers), memory, n_bytes, remote
-        )
-        for w in range(n_workers)
-    ]
-
-
-def some_rows(keys: Int64, stamp: int, dim: int = 3) -> Float32:
-    """Return rows that differ in every key and stamp."""
-    return (keys[:, None] * 10.0 + np.arange(dim) + 1000.0 * stamp).astype(np.float32)
-
-
-def look(end: _native.HeldRows, keys: Int64, usable: tuple[int, int] = ALL, **options: Any) -> Any:
-    given = {"dim": 3, "clock": 5, "claims_from": 5, "claims": True, "table": 1, **options}
-    return end.look(keys=keys, usable=usable, **given)
-
-
-def publish(end: _native.HeldRows, keys: Int64, stamp: int, table: int = 1) -> None:
-    end.publish(table, stamp, keys, some_rows(keys, stamp), keys + 100 * stamp)
-
-
-def test_one_worker_claims_a_row_and_the_others_find_it() -> None:
-    first, second = ends(2, 64)
-    assert first.n_slots == 64
-    keys = np.array([7, -3, 2**62])
-    assert look(first, keys)[0].tolist() == [ABSENT] * 3
-    # A claim binds the others only, for its clock; a look may leave claims as they are.
-    assert look(first, keys)[0].tolist() == [ABSENT] * 3
-    assert look(second, keys)[0].tolist() == [CLAIMED] * 3
-    assert look(second, keys, claims_from=6, claims=False)[0].tolist() == [ABSENT] * 3
-    assert look(second, keys, table=2)[0].tolist() == [ABSENT] * 3
-    publish(first, keys[:2], 5)
-    states, found, stamps, versions = look(second, keys)
-    assert states.tolist() == [COPIED, COPIED, CLAIMED]
-    np.testing.assert_array_equal(found[:2], some_rows(keys[:2], 5))
-    assert stamps[:2].tolist() == [5, 5]
-    assert versions[:2].tolist() == [507, 497]
-    assert look(second, keys[:2], table=2, claims=False)[0].tolist() == [ABSENT, ABSENT]
-
-
-def test_stamps_decide_what_may_be_used() -> None:
-    first, second = ends(2, 64)
-    keys = np.array([7])
-    publish(first, keys, 4)
-    for usable, state in (((4, 4), COPIED), ((5, 9), ABSENT), ((0, 3), ABSENT), ((-3, 9), COPIED)):
-        assert look(second, keys, usable, claims=False)[0][0] == state
-    # An older row does not replace it, and a newer one does.
-    publish(second, keys, 3)
-    assert look(first, keys)[2][0] == 4
-    publish(second, keys, 6)
-    assert look(first, keys)[2][0] == 6
-
-
-def test_a_row_that_is_claimed_and_not_written_is_not_there() -> None:
-    """Early workers may use rows of clocks before the first one."""
-    first, second = ends(2, 64)
-    keys = np.array([7])
-    look(first, keys, (-3, 9), clock=0, claims_from=0)
-    assert look(second, keys, (-3, 9), clock=0, claims_from=0)[0][0] == CLAIMED
-    publish(first, keys, 0)
-    assert look(second, keys, (-3, 9), clock=0, claims_from=0)[0][0] == COPIED
-
-
-def test_a_claim_of_a_clock_after_the_usable_ones_is_not_trusted() -> None:
-    first, second = ends(2, 64)
-    keys = np.array([7])
-    look(first, keys, (6, 6), clock=6, claims_from=6)
-    assert look(second, keys, (5, 6), claims=False)[0][0] == CLAIMED
-    assert look(second, keys, (5, 5))[0][0] == ABSENT
-
-
-def test_nobody_waits_for_a_slot_whose_writer_has_died() -> None:
-    n_bytes = 4 * (LINE + 4 * STRIDE)  # one set of four slots
-    memory = _native.SharedMemory.anonymous(n_bytes, 0)
-    first, second = (_native.HeldRows(memory, n_bytes, STRIDE, w, 2) for w in range(2))
-    keys = np.array([7])
-    look(first, keys)
-    assert look(second, keys)[0][0] == CLAIMED
-    # Odd version words: the slots are being written.
-    memory.view(0, 4 * LINE, True)[::LINE] |= 1
-    assert look(second, keys)[0][0] == ABSENT
-
-
-def test_a_stale_row_can_be_claimed_again_by_one() -> None:
-    first, second, third = ends(3, 64)
-    keys = np.array([7])
-    publish(first, keys, 2)
-    assert look(second, keys, (4, 9))[0][0] == ABSENT
-    assert look(third, keys, (4, 9))[0][0] == CLAIMED
-    assert look(third, keys, (1, 9))[0][0] == COPIED
-    # Its claim of clock 5 is too old for a worker at clock 8.
-    assert look(third, keys, (8, 9), clock=8, claims_from=7)[0][0] == ABSENT
-    assert look(second, keys, (8, 9), clock=8, claims_from=7)[0][0] == CLAIMED
-
-
-def test_of_more_rows_than_slots_the_newest_stay() -> None:
-    (end,) = ends(1, 64)
-    for stamp in range(20):
-        publish(end, np.arange(16) + 16 * stamp, stamp)
-    found = [look(end, np.arange(16) + 16 * s, claims=False)[0] == COPIED for s in range(20)]
-    held = [int(states.sum()) for states in found]
-    assert held[19] >= 12
-    assert sum(held) > 40
-    assert sum(held[:10]) == 0
-    for stamp in range(20):
-        keys = (np.arange(16) + 16 * stamp)[found[stamp]]
-        np.testing.assert_array_equal(look(end, keys)[1], some_rows(keys, stamp))
-
-
-def test_memory_for_no_row_holds_none() -> None:
-    (end,) = ends(1, 3)
-    assert end.n_slots == 0
-    publish(end, np.array([1]), 1)
-    assert look(end, np.array([1]))[0].tolist() == [ABSENT]
-
-
-def test_bad_arguments_are_refused() -> None:
-    first, _ = ends(2, 8)
-    with pytest.raises(ValueError, match="rows of length 7, expected 1 to 6"):
-        look(first, np.array([1]), dim=7)
-    with pytest.raises(ValueError, match="below 0"):
-        look(first, np.array([1]), claims_from=-1)
-    with pytest.raises(ValueError, match="versions"):
-        first.publish(1, 1, np.array([1]), np.ones((1, 3), np.float32), np.array([1, 2]))
-    with pytest.raises(ValueError, match="a stamp below 0"):
-        first.publish(1, -1, np.array([1]), np.ones((1, 3), np.float32), np.array([1]))
-    memory = _native.SharedMemory.anonymous(4096, 0)
-    for n_bytes, stride, worker in ((1 << 30, 1, 0), (4096, 0, 0), (4096, 1, 2)):
-        with pytest.raises(ValueError, match="do not fit"):
-            _native.HeldRows(memory, n_bytes, stride, worker, 2)
-
-
-def _write_and_read(end: _native.HeldRows, worker: int, errors: Any) -> None:
-    """Publish and read rows of few slots; count rows that nobody has written so."""
-    random = np.random.default_rng(worker)
-    wrong = 0
-    for turn in range(4000):
-        keys = np.unique(random.integers(0, 40, 12))
-        if turn % 2:
-            end.publish(1, turn, keys, some_rows(keys, turn, STRIDE), keys + 100 * turn)
-        states, found, stamps, versions = look(end, keys, dim=STRIDE, clock=turn, claims_from=turn)
-        for i in np.flatnonzero(states == COPIED):
-            expected = some_rows(keys[i : i + 1], int(stamps[i]), STRIDE)[0]
-            wrong += not np.array_equal(found[i], expected)
-            wrong += versions[i] != keys[i] + 100 * stamps[i]
-    errors.put(wrong)
-
-
-def test_processes_that_write_the_same_slots_read_whole_rows() -> None:
-    errors = FORK.SimpleQueue()
-    made = ends(4, 32)
-    started = [
-        FORK.Process(target=_write_and_read, args=(end, w, errors)) for w, end in enumerate(made)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(60)
-    assert [process.exitcode for process in started] == [0] * 4
-    assert [errors.get() for _ in started] == [0] * 4
-
-
-# Look-aheads.
-
+ABSENT = 0
 DIM = 4
 STEPS = 30
 
@@ -223,7 +42,7 @@ def played(
     """
     table = rows(DIM, consistency=consistency, optimizer=rule or Adagrad(0.1), init="normal(1)")
     rig = Rig(table, n_workers=n_workers, n_slots=64)
-    shared = parts(n_workers, n_slots, DIM) if n_slots is not None else [None] * n_workers
+    shared = held_parts(n_workers, n_slots, DIM) if n_slots is not None else [None] * n_workers
     workers = [rig.worker(w, timeout_s=10.0, held_rows=shared[w]) for w in range(n_workers)]
     loops = [
         mpips.lookahead(batches_of(w), keys=lambda k: k, worker=worker, depth=depth)
@@ -264,44 +83,12 @@ def test_fewer_rows_are_read_under_ssp_and_asp(consistency: Any) -> None:
     assert pulled < 0.7 * alone
 
 
-def included(
-    consistency: Any, n_workers: int, order: list[int], depth: int
-) -> list[tuple[int, int, Float32]]:
-    """Let worker w add 1 to column w of each row in each clock; return (worker, clock, rows) of each pull.
-
-    A row then says how many clocks of each worker it contains.
-    """
-    table = rows(n_workers, consistency=consistency, init="zeros")
-    rig = Rig(table, n_workers=n_workers, n_slots=64)
-    shared = parts(n_workers, 64, n_workers)
-    workers = [rig.worker(w, timeout_s=10.0, held_rows=shared[w]) for w in range(n_workers)]
-    loops = [
-        mpips.lookahead([np.arange(6)] * 40, keys=lambda k: k, worker=w, depth=depth)
-        for w in workers
-    ]
-    found = []
-    for w in order:
-        keys = next(loops[w])
-        found.append((w, workers[w].now, workers[w].table("e").pull(keys).copy()))
-        update = np.zeros((6, n_workers), np.float32)
-        update[:, w] = -1
-        workers[w].table("e").push(keys, update)
-        workers[w].clock()
-    return found
-
-
 @pytest.mark.parametrize("bound", [0, 1, 2, 5, None])
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_rows_have_all_updates_that_bound_and_depth_demand(bound: int | None, depth: int) -> None:
-    random = np.random.default_rng(depth)
-    clocks, order = [0, 0, 0], []
-    while len(order) < 100:
-        w = int(random.integers(3))
-        if bound is None or clocks[w] - min(clocks) <= bound:  # others would wait
-            order.append(w)
-            clocks[w] += 1
-    order = [w for i, w in enumerate(order) if order[:i].count(w) < 40]
-    found = included(SSP(bound) if bound is not None else ASP(), 3, order, depth)
+    order = some_order(bound, depth)
+    held = held_parts(3, 64, 3)
+    found = included(SSP(bound) if bound is not None else ASP(), 3, order, depth, held)
     for w, now, values in found:
         assert bound is None or (values >= now - bound).all(), (w, now, values)
         # A worker lacks its own updates for `depth` clocks at most.
@@ -312,7 +99,7 @@ def test_rows_have_all_updates_that_bound_and_depth_demand(bound: int | None, de
 def test_a_copied_row_is_not_under_way() -> None:
     """Under SSP a copy may have an earlier stamp than the clock of the request before."""
     rig = Rig(rows(DIM, consistency=SSP(3), init="zeros"), n_workers=2, n_slots=64)
-    shared = parts(2, 64, DIM)
+    shared = held_parts(2, 64, DIM)
     worker, other = rig.worker(0, timeout_s=10.0, held_rows=shared[0]), rig.worker(1)
     ahead, keys = worker.table("e").begin_ahead(8), np.arange(4)  # type: ignore[union-attr]
     for number in range(3):
@@ -341,7 +128,7 @@ def test_rows_of_servers_on_this_node_are_not_shared() -> None:
         return worker.table("e").begin_ahead(2)._held  # type: ignore[union-attr]
 
     rig = Rig(rows(DIM), n_workers=2)
-    near, far = parts(2, 64, DIM, frozenset())[0], parts(2, 64, DIM)[0]
+    near, far = held_parts(2, 64, DIM, frozenset())[0], held_parts(2, 64, DIM)[0]
     keys = np.arange(5)
     share = held(rig.worker(0, held_rows=near), near)
     share.publish(keys, np.ones((5, DIM), np.float32), 0, keys)
@@ -355,7 +142,7 @@ def test_a_claim_whose_row_never_comes_delays_and_no_more() -> None:
     """The other worker has claimed all rows, and never reads them."""
     for consistency in (BSP(), SSP(3), ASP()):
         rig = Rig(rows(DIM, consistency=consistency, init="zeros"), n_workers=2, n_slots=64)
-        shared = parts(2, 4096, DIM)
+        shared = held_parts(2, 4096, DIM)
         worker = rig.worker(0, timeout_s=10.0, held_rows=shared[0])
         other = rig.worker(1, timeout_s=10.0, held_rows=shared[1])
         keys = np.arange(20)
@@ -384,7 +171,7 @@ def test_claims_of_many_tables_delay_as_long_as_those_of_one(
     monkeypatch.setattr(table_ahead, "wait_for", wait)
     tables = [rows(DIM, name=f"t{i}", consistency=BSP()) for i in range(12)]
     rig = Rig(*tables, n_workers=2, n_slots=64)
-    shared, keys = parts(2, 4096, DIM), np.arange(20)
+    shared, keys = held_parts(2, 4096, DIM), np.arange(20)
     for i in range(12):
         shared[1].rows.look(i, keys, DIM, (0, 0), 0, 0, True)
     worker = rig.worker(0, timeout_s=10.0, held_rows=shared[0])
@@ -406,7 +193,7 @@ def test_under_asp_claims_do_not_delay_far_before_the_slowest_worker(
 
     monkeypatch.setattr(table_ahead, "wait_for", wait)
     rig = Rig(rows(DIM, consistency=ASP(), init="zeros"), n_workers=3, n_slots=64)
-    shared, depth = parts(3, 4096, DIM), 2
+    shared, depth = held_parts(3, 4096, DIM), 2
     workers = [rig.worker(w, timeout_s=10.0, held_rows=shared[w]) for w in range(2)]
     batches = [np.arange(i, i + 20) for i in range(12)]
     loops = [
@@ -428,7 +215,7 @@ def test_without_memory_workers_read_for_themselves_and_say_so(
 
     table = rows(DIM, consistency=BSP())
     rig = Rig(table, n_workers=2)
-    found = parts(2, 64, DIM)[0]
+    found = held_parts(2, 64, DIM)[0]
     part = HeldRowsPart(found.rows, SimpleNamespace(commit=commit), found.n_bytes, found.remote)  # type: ignore[arg-type]
     worker = rig.worker(0, held_rows=part)
     keys = np.arange(5)
@@ -443,7 +230,7 @@ def test_threads_that_wait_for_each_other_end() -> None:
     """Two workers read two tables in opposite orders, at one clock."""
     tables = [rows(DIM, name="a", consistency=BSP()), rows(DIM, name="b", consistency=BSP())]
     rig = Rig(*tables, n_workers=2, n_slots=64)
-    shared = parts(2, 4096, DIM)
+    shared = held_parts(2, 4096, DIM)
     keys = np.arange(50)
 
     def train(w: int) -> list[bytes]:

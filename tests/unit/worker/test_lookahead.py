@@ -13,6 +13,7 @@ from mpips.model.codec import CODECS
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad, Adam
 from mpips.worker.worker import connection_of
+from tests.support.ahead_rig import included, some_order
 from tests.support.harness import Rig, dense, rows
 
 DIM = 4
@@ -141,41 +142,10 @@ def test_rows_come_before_they_are_pulled():
         worker.clock()
 
 
-def included(consistency, n_workers, order, depth):
-    """Let worker w add 1 to column w of each row in each clock; return (worker, clock, rows) of each pull.
-
-    A row then says how many clocks of each worker it contains.
-    """
-    rig = Rig(
-        rows(n_workers, consistency=consistency, init="zeros"), n_workers=n_workers, n_slots=64
-    )
-    workers = [rig.worker(w, timeout_s=10.0) for w in range(n_workers)]
-    loops = [
-        mpips.lookahead([np.arange(6)] * 40, keys=lambda k: k, worker=w, depth=depth)
-        for w in workers
-    ]
-    found = []
-    for w in order:
-        keys = next(loops[w])
-        found.append((w, workers[w].now, workers[w].table("e").pull(keys).copy()))
-        update = np.zeros((6, n_workers), np.float32)
-        update[:, w] = -1
-        workers[w].table("e").push(keys, update)
-        workers[w].clock()
-    return found
-
-
 @pytest.mark.parametrize("bound", [0, 1, 2, 5])
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_ssp_rows_have_all_updates_that_the_bound_demands(bound, depth):
-    rng = np.random.default_rng(bound)
-    clocks, order = [0, 0, 0], []
-    while len(order) < 100:
-        w = int(rng.integers(3))
-        if clocks[w] - min(clocks) <= bound:  # others would wait
-            order.append(w)
-            clocks[w] += 1
-    found = included(SSP(bound), 3, [w for w in order if order.count(w) <= 40], depth)
+    found = included(SSP(bound), 3, some_order(bound, bound), depth)
     assert any(bound and (values[:, w] < now).any() for w, now, values in found) == bool(bound)
     for w, now, values in found:
         assert (values >= now - bound).all(), (w, now, values)
