@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.transport.region import Regions, new_token, unlink_job
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
 LINE = 64
 STRIDE = 6
+LONG = 4096
 ALL = (0, 2**62)
 ABSENT, COPIED, CLAIMED = 0, 1, 2
 FORK = multiprocessing.get_context("fork")
@@ -152,31 +155,44 @@ def test_bad_arguments_are_refused() -> None:
             _native.HeldRows(memory, n_bytes, stride, worker, 2)
 
 
-def _write_and_read(end: _native.HeldRows, worker: int, errors: Any) -> None:
-    """Publish and read rows of few slots; count rows that nobody has written so."""
+def _write_and_read(end: _native.HeldRows, worker: int, counts: Any) -> None:
+    """Publish and read rows of few slots; count rows of others, and rows that nobody has written so."""
     random = np.random.default_rng(worker)
-    wrong = 0
-    for turn in range(4000):
-        keys = np.unique(random.integers(0, 40, 12))
-        if turn % 2:
-            end.publish(1, turn, keys, some_rows(keys, turn, STRIDE), keys + 100 * turn)
-        states, found, stamps, versions = look(end, keys, dim=STRIDE, clock=turn, claims_from=turn)
+    others = wrong = 0
+    for turn in range(3000):
+        keys = np.unique(random.integers(0, 6, 3))
+        stamp = 4 * turn + worker
+        if random.random() < 0.5:
+            end.publish(1, stamp, keys, some_rows(keys, stamp, LONG), keys + 100 * stamp)
+        states, found, stamps, versions = look(end, keys, dim=LONG, clock=turn, claims_from=turn)
         for i in np.flatnonzero(states == COPIED):
-            expected = some_rows(keys[i : i + 1], int(stamps[i]), STRIDE)[0]
+            others += stamps[i] % 4 != worker
+            expected = some_rows(keys[i : i + 1], int(stamps[i]), LONG)[0]
             wrong += not np.array_equal(found[i], expected)
             wrong += versions[i] != keys[i] + 100 * stamps[i]
-    errors.put(wrong)
+    counts.put((others, wrong))
 
 
-def test_processes_that_write_the_same_slots_read_whole_rows() -> None:
-    errors = FORK.SimpleQueue()
-    made = ends(4, 32)
+@pytest.fixture
+def shared() -> Iterator[_native.SharedMemory]:
+    """Yield memory that forked processes share."""
+    token = new_token()
+    yield Regions(token, shared=True).create("held", 8 * (LINE + 4 * LONG))
+    unlink_job(token)
+
+
+def test_processes_that_write_the_same_slots_read_whole_rows(shared: _native.SharedMemory) -> None:
+    """Rows are so long that their copies overlap in time."""
+    counts = FORK.SimpleQueue()
+    made = [_native.HeldRows(shared, 8 * (LINE + 4 * LONG), LONG, w, 4) for w in range(4)]
     started = [
-        FORK.Process(target=_write_and_read, args=(end, w, errors)) for w, end in enumerate(made)
+        FORK.Process(target=_write_and_read, args=(end, w, counts)) for w, end in enumerate(made)
     ]
     for process in started:
         process.start()
     for process in started:
         process.join(60)
     assert [process.exitcode for process in started] == [0] * 4
-    assert [errors.get() for _ in started] == [0] * 4
+    found = [counts.get() for _ in started]
+    assert all(others > 100 for others, _ in found)
+    assert [wrong for _, wrong in found] == [0] * 4
