@@ -205,6 +205,9 @@ class Nodes:
         """
         flags = ["--hostfile", str(self._hostfile(ranks_per_node)), "-n", str(sum(ranks_per_node))]
         flags += ["--map-by", "slot", "--bind-to", "none"]
+        # A rank counts the cores of its node, but all nodes have the same.
+        if sum(ranks_per_node) > (os.cpu_count() or 1):
+            flags += ["-x", "OMPI_MCA_mpi_yield_when_idle=1"]
         for name in env:
             flags += ["-x", name]
         return flags

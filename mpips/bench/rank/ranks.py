@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any
 
 import mpips
-from mpips.model.table import Table
-from mpips.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpips.model.table import Table
+    from mpips.worker.worker import Worker
 
 
 class BenchRanks:

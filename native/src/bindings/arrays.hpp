@@ -24,6 +24,7 @@ using WordArray = ArrayOf<std::uint64_t>;
 using ByteArray = ArrayOf<std::uint8_t>;
 
 using ReleaseGil = py::gil_scoped_release;
+using WithoutGil = py::call_guard<ReleaseGil>;
 
 inline std::string shape_text(const py::array& array) {
   return py::str(array.attr("shape")).cast<std::string>();

@@ -32,7 +32,7 @@ class Xxh3 {
   std::unique_ptr<XXH3_state_t, Free> state_;
 };
 
-void update(Xxh3& sum, const py::buffer& data) {
+void update_sum(Xxh3& sum, const py::buffer& data) {
   const py::buffer_info info = data.request();
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0)
     throw py::value_error("a checksum needs a contiguous array or buffer");
@@ -45,7 +45,7 @@ void update(Xxh3& sum, const py::buffer& data) {
 void register_checkpoint(py::module_& m) {
   py::class_<Xxh3>(m, "Xxh3", "XXH3-64 of arrays that are added in pieces. Not thread-safe.")
       .def(py::init<>())
-      .def("update", &update, py::arg("data"),
+      .def("update", &update_sum, py::arg("data"),
            "Append the bytes of a contiguous array or buffer. Releases the GIL.")
       .def("digest", &Xxh3::digest, "Return the checksum of all bytes so far.");
 }

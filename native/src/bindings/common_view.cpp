@@ -36,7 +36,7 @@ std::optional<std::pair<std::uint64_t, std::size_t>> read(const SharedMemory& me
   return std::make_pair(found.number, found.bytes);
 }
 
-bool add(const Codec& codec, const ByteArray& difference, FloatArray& copy) {
+bool add_checked(const Codec& codec, const ByteArray& difference, FloatArray& copy) {
   if (!is_biased(codec.kind)) throw py::value_error("such a codec has no differences");
   require_vector(copy, "copy");
   const std::uint8_t* from = difference.data();
@@ -52,7 +52,7 @@ void register_common_view(py::module_& m) {
   m.def("read_common", &read, py::arg("memory"), py::arg("layout"), py::arg("table"),
         py::arg("number"), py::arg("copy").noconvert(), py::arg("max_s"),
         py::arg("oversubscribed"));
-  m.def("add_difference", &add, py::arg("codec"), py::arg("difference").noconvert(),
+  m.def("add_difference", &add_checked, py::arg("codec"), py::arg("difference").noconvert(),
         py::arg("copy").noconvert());
 }
 

@@ -277,7 +277,7 @@ void register_port(py::module_& m) {
       .def("close", [](BoundPort& bound) { bound.port.close(); })
       .def(
           "wait_room", [](BoundPort& bound, double max_s) { return bound.port.wait_room(max_s); },
-          py::arg("max_s"), py::call_guard<py::gil_scoped_release>())
+          py::arg("max_s"), WithoutGil())
       .def("waits_for", [](const BoundPort& bound) { return bound.port.waits_for(); })
       .def("push", &push, py::arg("update"), py::arg("owner"))
       .def("pull", &pull, py::arg("out"), py::arg("owner"));

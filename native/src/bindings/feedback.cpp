@@ -17,8 +17,9 @@ namespace {
 
 constexpr std::size_t least_capacity = 256;  // bytes of a record, at least
 
-Feedback make(const SharedMemory& memory, std::size_t offset, std::size_t n, std::size_t first,
-              std::size_t halves, const std::string& kind, double share, std::uint32_t block) {
+Feedback make_feedback(const SharedMemory& memory, std::size_t offset, std::size_t n,
+                       std::size_t first, std::size_t halves, const std::string& kind, double share,
+                       std::uint32_t block) {
   const auto chosen = enumerator_named<FeedbackKind>("codec", kind, feedback_names);
   if (halves < 1 || halves > 2)
     throw py::value_error("halves = " + std::to_string(halves) + ": must be 1 or 2");
@@ -79,9 +80,9 @@ bool decode_record(const std::string& kind, const ByteArray& bytes, FloatArray& 
 
 void register_feedback(py::module_& m) {
   py::class_<Feedback>(m, "Feedback")
-      .def(py::init(&make), py::arg("memory"), py::arg("offset"), py::arg("n"), py::arg("first"),
-           py::arg("halves"), py::arg("kind"), py::arg("share"), py::arg("block") = 1,
-           py::keep_alive<1, 2>())
+      .def(py::init(&make_feedback), py::arg("memory"), py::arg("offset"), py::arg("n"),
+           py::arg("first"), py::arg("halves"), py::arg("kind"), py::arg("share"),
+           py::arg("block") = 1, py::keep_alive<1, 2>())
       .def_static("n_bytes", &Feedback::bytes, py::arg("n"), py::arg("halves"))
       .def_property_readonly("n", &Feedback::n)
       .def_property_readonly("pushed", &Feedback::pushed)

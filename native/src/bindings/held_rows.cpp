@@ -22,8 +22,9 @@ struct BoundHeldRows {
   }
 };
 
-std::unique_ptr<BoundHeldRows> make(py::object memory, std::size_t n_bytes, std::size_t stride,
-                                    std::size_t worker, std::size_t n_workers) {
+std::unique_ptr<BoundHeldRows> make_held_rows(py::object memory, std::size_t n_bytes,
+                                              std::size_t stride, std::size_t worker,
+                                              std::size_t n_workers) {
   const auto& file = memory.cast<const SharedMemory&>();
   if (worker >= n_workers || stride == 0 || n_bytes > file.writable_bytes())
     throw py::value_error("memory, rows and workers do not fit together");
@@ -71,7 +72,7 @@ void publish_rows(BoundHeldRows& b, std::uint64_t table, std::int64_t stamp, con
 void register_held_rows(py::module_& m) {
   using B = BoundHeldRows;
   py::class_<B>(m, "HeldRows")
-      .def(py::init(&make), py::arg("memory"), py::arg("n_bytes"), py::arg("stride"),
+      .def(py::init(&make_held_rows), py::arg("memory"), py::arg("n_bytes"), py::arg("stride"),
            py::arg("worker"), py::arg("n_workers"))
       .def_property_readonly("n_slots", [](const B& b) { return b.rows.n_slots(); })
       .def("look", &look_up, py::arg("table"), py::arg("keys").noconvert(), py::arg("dim"),

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bindings/arrays.hpp"
 #include "bindings/kernel_named.hpp"
 #include "bindings/names.hpp"
 #include "bindings/register.hpp"
@@ -15,7 +16,6 @@ namespace {
 
 namespace py = pybind11;
 using Floats = py::array_t<float, py::array::c_style>;
-using Release = py::gil_scoped_release;
 
 std::size_t size_of(const Floats& array) { return static_cast<std::size_t>(array.size()); }
 
@@ -76,7 +76,7 @@ void update(const OptimizerConfig& config, Floats& values, std::optional<Floats>
   float* s1 = state_data(config, 1, state1, n);
   float* w = values.mutable_data();
   const float* g = gradient.data();
-  const Release release;
+  const ReleaseGil release;
   const UpdateArgs args = prepare(config, step, {gradient_scale, rate_scale});
   table.update[static_cast<std::size_t>(config.kind)](w, s0, s1, g, n, args);
 }
@@ -87,7 +87,7 @@ void add(Floats& dst, const Floats& src, const std::optional<std::string>& kerne
   float* to = dst.mutable_data();
   const float* from = src.data();
   const std::size_t n = size_of(dst);
-  const Release release;
+  const ReleaseGil release;
   table.add(to, from, n);
 }
 
@@ -95,7 +95,7 @@ void scale(Floats& dst, float factor, const std::optional<std::string>& kernels_
   const KernelTable& table = table_named(kernels_name);
   float* to = dst.mutable_data();
   const std::size_t n = size_of(dst);
-  const Release release;
+  const ReleaseGil release;
   table.scale(to, factor, n);
 }
 
@@ -103,7 +103,7 @@ bool all_finite(const Floats& src, const std::optional<std::string>& kernels_nam
   const KernelTable& table = table_named(kernels_name);
   const float* from = src.data();
   const std::size_t n = size_of(src);
-  const Release release;
+  const ReleaseGil release;
   return table.all_finite(from, n);
 }
 
@@ -111,7 +111,7 @@ bool all_within(const Floats& src, float bound, const std::optional<std::string>
   const KernelTable& table = table_named(kernels_name);
   const float* from = src.data();
   const std::size_t n = size_of(src);
-  const Release release;
+  const ReleaseGil release;
   return table.all_within(from, n, bound);
 }
 
@@ -124,7 +124,7 @@ bool copy_finite(Floats& dst, const Floats& src, bool past_caches,
   const std::size_t n = size_of(dst);
   if (past_caches && reinterpret_cast<std::uintptr_t>(to) % 64 != 0)
     throw py::value_error("dst must be a multiple of 64 bytes to be written past the caches");
-  const Release release;
+  const ReleaseGil release;
   return past_caches ? table.stream_finite(to, from, n) : table.copy_finite(to, from, n);
 }
 
@@ -137,7 +137,7 @@ void compensate(Floats& out, const Floats& gradient, const Floats& values, const
   require_size(base, n, "base");
   float* to = out.mutable_data();
   const float *g = gradient.data(), *w = values.data(), *b = base.data();
-  const Release release;
+  const ReleaseGil release;
   table.compensate(to, g, w, b, lambda, n);
 }
 

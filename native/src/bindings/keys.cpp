@@ -47,8 +47,8 @@ void bind_row_map(py::module_& m) {
       .def("find", &find, py::arg("keys").noconvert())
       .def("find_or_insert", &find_or_insert, py::arg("keys").noconvert())
       .def("clear", &RowMap::clear)
-      .def("reserve", &RowMap::reserve, py::arg("n"), py::call_guard<ReleaseGil>())
-      .def("longest_probe", &RowMap::longest_probe, py::call_guard<ReleaseGil>());
+      .def("reserve", &RowMap::reserve, py::arg("n"), WithoutGil())
+      .def("longest_probe", &RowMap::longest_probe, WithoutGil());
   row_map.attr("npos") = py::int_(RowMap::npos);
 }
 

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/arrays.hpp"
 #include "bindings/register.hpp"
 #include "process/deadline.hpp"
 
@@ -17,7 +18,7 @@ void register_process(py::module_& m) {
              return std::make_unique<Deadline>(seconds, std::move(name), std::move(command));
            }),
            py::arg("seconds"), py::arg("name"), py::arg("command"))
-      .def("cancel", &Deadline::cancel, py::call_guard<py::gil_scoped_release>());
+      .def("cancel", &Deadline::cancel, WithoutGil());
 }
 
 }  // namespace mpips

@@ -12,8 +12,6 @@
 namespace mpips {
 namespace {
 
-using Release = py::call_guard<py::gil_scoped_release>;
-
 // A reduction together with the memory that it uses.
 struct BoundReduction {
   Reduction reduction;
@@ -53,9 +51,10 @@ std::vector<ReplicatedRule> rules_of(const Rules& rules) {
 // Clock, base, `repeats` and `finished` of ReductionStart.
 using Start = std::tuple<std::uint64_t, std::uint64_t, bool, bool>;
 
-std::unique_ptr<BoundReduction> make(py::object memory, const NodeLayout& layout,
-                                     std::size_t worker, std::vector<std::size_t> local,
-                                     const Rules& rules, bool oversubscribed, const Start& start) {
+std::unique_ptr<BoundReduction> make_reduction(py::object memory, const NodeLayout& layout,
+                                               std::size_t worker, std::vector<std::size_t> local,
+                                               const Rules& rules, bool oversubscribed,
+                                               const Start& start) {
   const auto& file = memory.cast<const SharedMemory&>();
   bool is_local = false;
   for (const std::size_t w : local) is_local = is_local || w == worker;
@@ -77,7 +76,7 @@ py::array values_of(py::object self, std::size_t table, std::size_t slot) {
   return std::move(array);
 }
 
-void bind_layout(py::module_& m) {
+void bind_node_layout(py::module_& m) {
   py::class_<NodeLayout>(m, "NodeLayout")
       .def(py::init<std::size_t, std::vector<std::pair<std::size_t, std::size_t>>, std::size_t,
                     bool, std::vector<std::size_t>>(),
@@ -169,11 +168,11 @@ void bind_left_tables(py::module_& m) {
 void register_reduction(py::module_& m) {
   py::register_exception<RuleMismatch>(m, "RuleMismatch",
                                        py::module_::import("mpips.errors").attr("ConfigError"));
-  bind_layout(m);
+  bind_node_layout(m);
   bind_left_tables(m);
   using B = BoundReduction;
   py::class_<B>(m, "Reduction")
-      .def(py::init(&make), py::arg("memory"), py::arg("layout"), py::arg("worker"),
+      .def(py::init(&make_reduction), py::arg("memory"), py::arg("layout"), py::arg("worker"),
            py::arg("local"), py::arg("rules"), py::arg("oversubscribed"),
            py::arg("start") = Start{})
       .def_property_readonly("clock", [](const B& b) { return b.reduction.clock(); })
@@ -253,7 +252,7 @@ void register_reduction(py::module_& m) {
           },
           py::arg("worker"), py::arg("table"), py::arg("clock"), py::arg("raw").noconvert())
       .def(
-          "advance", [](B& b) { b.reduction.advance(); }, Release())
+          "advance", [](B& b) { b.reduction.advance(); }, WithoutGil())
       .def(
           "complete",
           [](const B& b, std::size_t t) {

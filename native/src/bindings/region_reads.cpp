@@ -89,7 +89,7 @@ void register_region_reads(py::module_& m) {
                           oversubscribed);
       },
       py::arg("memory"), py::arg("offset"), py::arg("version"), py::arg("min_clock"),
-      py::arg("max_s"), py::arg("oversubscribed"), py::call_guard<py::gil_scoped_release>());
+      py::arg("max_s"), py::arg("oversubscribed"), WithoutGil());
   m.def("copy_dense", &copy_dense_range, py::arg("memory"), py::arg("layout"), py::arg("table"),
         py::arg("out").noconvert(), py::arg("max_s"), py::arg("oversubscribed"));
   m.def("unstable_blocks", &unstable_blocks, py::arg("before").noconvert(),

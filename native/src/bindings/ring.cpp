@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/arrays.hpp"
 #include "bindings/register.hpp"
 #include "ring/worker_wait.hpp"
 #include "shm/shared_memory.hpp"
@@ -13,8 +14,6 @@
 // The writer of a ring.
 namespace mpips {
 namespace {
-
-using Release = py::call_guard<py::gil_scoped_release>;
 
 py::dict counters_dict(const PushCounters& c) {
   const auto of = [&](Outcome o) { return c.outcomes[static_cast<std::size_t>(o)]; };
@@ -107,7 +106,7 @@ void bind_records(py::class_<RingWriter>& writer) {
 
 // Replies, and waiting for the server.
 void bind_waits(py::class_<RingWriter>& writer) {
-  writer.def("collect", &RingWriter::collect, Release())
+  writer.def("collect", &RingWriter::collect, WithoutGil())
       .def("open_pulls", &RingWriter::open_pulls)
       .def("collected_before", &RingWriter::open_pulls_end)
       .def(
@@ -115,13 +114,13 @@ void bind_waits(py::class_<RingWriter>& writer) {
           [](RingWriter& w, std::uint64_t count, double max_s, bool oversubscribed) {
             return wait_until([&] { return w.applied() >= count; }, max_s, oversubscribed);
           },
-          py::arg("count"), py::arg("max_s"), py::arg("oversubscribed"), Release())
+          py::arg("count"), py::arg("max_s"), py::arg("oversubscribed"), WithoutGil())
       .def(
           "wait_received",
           [](RingWriter& w, std::uint64_t count, double max_s, bool oversubscribed) {
             return wait_until([&] { return w.received() >= count; }, max_s, oversubscribed);
           },
-          py::arg("count"), py::arg("max_s"), py::arg("oversubscribed"), Release())
+          py::arg("count"), py::arg("max_s"), py::arg("oversubscribed"), WithoutGil())
       .def(
           "wait_collected",
           [](RingWriter& w, std::uint64_t before, double max_s, bool oversubscribed) {
@@ -132,7 +131,7 @@ void bind_waits(py::class_<RingWriter>& writer) {
                 },
                 max_s, oversubscribed);
           },
-          py::arg("before"), py::arg("max_s"), py::arg("oversubscribed"), Release())
+          py::arg("before"), py::arg("max_s"), py::arg("oversubscribed"), WithoutGil())
       .def(
           "wait_credit",
           [](RingWriter& w, double max_s, bool oversubscribed) {
@@ -143,7 +142,7 @@ void bind_waits(py::class_<RingWriter>& writer) {
                 },
                 max_s, oversubscribed);
           },
-          py::arg("max_s"), py::arg("oversubscribed"), Release());
+          py::arg("max_s"), py::arg("oversubscribed"), WithoutGil());
 }
 
 // Versions of values: those that pulls have brought and those that pushes were computed on.

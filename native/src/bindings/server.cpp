@@ -50,7 +50,7 @@ py::object hot_rows(Server& server, std::uint16_t table, std::size_t most) {
   return counter != nullptr ? read_rows(*counter, now_s(), most) : py::object(py::none());
 }
 
-py::dict counters_dict(Server& server) {
+py::dict server_counters(Server& server) {
   const ServerCounters& c = server.core().counters();
   py::dict d;
   d["records"] = c.records;
@@ -63,7 +63,6 @@ py::dict counters_dict(Server& server) {
 
 // The loop of a server.
 void bind_loop(py::class_<Server>& server) {
-  using Release = py::call_guard<py::gil_scoped_release>;
   server
       .def(
           "set_staging",
@@ -81,10 +80,10 @@ void bind_loop(py::class_<Server>& server) {
           [](Server& s, double max_s, std::uint32_t max_sleep_us) {
             return s.core().drain(max_s, max_sleep_us);
           },
-          py::arg("max_s"), py::arg("max_sleep_us"), Release())
+          py::arg("max_s"), py::arg("max_sleep_us"), WithoutGil())
       .def(
           "consume", [](Server& s, double max_s) { return s.core().consume(max_s); },
-          py::arg("max_s"), Release());
+          py::arg("max_s"), WithoutGil());
 }
 
 // Counters, and what is recorded of the records that a server consumes.
@@ -93,7 +92,7 @@ void bind_counters(py::class_<Server>& server) {
       .def(
           "stats", [](Server& s, std::uint16_t t) { return stats_dict(s.core(), t); },
           py::arg("table"))
-      .def("counters", &counters_dict)
+      .def("counters", &server_counters)
       .def(
           "set_trace", [](Server& s, TraceRing* trace) { s.core().set_trace(trace); },
           py::arg("trace").none(true), py::keep_alive<1, 2>())

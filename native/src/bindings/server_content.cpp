@@ -16,7 +16,7 @@ py::array read_only(const T* data, std::vector<py::ssize_t> shape, py::handle ow
   return std::move(array);
 }
 
-void require_size(const FloatArray& values, const DenseShard& shard) {
+void require_shard_size(const FloatArray& values, const DenseShard& shard) {
   if (static_cast<std::size_t>(values.size()) != shard.size())
     throw py::value_error("values has " + std::to_string(values.size()) + " values, expected " +
                           std::to_string(shard.size()));
@@ -32,7 +32,7 @@ void initialize_dense(const Server& server, std::uint16_t table, const Initializ
 
 void set_dense(const Server& server, std::uint16_t table, const FloatArray& values) {
   DenseShard& shard = server.dense(table);
-  require_size(values, shard);
+  require_shard_size(values, shard);
   std::copy_n(values.data(), shard.size(), shard.values());
   shard.refresh_image();
 }
@@ -91,7 +91,7 @@ void set_dense_state(const Server& server, std::uint16_t table, std::size_t slot
                      const FloatArray& values) {
   DenseShard& shard = server.dense(table);
   if (slot >= shard.n_state()) throw py::index_error("the rule has no such state");
-  require_size(values, shard);
+  require_shard_size(values, shard);
   std::copy_n(values.data(), shard.size(), shard.state(slot));
 }
 

@@ -23,8 +23,8 @@ struct BoundPulls {
   }
 };
 
-std::unique_ptr<BoundPulls> make(py::object memory, const Sizes& sizes, std::size_t worker,
-                                 std::size_t n_workers, bool oversubscribed) {
+std::unique_ptr<BoundPulls> make_pulls(py::object memory, const Sizes& sizes, std::size_t worker,
+                                       std::size_t n_workers, bool oversubscribed) {
   const auto& file = memory.cast<const SharedMemory&>();
   if (worker >= n_workers || SharedPulls::bytes_for(sizes) > file.writable_bytes())
     throw py::value_error("memory, parts and workers do not fit together");
@@ -37,7 +37,7 @@ std::unique_ptr<BoundPulls> make(py::object memory, const Sizes& sizes, std::siz
 void register_shared_pulls(py::module_& m) {
   using B = BoundPulls;
   py::class_<B>(m, "SharedPulls")
-      .def(py::init(&make), py::arg("memory"), py::arg("sizes"), py::arg("worker"),
+      .def(py::init(&make_pulls), py::arg("memory"), py::arg("sizes"), py::arg("worker"),
            py::arg("n_workers"), py::arg("oversubscribed"))
       .def_static("bytes_for", &SharedPulls::bytes_for, py::arg("sizes"))
       .def(

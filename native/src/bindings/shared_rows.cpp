@@ -33,9 +33,10 @@ struct BoundRows {
   }
 };
 
-std::unique_ptr<BoundRows> make(py::object memory, std::size_t offset, std::size_t n_bytes,
-                                std::size_t stride, std::size_t worker, std::size_t n_workers,
-                                bool oversubscribed) {
+std::unique_ptr<BoundRows> make_shared_rows(py::object memory, std::size_t offset,
+                                            std::size_t n_bytes, std::size_t stride,
+                                            std::size_t worker, std::size_t n_workers,
+                                            bool oversubscribed) {
   const auto& file = memory.cast<const SharedMemory&>();
   if (worker >= n_workers || stride == 0 || offset % line_bytes != 0 ||
       offset > file.writable_bytes() || n_bytes > file.writable_bytes() - offset)
@@ -65,7 +66,7 @@ std::pair<KeyArray, ByteArray> claim(BoundRows& b, std::uint64_t table, std::uin
 void register_shared_rows(py::module_& m) {
   using B = BoundRows;
   py::class_<B>(m, "SharedRows")
-      .def(py::init(&make), py::arg("memory"), py::arg("offset"), py::arg("n_bytes"),
+      .def(py::init(&make_shared_rows), py::arg("memory"), py::arg("offset"), py::arg("n_bytes"),
            py::arg("stride"), py::arg("worker"), py::arg("n_workers"), py::arg("oversubscribed"))
       .def_property_readonly("n_slots", [](const B& b) { return b.rows.n_slots(); })
       .def("claim", &claim, py::arg("table"), py::arg("clock"), py::arg("keys").noconvert())

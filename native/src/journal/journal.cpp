@@ -183,14 +183,14 @@ void Journal::put_unit_back() {
 
 void Journal::put_piece_back() {
   const Pieces& p = head_->pieces;
-  const std::uint64_t position = head_->undo.position;
-  const std::size_t number = (position & UndoSlots::place_bit) != 0 ? 1 : 0;
+  const std::uint64_t packed = head_->undo.position;
+  const std::size_t number = (packed & UndoSlots::place_bit) != 0 ? 1 : 0;
   std::uint8_t* segment = segments_.at(p.segment);
-  const std::uint64_t part = position >> part_shift << part_shift;
-  const std::uint64_t element = (position - part) >> UndoSlots::shift;
+  const std::uint64_t part = packed >> part_shift << part_shift;
+  const std::uint64_t element = (packed - part) >> UndoSlots::shift;
   const std::uint64_t at = head_->undo.start[number] + element * sizeof(float);
-  const std::size_t bytes = (position & (UndoSlots::slot_bit - 1)) * sizeof(float);
-  const auto& slot = head_->undo.slots[number][(position & UndoSlots::slot_bit) != 0 ? 1 : 0];
+  const std::size_t bytes = (packed & (UndoSlots::slot_bit - 1)) * sizeof(float);
+  const auto& slot = head_->undo.slots[number][(packed & UndoSlots::slot_bit) != 0 ? 1 : 0];
   for (std::size_t k = 0; k < p.n_arrays; ++k) {
     std::memcpy(segment + at + k * p.distance, slot[k], bytes);
     fault::at(fault::Point::recovering);
