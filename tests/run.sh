@@ -135,7 +135,8 @@ run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-l
 # Unit tests that start programs, which load the ordinary module, or that never enter it; and those of torch,
 # jax, keras and scikit-learn, whose libraries do not run with the sanitizers' runtimes.
 without_native=(bench/test_growth.py cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py
-  config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_launches.py
+  config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_command.py
+  doctor/test_doctor_launches.py
   mpi_package/test_launch.py mpi_package/test_roles.py
   plan/test_plan.py plan/test_plan_command.py plan/test_planned_rows.py plan/test_times.py rundir scheduler supervisor
   inference/test_other_libraries.py inference/test_serving.py jax keras sklearn web test_documents.py test_fault_layer.py

@@ -3,84 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from doctor_rig import GOOD_STACK, STEP, Fake, attributes, env, old_open_mpi, stack
 
-from mpips.cli.doctor import command
 from mpips.doctor import cleaning, machine, software, storage
 from mpips.doctor.checks import CHECKS, run_checks
 from mpips.doctor.finding import as_json, as_line
-from mpips.doctor.situation import Completed, Situation, Space, Stack, file_system, numbers
-
-GOOD_STACK = {
-    "import_s": 0.3,
-    "hdf5": "parallel",
-    "hdf5_version": "1.14.3",
-    "h5py_path": "/venv/h5py",
-    "mpi": "Open MPI v5.0.11",
-    "libraries": ["/venv/lib/libmpi.so.40"],
-    "initialized": True,
-}
-VERSIONS = {
-    "numpy": (2, 1),
-    "mpi4py": (4, 1, 2),
-    "msgspec": (0, 19),
-    "click": (8, 1, 7),
-    "rich": (13, 9),
-    "threadpoolctl": (3, 5),
-    "h5py": (3, 16),
-    "setuptools": (80, 1),
-}
-ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
-
-
-class Fake(Situation):
-    """A machine on which every check passes, until a test changes it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, 2, {"OMP_NUM_THREADS": "1", "PATH": "/bin"}, folder, folder)
-        self.stack = Stack(**GOOD_STACK)
-        self.mpirun_version = "mpirun (Open MPI) 5.0.11"
-        self.file_system = "ext4"
-        self.versions: dict = dict(VERSIONS)
-        self.commands: dict[str, Completed] = {}
-        self.programs = {"mpirun": "/venv/bin/mpirun"}
-        self.files: dict[str, str] = {}
-        self.room = Space(64 << 30, 32 << 30)
-        self.root = False
-        self.core_counts = (8, 8)
-
-    def run(self, *command: str, timeout_s: float = 20.0) -> Completed:
-        return self.commands.get(" ".join(command), Completed(127, "no such command"))
-
-    def which(self, program: str) -> str | None:
-        return self.programs.get(program)
-
-    def read(self, path: str) -> str:
-        return self.files.get(path, "")
-
-    def space(self, path: Path) -> Space | None:
-        return self.room
-
-    def version(self, package: str) -> tuple[int, ...] | None:
-        return self.versions.get(package)
-
-    @property
-    def is_root(self) -> bool:
-        return self.root
-
-    @property
-    def cores(self) -> tuple[int, int]:
-        return self.core_counts
+from mpips.doctor.situation import Completed, Situation, Space, Stack, numbers
 
 
 @pytest.fixture
@@ -96,32 +31,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     fake.temporary = Path("/tmp")
     monkeypatch.setattr(machine, "leftovers", lambda shm, temporary: [])
     return fake
-
-
-def stack(**changes: object) -> Callable[[Fake, pytest.MonkeyPatch], None]:
-    """Return a change of what the child process finds."""
-
-    def apply(here: Fake, patch: pytest.MonkeyPatch) -> None:
-        here.stack = Stack(**{**GOOD_STACK, **changes})
-
-    return apply
-
-
-def attributes(**changes: object) -> Callable[[Fake, pytest.MonkeyPatch], None]:
-    """Return a change of the machine; dictionaries are added to the present ones."""
-
-    def apply(here: Fake, patch: pytest.MonkeyPatch) -> None:
-        for name, value in changes.items():
-            if name in ("env", "versions", "commands", "programs", "files"):
-                value = {**getattr(here, name), **value}
-            setattr(here, name, value)
-
-    return apply
-
-
-def env(**changes: str) -> Callable[[Fake, pytest.MonkeyPatch], None]:
-    """Return a change of the environment."""
-    return attributes(env=changes)
 
 
 def no_address(here: Fake, patch: pytest.MonkeyPatch) -> None:
@@ -167,17 +76,7 @@ def missing_folder(here: Fake, patch: pytest.MonkeyPatch) -> None:
     here.folder = here.folder / "no" / "such"
 
 
-def old_open_mpi(version: str, **environment: str) -> Callable[[Fake, pytest.MonkeyPatch], None]:
-    def apply(here: Fake, patch: pytest.MonkeyPatch) -> None:
-        stack(mpi=f"Open MPI v{version}")(here, patch)
-        here.mpirun_version = f"mpirun (Open MPI) {version}"
-        here.env = {**here.env, **environment}
-
-    return apply
-
-
 MPICH = "HYDRA build details:\n    Version:                                 5.0.2"
-STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}
 SRUN = {"srun": "/usr/bin/srun"}
 
 # (check, change, expected status, part of the reason, part of the command that fixes it)
@@ -398,100 +297,6 @@ def test_a_line_has_status_name_reason_and_command(here: Fake) -> None:
     assert report["ok"] is False
     assert report["counts"] == {"PASS": 0, "WARN": 0, "FAIL": 1}
     assert report["checks"][0]["fix"] == finding.fix
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("v5.0.11rc1, package", (5, 0, 11)),
-        (" 4.1.4\n", (4, 1, 4)),
-        ("Version:      5.0.2", (5, 0, 2)),
-        ("none", ()),
-        ("", ()),
-    ],
-)
-def test_version_numbers_are_read(text: str, expected: tuple[int, ...]) -> None:
-    assert numbers(text) == expected
-
-
-def test_the_file_system_of_a_folder_is_that_of_the_nearest_and_last_mount() -> None:
-    text = (
-        "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
-        "30 22 0:25 / /scratch rw shared:1 - lustre ost@tcp:/x rw\n"
-        "31 30 0:26 / /scratch/my\\040home rw - nfs4 host:/y rw\n"
-        "32 22 0:27 / /over rw - nfs4 host:/z rw\n"
-        "33 22 0:28 / /over rw - tmpfs tmpfs rw\n"
-    )
-    assert file_system(text, Path("/scratch/run/1")) == "lustre"
-    assert file_system(text, Path("/scratch/my home/a")) == "nfs4"
-    assert file_system(text, Path("/scratchy")) == "ext4"
-    assert file_system(text, Path("/over/run")) == "tmpfs"
-    assert file_system("", Path("/x")) == "unknown"
-
-
-def test_a_process_reads_its_child_or_gets_the_reason_of_the_kernel() -> None:
-    assert machine.read_other_process() in ("", os.strerror(errno.EPERM), os.strerror(errno.ENOSYS))
-
-
-def test_a_command_that_hangs_or_is_missing_is_no_error(tmp_path: Path) -> None:
-    here = Situation(tmp_path)
-    assert here.run("sleep", "60", timeout_s=0.2).code == 124
-    assert here.run("no-such-command-at-all").code == 127
-    assert here.run("sh", "-c", "echo out; echo err >&2; exit 3") == (3, "out\nerr\n")
-
-
-def test_a_child_process_describes_this_installation(tmp_path: Path) -> None:
-    found = Situation(tmp_path).stack
-    assert found.ended == ""
-    assert found.quiet
-    # NumPy alone takes longer than this.
-    assert found.import_s > 0.05
-    assert found.hdf5 in ("parallel", "serial", "none")
-    assert bool(found.mpi) != bool(found.mpi_error)
-
-
-def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mpips", "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-    )
-
-
-def test_the_command_ends_with_69_if_anything_fails(tmp_path: Path) -> None:
-    # The most frequent fault: srun starts copies of a job.
-    done = doctor("--folder", str(tmp_path), **STEP)
-    assert done.returncode == 69, done.stderr
-    assert "FAIL  launch" in done.stdout
-    assert "fix: srun --mpi=pmix -n 4" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith("FAIL")
-
-
-def test_json_is_one_line_with_every_check(tmp_path: Path) -> None:
-    done = doctor("--folder", str(tmp_path), "--json", OMP_NUM_THREADS="1")
-    report = json.loads(done.stdout)
-    assert [check["name"] for check in report["checks"]] == list(CHECKS)
-    assert done.returncode == (0 if report["ok"] else 69)
-
-
-def test_without_mpi_the_checks_still_run(tmp_path: Path) -> None:
-    """Put a package in front of mpi4py that cannot load its library, as on a login node."""
-    broken = tmp_path / "broken" / "mpi4py"
-    broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text("class rc:\n    initialize = finalize = True\n")
-    (broken / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')\n")
-    done = doctor("--folder", str(tmp_path), PYTHONPATH=str(broken.parent))
-    assert done.returncode == 69
-    assert "cannot load MPI library" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_hosts_without_ranks_are_wrong_usage() -> None:
-    result = CliRunner().invoke(command, ["--hosts", "a,b"])
-    assert result.exit_code == 2
-    assert "--hosts needs --mpi" in result.output
 
 
 @pytest.mark.parametrize(
