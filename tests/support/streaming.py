@@ -16,6 +16,9 @@ from mpips.data.stream.cache import write_index
 from mpips.data.stream.conversion import Draft, draft
 from mpips.data.stream.files import File
 
+WORKERS = [1, 2, 3, 5]
+TARGETS = ReadOptions(wants="targets")
+
 
 def files(paths: Sequence[Path], form: str = "auto") -> list[File]:
     found = []

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpips.data import Cursor, DataInfo, Loader, ReadOptions, Sampling, Shape, read
+from mpips.data import DataInfo, ReadOptions, read
 from mpips.data.stored_arrays import members_of
-from mpips.data.stream import StreamedData, cache, conversion, sources, windows
+from mpips.data.stream import cache, conversion, sources, windows
 from mpips.data.stream.cache import Index, read_index
 from mpips.errors import CapabilityError, DataError
 from tests.support.streaming import (
+    TARGETS,
+    WORKERS,
     assert_same,
     convert,
     drafted,
@@ -136,7 +138,6 @@ MAKERS = {
     "npz": lambda folder: arrays(folder / "a.npz"),
     "hdf5": lambda folder: arrays(folder / "a.h5"),
 }
-WORKERS = [1, 2, 3, 5]
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -275,60 +276,6 @@ def test_a_second_job_finds_the_cache_and_another_file_does_not(tmp_path: Path) 
     assert read_index(folder) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.svm", "1 1:2\n" * 200 + "1 x:2\n", r"a.svm:201:3: found 'x:2': expected index:value"),
-        ("a.csv", "y,a\n" + "1,2\n" * 200 + "1,two\n", r"a.csv:202: column 'a' contains 'two'"),
-        ("a.csv", "y,a\n" + "1,2\n" * 200 + "1,2,3\n", r"a.csv:202: 3 cells, the header names 2"),
-        (
-            "a.csv",
-            "y,a\n" + "1,2\n" * 200 + "x,2\n",
-            r"a.csv:202: column 'y' contains 'x': labels",
-        ),
-        ("a.csv", "y,a\n", "contains no samples"),
-        ("a.svm", "# nothing\n" * 100, "contains no samples"),
-    ],
-)
-def test_an_error_names_the_line_of_the_file(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(DataError, match=message):
-        streamed([path], tmp_path / "cache", n_workers=1, memory=1 << 10)
-
-
-def test_labels_of_two_pieces_are_numbers_or_text(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("y,a\n1,2\n")
-    (tmp_path / "b.csv").write_text("y,a\nx,2\n")
-    with pytest.raises(
-        DataError, match=r"some labels are numbers, others text \('x'\): labels are"
-    ):
-        streamed([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "cache")
-    (tmp_path / "b.csv").write_text("y,b\nx,2\n")
-    with pytest.raises(DataError, match="the training data has column 'a' that this file lacks"):
-        streamed([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "cache")
-    (tmp_path / "c.svm").write_text("1 1:2\n")
-    with pytest.raises(DataError, match="some of its files have rows or columns, others lists"):
-        streamed([tmp_path / "a.csv", tmp_path / "c.svm"], tmp_path / "cache")
-
-
-def test_an_error_in_a_compressed_file_names_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.svm.gz"
-    path.write_bytes(gzip.compress(b"1 1:2\n" * 200 + b"1 x:2\n"))
-    with pytest.raises(DataError, match=r"a.svm.gz:201:3: found 'x:2'"):
-        streamed([path], tmp_path / "cache", memory=1 << 10)
-
-
-def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 1 << 12)
-    path = tmp_path / "a.svm"
-    path.write_text("1" + " 1:2" * 5000 + "\n")
-    with pytest.raises(DataError, match="a line or record is longer than"):
-        streamed([path], tmp_path / "cache", memory=1 << 10)
-
-
 def test_a_file_that_changes_is_refused(tmp_path: Path) -> None:
     path, options = libsvm(tmp_path / "a.svm"), ReadOptions()
     plan = drafted([path], options, 1 << 12, tmp_path / "cache")
@@ -374,113 +321,6 @@ def test_pieces_are_files_of_numpy(tmp_path: Path) -> None:
     np.savez_compressed(compressed, x=np.zeros((2, 2)), y=np.zeros(2))
     with pytest.raises(DataError, match=r"cannot be read in windows: x\.npy is compressed"):
         streamed([compressed], tmp_path / "cache")
-
-
-def loaders(
-    shares: list[StreamedData], batch: int, sampling: Sampling | None = None
-) -> list[Loader]:
-    n_total, n_workers = shares[0].index.n, len(shares)
-    shape = shape_of(shares, batch)
-    return [
-        Loader(share, n_total, n_workers, w, batch, 1, sampling=sampling or Sampling(shape))
-        for w, share in enumerate(shares)
-    ]
-
-
-def shape_of(shares: list[StreamedData], batch: int) -> Shape:
-    n_total = shares[0].index.n
-    return Shape.of_job(n_total, len(shares), batch, 1, shares[0].blocks.block, shares[0].window)
-
-
-def numbered(path: Path, n: int) -> Path:
-    """Write samples whose target is their number."""
-    path.write_text("".join(f"{i} 1:{i}\n" for i in range(n)))
-    return path
-
-
-TARGETS = ReadOptions(wants="targets")
-
-
-@pytest.mark.parametrize("n_workers", WORKERS)
-@pytest.mark.parametrize("batch", [1, 7, 64])
-def test_each_sample_is_read_once_an_epoch_and_a_cursor_continues(
-    tmp_path: Path, n_workers: int, batch: int
-) -> None:
-    n = 331
-    path = numbered(tmp_path / "a.svm", n)
-    # Windows of a few samples, so that batches lie in two or more.
-    shares = streamed(
-        [path], tmp_path / "cache", options=TARGETS, n_workers=n_workers, memory=1 << 10
-    )
-    assert shares[0].window * shares[0].blocks.block < 40
-    for epoch in range(2):
-        seen = []
-        for loader in loaders(shares, batch):
-            own = [(c, b) for c, b in loader.until(2) if c.epoch == epoch]
-            seen += [label for _, b in own for label in b.labels.tolist()]
-            # The values belong to the labels.
-            assert all(b.values[: b.n].tolist() == b.labels.tolist() for _, b in own if b.n)
-        assert sorted(seen) == list(range(n))
-    share = shares[-1]
-    expected = [b.labels.tolist() for c, b in loaders(shares, batch)[-1].until(2)]
-    for step in (0, 1, len(expected) // 3):
-        at = Cursor(0, step)
-        loader = Loader(
-            share,
-            n,
-            n_workers,
-            n_workers - 1,
-            batch,
-            1,
-            at,
-            sampling=Sampling(shape_of(shares, batch)),
-        )
-        assert [b.labels.tolist() for _, b in loader.until(2)] == expected[step:]
-
-
-def test_the_order_of_an_epoch_is_mixed_over_the_file(tmp_path: Path) -> None:
-    n = 4000
-    path = numbered(tmp_path / "a.svm", n)
-    (share,) = streamed([path], tmp_path / "cache", options=TARGETS, memory=1 << 14)
-    orders = []
-    loader = loaders([share], 50)[0]
-    for epoch in range(2):
-        orders.append(
-            [x for c, b in loader.until(2) if c.epoch == epoch for x in b.labels.tolist()]
-        )
-    assert orders[0] != orders[1]
-    # Each window of a twentieth of the file has samples of all tenths of it.
-    size = share.window * share.blocks.block
-    assert size < n / 10
-    tenths = {int(x) * 10 // n for x in orders[0][:size]}
-    assert tenths == set(range(10))
-
-
-def test_a_job_that_reads_into_memory_continues_one_that_reads_in_windows(tmp_path: Path) -> None:
-    n, batch = 200, 8
-    path = numbered(tmp_path / "a.svm", n)
-    shares = streamed([path], tmp_path / "cache", options=TARGETS, n_workers=3, memory=1 << 10)
-    seen = []
-    for loader in loaders(shares, batch):
-        seen += [x for c, b in loader.until(1) if c.step < 4 for x in b.labels.tolist()]
-    shape = Shape.of_job(n, 2, batch, 1)
-    sampling = Sampling(shape_of(shares, batch)).after([(0, 4)] * 3, shape)
-    for worker in range(2):
-        part = read(path, stride=2, offset=worker, shares="mixed", options=TARGETS)
-        loader = Loader(part.data, n, 2, worker, batch, 1, sampling=sampling)
-        seen += [x for _, b in loader.until(1) for x in b.labels.tolist()]
-    assert sorted(seen) == list(range(n))
-
-
-def test_an_error_of_the_reading_thread_reaches_the_training(tmp_path: Path) -> None:
-    path = numbered(tmp_path / "a.svm", 500)
-    shares = streamed([path], tmp_path / "cache", options=TARGETS, memory=1 << 12)
-    batches = loaders(shares, 10)[0].until(1)
-    next(batches)
-    for piece in shares[0].index.pieces:
-        os.truncate(next((tmp_path / "cache").iterdir()) / piece.file, 100)
-    with pytest.raises(DataError, match="the cache of the data is damaged or was removed"):
-        list(batches)
 
 
 def test_an_index_describes_targets_and_wide_columns(tmp_path: Path) -> None:
