@@ -13,58 +13,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from top_rig import NOW, ROWS, made
 
 from mpips.cli.top import command
 from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
-from mpips.monitor.sparkline import BLOCKS
-from mpips.monitor.top import as_dict, look, page
+from mpips.monitor.top import look, page
 from mpips.rundir.directory import RunFolder, replace_json
-from mpips.rundir.files import (
-    Event,
-    Finished,
-    Lease,
-    LinkLoad,
-    Load,
-    Progress,
-    RankPlace,
-    RankRow,
-    Ranks,
-    RowLoad,
-    Status,
-    TableLoad,
-)
-
-NOW = 1_700_000_000.0
-ROWS = (
-    RankRow(rank=0, role="scheduler", host="node1", pid=1, state="scheduling", heard_s=NOW - 1),
-    RankRow(
-        rank=1,
-        role="server 0",
-        host="node1",
-        pid=2,
-        state="writing a checkpoint",
-        records_per_s=12345.0,
-        push_bytes_per_s=3.4e6,
-        staleness=1.25,
-        max_staleness=9,
-        queue=31,
-        heard_s=NOW - 1,
-    ),
-    RankRow(
-        rank=2,
-        role="worker 0",
-        host="node2.cluster.example.org",
-        pid=3,
-        state="pulling 'a table with a long name'",
-        clock=1234,
-        samples_per_s=2500.0,
-        clocks_per_s=10.0,
-        push_bytes_per_s=2e9,
-        pull_bytes_per_s=3e9,
-        heard_s=NOW - 60,
-    ),
-)
+from mpips.rundir.files import Finished, LinkLoad, Load, RankRow, Ranks, RowLoad, TableLoad
 
 
 def test_the_hottest_tables_and_links_are_shown_as_far_as_they_fit(tmp_path: Path) -> None:
@@ -112,45 +68,6 @@ def test_the_hottest_tables_and_links_are_shown_as_far_as_they_fit(tmp_path: Pat
     wide = page(look(run, NOW), 100)
     assert "links     node1 - node1 2000 MB/s, node2.cluster.example.org - node1 3 MB/s" in wide
     assert all(len(line) <= 60 for line in page(look(run, NOW), 60))
-
-
-def made(
-    folder: Path,
-    state: str = "running",
-    name: str = "job",
-    paths: dict[str, int] | None = None,
-    **lease: Any,
-) -> RunFolder:
-    """Make a run directory of attempt 2, whose lease is a second old."""
-    run = RunFolder.create(folder, name)
-    found = {"generation": 2, "host": "head", "pid": 77, "time_s": NOW - 1, **lease}
-    replace_json(run.lease_file, Lease(**found))
-    progress = Progress(
-        epoch=8,
-        n_epochs=20,
-        step=4321,
-        samples=999,
-        loss=0.5,
-        samples_per_s=1234.5,
-        share=0.42,
-        left_s=61.0,
-        staleness=0.5,
-        push_bytes_per_s=2.5e9,
-        pull_bytes_per_s=1e9,
-    )
-    status = Status(
-        state=state,
-        generation=2,
-        time_s=NOW - 1,
-        progress=progress,
-        checkpoint="/x/checkpoints/step-000000004000",
-        ranks=(RankPlace(rank=0, role="scheduler", host="node1", pid=1),),
-        paths=paths or {"direct": 1},
-    )
-    replace_json(run.status_file, status)
-    replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW - 1, ranks=ROWS))
-    run.note(Event(time_s=NOW - 99, generation=1, event="failed", step=40, cause="killed"))
-    return run
 
 
 def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
@@ -205,76 +122,6 @@ def test_wide_terminals_cut_nothing_and_low_ones_say_what_is_missing(tmp_path: P
     low = page(view, 160, height=7)
     assert len(low) == 7
     assert low[-1] == "... and 2 more ranks; --once shows all"
-
-
-def add_metrics(run: RunFolder) -> None:
-    lines = [
-        {"time_s": NOW - 100 + i, "loss": 2.0 - i / 64, "samples_per_s": 1000.0 + i % 2 * 250.0}
-        for i in range(65)
-    ]
-    lines[10] = {"time_s": NOW - 90, "loss": None, "samples_per_s": 900.0}
-    lines.append({"time_s": NOW - 1, "test": {"auc": 0.5}})
-    run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 0), (160, 0), (50, 0), (80, 24), (30, 0)])
-def test_curves_show_the_whole_run(tmp_path: Path, width: int, height: int) -> None:
-    run = made(tmp_path)
-    add_metrics(run)
-    lines = page(look(run, NOW), width, height)
-    assert all(len(line) <= width for line in lines), lines
-    curves = [line for line in lines if "█" in line]
-    if width < 32:
-        assert not curves
-        return
-    assert curves[0].startswith("loss      █")
-    assert curves[0].endswith("▁  2.0000 to 1.0000")
-    assert curves[1].startswith("samples/s ")
-    assert curves[1].endswith("  1,000 to 1,000")
-    levels = [BLOCKS.index(c) for c in curves[0].split()[1]]
-    assert levels == sorted(levels, reverse=True)
-    assert lines[lines.index(curves[1]) + 1] == ""
-    assert "points" not in as_dict(look(run, NOW))
-
-
-@pytest.mark.parametrize("n", [2, 3, 10, 30, 200])
-def test_a_curve_of_few_points_has_no_gaps_but_where_the_run_stood_still(
-    tmp_path: Path, n: int
-) -> None:
-    run = made(tmp_path)
-    times = [NOW - 300 + i + 0.2 * (i % 3) for i in range(n)]
-    lines = [
-        {"time_s": t, "loss": 1.0 / (1 + i), "samples_per_s": 5.0} for i, t in enumerate(times)
-    ]
-
-    def loss() -> str:
-        run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (line,) = (line for line in page(look(run, NOW), 120) if line.startswith("loss"))
-        return line[10:].rsplit("  ", 1)[0]
-
-    assert len(loss()) == min(n * 2 // 3 + 1, 60)
-    assert " " not in loss()
-    for line in lines[n // 2 :]:
-        line["time_s"] += 10 * n
-    assert n < 10 or loss().count(" ") > len(loss()) // 2
-
-
-def test_curves_leave_room_for_the_ranks_and_are_plain_where_they_must_be(tmp_path: Path) -> None:
-    run = made(tmp_path)
-    add_metrics(run)
-    assert not any("█" in line for line in page(look(run, NOW), 80, height=8))
-    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-m", "mpips", "top", str(run.path), "--once"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode == 0, done.stderr
-    (loss,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))
-    assert loss.startswith("loss      #")
-    assert loss.endswith("_  2.0000 to 1.0000")
 
 
 @pytest.mark.parametrize(
