@@ -1,4 +1,4 @@
-"""Records that point into a rendezvous buffer: those with wrong places, flags or bytes are refused."""
+"""Forged records that point into a rendezvous buffer are applied in place or refused."""
 
 from __future__ import annotations
 
