@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import SGD, Adam
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch_rig import assert_equal, batches, relative, torch_job, values_of
+from torch_rig import assert_equal, batches, relative, values_of
 
 from mpips.torch import prepare, steps
 from mpips.torch.module import PreparedModule
@@ -55,12 +55,6 @@ def trained() -> nn.Module:
 def assert_trained(found: dict[str, torch.Tensor]) -> None:
     for name, value in trained().state_dict().items():
         assert relative(found[name].double(), value.double()) <= 1e-5, name
-
-
-@pytest.fixture
-def job():
-    with torch_job() as script:
-        yield script
 
 
 @pytest.fixture
