@@ -129,6 +129,7 @@ class Server:
             self.core.use_journal(journal, not durability.warm)
         for i, table in enumerate(tables):
             self._add(i, table, placement)
+            self.core.set_name(i, table.name)
         if not durability.warm:
             self.core.start()
             return

@@ -78,6 +78,14 @@ static_assert(std::size(hyperparameter_names) == std::size(hyperparameters));
 
 }  // namespace
 
+RuleMismatch::RuleMismatch(std::size_t worker, std::size_t other, const std::string& table,
+                           std::uint64_t clock)
+    : std::runtime_error("workers " + std::to_string(worker) + " and " + std::to_string(other) +
+                         " have different hyperparameters for table " + table + " at clock " +
+                         std::to_string(clock) +
+                         ": every worker must set the same values at the same clock, before its "
+                         "pushes") {}
+
 ConfigWords words_of(const OptimizerConfig& config) noexcept {
   ConfigWords words{static_cast<std::uint64_t>(config.kind)};
   for (std::size_t i = 0; i < std::size(hyperparameters); ++i)

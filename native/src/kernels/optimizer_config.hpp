@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kernels/kernel_types.hpp"
@@ -49,6 +51,13 @@ ConfigWords words_of(const OptimizerConfig& config) noexcept;
 // for. Throw std::invalid_argument, with the name of what is wrong, for another kind and for a
 // value outside the range that the rule accepts (mpips/model/optimizer.py).
 OptimizerConfig config_of(const ConfigWords& words, OptimizerKind kind);
+
+// Workers have set different hyperparameters for one clock.
+class RuleMismatch : public std::runtime_error {
+ public:
+  RuleMismatch(std::size_t worker, std::size_t other, const std::string& table,
+               std::uint64_t clock);
+};
 
 // Return the name that users write: "sgd", "momentum", ...
 const char* name_of(OptimizerKind kind) noexcept;

@@ -75,12 +75,6 @@
 // - RuleLine: each change of hyperparameters.
 namespace mpips {
 
-// Workers applied different hyperparameters in one clock.
-class RuleMismatch : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 struct ReplicatedRule {
   std::string name;  // of the table, for errors
   OptimizerConfig optimizer;

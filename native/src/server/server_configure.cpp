@@ -26,6 +26,10 @@
 //   late worker (with backup workers) and changes nothing.
 // - SSP and ASP: at once, unless a later change is in force.
 //
+// Workers that bring different values under one name would make the values depend on who comes
+// last, so under BSP they are refused. A worker may bring other values than it did itself before a
+// restart. Under SSP and ASP the last one counts.
+//
 // Why no other order is disturbed. A record that waits here waits for ticks of clocks below its
 // own, which no record behind it can delay, so rings cannot deadlock. Deferred segments never
 // belong to the same push as what follows this record, and are copied first, as before any other
@@ -76,7 +80,11 @@ ServerCore::Verdict ServerCore::handle_configure(std::size_t worker, const Recor
   const Change change{h.clock + 1, h.offset};
   if (change < t.change)
     return {true, Outcome::late, t.change.configured_at - change.configured_at};
+  if (t.consistency.model == Model::bsp && !(t.change < change) && t.changed_by &&
+      t.changed_by != worker && words_of(config) != words_of(t.shard->rule().optimizer))
+    throw RuleMismatch(*t.changed_by, worker, "'" + t.name + "'", h.clock);
   t.change = change;
+  t.changed_by = worker;
   t.shard->set_optimizer(config);
   return {true, Outcome::answered, 0};
 }

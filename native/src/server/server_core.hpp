@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -127,6 +128,7 @@ class ServerCore {
   }
   // Set the number of updates that a table had before this launch; optimizers continue to count
   // from there.
+  void set_name(std::uint16_t table, const std::string& name) { tables_.at(table).name = name; }
   void set_steps_before(std::uint16_t table, std::uint64_t n) {
     tables_.at(table).steps_before = n;
   }
@@ -232,6 +234,9 @@ class ServerCore {
     // version but makes no update. The journal restores the count together with the other words.
     std::uint64_t next_step() const noexcept { return steps_before + stats.updates + 1; }
     Change change;  // of the hyperparameters, the one in force
+    // The worker whose record of it was the last; none: another launch, or there was no change.
+    std::optional<std::size_t> changed_by;
+    std::string name;  // for errors
     TableHead* head = nullptr;
     std::vector<std::uint64_t> pending;  // by buffer: pushes of the open clock
     std::size_t turn = 0;  // BSP: all workers below it have closed the table in the open clock

@@ -9,6 +9,7 @@ import pytest
 from harness import Rig, clock_of, dense, make_writer, push_all, rows
 
 from mpips import _native
+from mpips.errors import ConfigError
 from mpips.kernels import reference
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import (
@@ -240,7 +241,39 @@ def test_workers_that_finish_leave_the_change_to_the_others():
     assert rig.values().tolist() == [-3.0] * 3
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_workers_with_different_values_for_one_clock_are_refused(first):
+    rig = bsp_rig()
+    configure(rig, SGD(0.5), 0, worker=first)
+    rig.drain()
+    configure(rig, SGD(0.25), 0, worker=1 - first)
+    with pytest.raises(
+        ConfigError,
+        match=f"workers {first} and {1 - first} have different hyperparameters for table 'w' at clock 0",
+    ):
+        rig.drain()
+
+
+def test_a_worker_may_change_its_own_values_again_in_a_clock():
+    rig = bsp_rig()
+    for worker in range(2):
+        configure(rig, SGD(0.5), 0, worker=worker)
+        configure(rig, SGD(0.25), 0, worker=worker, ordinal=1)
+        clock_of(rig, worker, 0, [4.0])
+    rig.drain()
+    assert (lr_of(rig), rig.values().tolist()) == (0.25, [-2.0] * 3)
+
+
 # Other models.
+
+
+@pytest.mark.parametrize("model", [ASP(), SSP(5)])
+def test_of_different_values_for_one_clock_the_last_ones_count(model):
+    rig = Rig(dense(3, consistency=model), n_workers=2, n_slots=16)
+    for worker, lr in enumerate((0.5, 0.25)):
+        configure(rig, SGD(lr), 0, worker=worker)
+        rig.drain()
+        assert lr_of(rig) == lr
 
 
 @pytest.mark.parametrize("model", [ASP(), SSP(5)])

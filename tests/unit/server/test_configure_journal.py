@@ -125,6 +125,16 @@ def test_hyperparameters_in_force_count_and_not_those_that_are_declared(make_rig
     assert (rig.core.dense_values(0) == -0.5).all()
 
 
+def test_a_worker_that_repeats_its_clock_after_a_restart_may_bring_other_values(make_rig):
+    rig = make_rig(dense(8, "a", consistency=BSP("sum")))
+    configure(rig.writer, SGD(0.5), 0)
+    rig.drain()
+    rig.again()
+    configure(rig.writer, SGD(0.25), 0)
+    rig.drain()
+    assert lr_of(rig) == 0.25
+
+
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_change_of_a_clock_that_has_ended_here_is_not_written_again(make_rig, model):
     rig = make_rig(dense(8, "a", consistency=model))
