@@ -132,16 +132,17 @@ run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests
 # Each lane has a Slurm of its own, so tests of one file share it.
 run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-loadscope-reorder tests/jobs; fi; }
 
-# Unit tests that start programs, which load the ordinary module, or that never enter it; and those of torch,
-# jax, keras and scikit-learn, whose libraries do not run with the sanitizers' runtimes.
-without_native=(bench/test_growth.py cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py
-  config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_command.py
-  doctor/test_doctor_launches.py
-  mpi_package/test_launch.py mpi_package/test_roles.py
-  plan/test_plan.py plan/test_plan_command.py plan/test_planned_rows.py plan/test_times.py rundir scheduler supervisor
-  inference/test_other_libraries.py inference/test_serving.py jax keras sklearn web test_documents.py test_fault_layer.py
-  test_imports.py test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py
-  test_site.py torch training/test_quality_local.py)
+# Unit tests that start programs, which load the ordinary module, or that enter it little or never; and those of
+# torch, jax, keras and scikit-learn, whose libraries do not run with the sanitizers' runtimes.
+without_native=(bench/test_bench_data.py bench/test_bench_gpu.py bench/test_growth.py cli/test_checkpoint_cli.py
+  cli/test_cli.py cli/test_memory_errors.py config/test_config.py data/test_arrow.py doctor/test_doctor.py
+  doctor/test_doctor_clean.py doctor/test_doctor_command.py doctor/test_doctor_launches.py
+  inference/test_other_libraries.py inference/test_serving.py inference/test_streaming.py jax keras
+  kernels/test_instruction_sets.py mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py
+  plan/test_plan_command.py plan/test_planned_rows.py plan/test_times.py rundir scheduler sklearn supervisor
+  tasks/test_mixed.py test_batch_functions.py test_documents.py test_fault_layer.py test_imports.py
+  test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py test_site.py
+  torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
 
 # The unit tests once more on a native module that stops at the first bad access or overflow.
 run_sanitize() {

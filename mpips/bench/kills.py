@@ -135,14 +135,17 @@ def _is_fitted(name: str) -> bool:
 
 
 def run(options: Options) -> Findings:
-    """Make runs until `options.kills` launches were ended; return what was lost.
+    """Make the runs of the matrix, or random ones until `options.kills` launches were ended.
+
+    Returns:
+        What was lost.
 
     Raises:
         CapabilityError: The native module has no fault points.
     """
     if not _native.HAS_FAULT_POINTS:
         raise CapabilityError(
-            "mpips bench recovery --kills needs a native module with fault points; "
+            "mpips bench recovery --kills and --matrix need a native module with fault points; "
             "build one with MPIPS_SETUP_TESTS=1 bash jobs/setup.sh"
         )
     seed = options.seed or time.time_ns() % 1_000_000
@@ -151,13 +154,16 @@ def run(options: Options) -> Findings:
     runs = Runs(folder)
     without = [how for how, what in faults.HOWS.items() if beside.why_not(what.event)]
     verdicts: list[RunVerdict] = []
+    for run in matrix.covering() if options.matrix else []:
+        if not beside.why_not(run.event):
+            verdicts.append(runs.judge(run, epochs(len(run.cells))))
     done = 0
-    while done < options.kills:
+    while done < options.kills and not options.matrix:
         n_faults = min(FAULTS_OF_A_RUN, max(2, options.kills - done))
         verdict = runs.judge(matrix.draw(rng, n_faults, without), epochs(FAULTS_OF_A_RUN))
         verdicts.append(verdict)
         done += sum(verdict.damage.kills.values()) if verdict.damage is not None else n_faults
-    findings = _findings(verdicts, seed)
+    findings = _findings(verdicts, "of the matrix" if options.matrix else f"with seed {seed}")
     if all(verdict.is_right for verdict in verdicts):
         shutil.rmtree(folder)
     else:
@@ -251,7 +257,7 @@ def audit(found: Content, counts: np.ndarray) -> tuple[int, int]:
     return missed, more
 
 
-def _findings(verdicts: Sequence[RunVerdict], seed: int) -> Findings:
+def _findings(verdicts: Sequence[RunVerdict], drawn: str) -> Findings:
     damage = [verdict.damage for verdict in verdicts if verdict.damage is not None]
     back_s = [s for t in damage for s in t.back_s]
     kills: Counter[str] = sum((t.kills for t in damage), Counter())
@@ -260,7 +266,7 @@ def _findings(verdicts: Sequence[RunVerdict], seed: int) -> Findings:
     failed = sum(bool(v.error) for v in verdicts)
     unplanned = sum(len(t.causes) for t in damage)
     figures = {
-        "kills": (f"launches ended at random in {len(verdicts)} runs", kills.total()),
+        "kills": (f"launches ended in {len(verdicts)} runs", kills.total()),
         "lost_updates": ("updates that are missing at the end", lost),
         "double_updates": ("updates that were applied more than once", double),
         "different_runs": ("BSP runs with other bits than an undisturbed one", different),
@@ -281,7 +287,7 @@ def _findings(verdicts: Sequence[RunVerdict], seed: int) -> Findings:
         found.figures.append(Figure(name="kill_to_work_s", what=what, unit="s", values=back_s))
     who = ", ".join(f"{name} {n}" for name, n in sorted(kills.items()))
     found.notes.append(
-        f"kills with seed {seed}: {who}; {sum(t.early for t in damage)} before the attempt was at work; "
+        f"kills {drawn}: {who}; {sum(t.early for t in damage)} before the attempt was at work; "
         f"{sum(t.warm for t in damage)} attempts continued in memory; {sum(t.missed for t in damage)} "
         "launches finished before their kill; the supervisor gave up and was started again "
         f"{sum(t.given_up for t in damage)} times"

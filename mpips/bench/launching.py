@@ -33,6 +33,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         workers: Number of imitated workers in the suite `scale`; 0: it starts real ranks.
         servers: Number of imitated servers there; 0: a tenth of `workers`.
         kills: Number of launches that the suite `recovery` ends at random; 0: none.
+        matrix: The suite `recovery` runs the sample of faults that contains all pairs, in place of `kills`.
         seed: Seed of random faults; 0: a new one in each run.
         check: The suite `gpu` runs its checks and measures nothing.
     """
@@ -44,6 +45,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     workers: int = 0
     servers: int = 0
     kills: int = 0
+    matrix: bool = False
     seed: int = 0
     check: bool = False
 

@@ -3,7 +3,7 @@
 * Seconds from the kill of a server to the first step after it. mpips cannot change the time that mpirun needs
   to start as many ranks, so this time is measured alternately and subtracted.
 * The cost of a journal (scratch.py) and of replicas (rank/partners.py).
-* Lost and doubled updates after random kills (kills.py), only with `options.kills`.
+* Lost and doubled updates after kills (kills.py), only with `options.kills` or `options.matrix`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
 
     Raises:
         BenchError: A launch failed.
-        CapabilityError: `options.kills` needs fault points that this build does not have.
+        CapabilityError: `options.kills` or `options.matrix` needs fault points that this build does not have.
     """
     name = "server_kill_beyond_launch_s"
     if nodes > 1:
@@ -74,7 +74,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     found.notes.append(f"{name}: {figures[0].median:.2f}, bar <= {BAR_S:g} {verdict}")
     found.add(scratch.run(options))
     found.add(_partners(options))
-    if options.kills:
+    if options.kills or options.matrix:
         found.add(kills.run(options))
     return found
 

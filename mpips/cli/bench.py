@@ -57,6 +57,11 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
     help="recovery: number of processes to kill at random [default: 10; with --quick 0].",
 )
 @click.option(
+    "--matrix",
+    is_flag=True,
+    help="recovery: instead, kill at every kind of place in every kind of job (about 200 times).",
+)
+@click.option(
     "--seed", type=click.IntRange(1), default=None, help="recovery: seed of the random choices."
 )
 @click.option("--check", is_flag=True, help="gpu: check values on the device, and measure nothing.")
@@ -86,6 +91,7 @@ def command(
     workers: int | None,
     servers: int | None,
     kills: int | None,
+    matrix: bool,
     seed: int | None,
     check: bool,
     nodes: int | None,
@@ -107,6 +113,7 @@ def command(
         workers=workers or 0,
         servers=servers or 0,
         kills=kills,
+        matrix=matrix,
         seed=seed or 0,
         check=check,
     )

@@ -232,6 +232,17 @@ PLACES: Mapping[str, FaultPlace] = {
     # At the end of the run.
     "unmarked": FaultPlace("save", "", "unmarked"),
 }
+# Group of places -> the side of the job at which they are.
+SIDES: Mapping[str, str] = {
+    "rank": "outside",
+    "launch": "outside",
+    "clock": "worker",
+    "push": "worker",
+    "sum": "worker",
+    "residual": "worker",
+    "apply": "server",
+    "save": "checkpoint",
+}
 RECOVERY = ("recovering", "taken-over", "resumed")
 
 

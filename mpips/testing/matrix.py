@@ -1,10 +1,10 @@
 """The matrix of faults: which process ends, where, in which job, and how.
 
 A cell is one fault in one job: (place, how) of the fault, (task, servers, transport) of the job. The tests
-run a fixed sample that contains all possible pairs of values (tests/fault/test_matrix.py). `mpips bench
-recovery --kills` draws cells at random. To add a feature, add a row to `PLACES`, `HOWS`, `TASKS` or
-`TRANSPORTS` in faults.py. Places of one group count as one value in the pairs, and the sample contains each
-place at least once.
+run a fixed sample (tests/fault/test_matrix.py). It contains each task and each way with each side of the job,
+each number of servers with each transport, and each place. `mpips bench recovery --matrix` runs a sample with
+all possible pairs of values, and `--kills` draws cells at random. To add a feature, add a row to `PLACES`,
+`HOWS`, `TASKS` or `TRANSPORTS` in faults.py. Places of one group count as one value in the pairs.
 
 A fault ends one launch or several consecutive ones (`PlannedDeath`). A launch is ended from outside
 (killing.py finds the process and sends a signal) or from inside, when a process passes a fault point of
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +28,7 @@ from mpips.testing.faults import (
     PLACES,
     RECOVERY,
     SERVERS,
+    SIDES,
     SLOT,
     STEPS,
     TASKS,
@@ -102,8 +104,22 @@ class FaultCell:
         )
 
     @functools.cached_property
+    def main_pairs(self) -> set[tuple[str, str]]:
+        """Return the pairs of values that the sample of the tests must contain."""
+        if PLACES[self.place].tasks:
+            return {("place", self.place)}
+        shape = self.shape
+        side = f"side {SIDES[PLACES[self.place].group]}"
+        return {
+            ("place", self.place),
+            (f"task {shape.task}", side),
+            (f"how {self.how}", side),
+            (f"servers {shape.servers}", f"transport {shape.transport}"),
+        }
+
+    @functools.cached_property
     def pairs(self) -> set[tuple[str, str]]:
-        """Return the pairs of values that a sample must contain: all but those of `how` and `task`."""
+        """Return the pairs of values that a full sample must contain: all but those of `how` and `task`."""
         shape = self.shape
         group = f"group {PLACES[self.place].group}"
         # A place that few tasks have needs no other pairs.
@@ -239,45 +255,54 @@ TOGETHER = (
 
 
 def sample() -> list[Run]:
-    """Return the runs of the fault tests: the covering runs and those of TOGETHER."""
-    found = covering()
+    """Return the runs of the fault tests: those that contain the main pairs, and those of TOGETHER."""
+    found = covering(lambda cell: cell.main_pairs)
     for i, (task, servers, transport, *faults) in enumerate(TOGETHER):
         shape = JobShape(task, servers, transport)
         found.append(Run(tuple(FaultCell(*fault, shape) for fault in faults), i))
     return found
 
 
-def covering(seed: int = 7, n_cells: int = 2) -> list[Run]:
+def covering(
+    pairs: Callable[[FaultCell], set[tuple[str, str]]] = operator.attrgetter("pairs"),
+    seed: int = 7,
+    n_cells: int = 2,
+) -> list[Run]:
     """Return runs that together contain all pairs; always the same for a seed.
 
     The search is greedy. It repeats: choose for each job the faults that add most pairs per launch, then take
     the best job.
 
     Args:
-        seed: Seed of the search. Of the seeds up to 120, the default needs the fewest launches.
+        pairs: Returns the pairs of a cell.
+        seed: Seed of the search. Of the seeds up to 120, the default needs the fewest launches for all pairs.
         n_cells: Greatest number of faults in a run, 2 or more.
     """
     rng = random.Random(seed)
     by_shape: dict[JobShape, list[FaultCell]] = {}
     for cell in cells():
         by_shape.setdefault(cell.shape, []).append(cell)
-    left = {pair for own in by_shape.values() for cell in own for pair in cell.pairs}
+    left = {pair for own in by_shape.values() for cell in own for pair in pairs(cell)}
     runs = []
     while left:
         gained, chosen = max(
-            (_best(own, left, n_cells, rng) for own in by_shape.values()),
+            (_best(own, pairs, left, n_cells, rng) for own in by_shape.values()),
             key=lambda found: found[0],
         )
         # What happens beside the run comes first, since the last launch may be over too soon for it.
         chosen = sorted(chosen, key=lambda cell: not HOWS[cell.how].event)
-        left -= {pair for cell in chosen for pair in cell.pairs}
+        left -= {pair for cell in chosen for pair in pairs(cell)}
         if gained:
             runs.append(Run(tuple(chosen), rng.randrange(1 << 30)))
     return runs
 
 
 def _best(
-    own: Sequence[FaultCell], left: set[tuple[str, str]], n_cells: int, rng: random.Random
+    own: Sequence[FaultCell],
+    pairs: Callable[[FaultCell], set[tuple[str, str]]],
+    left: set[tuple[str, str]],
+    n_cells: int,
+    rng: random.Random,
 ) -> tuple[float, list[FaultCell]]:
     """Return faults of one job that contain many pairs of `left`, and their pairs per launch in front."""
     chosen: list[FaultCell] = []
@@ -289,9 +314,9 @@ def _best(
             break
         best = max(
             rng.sample(allowed, min(len(allowed), _SOME)),
-            key=lambda cell: len((cell.pairs & left) - held) / HOWS[cell.how].n_launches,
+            key=lambda cell: len((pairs(cell) & left) - held) / HOWS[cell.how].n_launches,
         )
         chosen.append(best)
-        held |= best.pairs & left
+        held |= pairs(best) & left
         launches += HOWS[best.how].n_launches
     return len(held) / launches, chosen

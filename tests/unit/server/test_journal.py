@@ -30,7 +30,7 @@ SMALL = [name for name in LOADS if name.startswith("small")]
 # Sanitizers check the same code at fewer points. `python crash_rig.py small-asp everywhere 1` kills at every
 # point.
 COARSE = 7 if "MPIPS_NATIVE_DIR" in os.environ else 1
-STRIDE = 3
+STRIDE = 5
 OTHERS = [name for name in LOADS if name not in (*HEAVY, *SMALL)]
 
 
