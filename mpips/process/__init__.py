@@ -1,1 +1,1 @@
-"""The operating-system process of a rank and its forked children. Open `forked.py`, the only file, first."""
+"""The operating-system process of a rank and its forked children. Open `forked.py` first."""

@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     for name, deaths, placement in (("calm", "", "servers"), ("killed", places, "replicated")):
         folder = tmp_path / name
         folder.mkdir()
-        command = [sys.executable, "-m", "mpips", "run", "-n", "6", "--max-restarts", "9"]
+        command = [sys.executable, "-m", "mpips", "run", "-n", "5", "--max-restarts", "9"]
         command += [str(SCRIPT), "--servers", "2", "--noise", "--kill", deaths]
         command += ["--placement", placement]
         with launcher.Launch(command, launcher.site_environment(), 200.0, folder) as launched:
