@@ -11,46 +11,43 @@ from mpips.mpi import early_signals
 
 early_signals.begin()
 
-from mpips.process.collector import paused as _paused
-
-with _paused():
-    from mpips.errors import (
-        CallbackError,
-        CapabilityError,
-        CheckpointError,
-        ConfigError,
-        DataError,
-        EndedError,
-        ForkError,
-        MpipsError,
-        ProtocolError,
-        RegionError,
-        StallError,
-        TransportError,
-    )
-    from mpips.inference.fitting import fit
-    from mpips.inference.loading import load
-    from mpips.model import codec as _codec
-    from mpips.model import consistency as _consistency
-    from mpips.model import optimizer as _optimizer
-    from mpips.model.codec import *
-    from mpips.model.consistency import *
-    from mpips.model.initializer import Initializer
-    from mpips.model.optimizer import *
-    from mpips.model.partition import (
-        FrequencyPartition,
-        HashPartition,
-        LayerPartition,
-        RangePartition,
-    )
-    from mpips.model.replicated import Replicated
-    from mpips.model.table import DenseTable, EmbeddingTable
-    from mpips.session.driver import Outcome
-    from mpips.session.init import init, rank, report, world_size
-    from mpips.session.session import run
-    from mpips.worker.lookahead import lookahead
-    from mpips.worker.requests import PushResult, Request
-    from mpips.worker.worker import Worker
+from mpips.errors import (
+    CallbackError,
+    CapabilityError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    EndedError,
+    ForkError,
+    MpipsError,
+    ProtocolError,
+    RegionError,
+    StallError,
+    TransportError,
+)
+from mpips.inference.fitting import fit
+from mpips.inference.loading import load
+from mpips.model import codec as _codec
+from mpips.model import consistency as _consistency
+from mpips.model import optimizer as _optimizer
+from mpips.model.codec import *
+from mpips.model.consistency import *
+from mpips.model.initializer import Initializer
+from mpips.model.optimizer import *
+from mpips.model.partition import (
+    FrequencyPartition,
+    HashPartition,
+    LayerPartition,
+    RangePartition,
+)
+from mpips.model.replicated import Replicated
+from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.session.driver import Outcome
+from mpips.session.init import init, rank, report, world_size
+from mpips.session.session import run
+from mpips.worker.lookahead import lookahead
+from mpips.worker.requests import PushResult, Request
+from mpips.worker.worker import Worker
 
 __version__ = "0.2.0"
 

@@ -1,9 +1,6 @@
 """`python -m mpips`: the command line, in one process or on every rank of a launch."""
 
-from mpips.process.collector import paused
-
-with paused():
-    from mpips.cli import main
+from mpips.cli import main
 
 if __name__ == "__main__":
     main()

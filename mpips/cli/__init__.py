@@ -14,7 +14,6 @@ from mpips import __version__
 from mpips.errors import CapabilityError, MpipsError
 from mpips.mpi import failure_report
 from mpips.mpi.launch import launched_rank, say_and_exit
-from mpips.process.collector import paused
 
 _COMMANDS = {
     "bench": "mpips.cli.bench",
@@ -54,8 +53,7 @@ class _Lazy(click.Group):
         """Import and return the command `cmd_name`; None if there is no such command."""
         if cmd_name not in _COMMANDS:
             return None
-        with paused():
-            command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
         return command
 
 

@@ -17,7 +17,6 @@ from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import CheckpointError
 from mpips.monitor import summary
 from mpips.mpi import launch
-from mpips.process.collector import paused
 from mpips.rundir import directory
 
 if TYPE_CHECKING:
@@ -150,8 +149,7 @@ def command(
     mpirun -n 6 python -m mpips train logistic --train a.svm --test b.svm --set table.consistency=asp
     """
     config = _in_run(configure(job, job_keys(given), assignments))
-    with paused():
-        from mpips.training.train import rehearse, train
+    from mpips.training.train import rehearse, train
 
     if dry_run:
         rehearse(config)

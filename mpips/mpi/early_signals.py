@@ -13,12 +13,13 @@ the two never run at the same time.
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import FrameType
-
-from mpips.process import command
 
 _noted = [0.0]
 
@@ -34,9 +35,23 @@ def take() -> float:
     return at
 
 
+def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
+    """Return True if this process is a command of mpips.
+
+    Args:
+        argv: `sys.argv`.
+        original: `sys.orig_argv`, the interpreter's own arguments.
+    """
+    first = argv[0] if argv else ""
+    if first == "-m":
+        at = original.index("-m") if "-m" in original else len(original)
+        return list(original[at + 1 : at + 2]) in (["mpips"], ["mpips.supervisor.script"])
+    return os.path.basename(first) == "mpips"
+
+
 def begin() -> None:
     """Install the handlers of SIGUSR1 and SIGUSR2 if this process is a command of mpips."""
-    if not command.IS_COMMAND:
+    if not is_command(sys.argv, sys.orig_argv):
         return
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, note)

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mpips.mpi import signals
+from mpips.mpi import early_signals, signals
 from mpips.mpi.messages import Ask
 from mpips.mpi.signals import SignalRequests, TerminatedError, signals_unwind
 from mpips.mpi.watchdog import Watchdog, watching
-from mpips.process import command
 from mpips.rundir import directory
 
 
@@ -207,7 +206,7 @@ def test_in_a_supervised_run_the_supervisor_decides_and_says_so(tmp_path: Path) 
 def test_only_commands_of_mpips_change_signals_at_import(
     argv: list[str], original: list[str], expected: bool
 ) -> None:
-    assert command.is_command(argv, original) is expected
+    assert early_signals.is_command(argv, original) is expected
 
 
 def test_a_command_survives_usr1_while_it_loads(tmp_path: Path) -> None:
