@@ -135,7 +135,7 @@ def _is_fitted(name: str) -> bool:
 
 
 def run(options: Options) -> Findings:
-    """Make the runs of the matrix, or random ones until `options.kills` launches were ended.
+    """Make the runs of the matrix if `options.matrix`, or random ones until `options.kills` launches ended.
 
     Returns:
         What was lost.
@@ -154,16 +154,20 @@ def run(options: Options) -> Findings:
     runs = Runs(folder)
     without = [how for how, what in faults.HOWS.items() if beside.why_not(what.event)]
     verdicts: list[RunVerdict] = []
-    for run in matrix.covering() if options.matrix else []:
-        if not beside.why_not(run.event):
-            verdicts.append(runs.judge(run, epochs(len(run.cells))))
+    left_out: list[str] = []
+    for sampled in matrix.covering() if options.matrix else []:
+        if reason := beside.why_not(sampled.event):
+            left_out.append(f"left out: {sampled}: {reason}")
+        else:
+            verdicts.append(runs.judge(sampled, epochs(len(sampled.cells))))
     done = 0
-    while done < options.kills and not options.matrix:
+    while done < options.kills:
         n_faults = min(FAULTS_OF_A_RUN, max(2, options.kills - done))
         verdict = runs.judge(matrix.draw(rng, n_faults, without), epochs(FAULTS_OF_A_RUN))
         verdicts.append(verdict)
         done += sum(verdict.damage.kills.values()) if verdict.damage is not None else n_faults
     findings = _findings(verdicts, "of the matrix" if options.matrix else f"with seed {seed}")
+    findings.notes += left_out
     if all(verdict.is_right for verdict in verdicts):
         shutil.rmtree(folder)
     else:

@@ -104,8 +104,10 @@ def command(
     from mpips.bench.launching import Options
     from mpips.bench.suites import run_suite
 
+    if matrix and kills:
+        raise click.UsageError("--matrix takes the place of --kills: give one of them")
     if kills is None:
-        kills = 0 if quick else 10
+        kills = 0 if quick or matrix else 10
     options = Options(
         repetitions=repetitions,
         quick=quick,

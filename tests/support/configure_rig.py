@@ -17,12 +17,28 @@ from typing import Any
 import crash_rig
 from crash_life import Life_
 from crash_load import Load, dense, rows
+from harness import Rig
 
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad, Adam, AdamW, Optimizer
 
 FIELDS = ("lr", "momentum", "beta1", "beta2", "rho", "eps", "weight_decay", "clip_value")
+
+
+def configure(
+    rig: Rig,
+    optimizer: Optimizer,
+    clock: int = 0,
+    *,
+    worker: int = 0,
+    ordinal: int = 0,
+    table: int = 0,
+) -> int:
+    """Write a change into a worker's ring; returns the record's sequence number."""
+    writer = rig.writers[worker]
+    assert writer.configure(table, clock, ordinal, optimizer.native())
+    return writer.next_sequence - 1
 
 
 def changed(rule: Optimizer, clock: int, ordinal: int) -> Optimizer:

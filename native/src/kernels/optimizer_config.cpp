@@ -81,7 +81,7 @@ static_assert(std::size(hyperparameter_names) == std::size(hyperparameters));
 RuleMismatch::RuleMismatch(std::size_t worker, std::size_t other, const std::string& table,
                            std::uint64_t clock)
     : std::runtime_error("workers " + std::to_string(worker) + " and " + std::to_string(other) +
-                         " have different hyperparameters for table " + table + " at clock " +
+                         " have different hyperparameters for table '" + table + "' at clock " +
                          std::to_string(clock) +
                          ": every worker must set the same values at the same clock, before its "
                          "pushes") {}

@@ -254,7 +254,7 @@ void Reduction::gather(std::size_t table) {
     const ContributionLine* words = line(w, table);
     if (load_relaxed(&words->pushed) != t.next + 1) continue;
     if (load_relaxed(&words->rule) != t.configs.front().hash)
-      throw RuleMismatch(worker_, w, "'" + t.name + "'", t.next);
+      throw RuleMismatch(worker_, w, t.name, t.next);
     const std::size_t n_pushes = load_relaxed(&words->pushes);
     for (std::size_t k = 0; k < n_pushes; ++k)
       sources_.push_back(

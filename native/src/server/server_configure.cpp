@@ -82,7 +82,7 @@ ServerCore::Verdict ServerCore::handle_configure(std::size_t worker, const Recor
     return {true, Outcome::late, t.change.configured_at - change.configured_at};
   if (t.consistency.model == Model::bsp && !(t.change < change) && t.changed_by &&
       t.changed_by != worker && words_of(config) != words_of(t.shard->rule().optimizer))
-    throw RuleMismatch(*t.changed_by, worker, "'" + t.name + "'", h.clock);
+    throw RuleMismatch(*t.changed_by, worker, t.name, h.clock);
   t.change = change;
   t.changed_by = worker;
   t.shard->set_optimizer(config);

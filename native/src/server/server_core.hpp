@@ -126,9 +126,10 @@ class ServerCore {
   void set_old_staging(std::size_t worker, std::uint32_t generation, StagingArea area) {
     old_staging_[{worker, generation}] = area;
   }
+  // Set the name of a table, for errors.
+  void set_name(std::uint16_t table, const std::string& name) { tables_.at(table).name = name; }
   // Set the number of updates that a table had before this launch; optimizers continue to count
   // from there.
-  void set_name(std::uint16_t table, const std::string& name) { tables_.at(table).name = name; }
   void set_steps_before(std::uint16_t table, std::uint64_t n) {
     tables_.at(table).steps_before = n;
   }

@@ -8,8 +8,11 @@ import random
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from mpips.bench import kills
+from mpips.bench.launching import Options
+from mpips.cli.bench import command
 from mpips.testing import faults, matrix
 from mpips.testing.counted import COPIES, DIM
 
@@ -100,3 +103,31 @@ def test_launches_end_again_at_the_same_place_of_a_clock(how: str) -> None:
         assert len(others) == faults.HOWS[how].launches - 1
         assert first > 3 * a_clock
         assert all(other <= a_clock and (first - other) % a_clock == 0 for other in others)
+
+
+def test_the_matrix_is_run_once_and_says_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged = []
+
+    def judge(runs: kills.Runs, run: matrix.Run, epochs: int) -> kills.RunVerdict:
+        judged.append(run)
+        return kills.RunVerdict(run, lost=len(judged) == 2)
+
+    monkeypatch.setattr(kills._native, "HAS_FAULT_POINTS", True)
+    monkeypatch.setattr(kills.Runs, "judge", judge)
+    monkeypatch.setattr(kills.beside, "why_not", lambda event: "no root" if event == "disk" else "")
+    found = kills.run(Options(matrix=True))
+    runs = matrix.covering()
+    assert judged == [run for run in runs if run.event != "disk"]
+    assert len(judged) < len(runs)
+    left_out = [note for note in found.notes if note.startswith("left out: ")]
+    assert left_out == [f"left out: {run}: no root" for run in runs if run.event == "disk"]
+    (lost,) = (figure for figure in found.figures if figure.name == "lost_updates")
+    assert lost.values == [1.0]
+
+
+def test_the_matrix_and_a_number_of_kills_exclude_each_other() -> None:
+    result = CliRunner().invoke(command, ["recovery", "--matrix", "--kills", "3"])
+    assert result.exit_code == 2
+    assert "--matrix takes the place of --kills" in result.output

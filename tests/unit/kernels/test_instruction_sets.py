@@ -98,10 +98,10 @@ for n in (0, 1, 16, 128, 240, 241, 255, 256, 257, 1023, 1024, 1025, 65_537, 300_
 
 
 def test_checksums_are_the_same_on_every_instruction_set():
-    said = [run_with_kernels(name, CHECKSUMS) for name in NAMES]
-    assert all(done.returncode == 0 for done in said), said[-1].stderr
-    assert "300000 " in said[0].stdout
-    assert len({done.stdout for done in said}) == 1
+    runs = [run_with_kernels(name, CHECKSUMS) for name in NAMES]
+    assert all(done.returncode == 0 for done in runs), runs[-1].stderr
+    assert "300000 " in runs[0].stdout
+    assert len({done.stdout for done in runs}) == 1
 
 
 # Push rows through a server with and without a journal: this runs the kernels of rows, whole and cut.
@@ -135,7 +135,7 @@ for name, optimizer in OPTIMIZERS.items():
 
 
 def test_rows_have_the_same_bits_on_every_instruction_set_with_a_journal_and_without():
-    said = [run_with_kernels(name, ROWS) for name in NAMES]
-    assert all(done.returncode == 0 for done in said), [done.stderr[-2000:] for done in said]
-    assert len(said[0].stdout.splitlines()) == 6 * len(OPTIMIZERS)
-    assert len({done.stdout for done in said}) == 1
+    runs = [run_with_kernels(name, ROWS) for name in NAMES]
+    assert all(done.returncode == 0 for done in runs), [done.stderr[-2000:] for done in runs]
+    assert len(runs[0].stdout.splitlines()) == 6 * len(OPTIMIZERS)
+    assert len({done.stdout for done in runs}) == 1
