@@ -1,7 +1,7 @@
 """One side of the suite `gpu`: python -m mpips.bench.gpu_side plain|mpips|copies full|quick OUT.
 
 "plain" and "mpips" train a model on the device, "copies" measures bytes to and from it. The first worker
-writes the result to OUT.
+writes the result to OUT. `measured` takes a device, to test the sides themselves without one.
 """
 
 from __future__ import annotations
@@ -33,28 +33,37 @@ class DeviceMeasured(msgspec.Struct, kw_only=True):
 
 def main(kind: str, size: str, out: str) -> None:
     """Measure, and write the result."""
-    quick = size == "quick"
     if kind != "plain":
         mpips.init(servers=1, verbose=False)
     import torch
 
-    cuda: Any = torch.cuda
-    if kind == "copies":
-        found = DeviceMeasured(rates=_copies(1 << 20 if quick else 1 << 28, 3 if quick else 20))
-    else:
-        found = DeviceMeasured(step_s=_step_seconds(kind, quick))
-    cuda.synchronize()
+    found = measured(kind, size == "quick", torch.device("cuda:0"))
     if kind == "plain" or mpips.rank() == 0:
         Path(out).write_bytes(msgspec.json.encode(found))
 
 
-def _step_seconds(kind: str, quick: bool) -> float:
+def measured(kind: str, quick: bool, device: Any) -> DeviceMeasured:
+    """Measure one side on a device, for which mpips.torch.device has an implementation of copies."""
+    if kind == "copies":
+        rates = _copies(device, 1 << 20 if quick else 1 << 28, 3 if quick else 20)
+        return DeviceMeasured(rates=rates)
+    return DeviceMeasured(step_s=_step_seconds(kind, quick, device))
+
+
+def _wait(device: Any) -> None:
+    """Wait for all kernels and copies of a device."""
+    import torch
+
+    cuda: Any = torch.cuda
+    if device.type == "cuda":
+        cuda.synchronize(device)
+
+
+def _step_seconds(kind: str, quick: bool, device: Any) -> float:
     """Return the mean seconds of a step of an MLP on the device."""
     import torch
     from torch import nn
 
-    cuda: Any = torch.cuda
-    device = torch.device("cuda:0")
     hidden = 64 if quick else 2048
     torch.manual_seed(0)
     model: Any = nn.Sequential(
@@ -75,30 +84,31 @@ def _step_seconds(kind: str, quick: bool) -> float:
     start = 0.0
     for step in range(_WARM_STEPS + n_steps):
         if step == _WARM_STEPS:
-            cuda.synchronize()
+            _wait(device)
             start = time.perf_counter()
         optimizer.zero_grad()
         loss: Any = nn.functional.cross_entropy(model(x), labels)
         loss.backward()
         optimizer.step()
-    cuda.synchronize()
+    _wait(device)
     return (time.perf_counter() - start) / n_steps
 
 
-def _copies(n_bytes: int, calls: int) -> dict[str, float]:
+def _copies(device: Any, n_bytes: int, calls: int) -> dict[str, float]:
     """Return rates of copies with staging memory, and with memory that torch has pinned."""
     import torch
 
     from mpips.session.init import current
-    from mpips.torch.device import CudaCopies, place_of
+    from mpips.torch import prepare
+    from mpips.torch.device import COPIES, place_of
 
-    cuda: Any = torch.cuda
-    device = torch.device("cuda:0")
+    smallest = torch.nn.Linear(1, 1)  # a job has a table
+    prepare(smallest, torch.optim.SGD(smallest.parameters(), 0.0))
     worker = current("the benchmark").start()
-    copies = CudaCopies(device, place_of(mpips.rank()))
+    copies = COPIES[device.type](device, place_of(mpips.rank()))
     staging = torch.from_numpy(worker.allocate(n_bytes // 4))
     copies.register(staging)
-    pinned = torch.empty(n_bytes // 4, pin_memory=True)
+    pinned = torch.empty(n_bytes // 4, pin_memory=device.type == "cuda")
     on_device = torch.zeros(n_bytes // 4, device=device)
     works: dict[str, Callable[[], object]] = {
         "to_host": lambda: copies.to_host(on_device, staging).wait(),
@@ -109,11 +119,11 @@ def _copies(n_bytes: int, calls: int) -> dict[str, float]:
     rates = {}
     for name, work in works.items():
         work()
-        cuda.synchronize()
+        _wait(device)
         start = time.perf_counter()
         for _ in range(calls):
             work()
-        cuda.synchronize()
+        _wait(device)
         rates[name] = n_bytes * calls / (time.perf_counter() - start)
     copies.close()
     return rates

@@ -144,6 +144,19 @@ class Script:
             self._parts[kind] = kind(self)
         return cast(Part, self._parts[kind])
 
+    def before_unmap(self, call: Callable[[bool], object]) -> None:
+        """Call a function at the end of the script, before the job's memory is unmapped.
+
+        It receives True if the script ended with an error. With several ranks it is not called then: their
+        processes end. Only after the start of the job.
+        """
+
+        def handle(kind: type[BaseException] | None, *_: object) -> None:
+            if kind is None or self._size == 1:
+                call(kind is not None)
+
+        self._blocks.push(handle)
+
     def own_cursor(self, library: str) -> None:
         """Note that a library sets the worker's cursor and ends its clocks. `library` names it in errors.
 

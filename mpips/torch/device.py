@@ -81,8 +81,13 @@ class DeviceCopies(Protocol):
     def register(self, memory: torch.Tensor) -> None:
         """Let copies reach host memory directly until `close`; see cudaHostRegister."""
 
-    def close(self) -> None:
-        """Wait for all copies and release what `register` took. Blocks."""
+    def close(self, limit_s: float = WAIT_S) -> None:
+        """Wait for all copies and release what `register` took. Blocks, at most `limit_s` seconds for a copy.
+
+        Raises:
+            DeviceError: The device failed, or copies have not ended. Memory stays registered, so a late copy
+                writes none that others have got.
+        """
 
 
 @contextmanager
@@ -117,18 +122,18 @@ class CudaCopied:
         with self._copies.errors(self._what):
             return bool(self._event.query())
 
-    def wait(self) -> None:
-        """Block until the copy has ended; see Copied."""
+    def wait(self, limit_s: float = WAIT_S) -> None:
+        """Block until the copy has ended, at most `limit_s` seconds; see Copied."""
         # cudaEventSynchronize has no limit.
         for _ in range(_SPINS):
             if self.is_done():
                 return
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + limit_s
         while not self.is_done():
             if time.monotonic() > deadline:
                 raise DeviceError(
                     f"{self._copies.place}: the device {self._copies.device} has not ended a copy within "
-                    f"{WAIT_S:g} s ({self._what}): it hangs, or a kernel of the script takes longer"
+                    f"{limit_s:g} s ({self._what}): it hangs, or a kernel of the script takes longer"
                 )
             time.sleep(20e-6)
 
@@ -185,7 +190,7 @@ class CudaCopies:
     def new_host(self, n_bytes: int) -> torch.Tensor:
         """Return new host memory; see DeviceCopies."""
         with self.errors("allocated pinned memory"):
-            return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def register(self, memory: torch.Tensor) -> None:
         """Register host memory with CUDA; see DeviceCopies."""
@@ -198,13 +203,13 @@ class CudaCopies:
                 raise RuntimeError(f"cudaHostRegister returned error {code}")
         self._registered.append(memory)
 
-    def close(self) -> None:
+    def close(self, limit_s: float = WAIT_S) -> None:
         """Wait for all copies and release memory; see DeviceCopies."""
         # A copy under way could write memory that is unmapped next.
         for copied in (
             CudaCopied(self, stream, "ended its copies") for stream in (self._out, self._in)
         ):
-            copied.wait()
+            copied.wait(limit_s)
         while self._registered:
             memory = self._registered.pop()
             with self.errors("released its staging memory"), _cuda.device(self.device):

@@ -8,18 +8,20 @@ in this memory, so a push copies nothing.
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, DeviceError
 from mpips.session.script import Script
-from mpips.torch.device import COPIES, DeviceCopies, place_of
+from mpips.torch.device import COPIES, WAIT_S, DeviceCopies, place_of
 from mpips.torch.fingerprints import DeviceFingerprints
 from mpips.worker.worker import Worker
 
 _LINE_BYTES = 64
+_ABANDON_S = 10.0  # limit of the wait for a copy after an error
 
 
 class DeviceMemory:
@@ -76,7 +78,7 @@ class DeviceMemory:
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the device as one of the host. Blocks."""
-        found = torch.empty(tensor.shape, dtype=tensor.dtype)
+        found = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         self.copies.to_host(tensor.detach(), found).wait()
         return found
 
@@ -108,10 +110,17 @@ class Devices:
             self._found[device] = DeviceMemory(device, place, copies)
         return self._found[device]
 
-    def close(self) -> None:
+    def close(self, has_failed: bool) -> None:
         """Wait for all copies and release registered memory, before the job unmaps it. Blocks.
 
-        Called at the end of a script without an error. The end of the process releases the memory otherwise.
+        Args:
+            has_failed: The script ended with an error. Its process may go on, for example in a notebook, and
+                CUDA registers no memory twice. A device that has failed, or that does not end a copy within
+                10 s, is left as it is: the script's error counts.
+
+        Raises:
+            DeviceError: A device failed, and the script did not.
         """
         for memory in self._found.values():
-            memory.copies.close()
+            with suppress(DeviceError) if has_failed else nullcontext():
+                memory.copies.close(_ABANDON_S if has_failed else WAIT_S)

@@ -103,11 +103,12 @@ class TorchJob:
         """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
         if self._worker is None:
             worker = self.script.start()
+            self.script.before_unmap(self.devices.close)
             self._worker = worker
             for part in self._opened:
                 part.open(worker)
             self._resume()
-            self.script.before_end += [self.settle, self.devices.close]
+            self.script.before_end.append(self.settle)
             self._reseed(worker)
         return self._worker
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
+
+import torch
 
 from mpips.torch.job import job_of
 from mpips.torch.sampling import PreparedLoader
@@ -24,7 +26,8 @@ def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterato
     Args:
         loader: The prepared loader, or any iterable of batches.
         keys: Called once with each batch, when it is read. Returns a dict from names of embedding tables to
-            int64 ids of any shape on the CPU, or these ids if the job has one embedding table.
+            int64 ids of any shape, or these ids if the job has one embedding table. Ids on a device are
+            copied to the host, for which the call waits.
         depth: Batches that are known in advance, 1 or more.
 
     Raises:
@@ -38,9 +41,16 @@ def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterato
             yield (loader.batch if isinstance(loader, PreparedLoader) else 0), batch
 
     ahead: Any = rows_ahead(
-        counted(), keys=lambda numbered: keys(numbered[1]), worker=worker, depth=depth
+        counted(), keys=lambda numbered: _on_host(keys(numbered[1])), worker=worker, depth=depth
     )
     return _settled(job, loader, ahead)
+
+
+def _on_host(keys: Any) -> Any:
+    """Return keys, or a dict of keys, with those that are tensors on the CPU."""
+    if isinstance(keys, Mapping):
+        return {name: _on_host(part) for name, part in keys.items()}
+    return keys.cpu() if isinstance(keys, torch.Tensor) else keys
 
 
 def _settled(job: Any, loader: Any, ahead: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:

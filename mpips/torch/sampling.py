@@ -158,7 +158,11 @@ class PreparedLoader:
             cast(torch.Generator, self._inner.generator).manual_seed(
                 mix(CHILDREN_TAG, self._seeds[0], epoch, self._seeds[1])
             )
-            batches = _EpochBatches(self, iter(self._inner), epoch, first)
+            # torch draws a seed from this generator into a tensor of the default device, which a script may
+            # have set to an accelerator.
+            with torch.device("cpu"):
+                inner = iter(self._inner)
+            batches = _EpochBatches(self, inner, epoch, first)
         self._begun += 1
         self._epoch, self._batch = epoch, first
         return batches

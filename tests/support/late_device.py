@@ -109,7 +109,7 @@ class LateCopies:
         self.count("registered")
         self._registered.append(memory)
 
-    def close(self) -> None:
+    def close(self, limit_s: float = 0.0) -> None:
         for queue in (self._out, self._in):
             if queue:
                 queue[-1].wait()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("torch", reason="the suite trains models of PyTorch")
 
 import torch
+from late_device import LateCopies
 from torch_rig import torch_job
 
-from mpips.bench import gpu
+from mpips.bench import gpu, gpu_side
 from mpips.bench.gpu_checks import CHECKS
 from mpips.bench.launching import Options
 from mpips.cli.bench import command
 from mpips.errors import CapabilityError
 from mpips.testing.errors import BenchError
+from mpips.torch.device import COPIES
 
 NO_DEVICE = gpu.why_no_device()
 
@@ -28,6 +32,17 @@ def test_without_a_device_the_suite_ends_with_one_sentence(flags):
     assert error.exit_code == 69
     assert str(error) == f"the suite 'gpu' needs a CUDA device: {NO_DEVICE}"
     assert "CUDA" in NO_DEVICE or "driver" in NO_DEVICE
+
+
+@pytest.mark.parametrize("kind", ["plain", "mpips", "copies"])
+def test_each_side_measures_on_an_imitated_device(kind, monkeypatch):
+    monkeypatch.setitem(COPIES, "cpu", LateCopies)
+    with torch_job() if kind != "plain" else nullcontext():
+        found = gpu_side.measured(kind, True, torch.device("cpu"))
+    assert (found.step_s > 0) == (kind != "copies")
+    names = {"to_host", "to_host pinned", "to_device", "to_device pinned"}
+    assert set(found.rates) == (names if kind == "copies" else set())
+    assert all(rate > 0 for rate in found.rates.values())
 
 
 @pytest.mark.parametrize("name", CHECKS)

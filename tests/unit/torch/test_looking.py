@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -14,7 +18,9 @@ from mpips.torch.job import TorchJob
 N = 40
 
 
-def trained(depth: int) -> tuple[list[bytes], list[dict[str, int]], bool]:
+def trained(
+    depth: int, keys: Callable[[Any], Any] = lambda batch: batch[0]
+) -> tuple[list[bytes], list[dict[str, int]], bool]:
     ids = torch.randint(0, N, (24, 5), generator=torch.Generator().manual_seed(3))
     targets = torch.linspace(-1, 1, 24)
     places, came_early = [], False
@@ -27,7 +33,7 @@ def trained(depth: int) -> tuple[list[bytes], list[dict[str, int]], bool]:
         loader = DataLoader(TensorDataset(ids, targets), batch_size=4)
         model, optimizer, loader = prepare(model, optimizer, loader)
         for _ in range(2):
-            batches = lookahead(loader, keys=lambda b: b[0], depth=depth) if depth else loader
+            batches = lookahead(loader, keys=keys, depth=depth) if depth else loader
             for x, y in batches:
                 optimizer.zero_grad()
                 ((model(x).squeeze(1) - y) ** 2).mean().backward()
@@ -45,3 +51,8 @@ def test_training_has_the_same_bits_and_the_cursor_counts_used_batches() -> None
     assert ahead[0] == plain[0]
     assert ahead[1] == plain[1]
     assert (plain[2], ahead[2]) == (False, True)
+
+
+@pytest.mark.parametrize("keys", [lambda b: {"0": b[0]}, lambda b: {"0": b[0].numpy()}])
+def test_keys_may_be_named_tensors_or_arrays(keys: Callable[[Any], Any]) -> None:
+    assert trained(2, keys) == trained(2)
