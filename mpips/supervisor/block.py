@@ -63,7 +63,7 @@ def who(death: Death) -> str:
 
 
 def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str:
-    """Return what must be computed again if only the newest checkpoint survives.
+    """Return what must be computed again, in memory that survives and from the newest checkpoint.
 
     Args:
         status: The last status of the attempt; None: it never came to work.
@@ -78,10 +78,16 @@ def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str
     n_workers = sum("worker" in place.role for place in status.ranks)
     seconds = max(0.0, now - max(newest.time_s, now - ended.seconds))
     since = "the beginning" if newest.step < 0 else f"step {newest.step}"
-    return (
+    text = (
         f"about {plural(steps, 'step')} since {since}: at most {plural(steps * n_workers, 'update')} of "
         f"{plural(n_workers, 'worker')}, {seconds:.1f} s"
     )
+    return f"nothing if memory survived; else {text}" if is_in_memory(status, newest) else text
+
+
+def is_in_memory(status: Status | None, newest: Newest) -> bool:
+    """Return True if memory had more than the newest checkpoint; whether it survived, servers find out."""
+    return status is not None and status.progress.recoverable > max(newest.step, 0)
 
 
 def origin(start: StartPoint) -> str:

@@ -12,7 +12,14 @@ from mpips.monitor.progress import plural
 from mpips.mpi.signals import name_of
 from mpips.rundir.files import Status
 from mpips.supervisor.attempt import Ended
-from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
+from mpips.supervisor.block import (
+    Newest,
+    failure_block,
+    is_in_memory,
+    newest_checkpoint,
+    origin,
+    who,
+)
 from mpips.supervisor.left_memory import settle
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.record import RunRecord
@@ -162,7 +169,7 @@ class Conclusion:
         newest = newest_checkpoint(self._plan.checkpoints)
         reason = self._restarts.why_stop(verdict, ended, self._record.restarts)
         following = reason or (
-            f"restart {self._record.restarts + 1} of {self._plan.max_restarts}, {_from(newest)}"
+            f"restart {self._record.restarts + 1} of {self._plan.max_restarts}, {_from(newest, ended.status)}"
         )
         memory = self.settle(generation, verdict.saved, ended.status) if reason else ""
         self._record.tell(
@@ -212,6 +219,7 @@ def _with(newest: Newest, status: Status | None) -> Status | None:
     return msgspec.structs.replace(status, checkpoint=str(newest.path), progress=progress)
 
 
-def _from(newest: Newest) -> str:
-    """Return where the next attempt starts if no memory survives."""
-    return "from the beginning" if newest.path is None else f"from step {newest.step}"
+def _from(newest: Newest, status: Status | None) -> str:
+    """Return where the next attempt starts."""
+    saved = "from the beginning" if newest.path is None else f"from step {newest.step}"
+    return f"from memory if it survived, else {saved}" if is_in_memory(status, newest) else saved

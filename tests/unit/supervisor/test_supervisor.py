@@ -224,6 +224,17 @@ def test_restarts_are_bounded(case: Case) -> None:
     assert "all 2 restarts are used up" in case.text
 
 
+def test_what_memory_has_is_not_lost(case: Case) -> None:
+    # The first attempt has steps in memory alone, the second one in nothing.
+    script = [{"code": 1, "recoverable": 90}, {"code": 1}, {"finish": True}]
+    assert case.run(*script) == 0
+    first, second = (case.text.split("failed after")[n] for n in (1, 2))
+    assert "nothing if memory survived; else about" in " ".join(first.split())
+    assert "restart 1 of 3, from memory if it survived, else from the beginning" in first
+    assert "survived" not in second
+    assert "restart 2 of 3, from the beginning" in second
+
+
 def test_two_attempts_without_progress_are_the_last(case: Case) -> None:
     case.max_restarts = 50
     script = [{"code": 1, "recoverable": n} for n in (10, 20, 20, 20, 30)]
