@@ -93,7 +93,7 @@ exec "${command[@]}" >"$1-$rank.log" 2>&1
 
 run_lint() {
   local sources
-  mapfile -t sources < <(find native -name '*.cpp' -o -name '*.hpp')
+  mapfile -t sources < <(find native tests -name '*.cpp' -o -name '*.hpp')
   check "ruff check" ruff check
   check "ruff format" ruff format --check
   check "mypy" mypy --strict mpips
