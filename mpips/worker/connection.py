@@ -141,6 +141,7 @@ class Connection:
             self._is_behind_cut,
             needs_common_clock(tables, start.groups),
             start.ask_every,
+            min((c.layout.geometry.payload_capacity for c in channels), default=0),
             self.local.file_of if self.local is not None else None,
         )
         self._cut_ends = [0] * len(self.channels)  # records up to the last cut record, by server
