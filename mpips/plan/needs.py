@@ -76,12 +76,15 @@ class NodeNeeds(msgspec.Struct, frozen=True):
         ranks: Number of ranks on it.
         shared: Bytes in /dev/shm.
         memory: Bytes in all, /dev/shm included.
+        held_rows: Bytes in /dev/shm that the first look-ahead takes, besides: rows that the node's workers
+            read for each other. A job runs without them.
     """
 
     name: str
     ranks: int
     shared: int
     memory: int
+    held_rows: int = 0
 
 
 class Needs(msgspec.Struct, frozen=True):
@@ -231,6 +234,7 @@ def node_needs(
     residuals: int = 0,
     journal: bool = False,
     grouped: Sequence[int] = (),
+    held_rows: Sequence[int] = (),
 ) -> list[NodeNeeds]:
     """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
@@ -249,6 +253,7 @@ def node_needs(
         residuals: Bytes of the residuals of a worker.
         journal: Servers write a journal; residuals are then in shared memory.
         grouped: Bytes of shared memory of groups of workers on each node; (): none.
+        held_rows: Bytes of the memory that each worker's look-aheads share with others of its node; (): none.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
@@ -264,7 +269,9 @@ def node_needs(
         shared += (n_workers * residuals if journal else 0) + (grouped[k] if grouped else 0)
         private += 0 if journal else n_workers * residuals
         ranks = a.node_of.count(k)
-        result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))
+        held = [n for n, rank in zip(held_rows, a.workers, strict=False) if a.node_of[rank] == k]
+        memory = shared + private + ranks * program
+        result.append(NodeNeeds(name, ranks, shared, memory, max(held, default=0)))
     return result
 
 

@@ -27,6 +27,7 @@ from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.plan.rows import expected_rows
 from mpips.session.driver import OneRank
+from mpips.session.held_rows import held_rows_bytes
 from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare
@@ -301,6 +302,7 @@ def _needs(
             residuals,
             journal,
             group_bytes(inputs.tables, config.cluster, a, placement),
+            held_rows_bytes(tables, config.cluster, a),
         ),
         checkpoint_bytes(
             tables,
