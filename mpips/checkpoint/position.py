@@ -4,11 +4,15 @@ A worker's part of a checkpoint is its clock, its data cursor and its random sta
 tick; before the first tick, those of the worker's start. Under BSP and SSP the cut record is written at that
 tick. Under ASP it may be written later, while the worker waits for others and has pushed nothing since the
 tick. The record must then still contain the state at the tick, so `note_tick` stores it.
+
+A cut record contains the part as msgpack, or, if that is longer than a record, compressed by zlib: cursors of
+torch scripts repeat the same entries for hundreds of param groups. The first byte tells the two forms apart.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +23,9 @@ from mpips.checkpoint.manifest import LocalFile, WorkerState
 from mpips.checkpoint.random_state import pack_random, unpack_random
 
 _STREAM = "worker"
+_DEFLATED = b"\x78"  # first byte of data compressed by zlib; a msgpack map begins with 0x80 or more
+_LEVEL = 1  # of zlib; higher ones take longer and make repetitive positions hardly shorter
+_FREE_KINDS = frozenset((str, bool, type(None)))  # types of which a cursor holds every value
 
 
 class PositionPart(msgspec.Struct, frozen=True):
@@ -54,38 +61,50 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PositionPart).decode
 
 
-def _check_plain(value: Any, place: str) -> None:
-    """Raise TypeError or ValueError if `value` would not be the same after a restart.
+def _check_plain(values: Any, *place: object) -> None:
+    """Raise TypeError or ValueError if an entry of a dict, list or tuple would be another after a restart.
 
     A restart in memory reads it from msgpack, one from a checkpoint from JSON, which has no NaN, no infinity
-    and no keys that are numbers. `place` names the value.
+    and no keys that are numbers. `place` contains the keys and indices that lead to `values` in the cursor.
     """
-    kind = type(value)
-    if kind is float:
-        if not math.isfinite(value):
-            raise ValueError(
-                f"{place} is {value!r}, which a checkpoint cannot hold: store it as text"
+    is_dict = type(values) is dict
+    for key, entry in values.items() if is_dict else enumerate(values):
+        if is_dict and type(key) is not str:
+            raise TypeError(f"{_name(place)} has the key {key!r}: keys must be text")
+        kind = type(entry)
+        if kind is float:
+            if not math.isfinite(entry):
+                raise ValueError(
+                    f"{_name((*place, key))} is {entry!r}, which a checkpoint cannot hold: store it as text"
+                )
+        elif kind is int:
+            if not -(1 << 63) <= entry < 1 << 64:
+                raise ValueError(
+                    f"{_name((*place, key))} is {entry}, which has more than 64 bits: store it as text"
+                )
+        elif kind is dict or kind is list or kind is tuple:
+            _check_plain(entry, *place, key)
+        elif kind not in _FREE_KINDS:
+            raise TypeError(
+                f"{_name((*place, key))} is a {kind.__module__}.{kind.__qualname__}: must be int, float, "
+                "bool, str, None, or a list or dict of them"
             )
-    elif kind is dict:
-        for key, entry in value.items():
-            if type(key) is not str:
-                raise TypeError(f"{place} has the key {key!r}: keys must be text")
-            _check_plain(entry, f"{place}[{key!r}]")
-    elif kind is list or kind is tuple:
-        for i, entry in enumerate(value):
-            _check_plain(entry, f"{place}[{i}]")
-    elif kind is int:
-        if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError(f"{place} is {value}, which has more than 64 bits: store it as text")
-    elif kind is not str and kind is not bool and value is not None:
-        raise TypeError(
-            f"{place} is a {kind.__module__}.{kind.__qualname__}: must be int, float, bool, str, None, or a "
-            "list or dict of them"
-        )
+
+
+def _name(place: Sequence[object]) -> str:
+    """Return the name of a value in a cursor, for errors."""
+    return "cursor" + "".join(f"[{key!r}]" for key in place)
+
+
+def compressed(part: bytes) -> bytes:
+    """Return the payload of a cut record in its short form."""
+    return zlib.compress(part, _LEVEL)
 
 
 def decode_part(data: bytes) -> PositionPart:
     """Decode the payload of a cut record; an empty payload means the start of the worker."""
+    if data[:1] == _DEFLATED:
+        data = zlib.decompress(data)
     return _decode(data) if data else PositionPart()
 
 
@@ -187,10 +206,17 @@ class Position:
         """Argument of the last `set_cursor`."""
         return self._cursor
 
-    def set_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """Store a cursor; Worker.set_cursor describes it."""
-        _check_plain(cursor, "cursor")
-        self._cursor = dict(cursor)
+    def set_cursor(self, cursor: Mapping[str, Any]) -> int:
+        """Store a cursor, which Worker.set_cursor describes; return its bytes in a part, not compressed."""
+        plain = dict(cursor)
+        _check_plain(plain)
+        n_bytes = len(_encode(plain))
+        self._cursor = plain
+        return n_bytes
+
+    def entry_bytes(self) -> dict[str, int]:
+        """Return the bytes of each entry of the cursor in a part that is not compressed."""
+        return {name: len(_encode(name)) + len(_encode(e)) for name, e in self._cursor.items()}
 
     def note_tick(self, clock: int, keep: bool, steps: int | None = None) -> None:
         """Store the position at the end of a clock.
@@ -229,6 +255,17 @@ class Position:
         """
         self._in_memory = self._part(clock, steps, self._raw_random())
         return _encode(self._in_memory)
+
+    def longest_part(self, inner: bool) -> bytes:
+        """Return a part as long as that of the next cut record can be, with the present cursor.
+
+        `inner`: the record may be that of an inner step, and then also contain the position at the tick.
+        """
+        clock, tick = self._tick[0], self._in_memory
+        part = self._part(clock + 1, None, self._raw_random())
+        if inner and tick.clock == clock:
+            part = msgspec.structs.replace(part, in_memory=tick)
+        return _encode(part)
 
     def _part(self, clock: int, steps: int | None, random: dict[str, Any]) -> PositionPart:
         """Return the position with the present cursor."""

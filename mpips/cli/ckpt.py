@@ -23,6 +23,8 @@ from mpips.monitor.progress import plural
 from mpips.terminal.table import text_table
 from mpips.terminal.units import binary_size
 
+_ENTRY_CHARACTERS = 160  # of an entry of a cursor in `show`
+
 _path = click.argument("path", type=click.Path(path_type=Path), default=Path())
 _json = click.option(
     "--json", "as_json", is_flag=True, help="Print one line of JSON instead of text."
@@ -129,7 +131,11 @@ def show(path: Path, as_json: bool) -> None:
                 str(w.clock),
                 str(w.epoch),
                 str(w.step),
-                ", ".join(f"{k} {v}" for k, v in w.cursor.items() if k not in ("epoch", "step"))
+                ", ".join(
+                    _shortened(f"{k} {v}")
+                    for k, v in w.cursor.items()
+                    if k not in ("epoch", "step")
+                )
                 or "-",
                 ", ".join(w.random) or "-",
             )
@@ -150,6 +156,13 @@ def show(path: Path, as_json: bool) -> None:
         config = msgspec.json.format(msgspec.json.encode(manifest.config), indent=2).decode()
         parts.append(f"configuration\n{config}")
     click.echo("\n\n".join(parts))
+
+
+def _shortened(entry: str) -> str:
+    """Return an entry of a cursor for a line: hundreds of param groups of a torch script fill pages."""
+    if len(entry) <= _ENTRY_CHARACTERS:
+        return entry
+    return f"{entry[:_ENTRY_CHARACTERS]}... ({len(entry):,} characters; all of them with --json)"
 
 
 def _sampling_text(sampling: dict[str, Any]) -> str:

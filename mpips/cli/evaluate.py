@@ -35,7 +35,7 @@ def command(
     taken. The metrics are those that `mpips train` computes of a test file. The training data is not read.
     """
     from mpips.inference.loading import load
-    from mpips.monitor.summary import metrics_text
+    from mpips.monitor.summary_text import metrics_text
 
     loaded = load(model, best=best)
     found = loaded.evaluate(data, metrics)

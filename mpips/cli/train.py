@@ -15,7 +15,7 @@ from mpips import __version__
 from mpips.checkpoint import open_checkpoint
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import CheckpointError
-from mpips.monitor import summary
+from mpips.monitor import summary, summary_text
 from mpips.mpi import launch
 from mpips.rundir import directory
 
@@ -238,7 +238,7 @@ def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], *, sh
         directory.replace_json(folder.result_file, report)
         summary.write(folder, figures)
     if show:
-        click.echo(summary.text(figures))
+        click.echo(summary_text.text(figures))
 
 
 def _versions(report: Mapping[str, Any]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from mpips.data.several import FileList, given_files
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference.model import Model, load_model
 from mpips.inference.training_files import as_file, options_of
-from mpips.monitor.summary import metric_names, metrics_text
+from mpips.monitor.summary_text import metric_names, metrics_text
 from mpips.mpi import launch
 from mpips.session.driver import Outcome
 from mpips.supervisor import child

@@ -1,59 +1,29 @@
-"""Compute what a job needs of its nodes: rows, bytes and memory of every rank, by the job's own functions."""
+"""Compute what a job needs of its nodes: bytes and memory of every rank, by the job's own functions."""
 
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.checkpoint.manifest import ShardEntry, WorkerState
-from mpips.checkpoint.plan import Hello, plan_tables
-from mpips.checkpoint.shards import ManifestHead
-from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.config.options import SessionOptions
-from mpips.data import DataInfo, Dataset, DenseData, Moments, SparseData
-from mpips.data.rows import Arrays
-from mpips.data.stream import StreamedData
+from mpips.data import DenseData, SparseData
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
 from mpips.mpi.roles import Assignment
-from mpips.plan.rehearsal import Rehearsal
+from mpips.plan.rows import Rows
 from mpips.recovery.replica import find_partners
 from mpips.session.node_memory import node_layout
 from mpips.snapshot.copy import ROOM
-from mpips.training.example import arrays_of
-from mpips.transport.region import new_token
 from mpips.worker.paths.direct import BOUNCE_BYTES
 from mpips.worker.residuals import residual_layout
 
-Int64 = NDArray[np.int64]
 _BOUNCES = 2  # buffers in staging memory for a table whose updates are large
-
-
-class Rows(msgspec.Struct, frozen=True):
-    """The number of rows of one embedding table.
-
-    Attributes:
-        per_server: Rows of each server.
-        source: Where the number comes from, in words.
-    """
-
-    per_server: tuple[int, ...]
-    source: str
-
-    @property
-    def total(self) -> int:
-        """Rows on all servers."""
-        return sum(self.per_server)
 
 
 class ServerNeeds(msgspec.Struct, frozen=True):
@@ -106,12 +76,15 @@ class NodeNeeds(msgspec.Struct, frozen=True):
         ranks: Number of ranks on it.
         shared: Bytes in /dev/shm.
         memory: Bytes in all, /dev/shm included.
+        held_rows: Bytes in /dev/shm that the first look-ahead takes, besides: rows that the node's workers
+            read for each other. A job runs without them.
     """
 
     name: str
     ranks: int
     shared: int
     memory: int
+    held_rows: int = 0
 
 
 class Needs(msgspec.Struct, frozen=True):
@@ -146,54 +119,6 @@ class Needs(msgspec.Struct, frozen=True):
         """Bytes of parameters of the fullest server over the mean."""
         held = [server.parameters for server in self.servers]
         return max(held) / (sum(held) / len(held)) if sum(held) else 1.0
-
-
-def expected_rows(
-    tables: Sequence[Table],
-    placement: Placement,
-    data: Dataset | StreamedData | None,
-    rehearsal: Rehearsal | None,
-    given: Mapping[str, int],
-) -> dict[str, Rows]:
-    """Return the rows of each embedding table on each server after one epoch.
-
-    Args:
-        tables: Tables of the job.
-        placement: Their placement on the servers.
-        data: The training data of all workers.
-        rehearsal: Steps of the task; None: only tables in `given` have a known number of rows.
-        given: Numbers of rows that the user has given, by table.
-    """
-    found = {}
-    n = placement.n_servers
-    for table in tables:
-        if not isinstance(table, EmbeddingTable):
-            continue
-        name = table.name
-        if name in given:
-            shares = tuple((given[name] + s) // n for s in range(n))[::-1]
-            found[name] = Rows(shares, "as given, in equal shares")
-            continue
-        keys, source = _keys(name, data, rehearsal)
-        owners = placement.partitioners[name].owners(keys)
-        found[name] = Rows(tuple(np.bincount(owners, minlength=n).tolist()), source)
-    return found
-
-
-def _keys(
-    name: str, data: Dataset | StreamedData | None, rehearsal: Rehearsal | None
-) -> tuple[Int64, str]:
-    """Return the keys that a table will have, and where they come from in words."""
-    if rehearsal is None or name not in rehearsal.keys:
-        return np.empty(0, np.int64), f"unknown; give --rows {name}=N"
-    if name in rehearsal.from_data and isinstance(data, SparseData | StreamedData):
-        keys = rehearsal.extra[name]
-        for part in data.parts() if isinstance(data, StreamedData) else (data,):
-            assert isinstance(part, SparseData)
-            keys = np.union1d(part.indices, keys)
-        return keys, "keys of the training data"
-    seen = f"seen in {len(rehearsal.steps)} steps: there will be more; give --rows {name}=N"
-    return rehearsal.keys[name], seen
 
 
 def server_needs(
@@ -309,6 +234,7 @@ def node_needs(
     residuals: int = 0,
     journal: bool = False,
     grouped: Sequence[int] = (),
+    held_rows: Sequence[int] = (),
 ) -> list[NodeNeeds]:
     """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
@@ -327,6 +253,7 @@ def node_needs(
         residuals: Bytes of the residuals of a worker.
         journal: Servers write a journal; residuals are then in shared memory.
         grouped: Bytes of shared memory of groups of workers on each node; (): none.
+        held_rows: Bytes of the memory that each worker's look-aheads share with others of its node; (): none.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
@@ -342,61 +269,10 @@ def node_needs(
         shared += (n_workers * residuals if journal else 0) + (grouped[k] if grouped else 0)
         private += 0 if journal else n_workers * residuals
         ranks = a.node_of.count(k)
-        result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))
+        held = [n for n, rank in zip(held_rows, a.workers, strict=False) if a.node_of[rank] == k]
+        memory = shared + private + ranks * program
+        result.append(NodeNeeds(name, ranks, shared, memory, max(held, default=0)))
     return result
-
-
-def checkpoint_bytes(
-    tables: Sequence[Table],
-    placement: Placement,
-    rows: Mapping[str, Rows],
-    n_workers: int,
-    config: Mapping[str, Any],
-    info: DataInfo,
-    arrays: Arrays,
-    train: Dataset | StreamedData | None,
-) -> int:
-    """Return the size of `state.h5` in bytes: exact if h5py is installed, else only that of its datasets.
-
-    With several workers the example of sparse data can have a few entries more or less.
-
-    Makes the file without its data, in a temporary folder.
-    """
-    workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
-    data = info.to_config()
-    moments = Moments.empty(info.n_features, info.n_fields, info.n_targets)
-    attached = {**moments.to_arrays(), **arrays}
-    attached |= arrays_of(train, info) if train is not None else {}
-    head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config, {}, data, attached)
-    hellos = [
-        Hello(
-            (head.run_id, 0, 0), "none", _shards(tables, placement, rows, server), [0] * n_workers
-        )
-        for server in range(placement.n_servers)
-    ]
-    entries = [plan.entry for plan in plan_tables(head, hellos)]
-    if hdf5_kind() == "none":
-        return sum(dataset.n_bytes for entry in entries for dataset in entry.datasets)
-    with tempfile.TemporaryDirectory(prefix="mpips-plan-") as folder:
-        # The file is sparse: its datasets are never written, so they take no space on the disk.
-        return create_file(Path(folder) / "state.h5", head, entries, "").n_bytes
-
-
-def _shards(
-    tables: Sequence[Table], placement: Placement, rows: Mapping[str, Rows], server: int
-) -> dict[str, list[ShardEntry]]:
-    """Return the shards of one server, by table."""
-    found: dict[str, list[ShardEntry]] = {}
-    for table in tables:
-        if isinstance(table, EmbeddingTable):
-            n = rows[table.name].per_server[server]
-            found[table.name] = [ShardEntry(server=server, version=0, rows=n)]
-            continue
-        parts = [p for p in placement.dense[table.name] if p.server == server]
-        found[table.name] = [
-            ShardEntry(server=server, version=0, start=p.start, stop=p.stop) for p in parts
-        ]
-    return found
 
 
 def steps_per_epoch(n_samples: int, n_workers: int, batch_size: int) -> int:

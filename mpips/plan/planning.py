@@ -18,13 +18,16 @@ from mpips.model.served import local_tables, served
 from mpips.model.table import EmbeddingTable
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
+from mpips.plan.checkpoint_size import checkpoint_bytes
 from mpips.plan.grouping import group_bytes
 from mpips.plan.limits import Growth, Limit, limits
 from mpips.plan.local_training import worker_bytes
 from mpips.plan.placing import assume_placement
 from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
+from mpips.plan.rows import expected_rows
 from mpips.session.driver import OneRank
+from mpips.session.held_rows import held_rows_bytes
 from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare
@@ -264,7 +267,7 @@ def _needs(
     program: int,
 ) -> need.Needs:
     tables, c = served(inputs.tables), config.checkpoint
-    rows = need.expected_rows(tables, placement, inputs.train, rehearsal, given)
+    rows = expected_rows(tables, placement, inputs.train, rehearsal, given)
     copies = c.every_steps > 0 or c.every_s > 0 or c.keep_best
     journal = config.redundancy.warm
     servers = need.server_needs(tables, placement, rows, journal, copies)
@@ -299,8 +302,9 @@ def _needs(
             residuals,
             journal,
             group_bytes(inputs.tables, config.cluster, a, placement),
+            held_rows_bytes(tables, config.cluster, a),
         ),
-        need.checkpoint_bytes(
+        checkpoint_bytes(
             tables,
             placement,
             rows,

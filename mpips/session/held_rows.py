@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpips import _native
-from mpips.model.table import EmbeddingTable
+from mpips.config.options import SessionOptions
+from mpips.model.table import EmbeddingTable, Table
+from mpips.mpi.roles import Assignment
 from mpips.session.group_memory import memory_nodes
 from mpips.session.parts import Parts
 from mpips.session.sharing import share
@@ -11,33 +15,43 @@ from mpips.transport.region import HELD_ROWS
 from mpips.worker.held_rows import HeldRowsPart
 
 
-def connect_held_rows(p: Parts) -> None:
-    """Set `p.held_rows`. Collective; blocks.
+def held_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignment) -> list[int]:
+    """Return the bytes of the memory that each worker shares with the others of its node; 0: it has none.
 
-    Nodes with several workers have the memory, if a server is elsewhere and the job has embedding tables.
+    Nodes with several workers have the memory, if a server is elsewhere and the job has embedding tables. Its
+    pages are taken when the first look-ahead of the node begins.
+    """
+    if not any(isinstance(table, EmbeddingTable) for table in tables):
+        return [0] * len(a.workers)
+    nodes = memory_nodes(a, options.transport)
+    servers = [a.node_of[rank] for rank in a.servers]
+    return [
+        nodes.count(node) * options.lookahead_mib << 20
+        if nodes.count(node) > 1 and any(n != node for n in servers)
+        else 0
+        for node in nodes
+    ]
+
+
+def connect_held_rows(p: Parts) -> None:
+    """Set `p.held_rows`, where `held_rows_bytes` says that there is such memory. Collective; blocks.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
-    dims = [table.dim for table in p.tables if isinstance(table, EmbeddingTable)]
-    if not dims or not p.options.lookahead_mib:
-        return
     c, a = p.cluster, p.cluster.assignment
-    nodes = memory_nodes(a, p.options.transport)
-    servers = [a.node_of[rank] for rank in a.servers]
-    keys = [
-        node if nodes.count(node) > 1 and any(n != node for n in servers) else None
-        for node in nodes
-    ]
-    if not any(key is not None for key in keys):
+    n_bytes = held_rows_bytes(p.tables, p.options, a)
+    if not any(n_bytes):
         return
-    n_bytes = [nodes.count(node) * p.options.lookahead_mib << 20 for node in nodes]
+    nodes = memory_nodes(a, p.options.transport)
+    keys = [node if n else None for node, n in zip(nodes, n_bytes, strict=True)]
     memory, firsts = share(
         p, HELD_ROWS, "making the memory of look-aheads", keys, n_bytes, takes_pages=False
     )
     if c.worker is None or memory is None or firsts.count(firsts[c.worker]) < 2:
         return
+    longest = max(table.dim for table in p.tables if isinstance(table, EmbeddingTable))
+    rows = _native.HeldRows(memory, n_bytes[c.worker], longest, c.worker, len(a.workers))
     node = nodes[c.worker]
-    rows = _native.HeldRows(memory, n_bytes[c.worker], max(dims), c.worker, len(a.workers))
-    remote = frozenset(s for s, n in enumerate(servers) if n != node)
+    remote = frozenset(s for s, rank in enumerate(a.servers) if a.node_of[rank] != node)
     p.held_rows = HeldRowsPart(rows, memory, n_bytes[c.worker], remote)

@@ -98,12 +98,12 @@ From the decision to the copies:
 
     mpi/control.py          Client._take_cut: calls PendingCut.take on a worker, ServerPart.take on a server
     server_part.py          ServerPart.take: makes the server's core expect the cut
-    worker/connection.py    Connection.clock: calls WorkerPart.at_tick after the tick
+    worker/ticks.py         Ticks.tick: calls WorkerPart.at_tick after the tick
     worker/collectives.py   Collectives._wait: calls WorkerPart.check_in_gather while it waits
     worker/connection.py    Connection.keep_pace: calls WorkerPart.while_waiting while it waits
     worker_part.py          WorkerPart.at_tick, WorkerPart.while_waiting: _put_tick at the place of the cut
     checkpoint/position.py  Position.part: makes the payload of clock, cursor and random state at the tick
-    worker/connection.py    Connection._write_cut: writes one record into the ring of every server
+    worker/cut_records.py   CutRecords.write: writes one record into the ring of every server
     ring_control.cpp        RingWriter::write_cut: writes it (native/src/ring)
     server_snapshot.cpp     ServerCore::handle_cut: holds the ring at the record (native/src/server)
     session/roles.py        Roles._serve: calls ServerPart.poll between two drains of Server.serve

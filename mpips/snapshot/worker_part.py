@@ -7,11 +7,12 @@ if all records of a cut are at the same place of each worker's program at all se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from mpips import _native
 from mpips.checkpoint.manifest import LocalFile
-from mpips.checkpoint.position import Position
+from mpips.checkpoint.position import Position, compressed
 from mpips.errors import ConfigError
 from mpips.model.best_value import BestValue
 from mpips.mpi.messages import HERE, Ask, Commit, Message, Propose, Waits
@@ -19,6 +20,7 @@ from mpips.mpi.pending import PendingCut
 
 _DECISION_S = 0.0005  # s between two polls for a decision that is due
 _PAUSE_S = 0.001  # s between two polls while a checkpoint of the best values is written
+_REST_BYTES = 2048  # at most, of a position without its cursor: clocks, random state as text
 _BEHIND_S = 0.1  # s of waiting behind a cut record after which the scheduler is informed
 
 
@@ -55,6 +57,7 @@ class WorkerPart:
         is_behind: Callable[[], bool],
         common_clock: bool,
         ask_every: int,
+        room: int,
         store_local: Callable[[int], LocalFile | None] | None = None,
     ) -> None:
         """Begin without a cut.
@@ -69,6 +72,7 @@ class WorkerPart:
             common_clock: True: all workers cut at the same clock (BSP, SSP).
             ask_every: Without a common clock the worker requests a checkpoint at each multiple of this number
                 of steps of the run; 0: never.
+            room: Bytes of the longest payload that a record of any server takes.
             store_local: `store_local(id)` writes the worker's file for a cut and returns its description;
                 None: the job has no tables under LocalSGD or DiLoCo.
         """
@@ -81,6 +85,7 @@ class WorkerPart:
         self._write = write
         self._is_behind = is_behind
         self._common_clock = common_clock
+        self._room = room
         self._last_cut = 0  # number of the last record's cut; 0: there is no wait to report
         self._behind_since = 0.0  # monotonic s of the first wait behind that record; 0: none so far
         self._in_gather = False
@@ -92,6 +97,22 @@ class WorkerPart:
     def set_control(self, control: Control) -> None:
         """Exchange messages with the scheduler through `control` from here on."""
         self._control = control
+
+    def set_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """Store a cursor; Worker.set_cursor describes it.
+
+        Raises:
+            ConfigError: The worker's position with this cursor does not fit into a record.
+        """
+        before = self._position.cursor
+        n_bytes = self._position.set_cursor(cursor)
+        # Refuse it now, not at the first checkpoint. Small cursors, which are frequent, need no exact number.
+        if n_bytes + _REST_BYTES > self._room:
+            try:
+                self._fitting(self._position.longest_part(self._store_local is not None))
+            except ConfigError:
+                self._position.set_cursor(before)
+                raise
 
     def note_tick(self, now: int, step: int | None = None) -> None:
         """Store the worker's position after a tick, and request a checkpoint if one is due. Does not block.
@@ -318,12 +339,27 @@ class WorkerPart:
 
     def _put(self, number: int, clock: int, part: bytes) -> None:
         """Write a record into the rings of all servers; `number` is that of the cut, 0 for no cut."""
-        try:
-            self._write(number, clock, part)
-        except ValueError as error:
-            raise ConfigError(
-                f"the cursor and random state of worker {self._index} are too large for a checkpoint: "
-                f"{error}, or pass less to set_cursor"
-            ) from None
+        self._write(number, clock, self._fitting(part))
         if number:
             self._last_cut, self._behind_since = number, 0.0
+
+    def _fitting(self, part: bytes) -> bytes:
+        """Return a payload with this part that fits into a record; compressed only if it must be.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if len(part) <= self._room:
+            return part
+        short = compressed(part)
+        if len(short) <= self._room:
+            return short
+        entries = self._position.entry_bytes()
+        largest = max(entries, key=lambda name: entries[name], default="")
+        needed = -(-(len(short) + _native.LINE_BYTES) // 1024)
+        raise ConfigError(
+            f"the cursor and random state of worker {self._index} are too large for a checkpoint: "
+            f"{len(part):,} bytes, {len(short):,} when compressed, and a record has room for {self._room:,}; "
+            f"the largest entry of the cursor is {largest!r} with {entries.get(largest, 0):,} bytes: set "
+            f"slot_kib to {needed} or more, or store less in the cursor"
+        )

@@ -124,7 +124,8 @@ class PreparedLoader:
         """Begin at a position, before the first iteration. Not collective; does not block.
 
         Epochs before it yield nothing. Its epoch begins behind its first batches, and yields nothing if these
-        are all. Later epochs are whole. `len` is always the length of a whole epoch.
+        are all. Later epochs are whole. `len` is always the length of a whole epoch. The StopIteration of an
+        epoch that yields nothing has a message, for scripts that call `next` themselves.
 
         Args:
             position: What `position` returned on this worker, in a run with equally many workers, the same
@@ -152,8 +153,9 @@ class PreparedLoader:
     def __iter__(self) -> Iterator[Any]:
         epoch, (resumed, done) = self._begun, self._resumed
         first = done if epoch == resumed else 0
-        batches: Iterator[Any] = iter(())
-        if epoch >= resumed:
+        is_complete = epoch < resumed or 0 < first == len(self)
+        batches: Iterator[Any] = _CompleteEpoch(epoch)
+        if not is_complete:
             self._own.start = (epoch, first)
             cast(torch.Generator, self._inner.generator).manual_seed(
                 mix(CHILDREN_TAG, self._seeds[0], epoch, self._seeds[1])
@@ -171,6 +173,20 @@ class PreparedLoader:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._script, name)
+
+
+class _CompleteEpoch(Iterator[Any]):
+    """An epoch that was complete before the restart."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __next__(self) -> Any:
+        # A for loop drops the message; Python prints it where `next` of a script raises.
+        raise StopIteration(
+            f"epoch {self._epoch} of the loader was complete before the restart and yields no batches: call "
+            "iter(loader) again for the next epoch, until one yields a batch, or loop over the loader by for"
+        )
 
 
 class _EpochBatches(Iterator[Any]):

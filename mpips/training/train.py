@@ -21,8 +21,8 @@ from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
 from mpips.model.served import local_tables
 from mpips.model.table import Table
-from mpips.monitor import summary
 from mpips.monitor.progress import ProgressMeter, make_display
+from mpips.monitor.summary_text import metrics_text
 from mpips.mpi import launch
 from mpips.mpi.messages import Evaluated
 from mpips.mpi.roles import default_servers
@@ -284,5 +284,5 @@ def _say(line: str) -> None:
 def _say_metrics(n_epochs: int, of: str, found: Evaluated) -> None:
     """Print the metrics of an evaluation, except of the last one, which the summary shows."""
     if found.epochs < n_epochs:
-        text = summary.metrics_text(found.metrics)
+        text = metrics_text(found.metrics)
         print(f"epoch {found.epochs}/{n_epochs}: {text} ({of})", file=sys.stderr, flush=True)

@@ -15,7 +15,6 @@ from mpips import _native
 from mpips.checkpoint.position import Position
 from mpips.checkpoint.residuals import LAST
 from mpips.errors import EndedError, MpipsError
-from mpips.model.consistency import BSP
 from mpips.model.table import Table
 from mpips.mpi.messages import Figures
 from mpips.mpi.tree import WorkerTree
@@ -30,6 +29,7 @@ from mpips.worker.by_use import PullsByUse
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
+from mpips.worker.cut_records import CutRecords
 from mpips.worker.grouped import GroupedTables
 from mpips.worker.local_tables import LocalPart, LocalTables
 from mpips.worker.replicated_part import ReplicatedPart
@@ -37,6 +37,7 @@ from mpips.worker.replicated_tables import ReplicatedTables
 from mpips.worker.residuals import settled
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
+from mpips.worker.ticks import Ticks
 
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
 
@@ -104,7 +105,6 @@ class Connection:
         self.clock_state.now = start.first_clock
         self.spent = TimeSpent(self.clock_state)
         control.clock = start.first_step if local is not None else start.first_clock
-        self._writes_position = start.writes_position
         self.arrivals = Arrivals(self, start.partners, start.writes_position)
         self.residuals = settled(start.residuals, channels)
         self.channels = list(channels)
@@ -133,24 +133,21 @@ class Connection:
         self._finished = False
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
+        cuts = CutRecords(self)
         self.snapshot = WorkerPart(
             index,
             self.position,
             control,
-            self._write_cut,
-            self._is_behind_cut,
+            cuts.write,
+            cuts.is_behind,
             needs_common_clock(tables, start.groups),
             start.ask_every,
+            min((c.layout.geometry.payload_capacity for c in channels), default=0),
             self.local.file_of if self.local is not None else None,
         )
-        self._cut_ends = [0] * len(self.channels)  # records up to the last cut record, by server
         self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
-        backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
-        self._skips_clocks = bool(backup) and backup[0] > 0
-        self._bsp_table = next(
-            (i for i, t in enumerate(tables) if isinstance(t.consistency, BSP)), None
-        )
+        self._ticks = Ticks(self, tables, start.writes_position)
         forked.register(self)
 
     def disown(self) -> None:
@@ -219,7 +216,7 @@ class Connection:
         if self.coming is not None:
             self.coming.finish()
         if self.local is None or self.local.step():
-            self._tick()
+            self._ticks.tick()
             return
         self.control.clock = self.step
         self.snapshot.note_inner_step(self.now, self.step)
@@ -231,63 +228,10 @@ class Connection:
         if self.coming is not None:
             self.coming.finish()
         if self.local is not None and self.local.synchronize():
-            self._tick()
-
-    def _tick(self) -> None:
-        """End the worker's clock at all servers."""
-        self.control.state = "between clocks"
-        self.clock_state.begin()
-        if FAULTS:
-            _native.fault_point("clock-begun")
-        if self.grouped is not None:
-            self.grouped.end_clock()
-        if self.replicated is not None:
-            self.replicated.tick()
-        if self._writes_position:
-            # With local tables the program has ended its clock; without, this tick ends it.
-            if self.local is not None:
-                self.local.store(self.now + 1)
-                self.snapshot.write_position(self.now, self.step)
-            else:
-                self.snapshot.write_position(self.now)
-            self.arrivals.wait()
-            if FAULTS:
-                _native.fault_point("placed")
-        self.arrivals.wait_for_partners()
-        written = []
-        for server, channel in enumerate(self.channels):
-            if channel.orders is not None and not channel.orders.is_empty:
-                channel.orders.add_tick(self.now)
-                continue
-            if FAULTS:
-                _native.fault_point("ticking")
-            self.write(server, lambda c=channel: c.writer.tick(self.now))  # type: ignore[misc]
-            written.append(server)
-        if FAULTS:
-            _native.fault_point("ticked")
-        self.publish(written)
-        if FAULTS:
-            _native.fault_point("clock-ended")
-        if self.grouped is not None:
-            self.grouped.note_ticked()
-        if self.replicated is not None:
-            self.replicated.note_ticked()
-        self.clock_state.now += 1
-        if self._skips_clocks and self._bsp_table is not None:
-            closed = [c.read_version(self._bsp_table) for c in self.channels]
-            self.clock_state.now = max(self.now, min(closed))
-        self.control.clock = self.step
-        self.snapshot.note_tick(self.now, self.step)
-        self.control.state = "computing"
-        self.clock_state.end_push()
-        self.control.poll()
-        self.collectives.poll()
-        if self.control.cut.pending is not None and not self._repeats:
-            with self.spent.cut():
-                self.snapshot.at_tick(self.step, self.wait_until)
+            self._ticks.tick()
 
     @property
-    def _repeats(self) -> bool:
+    def repeats(self) -> bool:
         """True if a server has records of this worker from beyond its clock; then no cut may be here."""
         return any(channel.writer.is_ahead_of(self.now) for channel in self.channels)
 
@@ -295,25 +239,7 @@ class Connection:
     def has_pushed(self) -> bool:
         """True if there may be pushes of the current clock, so that the worker is not between clocks."""
         is_local = self.local is not None and self.local.has_pushed
-        return is_local or self.clock_state.pushed_at == self.now or self._repeats
-
-    def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
-        if number and self.replicated is not None and not self.replicated.store_for_cut(number):
-            return
-        if number and self.residuals is not None:
-            self.residuals.save(number)
-        for server, channel in enumerate(self.channels):
-            self.write(
-                server,
-                lambda c=channel: c.writer.cut(self.now, number, clock, payload),  # type: ignore[misc]
-            )
-            self._cut_ends[server] = channel.writer.next_sequence
-        self.publish(range(len(self.channels)))
-
-    def _is_behind_cut(self) -> bool:
-        """Return whether some server has not consumed the last cut record, by this worker's last look."""
-        ends = zip(self.channels, self._cut_ends, strict=True)
-        return any(channel.writer.applied < end for channel, end in ends)
+        return is_local or self.clock_state.pushed_at == self.now or self.repeats
 
     def _cut_while_waiting(self) -> bool:
         """Take part in a pending cut during a wait; see WorkerPart.while_waiting."""
@@ -416,7 +342,8 @@ class Connection:
     @property
     def may_order(self) -> bool:
         """True if updates to other nodes may leave in another order than that of the program."""
-        is_free = not self._writes_position and not self._skips_clocks and self.grouped is None
+        is_free = not self._ticks.writes_position and not self._ticks.skips_clocks
+        is_free = is_free and self.grouped is None
         return is_free and any(channel.orders is not None for channel in self.channels)
 
     def finish_orders(self) -> None:

@@ -242,17 +242,18 @@ class Worker:
 
         Args:
             cursor: A dict of int (64 bits), finite float, bool, str, None, and lists and dicts of them, with
-                text as keys. A few hundred bytes: it must fit into a record.
+                text as keys. It must fit into a record of `slot_kib`, if need be compressed.
 
         Raises:
             TypeError: `cursor` is no dict, or holds another type, such as a NumPy number.
             ValueError: It holds NaN, infinity or an integer of more than 64 bits.
+            ConfigError: It is too large; the message names its largest entry and the `slot_kib` to set.
         """
         if not isinstance(cursor, Mapping):
             raise TypeError(
                 f"cursor must be a dict of numbers, text, lists and dicts, not {cursor!r}"
             )
-        self._connection.position.set_cursor(dict(cursor))
+        self._connection.snapshot.set_cursor(cursor)
 
     def checkpoint(self) -> None:
         """Request a checkpoint at the next clock that all workers agree on. Not collective; returns at once.

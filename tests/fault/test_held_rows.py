@@ -10,6 +10,11 @@ import pytest
 import supervised
 from multinode import Nodes
 
+import mpips
+from mpips.config.options import SessionOptions
+from mpips.mpi.roles import assign
+from mpips.session.held_rows import held_rows_bytes
+
 PROGRAMS = Path(__file__).with_name("programs")
 
 pytestmark = pytest.mark.multinode
@@ -29,6 +34,12 @@ def test_workers_of_a_node_read_fewer_rows_and_no_bit_changes(nodes2: Nodes) -> 
     # Under SSP the bytes depend on the time.
     own, shared = (sum(models["bsp"][1][i] for models in found.values()) for i in (0, 1))
     assert shared < own
+    # `mpips plan` counts this memory.
+    a, table = assign([0, 0, 1, 1, 1], ["a", "b"], 2), mpips.EmbeddingTable("e", 4)
+    planned = [held_rows_bytes([table], SessionOptions(lookahead_mib=mib), a) for mib in (0, 0, 1)]
+    for worker in (0, 1):
+        assert found[f"worker {worker}"]["bsp"][3] == [sizes[worker] for sizes in planned]
+    assert planned[2] == [2 << 20, 2 << 20]
 
 
 @pytest.mark.timeout(120)

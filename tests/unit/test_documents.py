@@ -19,7 +19,7 @@ from mpips.config.schema import load_config
 from mpips.data import DataInfo
 from mpips.doctor.checks import CHECKS
 from mpips.doctor.finding import Finding, as_line
-from mpips.monitor import summary
+from mpips.monitor import summary_text
 from mpips.monitor.progress import Snapshot, fields, fit
 from mpips.monitor.top import HEADINGS
 from mpips.rundir.directory import RunFolder
@@ -207,7 +207,7 @@ def summary_block(text: str) -> None:
     known += ["by epoch", "updates", "staleness", "traffic", "restarts", "checkpoint"]
     assert [label for label in known if label in shown] == shown
     assert len(shown) >= 12
-    assert max(map(len, text.splitlines())) <= summary._WIDTH
+    assert max(map(len, text.splitlines())) <= summary_text._WIDTH
 
 
 def failure(text: str) -> None:
@@ -236,7 +236,7 @@ def doctor(text: str) -> None:
         assert line.startswith(real.splitlines()[1].removesuffix("mount it"))
 
 
-METRICS = [name.replace("_", " ") for name in summary.METRICS]
+METRICS = [name.replace("_", " ") for name in summary_text.METRICS]
 
 SHOWN: dict[str, Callable[[str], None]] = {
     "progress": progress_line,

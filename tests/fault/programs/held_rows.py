@@ -1,8 +1,8 @@
 """Look-aheads of two workers of a node with a server there and one elsewhere. No arguments.
 
 Each worker prints one line of JSON: its name, and for each consistency model the digests of what it has
-pulled without a look-ahead, with one, and with one that shares rows, the bytes of the last two, and how many
-rows it has found that the other one has read.
+pulled without a look-ahead, with one, and with one that shares rows, the bytes of the last two, how many rows
+it has found that the other one has read, and the size of the memory in which it looks in each of the three.
 """
 
 import hashlib
@@ -25,13 +25,15 @@ def batches_of(worker: int) -> list[np.ndarray]:
     return [random.zipf(1.2, 300) % N_KEYS for _ in range(N_STEPS)]
 
 
-def train(depth: int, bound: int | None) -> Callable[[mpips.Worker], tuple[str, str, int]]:
-    """Return a worker's function: it returns its name, the digest of its pulls, and the bytes of these.
+def train(depth: int, bound: int | None) -> Callable[[mpips.Worker], tuple[str, str, int, int]]:
+    """Return a worker's function: it returns its name, the digest of its pulls, and two numbers of bytes.
+
+    These are the bytes of the pulls, and those of the memory for rows of other workers.
 
     `bound`: of SSP, which each pull must keep; None: BSP.
     """
 
-    def main(worker: mpips.Worker) -> tuple[str, str, int]:
+    def main(worker: mpips.Worker) -> tuple[str, str, int, int]:
         table, digest = worker.table("e"), hashlib.sha256()
         loop = batches = batches_of(worker.index)
         if depth:
@@ -49,14 +51,16 @@ def train(depth: int, bound: int | None) -> Callable[[mpips.Worker], tuple[str, 
                 table.push(np.arange(N_KEYS), update)
             worker.clock()
         pulled = int(connection_of(worker).figures().pulled_bytes)
-        return f"worker {worker.index}", digest.hexdigest(), pulled
+        part = connection_of(worker).held_rows
+        size = part.memory.n_bytes if part is not None else 0
+        return f"worker {worker.index}", digest.hexdigest(), pulled, size
 
     return main
 
 
 def session(
     consistency: mpips.BSP | mpips.SSP, depth: int, mib: int
-) -> tuple[str, str, int] | None:
+) -> tuple[str, str, int, int] | None:
     """Return what the worker of this rank returns; None on other ranks."""
     table = mpips.EmbeddingTable("e", DIM, mpips.SGD(1.0), consistency, init="zeros")
     bound = consistency.bound if isinstance(consistency, mpips.SSP) else None
@@ -85,8 +89,8 @@ for consistency in (mpips.BSP(), mpips.SSP(3)):
     value = [session(consistency, depth, mib) for depth, mib in ((0, 0), (4, 0), (4, 1))]
     if value[0] is not None:
         name = value[0][0]
-        digests, n_bytes = [digest for _, digest, _ in value], [n for *_, n in value[1:]]
-        found[consistency.name] = digests, n_bytes, n_copied
+        digests, n_bytes = [digest for _, digest, *_ in value], [n for *_, n, _ in value[1:]]
+        found[consistency.name] = digests, n_bytes, n_copied, [size for *_, size in value]
         n_copied = 0
 if found:
     print(json.dumps([name, found]), flush=True)

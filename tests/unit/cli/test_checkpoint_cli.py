@@ -14,7 +14,7 @@ import pytest
 from checkpoints import Contents, flip, make_newer, names
 
 from mpips.checkpoint import open_checkpoint
-from mpips.checkpoint.manifest import MANIFEST, STATE
+from mpips.checkpoint.manifest import MANIFEST, STATE, encode
 
 # Python cannot import a module whose entry in sys.modules is None.
 WITHOUT = "import sys; sys.modules['mpi4py'] = sys.modules['h5py'] = None; from mpips.cli import main; main()"
@@ -99,6 +99,23 @@ def test_show_prints_the_position_of_each_worker_and_the_samples_read(run: Path)
     assert ["1", "10", "2", "1", "loss", "0.5", "loader"] in lines
     assert ["0", "4", "5", "7", "2:3,", "2:3,", "2:3,", "2:3"] in lines
     assert ["1", "2", "8", "7", "as", "above"] in lines
+
+
+def test_show_shortens_long_entries_of_a_cursor(run: Path) -> None:
+    groups = {str(i): {"lr": 0.5} for i in range(300)}
+    with open_checkpoint(one(run, 200)) as checkpoint:
+        manifest = checkpoint.manifest
+    for worker in manifest.workers:
+        worker.cursor["optimizer 0"] = groups
+    (one(run, 200) / MANIFEST).write_bytes(encode(manifest, "1.0"))
+    text = done("show", one(run, 200))
+    assert "optimizer 0 {'0': {'lr': 0.5}, '1': " in text
+    assert (
+        f"... ({len('optimizer 0 ' + str(groups)):,} characters; all of them with --json)" in text
+    )
+    assert max(map(len, text.splitlines())) < 300
+    found = json.loads(done("show", one(run, 200), "--json"))
+    assert found["workers"][1]["cursor"]["optimizer 0"] == groups
 
 
 def test_verify_reads_all_and_names_the_damage(run: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mpips.config.schema import JobConfig, load_config
-from mpips.monitor.summary import differences, setbacks, staleness_text, summarize, text, write
+from mpips.monitor.summary import differences, setbacks, summarize, write
+from mpips.monitor.summary_text import staleness_text, text
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Event, RankPlace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpips.checkpoint import WorkerState
-from mpips.checkpoint.position import Position, decode_part
+from mpips.checkpoint.position import Position, compressed, decode_part
 from mpips.errors import RecoveryError
 from mpips.recovery.memory import At, Memory, place_of
 from mpips.recovery.saving import Saving
@@ -92,6 +92,14 @@ def test_a_checkpoint_between_outer_steps_moves_no_worker_that_goes_on_in_memory
             0, [at(10, text_of_tick), at(11, text_of_tick)], MEMORY
         )
     assert (place.steps, place.state.cursor) == (30, {"step": 30})
+
+
+def test_a_worker_goes_on_from_a_position_that_was_compressed():
+    plain = text(3, epoch=1, steps=list(range(300)))
+    short = compressed(bytes.fromhex(plain)).hex()
+    assert len(short) < len(plain)
+    for texts in ([short], [short, text(2, epoch=0)]):
+        assert place_of(0, [at(3, *texts)], MEMORY) == place_of(0, [at(3, plain)], MEMORY)
 
 
 def test_the_random_stream_goes_on():

@@ -159,7 +159,8 @@ class Channel:
 
     orders = None
 
-    def __init__(self, server, log, stuck=False):
+    def __init__(self, layout, server, log, stuck=False):
+        self.layout = layout
         self.writer = Writer(server, log, stuck)
 
     def send(self):
@@ -190,8 +191,11 @@ class Channel:
 
 def ticking(log, stuck, waits=True):
     """A worker of two servers, each the other's partner."""
-    channels = [Channel(0, log), Channel(1, log, stuck)]
     placement = place([], 2, 1, 4, 1024)
+    channels = [
+        Channel(layout, server, log, stuck and server == 1)
+        for server, layout in enumerate(placement.layouts)
+    ]
     partners = Partners({0: 1, 1: 0}, waits)
     control = LocalScheduler()
     start = ConnectionOptions(writes_position=True, partners=partners)

@@ -9,8 +9,8 @@ import pytest
 from harness import Rig, dense, rows
 from late_tree import LateTree
 
-from mpips.checkpoint.position import Position, decode_part
-from mpips.errors import StallError
+from mpips.checkpoint.position import Position, compressed, decode_part
+from mpips.errors import ConfigError, StallError
 from mpips.model.consistency import ASP, SSP
 from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
 from mpips.session.local_scheduler import LocalScheduler
@@ -183,7 +183,7 @@ def test_a_cut_behind_an_inner_step_has_the_random_numbers_of_that_step():
     written = []
     control, position = Recording(), Position(3, 0, 2)
     part = WorkerPart(
-        0, position, control, lambda *record: written.append(record), lambda: False, False, 0
+        0, position, control, lambda *record: written.append(record), lambda: False, False, 0, 4032
     )
     position.random.integers(9, size=5)
     part.note_inner_step(0, 2)
@@ -193,3 +193,76 @@ def test_a_cut_behind_an_inner_step_has_the_random_numbers_of_that_step():
     assert not part.while_waiting(False)
     ((number, _, payload),) = written
     assert (number, decode_part(payload)) == (7, there)
+
+
+ROOM = 4032  # bytes of a payload in the smallest slot that is chosen without slot_kib
+
+
+def part_with(cursor, room, inner_at=None):
+    """Return a worker part with this cursor, its position, and the list of the payloads that it writes."""
+    written: list[bytes] = []
+    position = Position(3, 0, 1)
+    part = WorkerPart(
+        0,
+        position,
+        Recording(),
+        lambda number, clock, payload: written.append(payload),
+        lambda: False,
+        True,
+        0,
+        room,
+        (lambda number: None) if inner_at is not None else None,
+    )
+    if inner_at is not None:
+        part.set_cursor(inner_at)
+        part.write_position(4, 30)
+        part.note_tick(5, 30)
+        written.clear()
+    part.set_cursor(cursor)
+    return part, position, written
+
+
+def test_a_position_that_fits_into_a_record_is_not_compressed():
+    _, position, _ = part_with({"text": "a" * 3000}, 1 << 20)
+    length = len(position.coming_part(1))
+    for room in (length, length - 1):
+        part, position, written = part_with({"text": "a" * 3000}, room)
+        part.write_position(0)
+        plain = position.coming_part(1)
+        assert written == [plain if room == length else compressed(plain)]
+        assert len(written[0]) <= room
+        assert decode_part(written[0]) == decode_part(plain)
+        assert decode_part(written[0]).cursor == {"text": "a" * 3000}
+
+
+def noise(n_bytes, seed=0):
+    """Return text of so many bytes that compression makes no shorter than half of it."""
+    return np.random.default_rng(seed).bytes(n_bytes // 2).hex()
+
+
+def test_a_cursor_that_fits_into_no_record_is_refused_when_it_is_set():
+    part, position, written = part_with({"step": 3}, ROOM)
+    with pytest.raises(
+        ConfigError,
+        match=r"^the cursor and random state of worker 0 are too large for a checkpoint: 9,0\d\d bytes, "
+        r"\d,\d{3} when compressed, and a record has room for 4,032; the largest entry of the cursor is "
+        r"'b' with 8,005 bytes: set slot_kib to \d or more, or store less in the cursor$",
+    ):
+        part.set_cursor({"a": noise(1000), "b": noise(8000), "c": 1})
+    assert position.cursor == {"step": 3}
+    part.write_position(0)
+    assert decode_part(written[0]).cursor == {"step": 3}
+    part_with({"a": noise(1000), "b": noise(8000), "c": 1}, (9 << 10) - 64)
+
+
+def test_a_cursor_behind_an_inner_step_shares_its_record_with_the_one_at_the_tick():
+    cursors = [{"a": noise(4000, seed)} for seed in range(2)]
+    part_with(cursors[1], ROOM)
+    with pytest.raises(ConfigError, match=f"{ROOM:,}; the largest entry of the cursor is 'a'"):
+        part_with(cursors[1], ROOM, inner_at=cursors[0])
+    part, _, written = part_with(cursors[1], 2 * ROOM, inner_at=cursors[0])
+    part.note_inner_step(5, 31)
+    part.leave(5, 31)
+    found = decode_part(written[0])
+    assert found.in_memory is not None
+    assert [found.in_memory.cursor, found.cursor] == cursors

@@ -80,6 +80,38 @@ def test_a_skipped_epoch_keeps_the_position_and_reads_nothing() -> None:
     assert loader.position() == {"epoch": 2, "batch": 4}
 
 
+@pytest.mark.parametrize(
+    ("position", "n_complete"),
+    [((2, 3), 2), ((1, 4), 2), ((0, 4), 1), ((1, 0), 1), ((0, 0), 0), ((0, 3), 0)],
+)
+def test_a_bare_next_says_that_an_epoch_was_complete_and_is_silent_at_another_end(
+    position: tuple[int, int], n_complete: int
+) -> None:
+    (loader,) = workers_of(1, n=12)
+    loader.resume(dict(zip(("epoch", "batch"), position, strict=True)))
+    for epoch in range(n_complete):
+        batches = iter(loader)
+        for _ in range(2):
+            with pytest.raises(
+                StopIteration,
+                match=f"^epoch {epoch} of the loader was complete before the restart and yields no batches: "
+                r"call iter\(loader\) again for the next epoch, until one yields a batch, or loop",
+            ):
+                next(batches)
+    batches = iter(loader)
+    assert next(batches)
+    assert list(batches) in ([], [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(1, 4)])
+    with pytest.raises(StopIteration) as ended:
+        next(batches)
+    assert ended.value.value is None
+
+
+def test_a_loader_without_samples_ends_without_a_message() -> None:
+    with pytest.raises(StopIteration) as ended:
+        next(iter(workers_of(1, n=0)[0]))
+    assert ended.value.value is None
+
+
 def test_leaving_a_loop_ends_its_epoch() -> None:
     (loader,) = workers_of(1, n=20, shuffle=True)
     (other,) = workers_of(1, n=20, shuffle=True)

@@ -1,0 +1,217 @@
+"""The text of a summary: a line for each thing that it shows, wrapped."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpips.monitor.progress import duration, plural
+from mpips.terminal.units import decimal_size
+
+_WIDTH = 79  # columns of the text
+_MARGIN = 14  # columns of the names
+_MOST_LINES = 3  # lines of options; summary.json contains all of them
+_HASHED = 1 << 60  # features, fewer than hashed keys can be
+_MOST_EPOCHS = 5  # epochs whose metrics are shown
+METRICS = (
+    *("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2"),
+    *("f1", "pr_auc", "calibration", "mae", "loss"),
+)
+
+
+def text(s: Mapping[str, Any]) -> str:
+    """Return the summary as text: about twenty lines of at most 96 characters."""
+    rows: list[tuple[str, str]] = []
+    if s["run_dir"]:
+        rows.append(("run", _short_path(s["run_dir"])))
+    rows.append(("where", _where(s)))
+    libraries = (v if k == "MPI" else f"{k} {v}" for k, v in s["versions"].items())
+    rows.append(("versions", ", ".join(libraries)))
+    rows += _of_task(s) if "options" in s else [("trained", _steps(s))]
+    rows.append(("updates", _updates(s)))
+    rows.append(("staleness", staleness_text(s["staleness"])))
+    rows.append(("traffic", _traffic(s)))
+    if s["run_dir"]:
+        rows.append(("restarts", _restarts(s["setbacks"])))
+    rows += _checkpoint(s["checkpoint"])
+    epochs = f", {plural(s['epochs'], 'epoch')}" if "epochs" in s else ""
+    title = f"mpips: {s['task']}{epochs}, ended {s['ended']}"
+    return "\n".join([title, *(line for name, value in rows for line in _row(name, value))])
+
+
+def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows that only a training has, not a script."""
+    rows = [
+        ("options", _options(s["options"])),
+        ("data", _data(s)),
+        ("trained", _trained(s)),
+    ]
+    if s.get("stopped"):
+        rows.append(("ended early", s["stopped"]))
+    if best := s.get("best"):
+        shown = (
+            f"{best['metric'].replace('_', ' ')} {best['value']:.4f} after epoch {best['epoch']}"
+        )
+        rows.append(("best", f"{shown}, in {Path(best['path']).name}"))
+    held = "validation" if s.get("validation") else "test"
+    for name in metric_names(s["history"]):
+        if s.get(name) is not None:
+            of = "last epoch of training" if name == "loss" else held
+            rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
+    if len(s["history"]) > 1:
+        rows.append(("by epoch", _by_epoch(s["history"])))
+    return rows
+
+
+def metric_names(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of metrics in the order in which they are shown.
+
+    Args:
+        rows: Metrics by name, with the epoch or without. Names of a task's own metrics come first.
+    """
+    own = dict.fromkeys(name for row in rows for name in row if name not in ("epoch", *METRICS))
+    return (*own, *METRICS)
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    """Return metrics with their names, such as "accuracy 0.9749, cross entropy 0.1234"."""
+    found = [(name, metrics.get(name)) for name in metric_names([metrics])]
+    return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in found if v is not None)
+
+
+def _by_epoch(history: Sequence[Mapping[str, float]]) -> str:
+    """Return the metrics of some epochs of the run, the first and the last among them."""
+    evaluated = [row for row in history if len(row) > 2]
+    rows = list(evaluated if len(evaluated) > 1 else history)
+    # Choose epochs at equal distances.
+    most = _MOST_EPOCHS - 1
+    if len(rows) > most + 1:
+        rows = [rows[round(i * (len(rows) - 1) / most)] for i in range(most + 1)]
+    return "; ".join(f"{row['epoch']:.0f}: {metrics_text(row)}" for row in rows)
+
+
+def _row(name: str, value: str) -> list[str]:
+    """Return the lines of one row: its name, and its value wrapped beside it."""
+    parts = textwrap.wrap(
+        value, _WIDTH - _MARGIN - 2, break_long_words=False, break_on_hyphens=False
+    ) or [""]
+    if name == "options" and len(parts) > _MOST_LINES:
+        parts = [*parts[:_MOST_LINES], "..."]
+    return [f"  {name if i == 0 else '':<{_MARGIN}}{part}" for i, part in enumerate(parts)]
+
+
+def _short_path(path: str) -> str:
+    """Return a path relative to the working folder if it lies below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+def _where(s: Mapping[str, Any]) -> str:
+    hosts = s["hosts"]
+    named = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+    roles = ", ".join(role if n == 1 else f"{n} {role}s" for role, n in s["roles"].items())
+    pairs = s["pairs"]
+    one = ", ".join(pairs) if len(pairs) == 1 else ", ".join(f"{k} x {n}" for k, n in pairs.items())
+    return f"{named}: {roles}; transport {one}"
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    if not options:
+        return "all defaults"
+    return " ".join(f"{key}={_value(value)}" for key, value in options.items())
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _data(s: Mapping[str, Any]) -> str:
+    size = f": {plural(s['n_samples'], 'sample')}" if s["n_samples"] else ""
+    # Samples that a task reads itself have no features.
+    if size and s["n_features"]:
+        size += f", {_features(s['n_features'])}"
+    held = f"; validation {s['validation']:g} of it" if s.get("validation") else ""
+    bad = {split: f"; {plural(n, 'bad line')} skipped" for split, n in s.get("skipped", {}).items()}
+    test = f"; test {s['test']}{bad.get('test', '')}" if s["test"] else ""
+    return f"{s['train']}{size}{bad.get('train', '')}{held}{test}"
+
+
+def _features(n: int) -> str:
+    """Return the number of features as text; hashed keys have no number."""
+    return "hashed features" if n >= _HASHED else plural(n, "feature")
+
+
+def _trained(s: Mapping[str, Any]) -> str:
+    text = (
+        f"step {s['steps']:,}, {plural(s['samples'], 'sample')} in {s['seconds']:,.2f} s: "
+        f"{s['samples_per_s']:,.0f} samples/s"
+    )
+    if s["setbacks"]["restarts"]:
+        text += " (last attempt)"
+    if s["wall_seconds"] is not None:
+        text += f"; {duration(s['wall_seconds'])} since the start of the run"
+    return text
+
+
+def _steps(s: Mapping[str, Any]) -> str:
+    return f"step {s['steps']:,}; {duration(s['wall_seconds'])} since the start of the run"
+
+
+def _updates(s: Mapping[str, Any]) -> str:
+    last = " (last attempt)" if s["setbacks"]["restarts"] else ""
+    text = f"{s['updates_pushed']:,} pushed{last}, {s['updates_applied']:,} applied"
+    kinds = ("rejected", "scaled", "compensated", "late")
+    return text + "".join(f", {s[f'updates_{k}']:,} {k}" for k in kinds if s[f"updates_{k}"])
+
+
+# Ranges [low, high) of staleness in the text.
+_BINS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 64), (64, 65))
+
+
+def staleness_text(counts: Sequence[int]) -> str:
+    """Return a histogram of staleness in one line.
+
+    Args:
+        counts: Number of updates by staleness; entry 64 counts a staleness of 64 and more.
+    """
+    total = sum(counts)
+    if total == 0:
+        return "no updates"
+    mean = sum(n * count for n, count in enumerate(counts)) / total
+    shares = []
+    for low, high in _BINS:
+        n = sum(counts[low:high])
+        if n:
+            name = f"{low}" if high == low + 1 else f"{low}-{high - 1}"
+            name = "64 and more" if low == 64 else name
+            shares.append(f"{name}: {_percent(n / total)}")
+    return f"mean {mean:.2f}; " + ", ".join(shares)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else f"{100 * share:.2g}%"
+
+
+def _traffic(s: Mapping[str, Any]) -> str:
+    return f"{decimal_size(s['pushed_bytes'])} pushed, {decimal_size(s['pulled_bytes'])} pulled"
+
+
+def _restarts(s: Mapping[str, Any]) -> str:
+    if not s["restarts"]:
+        return "none"
+    cost = f"{s['seconds']:.1f} s without work, {plural(s['steps'], 'step')} repeated"
+    return f"{s['restarts']}: {cost}; last cause: {s['causes'][-1]}"
+
+
+def _checkpoint(saved: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if saved is None:
+        return []
+    if "error" in saved:
+        return [("checkpoint", f"not written: {saved['error']}")]
+    notes = [("", note) for note in saved["notes"]]
+    return [("checkpoint", f"{_short_path(saved['path'])}, {decimal_size(saved['bytes'])}"), *notes]

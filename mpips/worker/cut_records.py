@@ -1,0 +1,44 @@
+"""The records of cuts that a worker writes into the rings of all servers; see mpips.snapshot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpips.worker.connection import Connection
+
+
+class CutRecords:
+    """Writes the cut records of one worker. Not thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection, which has its channels."""
+        self._connection = connection
+        # Records up to the last cut record, by server.
+        self._ends = [0] * len(connection.channels)
+
+    def write(self, number: int, clock: int, payload: bytes) -> None:
+        """Write a record into the ring of every server, and send it; blocks while a ring is full.
+
+        Args:
+            number: Number of the cut; 0: the record belongs to none.
+            clock: Clock of the worker that the payload describes.
+            payload: The worker's position (mpips.checkpoint.position).
+        """
+        c = self._connection
+        if number and c.replicated is not None and not c.replicated.store_for_cut(number):
+            return
+        if number and c.residuals is not None:
+            c.residuals.save(number)
+        for server, channel in enumerate(c.channels):
+            c.write(
+                server,
+                lambda to=channel: to.writer.cut(c.now, number, clock, payload),  # type: ignore[misc]
+            )
+            self._ends[server] = channel.writer.next_sequence
+        c.publish(range(len(c.channels)))
+
+    def is_behind(self) -> bool:
+        """Return whether some server has not consumed the last cut record, by this worker's last look."""
+        ends = zip(self._connection.channels, self._ends, strict=True)
+        return any(channel.writer.applied < end for channel, end in ends)

@@ -1,0 +1,106 @@
+"""The ends of a worker's clocks at the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpips import _native
+from mpips.model.consistency import BSP
+from mpips.model.table import Table
+
+if TYPE_CHECKING:
+    from mpips.worker.connection import Connection
+
+FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
+
+
+class Ticks:
+    """Ends a worker's clock at all servers. Not thread-safe.
+
+    Attributes:
+        writes_position: The worker writes its position to the servers before each tick.
+        skips_clocks: There are backup workers, so a worker that is late may skip clocks.
+    """
+
+    def __init__(
+        self, connection: Connection, tables: Sequence[Table], writes_position: bool
+    ) -> None:
+        """Take the connection.
+
+        Args:
+            connection: The worker's connection.
+            tables: All tables of the job.
+            writes_position: See the attribute.
+        """
+        self._connection = connection
+        self.writes_position = writes_position
+        backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
+        self.skips_clocks = bool(backup) and backup[0] > 0
+        self._bsp_table = next(
+            (i for i, t in enumerate(tables) if isinstance(t.consistency, BSP)), None
+        )
+
+    def tick(self) -> None:
+        """End the worker's clock at all servers, and take part in a cut that is due."""
+        c = self._connection
+        c.control.state = "between clocks"
+        c.clock_state.begin()
+        if FAULTS:
+            _native.fault_point("clock-begun")
+        if c.grouped is not None:
+            c.grouped.end_clock()
+        if c.replicated is not None:
+            c.replicated.tick()
+        if self.writes_position:
+            self._write_position()
+        c.arrivals.wait_for_partners()
+        self._write()
+        if FAULTS:
+            _native.fault_point("clock-ended")
+        if c.grouped is not None:
+            c.grouped.note_ticked()
+        if c.replicated is not None:
+            c.replicated.note_ticked()
+        c.clock_state.now += 1
+        if self.skips_clocks and self._bsp_table is not None:
+            closed = [channel.read_version(self._bsp_table) for channel in c.channels]
+            c.clock_state.now = max(c.now, min(closed))
+        c.control.clock = c.step
+        c.snapshot.note_tick(c.now, c.step)
+        c.control.state = "computing"
+        c.clock_state.end_push()
+        c.control.poll()
+        c.collectives.poll()
+        if c.control.cut.pending is not None and not c.repeats:
+            with c.spent.cut():
+                c.snapshot.at_tick(c.step, c.wait_until)
+
+    def _write_position(self) -> None:
+        """Write the position at which the worker continues after this tick, and wait until it has arrived."""
+        c = self._connection
+        # With local tables the program has ended its clock; without, this tick ends it.
+        if c.local is not None:
+            c.local.store(c.now + 1)
+            c.snapshot.write_position(c.now, c.step)
+        else:
+            c.snapshot.write_position(c.now)
+        c.arrivals.wait()
+        if FAULTS:
+            _native.fault_point("placed")
+
+    def _write(self) -> None:
+        """Write the records of the tick, and send them."""
+        c = self._connection
+        written = []
+        for server, channel in enumerate(c.channels):
+            if channel.orders is not None and not channel.orders.is_empty:
+                channel.orders.add_tick(c.now)
+                continue
+            if FAULTS:
+                _native.fault_point("ticking")
+            c.write(server, lambda to=channel: to.writer.tick(c.now))  # type: ignore[misc]
+            written.append(server)
+        if FAULTS:
+            _native.fault_point("ticked")
+        c.publish(written)
