@@ -6,12 +6,14 @@ Arrays are taken as they are: contiguous and of exactly this dtype, else TypeErr
 import enum
 import mmap
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mpips.errors import ConfigError
+
+_Result = TypeVar("_Result")
 
 # kernels: native/src/kernels, mpips/kernels
 class OptimizerConfig:
@@ -707,6 +709,7 @@ class RingWriter:
     @property
     def credits(self) -> int: ...
     published: int
+    def new_parts(self, most: int, slack: int) -> list[tuple[int, int]]: ...
     def tick(self, clock: int) -> bool: ...
     def finish(self, clock: int) -> bool: ...
     def is_ahead_of(self, clock: int) -> bool: ...
@@ -731,6 +734,9 @@ class RingWriter:
         base: npt.NDArray[np.float32] | None,
         done: int,
     ) -> int: ...
+    def push_whole(
+        self, table: int, clock: int, update: npt.NDArray[np.float32], check_finite: bool
+    ) -> bool: ...
     def push_encoded(
         self,
         table: int,
@@ -861,6 +867,14 @@ def copy_dense(
     max_s: float,
     oversubscribed: bool,
 ) -> bool: ...
+def take_put(
+    message: npt.NDArray[np.uint8],
+    n_bytes: int,
+    region: npt.NDArray[np.uint8],
+    put: int,
+    start: int,
+    stop: int,
+) -> int: ...
 def unstable_blocks(before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> list[int]: ...
 
 class TraceKind(enum.Enum):
@@ -917,6 +931,8 @@ class WorkerClock:
     def end_pull(self) -> None: ...
     def __init__(self) -> None: ...
     def set_trace(self, ring: TraceRing | None) -> None: ...
+
+def push_result(result_type: type[_Result], ends: Sequence[tuple[RingWriter, int]]) -> _Result: ...
 
 class PushRequest:
     """A push in progress through a DensePort."""

@@ -316,12 +316,16 @@ class Server:
         entry counts as work.
         """
         spin_s = 0.0 if self._oversubscribed else _SPIN_S
-        spin_until = idle_since = time.perf_counter()
+        spin_until = idle_since = poll_at = time.perf_counter()
         slow = 0  # number of long entries in a row; a single one may be a lost time slice
         while not stopped():
             consumed = self._consume()
             served, long, left = self._enter_mpi()
-            more = poll()
+            # A message brings records, for which its worker may wait: other work comes after them.
+            more = False
+            if not served or left > poll_at:
+                more = poll()
+                poll_at = left + PROGRESS_INTERVAL_S
             slow = slow + long if long else 0
             if consumed or served or slow > 1 or more:
                 idle_since = left

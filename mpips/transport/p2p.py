@@ -33,6 +33,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.errors import ProtocolError, StallError
 from mpips.transport.awaited import WHERE, IncomingValues, ValueRequests, ValueService
 from mpips.transport.replies import MOST_FETCHES
@@ -200,14 +201,14 @@ class Question:
         return self._values.ask(head_at, version, offset, out, taken)
 
     def expect(self) -> None:
-        """Prepare for the answer to a question that a put carries."""
+        """Prepare for the answer to a question that was sent; it may be there already."""
         self._open = self._comm.Irecv([self._answer, MPI.BYTE], self._rank, TAG_ANSWER)
 
     def ask(self, count: int) -> None:
         """Send the question. Does not block."""
-        self.expect()
         head = _HEAD.pack(_ASK, 0, 0, count)
         self._sent = (self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
+        self.expect()
 
     def fetch(self, count: int, offset: int, out: Bytes) -> None:
         """Send a fetch; see mpips.transport.replies. Does not block."""
@@ -235,8 +236,11 @@ class Question:
 
         Enters MPI, does not block. The next question overwrites the returned array.
         """
+        if self._open is None:  # an exception came between the question and `expect`
+            self.expect()
         assert self._open is not None
-        if not self._open.Test():
+        # A test that finds nothing lets MPI take what has arrived, which only the next test finds.
+        if not self._open.Test() and not self._open.Test():
             return None
         if self._sent is not None:
             self._sent[0].Wait()
@@ -286,12 +290,13 @@ class P2pService:
     def poll(self) -> int:
         """Serve waiting requests and return their number. Blocks only while the bytes of a put arrive.
 
-        Requests may come as fast as they are served, so the number is limited. While it is above 0, the
-        caller calls again at once.
+        Requests may come as fast as they are served, so the number is limited. It also ends behind a
+        question, whose worker waits until the caller has consumed its records. While the number is above 0,
+        the caller calls again at once.
         """
         served = self._answer()
         for _ in range(_MOST_AT_ONCE):
-            if not self._comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, self._status):
+            if not self._is_there():
                 break
             source = self._status.Get_source()
             n_bytes = self._status.Get_count(MPI.BYTE)
@@ -301,12 +306,23 @@ class P2pService:
                 )
             with self._guard(f"receiving a message from rank {source}"):
                 self._comm.Recv([self._message, n_bytes, MPI.BYTE], source, TAG_HEAD)
-            self._serve(source, n_bytes - _HEAD.size)
             served += 1
+            if self._take(source, n_bytes):
+                return served
         served += self._answer() + self._values.advance()
         while self._replies and self._replies[0][0].Test():
             self._replies.popleft()
         return served
+
+    def _is_there(self) -> bool:
+        """Return whether a request is there; its source and length are in `_status`.
+
+        A probe that finds nothing lets MPI take what has arrived, which only the next probe finds.
+        """
+        comm, status = self._comm, self._status
+        return comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, status) or comm.Iprobe(
+            MPI.ANY_SOURCE, TAG_HEAD, status
+        )
 
     def _answer(self) -> int:
         """Answer questions and fetches whose records are consumed. Results are written before `applied`."""
@@ -328,16 +344,37 @@ class P2pService:
                 del self._fetches[rank]
         return n_served
 
-    def _serve(self, source: int, inline: int) -> None:
-        """Serve the request in `_message`, which has `inline` bytes behind its head.
+    def _take(self, source: int, n_bytes: int) -> bool:
+        """Serve the request in `_message`, which has `n_bytes`; return True if it contains a question.
+
+        Raises:
+            ProtocolError: A request that no worker sends.
+        """
+        start, stop = self._mailboxes.get(source, (0, 0))
+        count = _native.take_put(self._message, n_bytes, self._region, _PUT, start, stop)
+        if count < 0:
+            count = self._serve(source, n_bytes - _HEAD.size)
+        if count == 0:
+            return False
+        if source in self._questions or source not in self._mailboxes:
+            raise ProtocolError(
+                f"rank {source} asked a question that no worker asks; {_SAME_VERSION}"
+            )
+        self._questions[source] = count
+        return True
+
+    def _serve(self, source: int, inline: int) -> int:
+        """Serve the request in `_message`, which has `inline` bytes behind its head and is no small put.
+
+        Returns:
+            The number of records that it asks about; 0: it contains no question.
 
         Raises:
             ProtocolError: A request that no worker sends.
         """
         operation, offset, n_bytes, count = _HEAD.unpack(self._message.data[: _HEAD.size])
         start, stop = self._mailboxes.get(source, (0, 0))
-        known = _PUT <= operation <= _FETCH and inline in (0, n_bytes)
-        known = known and (operation == _PUT or not inline)
+        known = _PUT <= operation <= _FETCH and not inline
         known = known or (operation == _AWAIT and inline == WHERE.size)
         if operation in (_GET, _FETCH, _AWAIT):
             start, stop = 0, len(self._region)
@@ -357,24 +394,17 @@ class P2pService:
                 raise ProtocolError(
                     f"rank {source} asked for values as no worker does; {_SAME_VERSION}"
                 )
-        elif count:
-            if source in self._questions or source not in self._mailboxes:
-                raise ProtocolError(
-                    f"rank {source} asked a question that no worker asks; {_SAME_VERSION}"
-                )
-            self._questions[source] = count
-        if operation == _FENCE:
+        elif operation == _FENCE:
             empty = np.empty(0, np.uint8)
             self._replies.append((self._comm.Isend([empty, MPI.BYTE], source, TAG_FENCE), empty))
         elif operation == _GET:
             self._reply(source, offset, n_bytes, TAG_REPLY)
-        elif operation == _PUT and inline:
-            self._region[offset : offset + n_bytes] = self._message[_HEAD.size :][:n_bytes]
         elif operation == _PUT:
             # Guard the receive: a worker that was stopped may have sent only the head.
             with self._guard(f"receiving a message from rank {source}"):
                 part = self._region[offset : offset + n_bytes]
                 self._comm.Recv([part, MPI.BYTE], source, TAG_DATA)
+        return 0 if operation in (_FETCH, _AWAIT) else count
 
     def _take_fetch(self, source: int, fetch: tuple[int, int, int]) -> None:
         fetches = self._fetches.setdefault(source, deque())

@@ -85,7 +85,7 @@ class Asking(Protocol):
         """Ask for an answer when `count` records are consumed. Does not block."""
 
     def expect(self) -> None:
-        """Prepare for the answer to a question that a put carries."""
+        """Prepare for the answer to a question that a put has carried. Does not block."""
 
     def answer(self) -> Bytes | None:
         """Return the answer, or None if it is not there yet."""

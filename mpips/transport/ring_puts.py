@@ -169,6 +169,10 @@ class RingPuts:
         self._orders.need_none()
         writer = self._writer
         last = writer.next_sequence
+        if writer.published == last:
+            if self.n_streams:
+                self._replies.request()
+            return
         most = EAGER_BYTES if self.n_streams else PUT_BYTES
         for start, end in self._places.new_records(most):
             self._put(start, end, last)
@@ -192,9 +196,10 @@ class RingPuts:
             self.waits = False
             self.take_answer()
         if self.waits and self.asked is None and len(data) <= INLINE_BYTES:
-            self._question.expect()
             self.asked = last
             self._remote.put_asking(self._at + start, data, last)
+            # Prepare for the answer when the record has left, which is what the answer waits for.
+            self._question.expect()
         elif len(data) <= INLINE_BYTES:
             self._remote.put_asking(self._at + start, data, 0)
         else:

@@ -16,7 +16,7 @@ from mpips.model.initializer import table_seed
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.worker.noted import NotedPulls
-from mpips.worker.requests import PolledRequest, PushResult, Request, push_result
+from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -278,7 +278,10 @@ class Handle:
             return True
 
         def finish() -> PushResult:
-            return push_result([connection.channels[s].writer.result(q) for s, q in ends.items()])
+            channels = connection.channels
+            return _native.push_result(
+                PushResult, [(channels[s].counting_writer, q) for s, q in ends.items()]
+            )
 
         def late() -> str:
             server = next(iter(missing))

@@ -338,7 +338,9 @@ class DenseHandle(OrderedAccess):
                 if needs_base(self._table.consistency)
                 else None
             )
-        path_checks = self._path_checks and self._connection.staging.offset_of(update) is None
+        path_checks = self._path_checks and (
+            self._paths[0].checks_staged or self._connection.staging.offset_of(update) is None
+        )
         if not path_checks:
             update = self._checked(update, base)
         self._connection.control.state = self._pushing

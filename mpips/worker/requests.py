@@ -8,7 +8,6 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from mpips import _native
 from mpips.errors import StallError
 
 Value = TypeVar("Value")
@@ -35,28 +34,6 @@ class PushResult(msgspec.Struct, frozen=True):
     late: int = 0
     unknown: int = 0
     staleness: int = 0
-
-
-_TAKEN = {
-    _native.Outcome.APPLIED,
-    _native.Outcome.SCALED,
-    _native.Outcome.COMPENSATED,
-    _native.Outcome.ACCUMULATED,
-}
-
-
-def push_result(outcomes: list[tuple[_native.Outcome, int]]) -> PushResult:
-    """Sum up the outcome and the staleness that each server reported."""
-    kinds = [outcome for outcome, _ in outcomes]
-    return PushResult(
-        applied=sum(kind in _TAKEN for kind in kinds),
-        scaled=kinds.count(_native.Outcome.SCALED),
-        compensated=kinds.count(_native.Outcome.COMPENSATED),
-        rejected=kinds.count(_native.Outcome.REJECTED),
-        late=kinds.count(_native.Outcome.LATE),
-        unknown=kinds.count(_native.Outcome.NONE),
-        staleness=max((staleness for _, staleness in outcomes), default=0),
-    )
 
 
 class Request(Protocol[Value_co]):

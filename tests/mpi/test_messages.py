@@ -30,11 +30,11 @@ def served(comm: MPI.Intracomm, work: Callable[[], object]) -> tuple[np.ndarray,
         guard = lambda what: contextlib.nullcontext()  # noqa: E731
         service = P2pService(comm, region, {1: (START, STOP)}, SAID, guard)
         deadline = time.monotonic() + 20
-        done, finished = comm.irecv(source=1, tag=99), False
-        while not error and not finished:
-            finished = done.test()[0]
+        done, finished, n_served = comm.irecv(source=1, tag=99), False, 1
+        while not error and not (finished and n_served == 0):
+            finished = finished or done.test()[0]
             try:
-                service.poll()
+                n_served = service.poll()
             except ProtocolError as problem:
                 error = str(problem)
             # Count the worker's records as consumed once the first byte of a put has arrived.
@@ -72,17 +72,19 @@ def test_a_put_arrives_whole_whether_it_is_one_message_or_two(comm: MPI.Intracom
     assert not region[START + 512 + n :].any()
 
 
-@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize(("carried", "expected"), [(False, True), (True, True), (True, False)])
 def test_a_question_is_answered_when_the_records_are_consumed(
-    comm: MPI.Intracomm, carried: bool
+    comm: MPI.Intracomm, carried: bool, expected: bool
 ) -> None:
+    """Without `expected` an exception has come between the question and `expect`."""
     record = np.array([3], np.uint8)
 
     def work() -> None:
         memory, question = memory_of(comm), Question(comm, 0, SAID)
         if carried:
-            question.expect()
             memory.put_asking(START + 512, record, 3)
+            if expected:
+                question.expect()
         else:
             question.ask(3)
             memory.get(START, np.zeros(8, np.uint8))
@@ -139,6 +141,31 @@ def test_a_rank_has_time_for_other_work_at_each_sign_of_life() -> None:
     client.poll()
     client.poll()
     assert done == [1]
+
+
+def test_a_look_ends_behind_a_question(
+    comm: MPI.Intracomm, parallel_assert: Callable[..., None]
+) -> None:
+    """Its worker waits for records that the server consumes after the look."""
+    counts: list[int] = []
+    region = np.zeros(STOP + 4096, np.uint8)
+    if comm.rank == 0:
+        service = P2pService(
+            comm, region, {1: (START, STOP)}, SAID, lambda what: contextlib.nullcontext()
+        )
+        comm.recv(source=1, tag=98)
+        deadline = time.monotonic() + 20
+        while sum(counts) < 5 and time.monotonic() < deadline:
+            counts += [n for n in [service.poll()] if n]
+    elif comm.rank == 1:
+        memory, one = memory_of(comm), np.ones(1, np.uint8)
+        memory.put_asking(START + 512, one, 0)
+        memory.put_asking(START + 513, one, 3)
+        for i in range(3):
+            memory.put_asking(START + 514 + i, one, 0)
+        comm.send(None, 0, 98)
+        memory.flush()
+    parallel_assert(comm, comm.rank != 0 or counts == [2, 3], str(counts))
 
 
 def test_a_look_serves_a_limited_number_of_requests(

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from mpips.model.placement import Placement, ShardRange
     from mpips.worker.connection import Connection
 
+_SMALL_BYTES = 16 << 10  # of an update that one call checks and copies without giving up the GIL
+
 
 def has_direct_path(
     table: DenseTable, parts: Sequence[ShardRange], is_remote: Sequence[bool]
@@ -109,7 +111,9 @@ def choose_path(
         return SharedPath(connection, index, part.server)
     if name == RendezvousPath.name and area is not None:
         return RendezvousPath(connection, index, part.server, area)
-    return RingPath(connection, index, part.server)
+    n_bytes = 4 * (part.stop - part.start)
+    is_small = n_bytes <= min(_SMALL_BYTES, channel.layout.geometry.payload_capacity)
+    return RingPath(connection, index, part.server, is_small and not needs_base(table.consistency))
 
 
 def _over(

@@ -19,11 +19,13 @@ class DensePath(Protocol):
         server: Index of the server.
         checks: The path can look for NaN and infinity while it copies, and writes no record before it
             has seen all of the update.
+        checks_staged: It can do so for updates in staging memory, too.
     """
 
     name: str
     server: int
     checks: bool
+    checks_staged: bool
 
     def push(self, update: Float32, base: Float32 | None, check_finite: bool) -> int | None:
         """Write the records of an update. Blocks while there is no room for them.

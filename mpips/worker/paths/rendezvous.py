@@ -41,6 +41,7 @@ class RendezvousPath:
 
     name = "rendezvous"
     checks = True
+    checks_staged = False
 
     def __init__(self, connection: Connection, index: int, server: int, way: AreaWay) -> None:
         """`index`: of the table; `way`: to the rendezvous buffer at the server."""

@@ -28,17 +28,32 @@ class RingPath:
     """Updates of one table to one server, copied into its ring; see DensePath."""
 
     name = "ring"
-    checks = False
 
-    def __init__(self, connection: Connection, index: int, server: int) -> None:
-        """`index`: of the table."""
+    def __init__(
+        self, connection: Connection, index: int, server: int, is_small: bool = False
+    ) -> None:
+        """Make the path.
+
+        Args:
+            connection: Connection of the worker.
+            index: Index of the table.
+            server: Index of the server.
+            is_small: Each update fits into one record and comes without base values; it takes one native
+                call then.
+        """
         self.server = server
+        self.checks = self.checks_staged = is_small
         self._connection = connection
         self._index = index
 
-    def push(self, update: Float32, base: Float32 | None, check_finite: bool) -> int:
+    def push(self, update: Float32, base: Float32 | None, check_finite: bool) -> int | None:
         """See DensePath."""
         connection, writer = self._connection, self._connection.channels[self.server].writer
+        if self.checks:
+            while writer.credits == 0:
+                connection.wait_credit(self.server)
+            is_finite = writer.push_whole(self._index, connection.now, update, check_finite)
+            return writer.next_sequence - 1 if is_finite else None
         done = 0
         while True:
             done = writer.push_dense(self._index, connection.now, update, base, done)

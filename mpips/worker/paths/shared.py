@@ -16,6 +16,7 @@ class SharedPath:
 
     name = "shared"
     checks = False
+    checks_staged = False
 
     def __init__(self, connection: Connection, index: int, server: int) -> None:
         """`index`: of the table."""
@@ -24,7 +25,7 @@ class SharedPath:
         self._index = index
         self._ring = RingPath(connection, index, server)
 
-    def push(self, update: Float32, base: Float32 | None, check_finite: bool) -> int:
+    def push(self, update: Float32, base: Float32 | None, check_finite: bool) -> int | None:
         """See DensePath."""
         connection, index = self._connection, self._index
         at = connection.staging.offset_of(update) if update.size <= ONE_RECORD else None

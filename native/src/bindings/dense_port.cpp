@@ -4,6 +4,8 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "bindings/arrays.hpp"
 #include "bindings/register.hpp"
@@ -74,6 +76,32 @@ struct BoundPort {
   }
 };
 
+// Return a `result_type` (mpips.worker.requests.PushResult) of the servers' results of one push.
+py::object push_result(const py::object& result_type, const std::vector<PushEnd>& ends) {
+  std::size_t count[9] = {};
+  std::uint64_t staleness = 0;
+  for (const PushEnd& end : ends) {
+    const std::uint64_t word = end.writer->result(end.sequence);
+    ++count[std::min<std::size_t>(word & 0xff, 8)];
+    staleness = std::max(staleness, staleness_of(word));
+  }
+  const auto of = [&](Outcome o) { return count[static_cast<std::size_t>(o)]; };
+  const std::size_t scaled = of(Outcome::scaled), compensated = of(Outcome::compensated);
+  const py::int_ fields[] = {
+      py::int_(of(Outcome::applied) + scaled + compensated + of(Outcome::accumulated)),
+      py::int_(scaled),
+      py::int_(compensated),
+      py::int_(of(Outcome::rejected)),
+      py::int_(of(Outcome::late)),
+      py::int_(of(Outcome::none)),
+      py::int_(staleness)};
+  PyObject* arguments[std::size(fields)];
+  for (std::size_t i = 0; i < std::size(fields); ++i) arguments[i] = fields[i].ptr();
+  PyObject* made = PyObject_Vectorcall(result_type.ptr(), arguments, std::size(fields), nullptr);
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(made);
+}
+
 // A push in progress; see mpips.worker.requests.Request. `owner` is the handle that made it. The
 // handle does the long waits, because it can name the rank that is late.
 class PushRequest {
@@ -111,36 +139,11 @@ class PushRequest {
   }
 
   py::object result() {
-    if (!value_) value_ = make_result();
+    if (!value_) value_ = push_result(result_type_, ends_);
     return value_;
   }
 
  private:
-  py::object make_result() {
-    std::size_t count[9] = {};
-    std::uint64_t staleness = 0;
-    for (const PushEnd& end : ends_) {
-      const std::uint64_t word = end.writer->result(end.sequence);
-      ++count[std::min<std::size_t>(word & 0xff, 8)];
-      staleness = std::max(staleness, staleness_of(word));
-    }
-    const auto of = [&](Outcome o) { return count[static_cast<std::size_t>(o)]; };
-    const std::size_t scaled = of(Outcome::scaled), compensated = of(Outcome::compensated);
-    const py::int_ fields[] = {
-        py::int_(of(Outcome::applied) + scaled + compensated + of(Outcome::accumulated)),
-        py::int_(scaled),
-        py::int_(compensated),
-        py::int_(of(Outcome::rejected)),
-        py::int_(of(Outcome::late)),
-        py::int_(of(Outcome::none)),
-        py::int_(staleness)};
-    PyObject* arguments[std::size(fields)];
-    for (std::size_t i = 0; i < std::size(fields); ++i) arguments[i] = fields[i].ptr();
-    PyObject* made = PyObject_Vectorcall(result_type_.ptr(), arguments, std::size(fields), nullptr);
-    if (made == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(made);
-  }
-
   py::object owner_, result_type_, value_;
   WorkerClock* clock_;  // `owner_` holds it
   std::vector<PushEnd> ends_;
@@ -265,6 +268,15 @@ void register_port(py::module_& m) {
       .def("advance", &PushRequest::advance, py::arg("max_s"))
       .def("missing", &PushRequest::missing)
       .def("result", &PushRequest::result);
+  m.def(
+      "push_result",
+      [](const py::object& result_type,
+         const std::vector<std::pair<RingWriter*, std::uint64_t>>& list) {
+        std::vector<PushEnd> ends;
+        for (const auto& [writer, sequence] : list) ends.push_back({writer, sequence});
+        return push_result(result_type, ends);
+      },
+      py::arg("result_type"), py::arg("ends"));
   py::class_<BoundPort>(m, "DensePort")
       .def(py::init(&make_port), py::arg("clock"), py::arg("table"), py::arg("shape"),
            py::arg("parts"), py::arg("bsp"), py::arg("bound"), py::arg("check_finite"),

@@ -20,6 +20,18 @@ void bind_dense_pushes(py::class_<RingWriter>& writer) {
           py::arg("table"), py::arg("clock"), py::arg("update").noconvert(),
           py::arg("base").noconvert(), py::arg("done"))
       .def(
+          "push_whole",
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const FloatArray& update,
+             bool check_finite) {
+            const auto n = static_cast<std::size_t>(update.size());
+            if (n * sizeof(float) > w.geometry().payload_capacity() || w.credits() == 0)
+              throw py::value_error("an update of " + std::to_string(n) +
+                                    " values: there is no room for it in one record");
+            return w.push_whole(table, clock, update.data(), n, check_finite);
+          },
+          py::arg("table"), py::arg("clock"), py::arg("update").noconvert(),
+          py::arg("check_finite"))
+      .def(
           "push_encoded",
           [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const Codec& codec,
              const FloatArray& tensor, std::size_t begin, std::size_t end, std::uint64_t random_key,

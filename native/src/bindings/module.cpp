@@ -18,6 +18,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_layout(m);
   mpips::register_region_reads(m);
   mpips::register_ring(m);
+  mpips::register_messages(m);
   mpips::register_common_view(m);
   mpips::register_port(m);
   mpips::register_consistency(m);

@@ -18,6 +18,7 @@ void register_shared_memory(pybind11::module_& m);
 void register_layout(pybind11::module_& m);
 void register_region_reads(pybind11::module_& m);
 void register_ring(pybind11::module_& m);
+void register_messages(pybind11::module_& m);
 void register_port(pybind11::module_& m);
 void register_consistency(pybind11::module_& m);
 void register_hot_rows(pybind11::module_& m);

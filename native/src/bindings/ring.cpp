@@ -67,7 +67,8 @@ void bind_position(py::class_<RingWriter>& writer) {
       .def_property_readonly("applied", &RingWriter::applied)
       .def_property_readonly("received", &RingWriter::received)
       .def_property_readonly("credits", &RingWriter::credits)
-      .def_property("published", &RingWriter::published, &RingWriter::set_published);
+      .def_property("published", &RingWriter::published, &RingWriter::set_published)
+      .def("new_parts", &RingWriter::new_parts, py::arg("most"), py::arg("slack"));
 }
 
 // Records that are no pushes and no pulls.

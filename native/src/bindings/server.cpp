@@ -14,18 +14,16 @@
 namespace mpips {
 namespace {
 
-// Return a function that calls back at most every `interval_s` seconds; a server with remote peers
-// enters MPI there.
-Progress throttled(py::object callback, double interval_s, std::shared_ptr<bool> wanted) {
+// Return a function that calls back when the server has not entered MPI for `interval_s` seconds; a
+// server with remote peers enters MPI there.
+Progress throttled(py::object callback, double interval_s, std::shared_ptr<MpiEntries> mpi) {
   if (callback.is_none()) return {};
   auto shared = std::make_shared<py::object>(std::move(callback));
-  auto last = std::make_shared<double>(now_s());
-  return [shared, last, interval_s, wanted] {
-    if (!*wanted) return;
-    if (now_s() - *last < interval_s) return;
+  return [shared, interval_s, mpi] {
+    if (!mpi->needed || now_s() - mpi->last_s < interval_s) return;
     py::gil_scoped_acquire acquire;
     (*shared)();
-    *last = now_s();
+    mpi->last_s = now_s();
   };
 }
 
@@ -82,7 +80,12 @@ void bind_loop(py::class_<Server>& server) {
           },
           py::arg("max_s"), py::arg("max_sleep_us"), WithoutGil())
       .def(
-          "consume", [](Server& s, double max_s) { return s.core().consume(max_s); },
+          "consume",
+          [](Server& s, double max_s) {
+            s.note_mpi_entry();
+            return s.core().consume(max_s);
+          },
+          "Consume records for `max_s` seconds at most, right after an entry into MPI.",
           py::arg("max_s"), WithoutGil());
 }
 
@@ -159,7 +162,7 @@ Server::Server(SharedMemory& region, Layout layout, std::uint32_t generation, st
                bool oversubscribed, py::object progress, double progress_interval_s)
     : region_(&region),
       layout_(layout),
-      progress_(throttled(std::move(progress), progress_interval_s, has_remote_peers_)),
+      progress_(throttled(std::move(progress), progress_interval_s, mpi_)),
       core_(region.data(), layout, generation, backup, oversubscribed) {
   if (region.writable_bytes() < layout.total_bytes())
     throw py::value_error("the region has " + std::to_string(region.writable_bytes()) +

@@ -16,6 +16,12 @@
 
 namespace mpips {
 
+// The server's entries into MPI.
+struct MpiEntries {
+  bool needed = true;   // some peer is remote
+  double last_s = 0.0;  // time of the last one, as now_s
+};
+
 // The C++ core together with the memory of its shards, which Python has created.
 class Server {
  public:
@@ -44,7 +50,9 @@ class Server {
   void set_steps_before(std::uint16_t table, std::uint64_t n);
 
   ServerCore& core() { return core_; }
-  void set_remote_peers(bool any) { *has_remote_peers_ = any; }
+  void set_remote_peers(bool any) { mpi_->needed = any; }
+  // Note that the caller has entered MPI just now, so `progress_` need not soon.
+  void note_mpi_entry() { mpi_->last_s = now_s(); }
 
  private:
   Durable durable(std::uint16_t table);
@@ -53,7 +61,7 @@ class Server {
   Layout layout_;
   bool fresh_ = true;
   std::map<std::uint16_t, SharedMemory*> buffers_;
-  std::shared_ptr<bool> has_remote_peers_ = std::make_shared<bool>(true);
+  std::shared_ptr<MpiEntries> mpi_ = std::make_shared<MpiEntries>();
   Progress progress_;
   ServerCore core_;
   std::map<std::uint16_t, DenseShard*> dense_;

@@ -89,6 +89,24 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   ++next_;
 }
 
+std::vector<std::pair<std::size_t, std::size_t>> RingWriter::new_parts(std::size_t most,
+                                                                       std::size_t slack) const {
+  const RingGeometry& g = box_.geometry;
+  std::vector<std::pair<std::size_t, std::size_t>> parts;
+  for (std::uint64_t q = published_; q < next_; ++q) {
+    const std::size_t start = g.stamps_offset() + (q % g.n_slots) * g.record_stride();
+    RecordHeader h;
+    std::memcpy(&h, box_.slot(q), sizeof h);
+    const std::size_t end = start + stamp_bytes + sizeof h + h.payload_bytes;
+    if (!parts.empty() && start >= parts.back().second && start - parts.back().second <= slack &&
+        end - parts.back().first <= most)
+      parts.back().second = end;
+    else
+      parts.emplace_back(start, end);
+  }
+  return parts;
+}
+
 bool RingWriter::write_tick(RecordKind kind, std::uint64_t clock) {
   if (skips_tick(kind, clock)) return true;
   if (credits() == 0) return false;

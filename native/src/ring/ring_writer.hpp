@@ -96,6 +96,11 @@ class RingWriter {
   }
   std::uint64_t next_sequence() const noexcept { return next_; }
   std::uint64_t published() const noexcept { return published_; }
+  // Return start and end of the parts of the mailbox with the records that are not published:
+  // stamp, header and payload. A part has several records where their ranges are at most `slack`
+  // bytes apart and the part has at most `most` bytes.
+  std::vector<std::pair<std::size_t, std::size_t>> new_parts(std::size_t most,
+                                                             std::size_t slack) const;
   void set_published(std::uint64_t sequence) noexcept { published_ = sequence; }
   const RingGeometry& geometry() const noexcept { return box_.geometry; }
   const Mailbox& mailbox() const noexcept { return box_; }

@@ -64,6 +64,29 @@ def test_a_message_ends_it():
     assert len(entries) == 1
 
 
+@pytest.mark.parametrize("n", [8, 1 << 20])
+def test_a_push_interrupts_its_server_for_mpi_only_if_it_takes_long(n):
+    """The server has entered MPI just before; a second entry would come before the acknowledgement."""
+    entries = []
+    tables = [dense(n, consistency=ASP())]
+    placement = place(tables, 1, 1, 4, 2 << 20)
+    regions = Regions(new_token(), shared=False)
+    server = Server(0, tables, placement, regions, 0, True, lambda: entries.append(1) or 0)
+    writer = make_writer(server.region, placement.layouts[0], 0, 1)
+    update, n_pushes = np.ones(n, np.float32), 10
+    for step in range(1, n_pushes + 1):
+        assert writer.push_dense(0, 0, update, None, 0) == n
+        time.sleep(2 * PROGRESS_INTERVAL_S)
+        while server.core.applied(0) < writer.next_sequence:
+            server.core.consume(60.0)
+        assert server.core.stats(0)["applied"] == step
+    if n > 8:
+        assert len(entries) >= n_pushes
+    else:
+        # An interruption of this process makes a push look long.
+        assert len(entries) < n_pushes // 2
+
+
 class Endless:
     """Make a server whose rule writes the next record while it applies one, so that records never end.
 

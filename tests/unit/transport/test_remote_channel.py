@@ -270,6 +270,54 @@ def test_a_part_of_several_records_has_at_most_so_many_bytes(most, n_parts):
     assert (parts[0][0], parts[-1][1]) == (records[0][0], records[-1][1])
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 99, 199])
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_small_update_that_is_not_finite_is_not_sent(bad, at, is_staged):
+    """The native call that writes the record finds the value when it has copied a part of the update."""
+    rig = Rig(dense(200, consistency=ASP()), n_slots=2)
+    network, channel = remote(rig)
+    worker = rig.worker(channel=channel)
+    table = worker.table("w")
+    assert table.paths == ["ring"]
+    update = worker.allocate(200) if is_staged else np.empty(200, np.float32)
+    for step in range(3):
+        update[:] = floats(200, step)
+        update[at] = bad
+        n_puts = len(network.puts)
+        with pytest.raises(ValueError, match=f"contains {bad} at position {at} of 200"):
+            table.push(update)
+        assert len(network.puts) == n_puts
+        update[at] = 1
+        assert table.push(update).wait().applied == 1
+    assert rig.core.counters()["records"] == 3
+    assert rig.values()[at] == -3
+
+
+def test_a_small_update_needs_room_for_one_record():
+    rig = Rig(dense(8), n_slots=2)
+    writer, update = rig.writers[0], np.ones(8, np.float32)
+    assert writer.push_whole(0, 0, update, True)
+    assert writer.push_whole(0, 0, update, False)
+    with pytest.raises(ValueError, match="no room"):
+        writer.push_whole(0, 0, update, True)
+    with pytest.raises(ValueError, match="300 values: there is no room for it in one record"):
+        rig.writers[0].push_whole(0, 0, np.ones(300, np.float32), True)
+    assert rig.drain() == 2
+    assert (rig.values() == -2).all()
+
+
+@pytest.mark.parametrize("n_taken", [3, 200])
+def test_a_small_update_that_is_not_checked_is_sent_as_it_is(n_taken):
+    rig = Rig(dense(3, consistency=ASP(), check_finite=False), n_slots=4)
+    table = rig.worker(channel=remote(rig)[1]).table("w")
+    for _ in range(n_taken):
+        table.push(np.array([1, 2, np.inf], np.float32))
+    table.push(np.zeros(3, np.float32)).wait()
+    assert rig.values()[:2].tolist() == [-n_taken, -2 * n_taken]
+    assert not np.isfinite(rig.values()[2])
+
+
 def test_a_channel_is_free_as_soon_as_nobody_uses_it():
     """Its copy of the mailbox has megabytes; a cycle of references would hold it until it is collected."""
     rig = Rig(dense(3))
