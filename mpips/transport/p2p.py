@@ -42,7 +42,8 @@ Bytes = NDArray[np.uint8]
 _Requests = deque[tuple[MPI.Request, object]]
 
 TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_ANSWER, TAG_FENCE, TAG_FETCH = 11, 12, 13, 14, 15, 16
-INLINE_BYTES = 16 << 10  # a put of up to so many bytes is one message
+# A put of up to so many bytes is one message: a record of 16 KiB of values with its header and stamp.
+INLINE_BYTES = (16 << 10) + 192
 # Bytes of one message that leaves without a handshake; over TCP, Open MPI's limit is 64 KiB with its head.
 EAGER_BYTES = 56 << 10
 _SAME_VERSION = "all ranks must run the same mpips (mpips doctor --mpi checks it)"
@@ -290,13 +291,13 @@ class P2pService:
     def poll(self) -> int:
         """Serve waiting requests and return their number. Blocks only while the bytes of a put arrive.
 
-        Requests may come as fast as they are served, so the number is limited. It also ends behind a
-        question, whose worker waits until the caller has consumed its records. While the number is above 0,
-        the caller calls again at once.
+        Requests may come as fast as they are served, so the number is limited. While the number is above 0,
+        the caller calls again at once, and consumes records before. The worker of a question waits for that,
+        so behind a question this serves what is there and does not look twice for more.
         """
-        served = self._answer()
+        served, asked = self._answer(), False
         for _ in range(_MOST_AT_ONCE):
-            if not self._is_there():
+            if not self._is_there(again=not asked):
                 break
             source = self._status.Get_source()
             n_bytes = self._status.Get_count(MPI.BYTE)
@@ -307,21 +308,23 @@ class P2pService:
             with self._guard(f"receiving a message from rank {source}"):
                 self._comm.Recv([self._message, n_bytes, MPI.BYTE], source, TAG_HEAD)
             served += 1
-            if self._take(source, n_bytes):
-                return served
-        served += self._answer() + self._values.advance()
+            asked |= self._take(source, n_bytes)
+        served += self._values.advance()
+        if not asked:
+            served += self._answer()
         while self._replies and self._replies[0][0].Test():
             self._replies.popleft()
         return served
 
-    def _is_there(self) -> bool:
+    def _is_there(self, again: bool) -> bool:
         """Return whether a request is there; its source and length are in `_status`.
 
-        A probe that finds nothing lets MPI take what has arrived, which only the next probe finds.
+        A probe that finds nothing lets MPI take what has arrived, which only the next probe finds: `again`
+        makes that one, too.
         """
         comm, status = self._comm, self._status
-        return comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, status) or comm.Iprobe(
-            MPI.ANY_SOURCE, TAG_HEAD, status
+        return comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, status) or (
+            again and comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, status)
         )
 
     def _answer(self) -> int:

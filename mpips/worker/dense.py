@@ -349,7 +349,12 @@ class DenseHandle(OrderedAccess):
             self._grouped.push(self._index, update)
             request = self._noted_request(len(self._shards))
         else:
-            request = self._request(self._write(update, base, path_checks))
+            try:
+                request = self._request(self._write(update, base, path_checks))
+            except ValueError:  # the update is not finite
+                self._connection.control.state = "computing"
+                self._connection.clock_state.end_push()
+                raise
         self._connection.control.state = "computing"
         self._connection.clock_state.end_push()
         self._connection.leave()
@@ -381,8 +386,10 @@ class DenseHandle(OrderedAccess):
             end = path.push(values[part.start : part.stop], low, path_checks)
             if end is None:
                 self._check_finite("the update", values)
-            else:
-                ends[part.server] = end
+                raise ValueError(
+                    f"table {self.name!r}: the update changed while it was pushed, and was not finite before"
+                )
+            ends[part.server] = end
         return ends
 
     def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:

@@ -50,10 +50,11 @@ class RingPath:
         """See DensePath."""
         connection, writer = self._connection, self._connection.channels[self.server].writer
         if self.checks:
-            while writer.credits == 0:
+            while True:
+                is_finite = writer.push_whole(self._index, connection.now, update, check_finite)
+                if is_finite is not None:
+                    return writer.next_sequence - 1 if is_finite else None
                 connection.wait_credit(self.server)
-            is_finite = writer.push_whole(self._index, connection.now, update, check_finite)
-            return writer.next_sequence - 1 if is_finite else None
         done = 0
         while True:
             done = writer.push_dense(self._index, connection.now, update, base, done)

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 
 #include "bindings/ring.hpp"
@@ -22,12 +23,14 @@ void bind_dense_pushes(py::class_<RingWriter>& writer) {
       .def(
           "push_whole",
           [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const FloatArray& update,
-             bool check_finite) {
+             bool check_finite) -> std::optional<bool> {
             const auto n = static_cast<std::size_t>(update.size());
-            if (n * sizeof(float) > w.geometry().payload_capacity() || w.credits() == 0)
+            if (n * sizeof(float) > w.geometry().payload_capacity())
               throw py::value_error("an update of " + std::to_string(n) +
-                                    " values: there is no room for it in one record");
-            return w.push_whole(table, clock, update.data(), n, check_finite);
+                                    " values does not fit into one record");
+            const Written written = w.push_whole(table, clock, update.data(), n, check_finite);
+            if (written == Written::no_room) return std::nullopt;
+            return written == Written::yes;
           },
           py::arg("table"), py::arg("clock"), py::arg("update").noconvert(),
           py::arg("check_finite"))

@@ -21,6 +21,12 @@ bool DensePort::fits_records() const noexcept {
   return true;
 }
 
+bool DensePort::replays() const noexcept {
+  for (const Part& part : parts_)
+    if (part.writer->replays()) return true;
+  return false;
+}
+
 bool DensePort::has_credits() const noexcept {
   for (const Part& part : parts_)
     if (part.writer->credits() == 0) return false;
@@ -34,7 +40,8 @@ bool DensePort::is_free(const Bounce& bounce) noexcept {
 }
 
 Sent DensePort::push(const float* update, std::vector<PushEnd>* ends) {
-  if (is_closed()) return Sent::other_way;
+  // A push that a server has already needs no credit, and must have been checked before it counts.
+  if (is_closed() || replays()) return Sent::other_way;
   const bool in_place = staged(update);
   if (!in_place && !fits_records()) return push_by_bounce(update, ends);
   if (!has_credits()) return Sent::no_room;
@@ -50,8 +57,8 @@ Sent DensePort::push_records(const float* update, std::vector<PushEnd>* ends) {
   const bool fused = check_finite_ && parts_.size() == 1;
   if (check_finite_ && !fused && !kernels().all_finite(update, n_)) return Sent::other_way;
   for (const Part& part : parts_) {
-    if (!part.writer->push_whole(table_, clock_->now, update + part.start, part.stop - part.start,
-                                 fused))
+    if (part.writer->push_whole(table_, clock_->now, update + part.start, part.stop - part.start,
+                                fused) != Written::yes)
       return Sent::other_way;
     ends->push_back({part.writer, part.writer->next_sequence() - 1});
     part.writer->warm_next_slot(4 << 10);

@@ -137,6 +137,7 @@ class DensePort {
   bool staged(const float* update) const noexcept;
   bool fits_records() const noexcept;
   bool has_credits() const noexcept;
+  bool replays() const noexcept;
   static bool is_free(const Bounce& bounce) noexcept;
   Sent push_records(const float* update, std::vector<PushEnd>* ends);
   Sent push_by_bounce(const float* update, std::vector<PushEnd>* ends);

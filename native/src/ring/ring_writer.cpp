@@ -183,10 +183,14 @@ std::size_t RingWriter::push_feedback(std::uint16_t table, std::uint64_t clock, 
   return feedback->done();
 }
 
-bool RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const float* update,
-                            std::size_t n, bool check_finite) {
-  if (credits() == 0) return false;
-  if (skips_push(table, clock, n, nullptr)) return true;
+Written RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const float* update,
+                               std::size_t n, bool check_finite) {
+  if (replays_) {
+    // A push that is left out is counted, so check it before.
+    if (check_finite && !kernels().all_finite(update, n)) return Written::not_finite;
+    if (skips_push(table, clock, n, nullptr)) return Written::yes;
+  }
+  if (credits() == 0) return Written::no_room;
   RecordHeader h = push_header(RecordKind::push_dense, table, clock, true);
   h.flags = static_cast<std::uint16_t>(flag_first | flag_last);
   h.count = static_cast<std::uint32_t>(n);
@@ -195,13 +199,14 @@ bool RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const floa
   // Publish hints, so that the server prefetches what is written while the rest is being copied.
   for (std::size_t done = 0; done < n;) {
     const std::size_t count = std::min(hint_floats, n - done);
-    if (!kernels().copy_finite(to + done, update + done, count) && check_finite) return false;
+    if (!kernels().copy_finite(to + done, update + done, count) && check_finite)
+      return Written::not_finite;
     done += count;
     if (done < n) store_release(box_.hint(next_), make_hint(next_, done * sizeof(float)));
   }
   finish_record(&h, role_push_end);
   last_bytes_ = h.payload_bytes;
-  return true;
+  return Written::yes;
 }
 
 void RingWriter::warm_next_slot(std::size_t at_most) const noexcept {
@@ -213,8 +218,8 @@ void RingWriter::warm_next_slot(std::size_t at_most) const noexcept {
 
 bool RingWriter::push_staged(std::uint16_t table, std::uint64_t clock, StagedPayload where,
                              std::size_t n) {
-  if (credits() == 0) return false;
   if (skips_push(table, clock, n, nullptr)) return true;
+  if (credits() == 0) return false;
   RecordHeader h = push_header(RecordKind::push_dense, table, clock, true);
   const bool has_base = where.base_offset != ~std::uint64_t{0};
   h.flags =

@@ -75,6 +75,9 @@ struct RowsToPull {
   std::uint64_t changes_since = whole_rows;
 };
 
+// Whether a push was written, or is at the server already.
+enum class Written : std::uint8_t { yes, no_room, not_finite };
+
 class RingWriter {
  public:
   RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std::uint16_t worker,
@@ -146,10 +149,11 @@ class RingWriter {
   // fewer than all if credits ran out. A push that the server has already changes no residual.
   std::size_t push_feedback(std::uint16_t table, std::uint64_t clock, Feedback* feedback,
                             const float* update, std::uint64_t random_key);
-  // Push an update that fits into one record, and check it while copying. Return false, with
-  // nothing written, if there is no credit or (with `check_finite`) a value is NaN or infinite.
-  bool push_whole(std::uint16_t table, std::uint64_t clock, const float* update, std::size_t n,
-                  bool check_finite);
+  // Push an update that fits into one record, and check it while copying, with `check_finite`.
+  // Nothing is written unless the result is `yes`. What the server has already needs no credit, and
+  // an update that is refused is none of its pushes.
+  Written push_whole(std::uint16_t table, std::uint64_t clock, const float* update, std::size_t n,
+                     bool check_finite);
   // Set whether the next pushes are the worker's last ones to their tables in its clock
   // (flag_closes).
   void set_closing(bool closing) noexcept { closing_ = closing; }

@@ -294,14 +294,41 @@ def test_a_small_update_that_is_not_finite_is_not_sent(bad, at, is_staged):
     assert rig.values()[at] == -3
 
 
+def test_a_wait_ends_after_an_exception_that_cut_off_its_answer(monkeypatch):
+    """A signal handler of the program raises between the receipt of an answer and its use."""
+    rig = Rig(dense(8, consistency=ASP()), n_slots=8)
+    network, channel = remote(rig)
+    table, update = rig.worker(channel=channel).table("w"), np.ones(8, np.float32)
+    table.push(update).wait()
+    question, lost = channel._question, []
+    answer = question.answer
+
+    def cut_off():
+        if lost:
+            network.wander()
+            return None  # there is only one answer to a question
+        found = answer()
+        if found is not None:
+            lost.append(found)
+            raise InterruptedError
+        return None
+
+    monkeypatch.setattr(question, "answer", cut_off)
+    with pytest.raises(InterruptedError):
+        table.push(update).wait()
+    for _ in range(2):
+        assert table.push(update).wait(timeout=10.0).applied == 1
+    assert (rig.values() == -4).all()
+
+
 def test_a_small_update_needs_room_for_one_record():
     rig = Rig(dense(8), n_slots=2)
     writer, update = rig.writers[0], np.ones(8, np.float32)
-    assert writer.push_whole(0, 0, update, True)
-    assert writer.push_whole(0, 0, update, False)
-    with pytest.raises(ValueError, match="no room"):
-        writer.push_whole(0, 0, update, True)
-    with pytest.raises(ValueError, match="300 values: there is no room for it in one record"):
+    assert writer.push_whole(0, 0, update, True) is True
+    assert writer.push_whole(0, 0, update * np.nan, True) is False
+    assert writer.push_whole(0, 0, update, False) is True
+    assert writer.push_whole(0, 0, update, True) is None
+    with pytest.raises(ValueError, match="300 values does not fit into one record"):
         rig.writers[0].push_whole(0, 0, np.ones(300, np.float32), True)
     assert rig.drain() == 2
     assert (rig.values() == -2).all()
