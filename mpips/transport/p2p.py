@@ -274,6 +274,7 @@ class P2pService:
         self._mailboxes = mailboxes
         self._guard = guard
         self._status = MPI.Status()
+        self._ended_early = False  # whether the last look left something to the next one
         self._replies: deque[tuple[MPI.Request, Bytes]] = deque()
         self._answer_bytes = answer_bytes
         self._questions: dict[int, int] = {}  # rank -> records to be consumed
@@ -293,7 +294,7 @@ class P2pService:
 
         Requests may come as fast as they are served, so the number is limited. While the number is above 0,
         the caller calls again at once, and consumes records before. The worker of a question waits for that,
-        so behind a question this serves what is there and does not look twice for more.
+        so this ends behind one, but not twice in succession: every look may find one, if many workers wait.
         """
         served, asked = self._answer(), False
         for _ in range(_MOST_AT_ONCE):
@@ -308,7 +309,12 @@ class P2pService:
             with self._guard(f"receiving a message from rank {source}"):
                 self._comm.Recv([self._message, n_bytes, MPI.BYTE], source, TAG_HEAD)
             served += 1
-            asked |= self._take(source, n_bytes)
+            if self._take(source, n_bytes):
+                if not self._ended_early:
+                    self._ended_early = True
+                    return served
+                asked = True
+        self._ended_early = False
         served += self._values.advance()
         if not asked:
             served += self._answer()
