@@ -298,7 +298,7 @@ class P2pService:
         """
         served, asked = self._answer(), False
         for _ in range(_MOST_AT_ONCE):
-            if not self._is_there(again=not asked):
+            if not self._is_there():
                 break
             source = self._status.Get_source()
             n_bytes = self._status.Get_count(MPI.BYTE)
@@ -322,15 +322,14 @@ class P2pService:
             self._replies.popleft()
         return served
 
-    def _is_there(self, again: bool) -> bool:
+    def _is_there(self) -> bool:
         """Return whether a request is there; its source and length are in `_status`.
 
-        A probe that finds nothing lets MPI take what has arrived, which only the next probe finds: `again`
-        makes that one, too.
+        A probe that finds nothing lets MPI take what has arrived, which only the next probe finds.
         """
         comm, status = self._comm, self._status
-        return comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, status) or (
-            again and comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, status)
+        return comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, status) or comm.Iprobe(
+            MPI.ANY_SOURCE, TAG_HEAD, status
         )
 
     def _answer(self) -> int:
