@@ -62,6 +62,9 @@ class Copied(Protocol):
     def order(self) -> None:
         """Let the compute stream wait for the copy. Does not block the host."""
 
+    def follow(self) -> None:
+        """As `order`, if the compute stream is one that does not wait for the copy yet."""
+
 
 class DeviceCopies(Protocol):
     """Copies from and to one device. Not thread-safe; see the top of this module."""
@@ -116,6 +119,7 @@ class CudaCopied:
         self._what = what
         self._event = _cuda.Event()
         self._event.record(stream)
+        self._ordered: set[Any] = set()  # streams that wait for the copy
 
     def is_done(self) -> bool:
         """Return True if the copy has ended; see Copied."""
@@ -140,7 +144,14 @@ class CudaCopied:
     def order(self) -> None:
         """Let the compute stream wait for the copy; see Copied."""
         with self._copies.errors(self._what):
-            _cuda.current_stream(self._copies.device).wait_event(self._event)
+            stream = _cuda.current_stream(self._copies.device)
+            stream.wait_event(self._event)
+            self._ordered.add(stream)
+
+    def follow(self) -> None:
+        """Let the compute stream wait for the copy, if it does not already; see Copied."""
+        if _cuda.current_stream(self._copies.device) not in self._ordered:
+            self.order()
 
 
 class CudaCopies:

@@ -7,6 +7,7 @@ in this memory, so a push copies nothing.
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from contextlib import nullcontext, suppress
 
@@ -58,8 +59,13 @@ class DeviceMemory:
         """
         if self._memory is not None:
             return
+        # The job may start within inference_mode, whose tensors nobody may write outside of it.
+        with torch.inference_mode(False):
+            self._open(worker)
+
+    def _open(self, worker: Worker) -> None:
         try:
-            array = worker.allocate(self._n_bytes // 4)
+            array = worker.allocate((self._n_bytes + mmap.PAGESIZE) // 4)
         except ConfigError as error:
             warnings.warn(
                 f"the parameters on {self.device} use other pinned memory, so pushes copy gradients once "
@@ -68,7 +74,9 @@ class DeviceMemory:
             )
             self._memory = self.copies.new_host(self._n_bytes)
         else:
-            self._memory = torch.from_numpy(array).view(torch.uint8)
+            raw = torch.from_numpy(array).view(torch.uint8)
+            start = -raw.data_ptr() % mmap.PAGESIZE
+            self._memory = raw[start : start + self._n_bytes]
             self.copies.register(self._memory)
 
     def tensor(self, offset: int, like: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,8 @@ class DeviceTable(ParameterTable):
         self._memory_of_device.open(worker)
         self._view_memory()
 
+    # A pull may come within inference_mode, whose tensors nobody may write outside of it.
+    @torch.inference_mode(False)
     def _view_memory(self) -> None:
         """View the reserved memory with the parameter's present dtype.
 
@@ -126,6 +128,11 @@ class DeviceTable(ParameterTable):
             self._host.copy_(torch.from_numpy(values).view(self._host.shape))
         self._coming = self._copies.to_device(self._host, self.parameter.data)
         self._coming.order()
+
+    def follow_stream(self) -> None:
+        """Let the compute stream wait for the newest values, if it is another one than that of the pull."""
+        if self._coming is not None:
+            self._coming.follow()
 
     def order(self, place: int) -> None:
         """Push as `push` does: host memory of a gradient is used again after the push."""

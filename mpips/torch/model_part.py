@@ -73,6 +73,14 @@ class ModelPart:
             for table in reversed(self._pulled):
                 table.pull()
             self.is_stale = False
+        else:
+            self.follow_stream()
+
+    def follow_stream(self) -> None:
+        """Let the current streams of devices wait for the newest values, which another one may have pulled."""
+        for table in self._pulled:
+            if isinstance(table, ParameterTable):
+                table.follow_stream()
 
     def check_unchanged(self) -> None:
         """Raise ConfigError if the script has changed a parameter since the newest pull. Cheap."""

@@ -66,6 +66,8 @@ class PreparedModule(torch.nn.Module):
         # Without gradients the script may look at other values, such as averages of weights.
         if self.training and torch.is_grad_enabled():
             part.check_unchanged()
+        if not part.is_stale:
+            part.follow_stream()
         if not part.may_wait_by_use(self):
             return super().__call__(*arguments, **named)
         with part.waiting_by_use():

@@ -35,6 +35,7 @@ hands over its own result, and a push copies that at the speed of memory.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -81,6 +82,7 @@ class Overlap:
         self._is_accumulating = is_accumulating
         self._is_stale = is_stale
         self._wanted = wanted
+        self._lock = threading.RLock()
         self._by_use = by_use
         self._places: dict[
             int, int
@@ -158,6 +160,10 @@ class Overlap:
 
     def _complete(self, place: int) -> None:
         """Take a gradient that backward has completed."""
+        with self._lock:
+            self._complete_locked(place)
+
+    def _complete_locked(self, place: int) -> None:
         if self._is_accumulating():
             return
         table = self._tables[place]

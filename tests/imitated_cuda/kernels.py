@@ -111,6 +111,9 @@ class _Kernel:
         arguments = op._schema.arguments
         self._arguments = [(a.name, str(a.type) == "Tensor") for a in arguments]
         self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+        # Its schema does not say that it writes these.
+        if op.name().startswith("aten::native_batch_norm") and "backward" not in op.name():
+            self._written |= {"running_mean", "running_var"}
         self._is_random = torch.Tag.nondeterministic_seeded in op.tags
         # CUDA kernels that change lists of tensors count the change themselves.
         self._counts = op.name().startswith("aten::_foreach")
@@ -195,7 +198,13 @@ class _Copy:
             self._original.call_boxed(keys, target, source, non_blocking)
             return target
         with torch.cuda.device(target.device if _is_of_device(target) else source.device):
+            both = _is_of_device(target) and _is_of_device(source) and target.device != source.device
+            if both:  # as torch: the copy waits for both streams, and both wait for it
+                one, other = torch.cuda.current_stream(target.device), torch.cuda.current_stream(source.device)
+                one.wait_stream(other)
             here = _read(source) if _is_of_device(source) else source
+            if both:
+                other.wait_stream(one)
             if _is_of_device(target):
                 _write(target, here.to(target.dtype).expand(target.shape))
             else:
