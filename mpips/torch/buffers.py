@@ -14,6 +14,8 @@ Buffers that are no part of the model's state_dict (persistent=False) stay with 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from socket import gethostname
 from typing import Literal
 
 import numpy as np
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.python_rule import PythonRule, replace_values
 from mpips.model.table import DenseTable
+from mpips.torch.device import device_errors, place_of
 from mpips.worker.dense import DenseHandle
 from mpips.worker.worker import Worker
 
@@ -50,12 +53,18 @@ class BufferTable:
         self._values = np.empty(n_values, np.float32)
         self._handle: DenseHandle | None = None
         self._pushes = self._averages
+        self._place = f"a worker on {gethostname()}"  # in errors
 
     @property
     def _tensor(self) -> torch.Tensor:
         tensor = getattr(self._owner, self._key)
         assert isinstance(tensor, torch.Tensor)
         return tensor
+
+    def _errors(self, what: str) -> AbstractContextManager[None]:
+        """Return a block whose errors are those of the buffer's device."""
+        device = self._tensor.device
+        return nullcontext() if device.type == "cpu" else device_errors(device, self._place, what)
 
     def table(self, consistency: Consistency) -> DenseTable:
         """Return the table to declare."""
@@ -77,6 +86,7 @@ class BufferTable:
     def open(self, worker: Worker) -> None:
         """Take the table's handle at the start of the job."""
         self._handle = worker.table(self.name)
+        self._place = place_of(worker.index)
         self._pushes = self._averages or worker.index == 0
 
     def pull(self) -> None:
@@ -86,9 +96,13 @@ class BufferTable:
         self.set(self._values)
 
     def set(self, values: Float32) -> None:
-        """Copy values, in the form of the table, into the buffer."""
+        """Copy values, in the form of the table, into the buffer.
+
+        Raises:
+            DeviceError: The buffer's device failed.
+        """
         tensor = self._tensor
-        with torch.no_grad():
+        with torch.no_grad(), self._errors(f"copied the buffer {self.name!r} there"):
             if self._plain:
                 tensor.copy_(torch.from_numpy(values).view(tensor.shape))
             else:
@@ -113,7 +127,8 @@ class BufferTable:
 
     def _encoded(self) -> Float32:
         """Return the buffer's values in the form of the table, as an array of its own."""
-        data = self._tensor.detach().cpu().contiguous().reshape(-1)
+        with self._errors(f"copied the buffer {self.name!r} to the host"):
+            data = self._tensor.detach().cpu().contiguous().reshape(-1)
         if self._plain:
             plain: Float32 = data.numpy().copy()
             return plain

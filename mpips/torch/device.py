@@ -16,9 +16,13 @@ request of a copy and its event nobody may write its source or touch its target:
 - Host memory is used by the worker alone, which calls `wait` before it reads what a copy has written, and
   before it writes what a copy reads.
 
-With CUDA autograd calls the hooks of gradients in a thread of its own for each device, while the thread that
-called backward waits in it. So one thread at a time uses the worker and these objects. The current stream
-belongs to a thread: autograd sets that of the forward pass in its own.
+With CUDA autograd calls the hooks of gradients in a thread of its own for each device, and those of tensors
+of the CPU in the thread that called backward, which else waits in it. Hooks of parameters on several devices
+take turns by a lock (overlap.py), so one thread at a time uses the worker and these objects. The current
+stream belongs to a thread: autograd sets that of the forward pass in its own.
+
+A script may look at new values on one stream and train on another one. So each use of a model orders the
+stream that is current then behind the newest copies (`follow`), not only that of the pull.
 
 COPIES has an implementation for each type of device. Tensors of other devices, and of the CPU, are copied by
 torch while the host waits. Tests replace the entry "cpu" by an implementation that makes each copy as late
@@ -63,7 +67,7 @@ class Copied(Protocol):
         """Let the compute stream wait for the copy. Does not block the host."""
 
     def follow(self) -> None:
-        """As `order`, if the compute stream is one that does not wait for the copy yet."""
+        """Do as `order` if the compute stream of this moment does not wait for the copy yet."""
 
 
 class DeviceCopies(Protocol):
@@ -149,7 +153,7 @@ class CudaCopied:
             self._ordered.add(stream)
 
     def follow(self) -> None:
-        """Let the compute stream wait for the copy, if it does not already; see Copied."""
+        """Let the compute stream wait for the copy if it does not yet; see Copied."""
         if _cuda.current_stream(self._copies.device) not in self._ordered:
             self.order()
 
@@ -292,6 +296,9 @@ def checked_device(given: torch.device | str) -> torch.device:
 def move(model: torch.nn.Module, given: torch.device | str, worker: int) -> None:
     """Move a model to a device, for `prepare`. Parameters stay the same objects, which its optimizer has.
 
+    A CUDA device becomes torch's current one, which "cuda" means in the rest of the script, and in which the
+    thread of a loader pins memory.
+
     Raises:
         CapabilityError, ConfigError: See checked_device.
         DeviceError: The device failed; it may have too little memory.
@@ -300,4 +307,6 @@ def move(model: torch.nn.Module, given: torch.device | str, worker: int) -> None
     # Parameters of the meta device have no values to move; the check of their table names them.
     if not any(p.device.type == "meta" for p in model.parameters()):
         with device_errors(found, place_of(worker), "moved the model there"):
+            if found.type == "cuda":
+                _cuda.set_device(found)
             model.to(found)

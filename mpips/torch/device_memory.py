@@ -1,8 +1,8 @@
 """Host memory for the copies of one device, registered once, and the devices of a script.
 
-All tables of a device share one piece of the worker's staging memory (`Worker.allocate`): CUDA registers
-whole pages, so pieces that share a page cannot be registered separately. Servers of the node read gradients
-in this memory, so a push copies nothing.
+All tables of a device share one piece of the worker's staging memory (`Worker.allocate`). CUDA registers
+whole pages, and no page twice, so the piece of each device begins at a page of its own. Servers of the node
+read gradients in this memory, so a push copies nothing.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class DeviceMemory:
             self._open(worker)
 
     def _open(self, worker: Worker) -> None:
+        n_bytes = -(-self._n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            array = worker.allocate((self._n_bytes + mmap.PAGESIZE) // 4)
+            array = worker.allocate((n_bytes + mmap.PAGESIZE) // 4)
         except ConfigError as error:
             warnings.warn(
                 f"the parameters on {self.device} use other pinned memory, so pushes copy gradients once "
@@ -76,7 +77,7 @@ class DeviceMemory:
         else:
             raw = torch.from_numpy(array).view(torch.uint8)
             start = -raw.data_ptr() % mmap.PAGESIZE
-            self._memory = raw[start : start + self._n_bytes]
+            self._memory = raw[start : start + n_bytes]
             self.copies.register(self._memory)
 
     def tensor(self, offset: int, like: torch.Tensor) -> torch.Tensor:

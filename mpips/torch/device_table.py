@@ -145,7 +145,9 @@ class DeviceTable(ParameterTable):
 
     def fingerprint(self) -> Fingerprint:
         """See ParameterTable. The host does not wait for the device."""
-        return self._memory_of_device.fingerprints.of(self.parameter.grad)
+        memory = self._memory_of_device
+        with device_errors(memory.device, memory.place, f"read the gradient of {self.name!r}"):
+            return memory.fingerprints.of(self.parameter.grad)
 
     def begin_push(self) -> bool:
         """Request the copy of the gradient to the host; a copy that was requested before does not count.

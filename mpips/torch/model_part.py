@@ -10,6 +10,7 @@ import torch
 
 from mpips.errors import MpipsError
 from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
+from mpips.torch.device_table import DeviceTable
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.parts import Pulled
 from mpips.worker.by_use import PullsByUse
@@ -43,6 +44,7 @@ class ModelPart:
         self.waits: UseWaits | None = None
         self._job = job
         self._pulled = pulled
+        self._on_devices = [table for table in pulled if isinstance(table, DeviceTable)]
         self._by_use: list[ParameterTable] = list(by_use)
 
     @property
@@ -77,10 +79,9 @@ class ModelPart:
             self.follow_stream()
 
     def follow_stream(self) -> None:
-        """Let the current streams of devices wait for the newest values, which another one may have pulled."""
-        for table in self._pulled:
-            if isinstance(table, ParameterTable):
-                table.follow_stream()
+        """Let the current streams of devices wait for the newest values, pulled on these or on others."""
+        for table in self._on_devices:
+            table.follow_stream()
 
     def check_unchanged(self) -> None:
         """Raise ConfigError if the script has changed a parameter since the newest pull. Cheap."""

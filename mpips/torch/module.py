@@ -50,6 +50,30 @@ class Refresh:
         return Refresh, (None,)
 
 
+def _part_of(model: torch.nn.Module) -> ModelPart | None:
+    """Return the part of a prepared model, or of the Sequential of which it is a slice."""
+    # A compiled model keeps its attributes in the one that it wraps.
+    own: ModelPart | None = getattr(model, "_mpips_part", None)
+    whole: ModelPart | None = model.__dict__.get("_mpips_whole")
+    return own or whole
+
+
+def _refresh(model: torch.nn.Module) -> None:
+    """Pull the values of a prepared model, or of the one of which it is a slice, once the job has started."""
+    part = _part_of(model)
+    if part is not None and part.is_started:
+        part.refresh()
+
+
+def _item(model: torch.nn.Module, index: Any) -> Any:
+    """Return model[index]. A slice of a Sequential is an object of the same class, with the same layers."""
+    found = super(model.__class__, model).__getitem__(index)  # type: ignore[misc]
+    if isinstance(found, PreparedModule) and isinstance(index, slice):
+        found.__dict__["_mpips_whole"] = _part_of(model)
+        found.__dict__["_mpips_plain"] = model._mpips_plain
+    return found
+
+
 class PreparedModule(torch.nn.Module):
     """Methods of a prepared model. Each that reads values first pulls them if a step has changed them."""
 
@@ -87,14 +111,12 @@ class PreparedModule(torch.nn.Module):
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[Any]:
         """As in torch, with the current values. Blocks like a pull after a step."""
-        if self._mpips_part.is_started:
-            self._mpips_part.refresh()
+        _refresh(self)
         return super().named_parameters(*arguments, **named)
 
     def named_buffers(self, *arguments: Any, **named: Any) -> Iterator[Any]:
         """As in torch, with the current values. Blocks like a pull after a step."""
-        if self._mpips_part.is_started:
-            self._mpips_part.refresh()
+        _refresh(self)
         return super().named_buffers(*arguments, **named)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -117,8 +139,7 @@ class PreparedModule(torch.nn.Module):
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
         """As in torch, with the current values: a plain dict of torch. Blocks like a pull after a step."""
-        if self._mpips_part.is_started:
-            self._mpips_part.refresh()
+        _refresh(self)
         return super().state_dict(*arguments, **named)
 
     def load_state_dict(
@@ -129,7 +150,8 @@ class PreparedModule(torch.nn.Module):
         Raises:
             ConfigError: The job has started, so the values are on the servers; or `assign` is True.
         """
-        if self._mpips_part.is_started:
+        part = _part_of(self)
+        if part is not None and part.is_started:
             raise ConfigError(
                 "load_state_dict comes too late: the job has started with the first forward pass; load the "
                 "values before it"
@@ -147,15 +169,18 @@ class PreparedModule(torch.nn.Module):
 
         Use it for all backward passes of a step but the last one.
         """
-        before, self._mpips_part.is_accumulating = self._mpips_part.is_accumulating, True
+        part = _part_of(self)
+        if part is None:
+            yield
+            return
+        before, part.is_accumulating = part.is_accumulating, True
         try:
             yield
         finally:
-            self._mpips_part.is_accumulating = before
+            part.is_accumulating = before
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._mpips_part.is_started:
-            self._mpips_part.refresh()
+        _refresh(self)
         reduced: Any = super().__reduce_ex__(protocol)
         _, (_, *arguments), state, *rest = reduced
         state = {k: v for k, v in state.items() if not k.startswith("_mpips")}
@@ -191,7 +216,9 @@ def make_prepared(
 ) -> None:
     """Turn a model into a prepared one, in place. `base`: class with the methods of prepared models."""
     plain = type(model)
-    body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    body: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    if hasattr(plain, "__getitem__"):
+        body["__getitem__"] = _item
     model.__class__ = type(plain.__name__, (base, plain), body)
     model._mpips_part = part  # type: ignore[assignment]
     model._mpips_plain = plain  # type: ignore[assignment]

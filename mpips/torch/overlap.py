@@ -82,7 +82,9 @@ class Overlap:
         self._is_accumulating = is_accumulating
         self._is_stale = is_stale
         self._wanted = wanted
-        self._lock = threading.RLock()
+        # Hooks of parameters on several devices come from a thread of autograd for each. Who holds the lock
+        # waits for servers and for copies alone, never for another hook.
+        self._turns = threading.RLock()
         self._by_use = by_use
         self._places: dict[
             int, int
@@ -159,11 +161,11 @@ class Overlap:
         return made
 
     def _complete(self, place: int) -> None:
-        """Take a gradient that backward has completed."""
-        with self._lock:
-            self._complete_locked(place)
+        """Take a gradient that backward has completed. Called by several threads."""
+        with self._turns:
+            self._take(place)
 
-    def _complete_locked(self, place: int) -> None:
+    def _take(self, place: int) -> None:
         if self._is_accumulating():
             return
         table = self._tables[place]

@@ -191,9 +191,6 @@ class ParameterTable:
                 "script itself sets, use a buffer"
             )
 
-    def follow_stream(self) -> None:
-        """Let kernels that are queued from now on wait for the newest values. See DeviceTable."""
-
     def fingerprint(self) -> Fingerprint:
         """Return a fingerprint of the gradient, by which changes of it are found."""
         return digest_of(self.parameter.grad)

@@ -198,13 +198,14 @@ class _Copy:
             self._original.call_boxed(keys, target, source, non_blocking)
             return target
         with torch.cuda.device(target.device if _is_of_device(target) else source.device):
-            both = _is_of_device(target) and _is_of_device(source) and target.device != source.device
-            if both:  # as torch: the copy waits for both streams, and both wait for it
-                one, other = torch.cuda.current_stream(target.device), torch.cuda.current_stream(source.device)
-                one.wait_stream(other)
+            both = _is_of_device(target) and _is_of_device(source)
+            # Between two devices the copy waits for both streams, and both wait for it.
+            streams = [torch.cuda.current_stream(t.device) for t in (target, source) if both]
+            if both:
+                streams[0].wait_stream(streams[1])
             here = _read(source) if _is_of_device(source) else source
             if both:
-                other.wait_stream(one)
+                streams[1].wait_stream(streams[0])
             if _is_of_device(target):
                 _write(target, here.to(target.dtype).expand(target.shape))
             else:

@@ -10,6 +10,7 @@
 # Speed means nothing here. The first call needs tests/run.sh or jobs/setup.sh before it, downloads 2.5 GB and
 # takes 6 GB in .imitated-cuda.
 set -euo pipefail
+called_in=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 here=tests/imitated_cuda
 home=$PWD/.imitated-cuda
@@ -64,4 +65,5 @@ export LD_PRELOAD=$library
 if [[ $# == 0 ]]; then
   set -- mpips bench gpu --check
 fi
+cd "$called_in"
 exec "$@"

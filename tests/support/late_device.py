@@ -46,6 +46,10 @@ class LateCopied:
         self._copies.count("waits")
         self._make()
 
+    def follow(self) -> None:
+        self._copies.count("follows")
+        self._make()
+
     def order(self) -> None:
         self._copies.count("orders")
         self._make()
@@ -90,15 +94,14 @@ class LateCopies:
     ) -> LateCopied:
         assert source.shape == target.shape
         assert source.dtype == target.dtype
-        source, target = source.detach(), target.detach()
+        source = source.detach()
 
         def work() -> None:
-            target.copy_(source)
+            with torch.no_grad():
+                target.copy_(source)
 
-        if target.is_floating_point():
-            target.fill_(torch.nan)
-        else:
-            target.fill_(-7)
+        with torch.no_grad():
+            target.fill_(torch.nan if target.is_floating_point() else -7)
         return LateCopied(self, queue, work)
 
     def new_host(self, n_bytes: int) -> torch.Tensor:

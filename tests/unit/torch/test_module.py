@@ -301,3 +301,27 @@ def test_a_method_other_than_forward_reads_current_parameters_of_the_model(job):
             step.step()
     for name, value in plain.state_dict().items():
         assert relative(model.state_dict()[name], value) <= 1e-5, name
+
+
+def test_a_slice_of_a_sequential_has_the_current_values(job):
+    torch.manual_seed(3)
+    layers = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
+    plain, model = nn.Sequential(*copy.deepcopy(layers)), nn.Sequential(*layers)
+    optimizer = SGD(plain.parameters(), 0.1)
+    model, trained = prepare(model, SGD(model.parameters(), 0.1))
+
+    def check(found, expected):
+        assert list(found) == list(expected)
+        assert all(relative(found[name], expected[name]) <= 1e-6 for name in found)
+
+    for x in batches(4, 5, 4):
+        for one, steps_it in ((plain, optimizer), (model, trained)):
+            steps_it.zero_grad()
+            one[2:](one[:2](x)).square().mean().backward()
+            steps_it.step()
+        check(model[:2].state_dict(), plain[:2].state_dict())
+        check(dict(model[1:][1:].named_parameters()), dict(plain[1:][1:].named_parameters()))
+    copied = pickle.loads(pickle.dumps(model[:2]))
+    assert type(copied) is nn.Sequential
+    check(copied.state_dict(), plain[:2].state_dict())
+    assert not hasattr(model[0], "__getitem__")
