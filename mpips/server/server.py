@@ -41,12 +41,8 @@ _MAX_IDLE_SLICE_S = 2e-3  # s, and for no longer than this
 _IDLE_SLICE_S = 2e-3  # s between two calls of `poll`
 _SHARED_SLICE_S = 2e-4  # s for records between two steps of other work
 _SPIN_S = 1e-3  # s after the last work for which a server with remote peers does not pause
-_SERVED_S = (
-    12e-6  # s, an entry into MPI that takes longer has served a put or get, unless all are long
-)
-_EMPTY_ENTRIES = (
-    4  # an entry that takes so many times as long as the shortest one has served something
-)
+# An entry into MPI that takes longer has served a put or get: s, and times the shortest of many entries.
+_SERVED_S, _SERVED_TIMES, _MANY_ENTRIES = 12e-6, 4, 1000
 _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
@@ -99,7 +95,7 @@ class Server:
             check_journal(index, tables, placement)
         self.index = index
         self._oversubscribed = oversubscribed
-        self._shortest_entry_s = float("inf")  # of an entry into MPI
+        self._n_entries, self._shortest_entry_s = 0, float("inf")  # into MPI
         self._observes_rows = False
         self._progress = progress or (lambda: 0)
         self.layout = placement.layouts[index]
@@ -361,8 +357,10 @@ class Server:
             served = self._progress()
             left = time.perf_counter()
             took = left - entered
+            self._n_entries += 1
             self._shortest_entry_s = min(self._shortest_entry_s, took)
-            if took <= max(_SERVED_S, _EMPTY_ENTRIES * self._shortest_entry_s):
+            is_known = self._n_entries > _MANY_ENTRIES
+            if took <= max(_SERVED_S, _SERVED_TIMES * self._shortest_entry_s * is_known):
                 return served, long, left
             long += 1
             if served or left - start > PROGRESS_INTERVAL_S:

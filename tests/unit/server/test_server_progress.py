@@ -52,6 +52,18 @@ def test_entries_follow_each_other_while_they_are_long_but_for_a_limited_time():
     assert len(entries) <= PROGRESS_INTERVAL_S / 20e-6 + 1
 
 
+def test_an_mpi_whose_entries_are_all_long_leaves_the_server_idle():
+    """Else it would neither pause nor sleep."""
+    lengths = [20e-6] * 1020
+    server = server_with(lambda: busy(lengths.pop(0)) or 0)
+    while len(lengths) > 20:
+        server._enter_mpi()
+    # An interruption of this process may make one entry look long.
+    assert 0 in [server._enter_mpi()[1] for _ in range(5)]
+    lengths[:] = [200e-6] * 30
+    assert server._enter_mpi()[1] > 0
+
+
 def test_a_message_ends_it():
     entries = []
 
