@@ -6,7 +6,6 @@ A wait asks the server once (`Question`) or reads its memory again and again, in
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from mpips import _native
@@ -15,10 +14,6 @@ from mpips.transport.remote_reads import RemoteReads
 from mpips.transport.replies import Replies
 from mpips.transport.ring_puts import RingPuts
 from mpips.transport.waiting import ReadPace, wait_for
-
-_REFRESH_S = (
-    1.0  # s between two reads of the acknowledgement in waits for an answer that does not come
-)
 
 
 class RemoteWaits:
@@ -53,20 +48,12 @@ class RemoteWaits:
         self._replies = replies
         self._refresh = refresh
         self._advance = advance
-        self._refreshed = 0.0  # monotonic s of the newest read that a wait in vain has made
         self._pace = ReadPace()  # of waits that read the server's memory
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """Wait until `count` records are consumed."""
         self._put_new()
-        if wait_for(lambda: self._heard(count), max_s):
-            return True
-        # A question that an exception of the program cut off is never answered.
-        now = time.monotonic()
-        if now - self._refreshed >= _REFRESH_S:
-            self._refreshed = now
-            self._refresh()
-        return self._writer.applied >= count
+        return wait_for(lambda: self._heard(count), max_s)
 
     def settle(self, max_s: float) -> bool:
         """Wait until no reply is under way."""

@@ -294,33 +294,6 @@ def test_a_small_update_that_is_not_finite_is_not_sent(bad, at, is_staged):
     assert rig.values()[at] == -3
 
 
-def test_a_wait_ends_after_an_exception_that_cut_off_its_answer(monkeypatch):
-    """A signal handler of the program raises between the receipt of an answer and its use."""
-    rig = Rig(dense(8, consistency=ASP()), n_slots=8)
-    network, channel = remote(rig)
-    table, update = rig.worker(channel=channel).table("w"), np.ones(8, np.float32)
-    table.push(update).wait()
-    question, lost = channel._question, []
-    answer = question.answer
-
-    def cut_off():
-        if lost:
-            network.wander()
-            return None  # there is only one answer to a question
-        found = answer()
-        if found is not None:
-            lost.append(found)
-            raise InterruptedError
-        return None
-
-    monkeypatch.setattr(question, "answer", cut_off)
-    with pytest.raises(InterruptedError):
-        table.push(update).wait()
-    for _ in range(2):
-        assert table.push(update).wait(timeout=10.0).applied == 1
-    assert (rig.values() == -4).all()
-
-
 def test_a_small_update_needs_room_for_one_record():
     rig = Rig(dense(8), n_slots=2)
     writer, update = rig.writers[0], np.ones(8, np.float32)
