@@ -21,7 +21,7 @@ from mpips.recovery.takeover import resume
 from mpips.server.server import Server
 from mpips.transport.channel import Channel
 from mpips.transport.connect import Connector
-from mpips.transport.p2p import P2pService
+from mpips.transport.p2p_service import P2pService
 from mpips.transport.region import attach
 from mpips.transport.rma import gets_need_target, make_window
 from mpips.worker.paths import path_names

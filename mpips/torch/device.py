@@ -92,8 +92,8 @@ class DeviceCopies(Protocol):
         """Wait for all copies and release what `register` took. Blocks, at most `limit_s` seconds for a copy.
 
         Raises:
-            DeviceError: The device failed, or copies have not ended. Memory stays registered, so a late copy
-                writes none that others have got.
+            DeviceError: The device failed, or copies have not ended. The memory stays registered then, so
+                its pages cannot be used for anything else while a copy writes to them.
         """
 
 

@@ -59,7 +59,7 @@ class DeviceMemory:
         """
         if self._memory is not None:
             return
-        # The job may start within inference_mode, whose tensors nobody may write outside of it.
+        # The job may start within inference_mode. Its tensors cannot be written outside of it.
         with torch.inference_mode(False):
             self._open(worker)
 

@@ -87,7 +87,7 @@ class DeviceTable(ParameterTable):
         self._memory_of_device.open(worker)
         self._view_memory()
 
-    # A pull may come within inference_mode, whose tensors nobody may write outside of it.
+    # A pull may come within inference_mode. Its tensors cannot be written outside of it.
     @torch.inference_mode(False)
     def _view_memory(self) -> None:
         """View the reserved memory with the parameter's present dtype.

@@ -36,7 +36,7 @@ class Connector:
         token: Token of the job.
         window: Window over the servers' regions; None: there is none.
         gets_need_target: Gets through it wait until the server makes MPI calls.
-        p2p_comm: Communicator of workers and servers whose tags only p2p.py uses.
+        p2p_comm: Communicator of workers and servers whose tags only p2p.py and p2p_service.py use.
         n_workers: Number of workers of the job.
         n_tables: Number of tables of the job.
         checksums: Whether records within a node have checksums, and segments that are known to have

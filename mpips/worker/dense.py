@@ -349,12 +349,7 @@ class DenseHandle(OrderedAccess):
             self._grouped.push(self._index, update)
             request = self._noted_request(len(self._shards))
         else:
-            try:
-                request = self._request(self._write(update, base, path_checks))
-            except ValueError:  # the update is not finite
-                self._connection.control.state = "computing"
-                self._connection.clock_state.end_push()
-                raise
+            request = self._request(self._write(update, base, path_checks))
         self._connection.control.state = "computing"
         self._connection.clock_state.end_push()
         self._connection.leave()
@@ -385,10 +380,10 @@ class DenseHandle(OrderedAccess):
             low = base[part.start : part.stop] if base is not None else None
             end = path.push(values[part.start : part.stop], low, path_checks)
             if end is None:
+                self._connection.control.state = "computing"
+                self._connection.clock_state.end_push()
                 self._check_finite("the update", values)
-                raise ValueError(
-                    f"table {self.name!r}: the update changed while it was pushed, and was not finite before"
-                )
+                raise ValueError(f"table {self.name!r}: the update changed while it was pushed")
             ends[part.server] = end
         return ends
 

@@ -3,8 +3,9 @@
 // The host cannot touch memory of a device: its addresses are PROT_NONE, and copies reach it by a
 // second mapping. It begins as NaN.
 //
-// Requests on a stream are made when somebody waits for them, and not before. A query of an event
-// is answered by "not ready" a few times. So a forgotten wait gives old bytes, in every run.
+// A request on a stream is executed when the host or another stream waits for it, and not before. A
+// query of an event is answered by "not ready" a few times. So a missing wait gives old bytes, in
+// every run.
 //
 // Two uses of the same bytes by different streams that no event and no wait of the host orders are
 // a race, which ends the process. Vector clocks (Mattern, 1989) tell what a request is ordered

@@ -1,9 +1,9 @@
 """Kernels of an imitated CUDA device: torch computes them on the CPU.
 
-Each operator of torch with a CUDA kernel gets one that reads its inputs at once, behind what its stream has
-to do before, and whose results are written when somebody waits for the stream. An operator that the CPU lacks
-raises NotImplementedError. Random numbers depend on seed and offset of the device's generator, as with CUDA,
-but are others.
+Each operator of torch with a CUDA kernel gets one that reads its inputs at once, after the earlier requests
+of its stream, and whose results are written when the host or another stream waits for the stream. Operators
+without a CPU kernel raise NotImplementedError. Random numbers depend on the seed and the offset of the
+device's generator, as with CUDA, but differ from those of CUDA.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
         return
     raw = torch.empty(n_bytes, dtype=torch.uint8, device="cpu")
     if n_bytes != tensor.numel() * tensor.itemsize:
-        # What lies between its elements stays.
+        # The bytes between its elements keep their values.
         _call("imitated_cuda_read", raw.data_ptr(), tensor.data_ptr(), n_bytes)
     raw.view(tensor.dtype).as_strided(tensor.shape, tensor.stride()).copy_(values)
     _call("imitated_cuda_write", tensor.data_ptr(), raw.data_ptr(), n_bytes)
@@ -213,7 +213,9 @@ class _Copy:
         return target
 
 
-_libraries: list[torch.library.Library] = []  # torch drops what nobody holds
+_libraries: list[
+    torch.library.Library
+] = []  # torch removes the kernels of a library without references
 
 
 def install() -> None:

@@ -70,7 +70,7 @@ int imitated_cuda_read(void* to, const void* from, std::size_t n_bytes, cudaStre
   return 0;
 }
 
-// For kernels.py: bytes that a kernel writes, when somebody waits for it.
+// For kernels.py: bytes that a kernel writes when its stream is waited for.
 int imitated_cuda_write(void* to, const void* from, std::size_t n_bytes, cudaStream_t handle) {
   LOCK_AND_CHECK();
   bool is_device = false;

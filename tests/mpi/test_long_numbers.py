@@ -11,7 +11,8 @@ from mpi4py import MPI
 from playing import SIZE
 
 from mpips.mpi.attendance import Attendance
-from mpips.transport.p2p import P2pMemory, P2pService, Question
+from mpips.transport.p2p import P2pMemory, Question
+from mpips.transport.p2p_service import P2pService
 
 LIMITS = [2**24, 2**31, 2**32, 2**53, 2**63]
 START, STOP, ANSWER = 4096, 8192, 128

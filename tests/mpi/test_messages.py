@@ -20,9 +20,9 @@ from mpips.transport.p2p import (
     TAG_ANSWER,
     TAG_HEAD,
     P2pMemory,
-    P2pService,
     Question,
 )
+from mpips.transport.p2p_service import P2pService
 
 PUT, GET, ASK = 1, 2, 3
 START, STOP, SAID = 4096, 3 * 4096 + INLINE_BYTES, 128

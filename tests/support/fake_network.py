@@ -30,7 +30,7 @@ from mpips import _native
 from mpips.transport.awaited import ValueRequests, ValueService
 from mpips.transport.remote import RemoteChannel
 
-INLINE_BYTES = 16 << 10  # as mpips.transport.p2p, which cannot be loaded without MPI
+INLINE_BYTES = (16 << 10) + 192  # as mpips.transport.p2p, which cannot be loaded without MPI
 KINDS = ("rma", "p2p")
 PACES = (0.5, 0.02)  # chances that the next message arrives, each time that it might
 

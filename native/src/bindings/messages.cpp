@@ -7,7 +7,8 @@
 #include "bindings/arrays.hpp"
 #include "bindings/register.hpp"
 
-// The most frequent message of a worker on another node; mpips.transport.p2p has the others.
+// The most frequent message of a worker on another node; mpips.transport.p2p_service has the
+// others.
 namespace mpips {
 namespace {
 

@@ -75,7 +75,8 @@ struct RowsToPull {
   std::uint64_t changes_since = whole_rows;
 };
 
-// Whether a push was written, or is at the server already.
+// Result of a push: written now or before the restart; refused for want of a credit, or of finite
+// values.
 enum class Written : std::uint8_t { yes, no_room, not_finite };
 
 class RingWriter {

@@ -288,6 +288,7 @@ def test_a_small_update_that_is_not_finite_is_not_sent(bad, at, is_staged):
         with pytest.raises(ValueError, match=f"contains {bad} at position {at} of 200"):
             table.push(update)
         assert len(network.puts) == n_puts
+        assert connection_of(worker).control.state == "computing"
         update[at] = 1
         assert table.push(update).wait().applied == 1
     assert rig.core.counters()["records"] == 3
