@@ -14,8 +14,8 @@
 // Copies from and to memory that is not registered wait, as with CUDA. Whole pages are registered,
 // once. A forked child has no device.
 //
-// Kernels do not run: the first launch ends the process with its name. kernels.py computes on the
-// CPU instead.
+// Kernels do not run: the first launch ends the process with its name. imitated_kernels.py computes
+// on the CPU instead.
 //
 // Environment:
 //   IMITATED_CUDA_DEVICES       number of devices; 1

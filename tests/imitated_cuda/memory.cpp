@@ -55,8 +55,8 @@ using namespace imitated;
 
 extern "C" {
 
-// For kernels.py: bytes that a kernel reads, at this place of its stream. The host does not wait
-// for them in the sense of CUDA: it is not behind the stream afterwards.
+// For imitated_kernels.py: bytes that a kernel reads, at this place of its stream. The host does
+// not wait for them in the sense of CUDA: it is not behind the stream afterwards.
 int imitated_cuda_read(void* to, const void* from, std::size_t n_bytes, cudaStream_t handle) {
   LOCK_AND_CHECK();
   bool is_device = false;
@@ -70,7 +70,7 @@ int imitated_cuda_read(void* to, const void* from, std::size_t n_bytes, cudaStre
   return 0;
 }
 
-// For kernels.py: bytes that a kernel writes when its stream is waited for.
+// For imitated_kernels.py: bytes that a kernel writes when its stream is waited for.
 int imitated_cuda_write(void* to, const void* from, std::size_t n_bytes, cudaStream_t handle) {
   LOCK_AND_CHECK();
   bool is_device = false;

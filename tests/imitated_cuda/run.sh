@@ -6,7 +6,7 @@
 #   IMITATED_CUDA_DEVICES=2 bash tests/imitated_cuda/run.sh mpips run -n 4 script.py
 #
 # What mpips and torch do on the host runs as with CUDA: streams, events, registered and pinned memory, torch's
-# allocator, autograd's thread of the device. Kernels are computed on the CPU; see imitation.hpp and kernels.py.
+# allocator, autograd's thread of the device. Kernels are computed on the CPU; see imitation.hpp and imitated_kernels.py.
 # Speed means nothing here. The first call needs tests/run.sh or jobs/setup.sh before it, downloads 2.5 GB and
 # takes 6 GB in .imitated-cuda.
 set -euo pipefail

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _AfterTorch:
-    """A finder that runs `kernels.install` behind the import of torch."""
+    """A finder that runs `imitated_kernels.install` behind the import of torch."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != "torch":
@@ -22,7 +22,7 @@ class _AfterTorch:
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                from kernels import install
+                from imitated_kernels import install
 
                 install()
 
