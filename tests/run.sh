@@ -1,26 +1,41 @@
 #!/usr/bin/env bash
 # All tests of mpips, or the stages that are named:
 #
-#   bash tests/run.sh [lint] [unit] [mpi] [fault] [jobs] [sanitize]
+#   bash tests/run.sh [long] [unit] [mpi] [fault] [jobs] [sanitize] [lint]
 #
-# Sets up .venv first. Reports and logs are in build/tests. The last line is
-# "N passed, N failed, N skipped"; the exit code is 0 only if nothing failed.
+# `long` runs what the daily run leaves out: tests with the marker `long`, and all cases of those with the marker
+# `sampled`. Sets up .venv first. Reports and logs are in build/tests. The last line is
+# "N passed, N failed, N skipped"; the exit code is 0 only if nothing failed. A stage that takes longer than its
+# budget counts as a failure.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
-all=(lint unit mpi fault jobs sanitize)
+all=(unit mpi fault jobs sanitize lint)
 out=$root/build/tests
 sizes=(1 2 3 5)
 lanes=${MPIPS_TEST_LANES:-2}
 
+# Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with.
+declare -A budget=([unit]=500 [mpi]=360 [fault]=1200 [jobs]=400 [sanitize]=450 [lint]=180)
+
+long=0
+if [[ ${1:-} == long ]]; then
+  long=1
+  shift
+fi
 stages=("$@")
 if (($# == 0)); then
   stages=("${all[@]}")
 fi
+if ((long)); then
+  export MPIPS_TEST_LONG=1
+else
+  unset MPIPS_TEST_LONG
+fi
 for stage in "${stages[@]}"; do
   if [[ " ${all[*]} " != *" $stage "* ]]; then
-    echo "unknown stage '$stage'; there are: ${all[*]}" >&2
+    echo "unknown stage '$stage'; there are: ${all[*]}, and long in front of them" >&2
     exit 2
   fi
 done
@@ -49,6 +64,10 @@ check() {
 # count_reports CODE REPORT...: what pytest wrote about one launch.
 count_reports() {
   local counts
+  # Pytest ends with 5 if it has selected nothing: the long run has nothing to add here.
+  if ((long && $1 == 5)); then
+    return 0
+  fi
   counts=$(python tests/tally.py "$@")
   # shellcheck disable=SC2086  # three numbers
   count $counts
@@ -93,6 +112,13 @@ exec "${command[@]}" >"$1-$rank.log" 2>&1
 
 run_lint() {
   local sources
+  ((!long)) || return 0
+  if [[ -f $out/lint.counts ]]; then
+    cat "$out/lint.log"
+    # shellcheck disable=SC2046  # three numbers
+    count $(<"$out/lint.counts")
+    return 0
+  fi
   mapfile -t sources < <(find native tests -name '*.cpp' -o -name '*.hpp')
   check "ruff check" ruff check
   check "ruff format" ruff format --check
@@ -127,7 +153,12 @@ run_mpi() {
   done
 }
 
-run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests/fault; fi; }
+run_fault() {
+  has_tests tests/fault || return 0
+  start_beside
+  run_lanes fault --timeout=300 tests/fault
+  finish_beside
+}
 
 # Each lane has a Slurm of its own, so tests of one file share it.
 run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-loadscope-reorder tests/jobs; fi; }
@@ -144,21 +175,29 @@ without_native=(bench/test_bench_data.py bench/test_bench_gpu.py bench/test_grow
   test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py test_site.py
   torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
 
-# The unit tests once more on a native module that stops at the first bad access or overflow.
-run_sanitize() {
-  local name libraries=() library ignored=() code=0
-  has_tests tests/unit || return 0
-  # The runtimes come first in the process; libstdc++ too, or exceptions cannot be traced.
+# sanitizer_libraries: print the runtimes, which come first in the process; libstdc++ too, or exceptions cannot be
+# traced. Print nothing if the compiler has none.
+sanitizer_libraries() {
+  local name library libraries=()
   for name in libasan.so libubsan.so libstdc++.so; do
     library=$("${CXX:-c++}" -print-file-name="$name")
-    if [[ $library != /* ]]; then
-      echo "skipped: the compiler has no $name"
-      count 0 0 1
-      return 0
-    fi
+    [[ $library == /* ]] || return 0
     libraries+=("$(realpath "$library")")
   done
-  if ! build_sanitized >"$out/sanitize-build.log" 2>&1; then
+  echo "${libraries[*]}"
+}
+
+# The unit tests once more on a native module that stops at the first bad access or overflow.
+run_sanitize() {
+  local name libraries ignored=() code=0
+  has_tests tests/unit || return 0
+  libraries=$(sanitizer_libraries)
+  if [[ -z $libraries ]]; then
+    echo "skipped: the compiler has no libasan.so, libubsan.so and libstdc++.so"
+    count 0 0 1
+    return 0
+  fi
+  if [[ ! -f $out/sanitize-build.code ]] && ! build_sanitized >"$out/sanitize-build.log" 2>&1; then
     tail -n 40 "$out/sanitize-build.log"
     count 0 1 0
     return 0
@@ -172,11 +211,40 @@ run_sanitize() {
     # Python never frees what lives to the end, so leaks cannot be told. Tests that store into
     # read-only memory expect the signal itself.
     export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:handle_segv=0:handle_sigbus=0 UBSAN_OPTIONS=print_stacktrace=1
-    export LD_PRELOAD="${libraries[*]}"
+    export LD_PRELOAD="$libraries"
     exec python -m pytest -p no:cacheprovider --junitxml="$out/sanitize.xml" --timeout=900 \
       --dist worksteal --tx "2*popen" tests/unit "${ignored[@]}"
   ) || code=$?
   count_reports "$code" "$out/sanitize.xml"
+}
+
+# wants STAGE: whether it is one of the stages of this run.
+wants() { [[ " ${stages[*]} " == *" $1 "* ]]; }
+
+# Lint and the build of the sanitizers' module need no launches: they run beside those of the fault stage, which wait
+# for each other nearly half of their time.
+beside_job=""
+start_beside() {
+  rm -f "$out/lint.counts" "$out/sanitize-build.code"
+  (
+    trap - INT TERM
+    renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
+    if wants lint; then
+      passed=0 failed=0 skipped=0
+      run_lint >"$out/lint.log" 2>&1
+      echo "$passed $failed $skipped" >"$out/lint.counts"
+    fi
+    if wants sanitize && [[ -n $(sanitizer_libraries) ]]; then
+      build_sanitized >"$out/sanitize-build.log" 2>&1 && echo 0 >"$out/sanitize-build.code"
+    fi
+  ) </dev/null &
+  beside_job=$!
+}
+
+finish_beside() {
+  [[ -n $beside_job ]] || return 0
+  wait "$beside_job" || true
+  beside_job=""
 }
 
 build_sanitized() {
@@ -186,11 +254,20 @@ build_sanitized() {
     cmake --build build/sanitize
 }
 
+# over_budget STAGE SECONDS: whether the stage took longer than it may; the long run has no budgets.
+over_budget() {
+  ((!long)) && [[ -n ${budget[$1]:-} ]] && awk "BEGIN { exit !($2 > ${budget[$1]} * $pace) }"
+}
+
 # run_stage NAME: run it and note what it brought.
 run_stage() {
   local started=$SECONDS before=("$passed" "$failed" "$skipped") line
   printf '\n=== %s\n' "$1"
   "run_$1"
+  if over_budget "$1" $((SECONDS - started)); then
+    echo "FAILED: the stage $1 took $((SECONDS - started)) s; its budget is ${budget[$1]} s x $pace"
+    count 0 1 0
+  fi
   line=$(printf '%-9s %5d s   %5d passed %3d failed %3d skipped' "$1" $((SECONDS - started)) \
     $((passed - before[0])) $((failed - before[1])) $((skipped - before[2])))
   if ((passed + failed + skipped == before[0] + before[1] + before[2])); then
@@ -217,6 +294,8 @@ finish() {
   if [[ -n $(compgen -G "$out/*.xml") ]]; then
     printf '\n=== the 30 slowest tests\n'
     python tests/tally.py --slowest 30 "$out"/*.xml
+    printf '\n=== processor time\n'
+    python tests/tally.py --cpu "$out"/*.xml
   fi
   printf '\n=== summary\n'
   if ((${#summary[@]})); then
@@ -232,7 +311,10 @@ if ! MPIPS_SETUP_TESTS=1 bash jobs/setup.sh; then
 fi
 source jobs/env.sh
 mkdir -p "$out"
-rm -f "$out"/*.xml
+rm -f "$out"/*.xml "$out/lint.counts" "$out/sanitize-build.code"
+summary+=("$(printf '%-9s %5d s' set-up "$SECONDS")")
+pace=$(python tests/tally.py --pace)
+echo "this machine takes $pace times as long as the reference"
 # What the set-up has written would make the tests' checkpoints wait for the disk, for minutes.
 timeout 300 sync || true
 
@@ -248,11 +330,17 @@ unset PYTHONDONTWRITEBYTECODE
 # Every process of the tests has this in its environment.
 export MPIPS_TEST_RUN=$$-$RANDOM
 mapfile -t segments < <(python tests/support/processes.py segments)
-trap 'python tests/support/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}"; exit 130' INT TERM
+trap '[[ -z $beside_job ]] || kill "$beside_job"; python tests/support/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}"; exit 130' INT TERM
 
 for stage in "${stages[@]}"; do
-  run_stage "$stage"
+  # Where there is a fault stage, lint runs beside it and its results are shown at the end.
+  if [[ $stage != lint ]] || ! wants fault; then
+    run_stage "$stage"
+  fi
 done
+if wants lint && wants fault; then
+  run_stage lint
+fi
 run_stage leftovers
 finish
 ((failed == 0))

@@ -10,12 +10,21 @@ so does one that tested nothing; the reason goes to stderr.
 
 from __future__ import annotations
 
+import json
+import statistics
+import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 # What counts where ranks, or the phases of a test, differ: the last of these.
 _ORDER = ("skipped", "passed", "failed")
+# Processor times of an earlier run: tests of at least _STORED_S seconds by name.
+_STORED = Path(__file__).with_name("cpu.json")
+_STORED_S = 0.5
+# Wall-clock seconds of `_work` on the idle machine on which the budgets of tests/run.sh were measured.
+_REFERENCE_S = 1.0
 
 
 def outcome(case: ElementTree.Element) -> str:
@@ -75,8 +84,69 @@ def slowest(n: int, reports: list[Path]) -> list[str]:
     return [f"{time:7.1f} s  {stem:<9} {name}" for time, stem, name in sorted(found)[: -n - 1 : -1]]
 
 
+def cpu_times(reports: list[Path]) -> dict[str, dict[str, float]]:
+    """Return the processor seconds of each test (`report stem` -> name -> seconds), with its children."""
+    found: dict[str, dict[str, float]] = {}
+    for report in reports:
+        try:
+            cases = list(ElementTree.parse(report).iter("testcase"))
+        except (OSError, ElementTree.ParseError):
+            continue
+        times = found.setdefault(report.stem, {})
+        for case in cases:
+            for value in case.iterfind("properties/property[@name='cpu_s']"):
+                times[f"{case.get('classname')}::{case.get('name')}"] = float(value.get("value", 0))
+    return found
+
+
+def grown(now: dict[str, float], before: dict[str, float], n: int) -> list[str]:
+    """Return a line for each of the `n` tests whose processor time grew most.
+
+    The median ratio of the tests of both runs is taken for a change of the machine, which is no growth of a test.
+    """
+    both = [name for name in now if before.get(name, 0) >= _STORED_S]
+    scale = statistics.median(now[name] / before[name] for name in both) if both else 1.0
+    grew = {name: seconds - scale * before.get(name, 0) for name, seconds in now.items()}
+    rows = sorted((name for name in grew if grew[name] >= _STORED_S), key=grew.__getitem__)[::-1]
+    return [
+        f"{now[name]:7.1f} s  {grew[name]:+7.1f} s  {name}{'' if name in before else ' (new)'}"
+        for name in rows[:n]
+    ]
+
+
+def show_cpu(reports: list[Path], store: bool) -> None:
+    """Print the processor time of each report and what grew; store the times."""
+    found = cpu_times(reports)
+    now = {f"{stem} {name}": s for stem, times in found.items() for name, s in times.items()}
+    for stem, times in found.items():
+        top = sorted(times.values())[-max(1, len(times) // 10) :]
+        share = sum(top) / max(sum(times.values()), 1e-9)
+        print(f"{stem:<9} {sum(times.values()):7.0f} s   {share:4.0%} in a tenth of the tests")
+    if store:
+        kept = {name: round(s, 1) for name, s in sorted(now.items()) if s >= _STORED_S}
+        _STORED.write_text(json.dumps(kept, indent=0) + "\n")
+        return
+    if reports:
+        reports[0].with_name("cpu.json").write_text(json.dumps(now, indent=0) + "\n")
+    if _STORED.exists():
+        lines = grown(now, json.loads(_STORED.read_text()), 10)
+        print("grew most since tests/cpu.json:" if lines else "no test grew", *lines, sep="\n")
+
+
+def pace() -> float:
+    """Return the time of a fixed piece of work over its time on the reference machine, at least 1."""
+    started = time.perf_counter()
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", "import numpy, asyncio, json, unittest.mock"], check=True)
+    return max(1.0, (time.perf_counter() - started) / _REFERENCE_S)
+
+
 if __name__ == "__main__" and sys.argv[1] == "--slowest":
     print(*slowest(int(sys.argv[2]), [Path(name) for name in sys.argv[3:]]), sep="\n")
+elif __name__ == "__main__" and sys.argv[1] in ("--cpu", "--store"):
+    show_cpu([Path(name) for name in sys.argv[2:]], store=sys.argv[1] == "--store")
+elif __name__ == "__main__" and sys.argv[1] == "--pace":
+    print(f"{pace():.2f}")
 elif __name__ == "__main__":
     *counts, problem = tally(int(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
     if problem:
