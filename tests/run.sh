@@ -113,10 +113,9 @@ exec "${command[@]}" >"$1-$rank.log" 2>&1
 run_lint() {
   local sources
   ((!long)) || return 0
-  if [[ -f $out/lint.counts ]]; then
+  if [[ -f $out/lint.log ]]; then
     cat "$out/lint.log"
-    # shellcheck disable=SC2046  # three numbers
-    count $(<"$out/lint.counts")
+    count "$(grep -c ': passed$' "$out/lint.log")" "$(grep -c ': FAILED$' "$out/lint.log")" 0
     return 0
   fi
   mapfile -t sources < <(find native tests -name '*.cpp' -o -name '*.hpp')
@@ -225,14 +224,13 @@ wants() { [[ " ${stages[*]} " == *" $1 "* ]]; }
 # for each other nearly half of their time.
 beside_job=""
 start_beside() {
-  rm -f "$out/lint.counts" "$out/sanitize-build.code"
+  rm -f "$out/lint.log" "$out/sanitize-build.code"
   (
     trap - INT TERM
     renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
     if wants lint; then
-      passed=0 failed=0 skipped=0
-      run_lint >"$out/lint.log" 2>&1
-      echo "$passed $failed $skipped" >"$out/lint.counts"
+      run_lint >"$out/lint.new" 2>&1
+      mv "$out/lint.new" "$out/lint.log"
     fi
     if wants sanitize && [[ -n $(sanitizer_libraries) ]]; then
       build_sanitized >"$out/sanitize-build.log" 2>&1 && echo 0 >"$out/sanitize-build.code"
@@ -311,7 +309,7 @@ if ! MPIPS_SETUP_TESTS=1 bash jobs/setup.sh; then
 fi
 source jobs/env.sh
 mkdir -p "$out"
-rm -f "$out"/*.xml "$out/lint.counts" "$out/sanitize-build.code"
+rm -f "$out"/*.xml "$out/lint.log" "$out/sanitize-build.code"
 summary+=("$(printf '%-9s %5d s' set-up "$SECONDS")")
 pace=$(python tests/tally.py --pace)
 echo "this machine takes $pace times as long as the reference"
