@@ -102,7 +102,7 @@ def cpu_times(reports: list[Path]) -> dict[str, dict[str, float]]:
 def grown(now: dict[str, float], before: dict[str, float], n: int) -> list[str]:
     """Return a line for each of the `n` tests whose processor time grew most.
 
-    The median ratio of the tests of both runs is taken for a change of the machine, which is no growth of a test.
+    The median ratio of the tests of both runs counts as a change of the machine, not of a test.
     """
     both = [name for name in now if before.get(name, 0) >= _STORED_S]
     scale = statistics.median(now[name] / before[name] for name in both) if both else 1.0
