@@ -137,7 +137,9 @@ def pace() -> float:
     """Return the time of a fixed piece of work over its time on the reference machine, at least 1."""
     started = time.perf_counter()
     for _ in range(5):
-        subprocess.run([sys.executable, "-c", "import numpy, asyncio, json, unittest.mock"], check=True)
+        subprocess.run(
+            [sys.executable, "-c", "import numpy, asyncio, json, unittest.mock"], check=True
+        )
     return max(1.0, (time.perf_counter() - started) / _REFERENCE_S)
 
 
