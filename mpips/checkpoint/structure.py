@@ -15,7 +15,9 @@ The bytes outside the datasets have a checksum of their own in the manifest.
 from __future__ import annotations
 
 import datetime
+import io
 import os
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from mpips import _native
 from mpips.checkpoint.manifest import FORMAT, DatasetEntry, TableEntry
 from mpips.checkpoint.shards import ManifestHead
 from mpips.data.hdf5 import load_hdf5
-from mpips.errors import CapabilityError
+from mpips.errors import CapabilityError, CheckpointError
 
 # Bytes. Datasets of at least a page start at a page: they can be mapped, and two tables never share a page.
 ALIGNMENT = 4096
@@ -128,6 +130,7 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
 
     Raises:
         OSError: The file cannot be written.
+        CheckpointError: The process may not write files of this size (ulimit -f).
     """
     image = os.memfd_create("mpips-checkpoint", os.MFD_CLOEXEC)
     try:
@@ -153,6 +156,45 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
     return Made(n_bytes, f"{total.digest():016x}", offsets)
 
 
+class _Image(io.FileIO):
+    """The file in memory while HDF5 draws the structure into it.
+
+    HDF5 may crash when it cannot write metadata, and the limit of the size of files (ulimit -f) holds for
+    memory, too. So writes beyond the limit are left out here, and `check` raises the error afterwards.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "r+b", closefd=False)
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._limit = None if limit == resource.RLIM_INFINITY else limit
+        self._needed = 0  # bytes of the file
+
+    def write(self, data: Any) -> int:
+        """Write at the position; beyond the limit only advance it."""
+        n_bytes = memoryview(data).nbytes
+        end = self.tell() + n_bytes
+        self._needed = max(self._needed, end)
+        if self._limit is not None and end > self._limit:
+            self.seek(end)
+            return n_bytes
+        return super().write(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, to the limit at most."""
+        size = self.tell() if size is None else size
+        self._needed = max(self._needed, size)
+        super().truncate(size if self._limit is None else min(size, self._limit))
+        return size
+
+    def check(self) -> None:
+        """Raise CheckpointError if the process may not write files of the size of this one."""
+        if self._limit is not None and self._needed > self._limit:
+            raise CheckpointError(
+                f"a file of {self._needed:,} bytes is needed, but files of this process may have "
+                f"{self._limit:,}; raise the limit (ulimit -f unlimited)"
+            )
+
+
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     """Write all bytes at an offset; a partial write is continued, so that the next call raises its error."""
     view = memoryview(data)
@@ -166,28 +208,28 @@ def _draw(
 ) -> list[list[int]]:
     h5py = load_writer()
     # Pass a Python file object, because HDF5's own drivers need a real path.
-    with (
-        open(image, "r+b", buffering=0, closefd=False) as memory,
-        h5py.File(
+    with _Image(image) as memory:
+        with h5py.File(
             memory,
             "w",
             libver=("earliest", "v110"),
             alignment_threshold=ALIGNMENT,
             alignment_interval=ALIGNMENT,
-        ) as file,
-    ):
-        _set_attributes(file, _file_attributes(head, version))
-        _put_text(file, "config", head.config, "resolved configuration of the job, JSON")
-        clocks = np.array([worker.clock for worker in head.workers], np.int64)
-        file["clocks"] = clocks
-        _set_attributes(file["clocks"], {"meaning": "clock of each worker", "units": "clocks"})
-        if head.data:
-            _put_text(file, "data", head.data, "description of the training data, JSON")
-        for name, array in sorted(head.attachments.items()):
-            file[name] = array
-            meaning, units = meaning_of(name)
-            _set_attributes(file[name], {"meaning": meaning, "units": units})
-        return [_create_table(h5py, file, table) for table in tables]
+        ) as file:
+            _set_attributes(file, _file_attributes(head, version))
+            _put_text(file, "config", head.config, "resolved configuration of the job, JSON")
+            clocks = np.array([worker.clock for worker in head.workers], np.int64)
+            file["clocks"] = clocks
+            _set_attributes(file["clocks"], {"meaning": "clock of each worker", "units": "clocks"})
+            if head.data:
+                _put_text(file, "data", head.data, "description of the training data, JSON")
+            for name, array in sorted(head.attachments.items()):
+                file[name] = array
+                meaning, units = meaning_of(name)
+                _set_attributes(file[name], {"meaning": meaning, "units": units})
+            offsets = [_create_table(h5py, file, table) for table in tables]
+        memory.check()
+    return offsets
 
 
 def _create_table(h5py: Any, file: Any, table: TableEntry) -> list[int]:

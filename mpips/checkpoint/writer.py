@@ -18,7 +18,6 @@ of HDF5 only directly after an agreement or an exchange, when all of them have c
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -237,13 +236,7 @@ class CheckpointWriter:
 
         Raises:
             DiskFullError: The file system has too few free bytes.
-            CheckpointError: The process may not write files of this size.
         """
-        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if limit != resource.RLIM_INFINITY and n_bytes + _STRUCTURE_BYTES > limit:
-            raise CheckpointError(
-                f"{n_bytes:,} bytes are needed, but files may have {limit:,}; set ulimit -f unlimited"
-            )
         system = os.statvfs(self._folder)
         free = system.f_bavail * system.f_frsize
         if free < n_bytes + _STRUCTURE_BYTES:

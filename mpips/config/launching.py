@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal
 
@@ -24,8 +25,8 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     time: Annotated[
         str,
         Meta(
-            description="Time limit of one allocation in a form of Slurm: 04:00:00, 1-12 (days-hours) or 90 "
-            "(minutes)."
+            description="Time limit of one allocation in a form of Slurm: 04:00:00, 1-12 (days-hours), 90 "
+            "(minutes) or UNLIMITED."
         ),
     ] = "01:00:00"
     # Slurm stores the lead in 16 bits.
@@ -65,7 +66,8 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         limit_s = _slurm_seconds(self.time)
         if limit_s is None:
             raise ConfigError(
-                f"slurm.time = {self.time!r}: must be minutes, hours:minutes:seconds or days-hours"
+                f"slurm.time = {self.time!r}: must be minutes, hours:minutes:seconds, days-hours "
+                "or UNLIMITED"
             )
         if limit_s <= self.warn_s:
             raise ConfigError(
@@ -75,8 +77,13 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self
 
 
-def _slurm_seconds(text: str) -> int | None:
-    """Return a time limit in the forms of Slurm in seconds; None if the text has another form."""
+def _slurm_seconds(text: str) -> float | None:
+    """Return a time limit in the forms of Slurm in seconds; None if the text has another form.
+
+    Slurm takes UNLIMITED, INFINITE, -1 and a time of zero for no limit.
+    """
+    if text.lower() in ("unlimited", "infinite", "-1"):
+        return math.inf
     match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
     if match is None:
         return None
@@ -86,7 +93,7 @@ def _slurm_seconds(text: str) -> int | None:
     else:
         # Without days one number is minutes, and two are minutes and seconds.
         fields = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
-    return fields[0] * 3600 + fields[1] * 60 + fields[2]
+    return fields[0] * 3600 + fields[1] * 60 + fields[2] or math.inf
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

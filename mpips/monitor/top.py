@@ -17,13 +17,13 @@ import msgspec
 
 from mpips.monitor.progress import Snapshot, fields, fit, plural
 from mpips.monitor.sparkline import BLOCKS, Point, over_time, read_points, sparkline
-from mpips.rundir.directory import STALE_S, RunFolder
-from mpips.rundir.files import Event, Lease, Load, RankRow, Ranks, Status
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Event, Load, RankRow, Ranks, Status
 from mpips.rundir.reading import read_regular
+from mpips.rundir.view import clock_text, judge
 from mpips.terminal.units import age_text
 
 _LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
-_OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at the end of a run
 _LONGEST_STATE = 40  # characters of a rank's activity that are shown
 _STEADY_STATE = 26  # characters that its column has if there is room, so that columns do not jump
 _LONGEST_CURVE = 60  # characters of a curve
@@ -79,7 +79,7 @@ def look(run: RunFolder, now: float | None = None, curves: bool = True) -> View:
     """
     now = time.time() if now is None else now
     status, lease, table = run.status(), run.lease(), run.ranks()
-    state, alive, note = _judge(run, status, lease, now)
+    state, alive, note = judge(run, status, lease, now)
     mine = table is not None and lease is not None and table.generation == lease.generation
     return View(
         name=run.info().run_id,
@@ -110,35 +110,6 @@ def _summary(run: RunFolder) -> str:
         return ""
 
 
-def _judge(
-    run: RunFolder, status: Status | None, lease: Lease | None, now: float
-) -> tuple[str, bool, str]:
-    """Return the state, whether a supervisor runs the run, and a sentence on the state."""
-    if lease is None or status is None:
-        return "not started", lease is not None and not lease.released, ""
-    finished = run.finished()
-    if finished is not None and (lease.released or status.state == "done"):
-        return "done", False, f"finished {_clock(finished.time_s)}"
-    if lease.released:
-        state = status.state if status.state in _OVER else "ended"
-        return state, False, status.message or f"continue with: mpips run {run.path}"
-    age = now - lease.time_s
-    if age > STALE_S:
-        note = (
-            f"its supervisor (pid {lease.pid} on {lease.host}) last renewed its lease {age_text(age)} ago: "
-            f"it was killed, or that host is down; continue with: mpips run {run.path}"
-        )
-        return "dead", False, note
-    silence = now - status.time_s
-    if status.state == "running" and silence > STALE_S:
-        return status.state, True, f"the scheduler has written nothing for {age_text(silence)}"
-    return status.state, True, status.message
-
-
-def _clock(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
-
-
 def as_dict(view: View) -> dict[str, Any]:
     """Return the view as plain values, for scripts; the lines of metrics.jsonl are left out."""
     view = msgspec.structs.replace(view, points=())
@@ -158,7 +129,7 @@ def head(view: View, width: int) -> list[str]:
     if failures:
         lines[0] += f", {failures} failure{'s' if failures > 1 else ''}"
     if status.time_s:
-        lines[0] += f"  {_clock(status.time_s)}"
+        lines[0] += f"  {clock_text(status.time_s)}"
     lines = textwrap.wrap(lines[0], width, break_on_hyphens=False)
     if view.note:
         lines += textwrap.wrap(view.note, width, break_long_words=False, break_on_hyphens=False)

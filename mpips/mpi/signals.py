@@ -3,6 +3,9 @@
     SIGUSR1           a checkpoint; the option `on_usr1` sets what follows
     SIGTERM, SIGINT   the first: a checkpoint, then exit with code 75, if checkpoints are saved and there is
                       time; the second, or the end of that time: exit at once with code 128 + number
+    SIGXCPU           a checkpoint, then exit with code 75: the warning before a limit of processor time or
+                      memory ends the process (ulimit -t; s_cpu and s_vmem of Grid Engine). It is repeated
+                      every second, so a second one has no effect
     SIGUSR2           the stacks of all threads are written
 
 Before a job is at work there is nothing to save. SIGTERM and SIGINT then end it at once, and the time of a
@@ -115,6 +118,7 @@ class SignalRequests:
             return self
         forked.register(self)
         self._take_over(signal.SIGUSR1, self._note)
+        self._take_over(signal.SIGXCPU, self._warned)
         self._usr1_at = early_signals.take()
         if self.grace_s:
             if _OPENMPI in os.environ:
@@ -177,6 +181,11 @@ class SignalRequests:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise TerminatedError(128 + number)
+
+    def _warned(self, number: int, frame: FrameType | None) -> None:
+        if self._first is None:
+            self._first = number, time.monotonic()
+            self._ending = Ask("end", self._first[1], why=name_of(number))
 
     def take(self) -> Ask | None:
         """Return and clear the request of the signals since the last call; None if there is none.

@@ -44,16 +44,22 @@ STATES = (
     "failed",
     "stalled",
     "interrupted",
+    "ended",
+    "dead",
 )
 
 
-def run_metrics(runs: Iterable[RunFolder]) -> bytes:
+def run_metrics(runs: Iterable[RunFolder], now: float | None = None) -> bytes:
     """Return the metrics of all these runs; a run without an attempt has none.
+
+    Args:
+        runs: The runs.
+        now: Unix time; None: the current time.
 
     Raises:
         ConfigError: A file is damaged or cannot be read.
     """
-    return exposition([view for view in map(view_of, runs) if view is not None])
+    return exposition([view for view in (view_of(run, now) for run in runs) if view is not None])
 
 
 def exposition(views: Sequence[RunView]) -> bytes:
@@ -144,7 +150,7 @@ def _run_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
     )
     for view in views:
         for name in STATES:
-            state.add_metric([view.name, name], float(view.status.state == name))
+            state.add_metric([view.name, name], float((view.state or view.status.state) == name))
     yield state
     yield _gauge(
         "mpips_run_updated_timestamp_seconds",

@@ -30,7 +30,7 @@ from mpips.supervisor.attempt import Attempt
 ENDING_S = 30.0  # seconds from the end of a rank to that of the launcher, at most
 _LOOK_S = 0.5  # seconds between two readings of the status
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 _SIGNAL_OF = {"checkpoint": signal.SIGUSR1, "stop": signal.SIGTERM}  # by the kind of a request
 
 
@@ -52,12 +52,13 @@ class Signals:
         self._requests = requests
         self._next_look = 0.0  # monotonic time of the next reading of the requests
         self._seen: list[int] = []
+        self._warned: set[int] = set()  # numbers of all signals so far
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> Signals:
         """Install the handlers, and take a SIGUSR1 that came before."""
         for number in (*_PASSED_ON, *_ENDING):
-            self._old[number] = signal.signal(number, lambda n, frame: self._seen.append(n))
+            self._old[number] = signal.signal(number, self._note)
         if early_signals.take():
             self._seen.append(signal.SIGUSR1)
         return self
@@ -66,6 +67,12 @@ class Signals:
         """Restore the handlers that were there before."""
         for number, handler in self._old.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: object) -> None:
+        # The kernel repeats this warning every second; a second one is no wish to end at once.
+        if number != signal.SIGXCPU or number not in self._warned:
+            self._seen.append(number)
+        self._warned.add(number)
 
     def ending(self) -> int:
         """Return the first signal since the last `take` that asks for the end of the run; 0: none."""

@@ -102,14 +102,15 @@ class RunsData:
     def metrics(self) -> bytes:
         """Return the metrics of the runs that are at work, and of a single run in any state, for Prometheus.
 
-        A run that cannot be read has none. Blocks.
+        A run whose supervisor was lost keeps its metrics, with the state "dead", until it is continued, so
+        that an alert can be raised. A run that cannot be read has none. Blocks.
         """
         from mpips.rundir.exposition import exposition
 
         views = []
         for row in self.listed():
             run = self.get(row["name"])
-            if run is not None and (row["alive"] or self._single):
+            if run is not None and (row["alive"] or row["state"] == "dead" or self._single):
                 # One run must not take the metrics of the others.
                 with contextlib.suppress(Exception):
                     views.append(view_of(run.run))

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -116,14 +117,40 @@ void populate(std::uint8_t* data, std::size_t bytes) noexcept {
   madvise(data, bytes, populate_write);
 }
 
-// Reserve address space of `*wanted` bytes. Where that is not available, halve `*wanted`, but not
-// below `least`. Both are multiples of the page size.
+// Return the limit of the process' address space in bytes (ulimit -v, h_vmem); 0: there is none.
+std::size_t address_limit() noexcept {
+  struct rlimit limit{};
+  const bool limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return limited ? static_cast<std::size_t>(limit.rlim_cur) : 0;
+}
+
+void* try_addresses(std::size_t bytes) noexcept {
+  return mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+// Reserve address space of `*wanted` bytes. A reservation saves moves of growing memory and is
+// never needed for them, so it must not take what other memory of the process needs: where address
+// space is limited or too small, lower `*wanted` to an eighth of what is available, but not below
+// `least`. Both are multiples of the page size.
 std::uint8_t* reserve_addresses(std::size_t* wanted, std::size_t least, const std::string& name) {
-  for (;; *wanted = std::max(round_up(*wanted / 2, page_bytes), least)) {
-    void* p = mmap(nullptr, *wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p != MAP_FAILED) return static_cast<std::uint8_t*>(p);
-    if (*wanted <= least) fail("reserve addresses for", name, errno);
+  void* p = try_addresses(*wanted);
+  if (*wanted > least && (p == MAP_FAILED || address_limit() != 0)) {
+    std::size_t available = *wanted;
+    for (; p == MAP_FAILED && available > least; p = try_addresses(available))
+      available = std::max(round_up(available / 2, page_bytes), least);
+    if (p != MAP_FAILED) munmap(p, available);
+    *wanted = std::min(*wanted, std::max(round_up(available / 8, page_bytes), least));
+    p = try_addresses(*wanted);
   }
+  if (p == MAP_FAILED) {
+    const int error = errno;
+    const std::size_t limit = address_limit();
+    if (limit == 0) fail("reserve addresses for", name, error);
+    throw SharedMemoryError("the address space of this process is limited to " + mib(limit) +
+                            " (ulimit -v, h_vmem), and /dev/shm/" + name + " needs " + mib(least) +
+                            " of it: raise the limit, or use fewer or smaller tables");
+  }
+  return static_cast<std::uint8_t*>(p);
 }
 
 // Take the owner's lock, which one process at a time can hold; return false if another one has it.

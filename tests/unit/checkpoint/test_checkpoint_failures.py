@@ -105,6 +105,18 @@ def test_a_file_that_may_not_grow(run: Path, early: bool, monkeypatch: pytest.Mo
     assert names(run) == before
 
 
+def test_a_limit_of_the_size_of_files_refuses_only_what_is_larger(run: Path) -> None:
+    """One byte less than the file needs is refused with both numbers, before HDF5 could crash."""
+    n_bytes = (Contents().write(run, 200).path / STATE).stat().st_size
+    with file_size_limit(n_bytes):
+        Contents().write(run, 300)
+    match = f"a file of {n_bytes:,} bytes is needed, but files of this process may have "
+    for limit in (n_bytes - 1, n_bytes // 2, 1000):
+        with file_size_limit(limit), pytest.raises(mpips.CheckpointError, match=match):
+            Contents().write(run, 400)
+    assert names(run) == [GOOD, "step-000000000200", "step-000000000300"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.parametrize("early", [True, False], ids=["seen-early", "met-while-writing"])
 def test_a_full_disk(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,21 @@ def test_usr1_is_taken_once_and_its_handler_restored() -> None:
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+@pytest.mark.parametrize("grace_s", [0.0, 1.0])
+def test_the_warning_of_a_limit_asks_for_a_checkpoint_and_the_end(grace_s: float) -> None:
+    """Every second the kernel sends SIGXCPU again, which must not end the process at once."""
+    before = signal.getsignal(signal.SIGXCPU)
+    with SignalRequests(True, grace_s) as requests:
+        me(signal.SIGXCPU)
+        ask = requests.take()
+        assert ask is not None
+        assert (ask.reason, ask.why) == ("end", "SIGXCPU")
+        time.sleep(signals.ONE_SIGNAL_S + 0.05)
+        me(signal.SIGXCPU)
+        assert requests.take() is None
+    assert signal.getsignal(signal.SIGXCPU) is before
+
+
 @pytest.mark.parametrize("ahead_s", [1e6, -1e6])
 def test_a_wall_clock_that_is_set_hides_no_signal(
     monkeypatch: pytest.MonkeyPatch, ahead_s: float

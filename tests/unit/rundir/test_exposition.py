@@ -13,7 +13,8 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mpips.rundir.directory import RunFolder, replace_json
+from mpips.monitor.top import look
+from mpips.rundir.directory import STALE_S, RunFolder, replace_json
 from mpips.rundir.exposition import MOST_RANKS, STATES, exposition, run_metrics
 from mpips.rundir.files import (
     Event,
@@ -110,7 +111,7 @@ def test_labels_that_utf8_cannot_encode_are_escaped() -> None:
 
 def test_every_number_of_a_run_has_its_name_and_unit() -> None:
     found = values(exposition([VIEW]))
-    assert [of(found, "mpips_run_state", state=s) for s in STATES] == [0, 1, 0, 0, 0, 0, 0, 0]
+    assert [of(found, "mpips_run_state", state=s) for s in STATES] == [s == "running" for s in STATES]
     expected = {
         "run_updated_timestamp_seconds": 100.0,
         "run_step": 50,
@@ -217,7 +218,7 @@ def test_run_directories_give_the_text_of_their_scheduler(tmp_path: Path) -> Non
     runs[0].note(Event(time_s=2.0, generation=1, event="began"))
     views = [RunView(name=run.path.name, status=STATUS, ranks=RANKS) for run in runs[:2]]
     views[0] = msgspec.structs.replace(views[0], failures=1)
-    assert run_metrics(runs) == exposition(views)
+    assert run_metrics(runs, 100.0) == exposition(views)
     # Each name has one HELP line for all runs.
     assert run_metrics(runs).count(b"# HELP mpips_run_step ") == 1
 
@@ -230,4 +231,20 @@ def test_a_finished_run_is_done_and_ranks_of_an_earlier_attempt_are_not_shown(
     replace_json(run.ranks_file, msgspec.structs.replace(RANKS, generation=1))
     view = view_of(run)
     assert view is not None
-    assert (view.status.state, view.ranks) == ("done", None)
+    assert (view.state, view.ranks) == ("done", None)
+
+
+def test_a_run_whose_supervisor_died_is_dead_in_metrics_as_in_top(tmp_path: Path) -> None:
+    run = made(tmp_path, "a")
+    lease = run.lease()
+    assert lease is not None
+    for age, state in ((STALE_S - 1, "running"), (STALE_S + 1, "dead")):
+        now = lease.time_s + age
+        assert look(run, now).state == state
+        view = view_of(run, now)
+        assert view is not None
+        lines = exposition([view]).decode().splitlines()
+        states = [line for line in lines if line.startswith("mpips_run_state{")]
+        assert [line for line in states if line.endswith(" 1.0")] == [
+            f'mpips_run_state{{run="{view.name}",state="{state}"}} 1.0'
+        ]

@@ -52,6 +52,11 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("text", ["UNLIMITED", "unlimited", "INFINITE", "-1", "0", "00:00:00"])
+def test_a_job_without_a_time_limit_is_accepted(text: str) -> None:
+    assert SlurmConfig(time=text).check().time == text
+
+
 @pytest.mark.parametrize("template", TEMPLATES.values())
 def test_a_script_of_jobs_becomes_that_of_one_job(template: str, tmp_path: Path) -> None:
     text = (ROOT / "jobs" / template).read_text()
@@ -174,8 +179,8 @@ def test_a_job_of_the_restart_launcher_has_the_spare_nodes_that_were_asked_for(
     [
         ({"launcher": "ssh"}, "must be one of mpirun, restart, srun"),
         ({"nodes": 0}, "1 or more"),
-        ({"time": "an hour"}, "or days-hours"),
-        ({"time": "1:2:3:4"}, "or days-hours"),
+        ({"time": "an hour"}, "days-hours or UNLIMITED"),
+        ({"time": "1:2:3:4"}, "days-hours or UNLIMITED"),
         ({"spares": -1}, "0 to 65535"),
     ],
 )

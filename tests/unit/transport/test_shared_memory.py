@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import re
 import shutil
 import signal
 import stat
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import harness
@@ -305,3 +307,29 @@ def test_a_segment_is_taken_over_once_though_locks_are_exchanged(token):
     with pytest.raises(_native.SharedMemoryBusy):
         _native.SharedMemory.reopen(name, 0)
     assert again.name == name
+
+
+@pytest.mark.parametrize("gb", [2, 3, 5, 6, 8, 10, 16, 20, 36, 100])
+def test_reservations_leave_address_space_under_a_limit(gb: int) -> None:
+    """Three tables start under any limit (ulimit -v), and grow beyond their reservations."""
+    program = f"""
+import resource, sys
+from mpips import _native
+resource.setrlimit(resource.RLIMIT_AS, ({gb} * 10**9,) * 2)
+tables = [_native.SharedMemory.anonymous(4096, 3 << 40) for _ in range(6)]
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+assert used < {gb} * 10**9 * 0.75, used
+for table in tables:
+    table.grow(100 << 20)
+    assert table.n_bytes == 100 << 20
+try:
+    tables[0].grow({gb} * 10**9)
+except mpips_error as error:
+    sys.exit(str(error))
+""".replace("mpips_error", "_native.SharedMemoryError")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert re.fullmatch(
+        r"the address space of this process is limited to \d+ MiB \(ulimit -v, h_vmem\), .*\n",
+        done.stderr,
+    ), done.stderr
