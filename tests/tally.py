@@ -102,7 +102,8 @@ def cpu_times(reports: list[Path]) -> dict[str, dict[str, float]]:
 def grown(now: dict[str, float], before: dict[str, float], n: int) -> list[str]:
     """Return a line for each of the `n` tests whose processor time grew most.
 
-    The median ratio of the tests of both runs is taken for a change of the machine, which is no growth of a test.
+    The median ratio of the tests of both runs is taken for a change of the machine, which is no growth of a
+    test.
     """
     both = [name for name in now if before.get(name, 0) >= _STORED_S]
     scale = statistics.median(now[name] / before[name] for name in both) if both else 1.0
@@ -137,7 +138,9 @@ def pace() -> float:
     """Return the time of a fixed piece of work over its time on the reference machine, at least 1."""
     started = time.perf_counter()
     for _ in range(5):
-        subprocess.run([sys.executable, "-c", "import numpy, asyncio, json, unittest.mock"], check=True)
+        subprocess.run(
+            [sys.executable, "-c", "import numpy, asyncio, json, unittest.mock"], check=True
+        )
     return max(1.0, (time.perf_counter() - started) / _REFERENCE_S)
 
 

@@ -1,7 +1,7 @@
 """The daily run of the tests and the long one (`bash tests/run.sh long`).
 
-A test or a parameter set with the marker `long` runs only in the long one. A test with the marker `sampled` runs in
-both and takes `by_day` of its cases in the daily one.
+A test or a parameter set with the marker `long` runs only in the long one. A test with the marker `sampled`
+runs in both and takes `by_day` of its cases in the daily one.
 """
 
 from __future__ import annotations
