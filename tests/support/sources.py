@@ -56,6 +56,11 @@ def sources() -> tuple[Source, ...]:
     return tuple(parse(path, path.read_text()) for path in sorted(ROOT.rglob("*.py")))
 
 
+def expect_none(offences: list[str]) -> None:
+    """Fail with all of these lines, if there are any."""
+    assert not offences, "\n" + "\n".join(offences)
+
+
 def _imports(node: ast.AST, path: Path, at_start: bool, types: bool) -> Iterator[Import]:
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         for child in (node.test, *node.body):

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from sources import ROOT, Source, parse, sources
+from sources import ROOT, Source, expect_none, parse, sources
 
 NATIVE = sorted(Path(__file__).parents[2].glob("native/src/**/*.[ch]pp"))
 FORBIDDEN = {
@@ -75,13 +75,13 @@ def repeated(files: tuple[Source, ...]) -> dict[str, list[str]]:
 
 def test_no_name_is_a_metaphor() -> None:
     assert len(sources()) > 300
-    assert [line for file in sources() for line in metaphors(file.path, names(file))] == []
+    expect_none([line for file in sources() for line in metaphors(file.path, names(file))])
 
 
 def test_no_native_name_is_a_metaphor() -> None:
     assert len(NATIVE) > 100
     texts = [(path, path.read_text()) for path in NATIVE]
-    assert [line for path, text in texts for line in metaphors(path, native_names(text))] == []
+    expect_none([line for path, text in texts for line in metaphors(path, native_names(text))])
 
 
 def test_a_class_name_exists_once() -> None:
