@@ -20,12 +20,17 @@ _cpu_at_start = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """By day skip what is marked `long`; in the long run leave only what has more to do there."""
+    """By day skip what is marked `long`; in the long run leave only what has more to do there.
+
+    With MPIPS_TEST_ALL=1 the long run leaves everything.
+    """
     if not LONG:
         skip = pytest.mark.skip(reason="long: run by `bash tests/run.sh long`")
         for item in items:
             if item.get_closest_marker("long") is not None:
                 item.add_marker(skip)
+        return
+    if os.environ.get("MPIPS_TEST_ALL") == "1":
         return
     chosen, others = [], []
     for item in items:

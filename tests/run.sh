@@ -4,7 +4,7 @@
 #   bash tests/run.sh [long] [unit] [mpi] [fault] [jobs] [sanitize] [lint]
 #
 # `long` runs what the daily run leaves out: tests with the marker `long`, and all cases of those with the marker
-# `sampled`. Sets up .venv first. Reports and logs are in build/tests. The last line is
+# `sampled`; its sanitizers check every unit test. Sets up .venv first. Reports and logs are in build/tests. The last line is
 # "N passed, N failed, N skipped"; the exit code is 0 only if nothing failed. A stage that takes longer than its
 # budget counts as a failure.
 set -euo pipefail
@@ -174,6 +174,13 @@ without_native=(bench/test_bench_data.py bench/test_bench_gpu.py bench/test_grow
   test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py test_site.py
   torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
 
+# What the sanitizers check by day: the tests that enter native code most. Kill rigs try few points there. The long
+# run checks all unit tests but those `without_native`, with all their cases.
+sanitized_by_day=(checkpoint/test_background.py checkpoint/test_checkpoint_file.py data/test_bad_lines.py
+  data/test_csv_parser.py data/test_csv_paths.py data/test_file_blocks.py data/test_interleave.py data/test_libsvm.py
+  data/test_text.py kernels model/test_initializer.py model/test_key_plan.py model/test_optimizer.py
+  model/test_partition.py model/test_placement.py recovery server snapshot transport worker)
+
 # sanitizer_libraries: print the runtimes, which come first in the process; libstdc++ too, or exceptions cannot be
 # traced. Print nothing if the compiler has none.
 sanitizer_libraries() {
@@ -186,9 +193,9 @@ sanitizer_libraries() {
   echo "${libraries[*]}"
 }
 
-# The unit tests once more on a native module that stops at the first bad access or overflow.
+# Unit tests once more on a native module that stops at the first bad access or overflow.
 run_sanitize() {
-  local name libraries ignored=() code=0
+  local name libraries chosen=() ignored=() code=0
   has_tests tests/unit || return 0
   libraries=$(sanitizer_libraries)
   if [[ -z $libraries ]]; then
@@ -204,6 +211,11 @@ run_sanitize() {
   for name in "${without_native[@]}"; do
     ignored+=("--ignore=tests/unit/$name")
   done
+  if ((long)); then
+    chosen=(tests/unit)
+  else
+    chosen=("${sanitized_by_day[@]/#/tests/unit/}")
+  fi
   rm -f "$out/sanitize.xml"
   (
     export MPIPS_NATIVE_DIR=$root/build/sanitize
@@ -211,8 +223,12 @@ run_sanitize() {
     # read-only memory expect the signal itself.
     export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:handle_segv=0:handle_sigbus=0 UBSAN_OPTIONS=print_stacktrace=1
     export LD_PRELOAD="$libraries"
+    if ((long)); then
+      # The daily run checks a part of the files only, so here all tests run, not just what has more cases.
+      export MPIPS_TEST_ALL=1
+    fi
     exec python -m pytest -p no:cacheprovider --junitxml="$out/sanitize.xml" --timeout=900 \
-      --dist worksteal --tx "2*popen" tests/unit "${ignored[@]}"
+      --dist worksteal --tx "2*popen" "${chosen[@]}" "${ignored[@]}"
   ) || code=$?
   count_reports "$code" "$out/sanitize.xml"
 }

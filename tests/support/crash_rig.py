@@ -25,9 +25,12 @@ import numpy as np
 from crash_life import Life_
 from crash_load import Load
 from crash_loads import loads
+from long_runs import by_day
 
 from mpips import _native
 from mpips.transport.region import new_token, persistent, unlink_job
+
+SANITIZED = "MPIPS_NATIVE_DIR" in os.environ
 
 
 def read_or_kill(fd: int, pid: int, after_s: float | None, new: bool) -> bytes:
@@ -102,8 +105,19 @@ def compare(found: dict[str, bytes], expected: dict[str, bytes], story: str) -> 
         raise AssertionError(f"{story}: {name} is {a}, not {b}")
 
 
-def die_everywhere(load: Load, stride: int, all_of: int = 0) -> tuple[int, int]:
-    """Kill the first life at every point (every `stride`-th), and the second somewhere in turn.
+def points_of(n_points: int, stride: int) -> list[tuple[int, int]]:
+    """Where the first life ends (every `stride`-th point) and where the second does.
+
+    By day these are every fourth of them, or every twelfth with sanitizers, and always the first, the one in
+    the middle and the last.
+    """
+    points = [(n, i % 41 + 1) for i, n in enumerate(range(1, n_points + 1, stride))]
+    special = {points[0], points[len(points) // 2], points[-1]}
+    return sorted({*by_day(points, 12 if SANITIZED else 4), *special})
+
+
+def die_everywhere(load: Load, stride: int, all_of: int = 0) -> tuple[int, int, int]:
+    """Kill the first life at `points_of` its points, and the second somewhere in turn.
 
     Args:
         load: What is done.
@@ -111,17 +125,16 @@ def die_everywhere(load: Load, stride: int, all_of: int = 0) -> tuple[int, int]:
         all_of: Kill the second life at each of so many points instead, after each death of the first.
 
     Returns:
-        The number of points of an undisturbed life and of kills.
+        The number of points of an undisturbed life, of those at which it was killed, and of kills.
     """
     token = persistent(new_token())
     _, (expected, n_points) = live(token, load, 0, "any:0")
     unlink_job(token)
-    kills, turn = 0, 0
-    for n in range(1, n_points + 1, stride):
-        turn = turn % 40 + 1
+    points, kills = points_of(n_points, stride), 0
+    for n, turn in points:
         for second in range(1, all_of + 1) if all_of else [turn]:
             kills += die_twice(load, n, second, expected)
-    return n_points, kills
+    return n_points, len(points), kills
 
 
 def die_twice(load: Load, n: int, second: int, expected: dict[str, bytes]) -> int:
@@ -195,11 +208,12 @@ def main(found: Mapping[str, Load]) -> None:
     name, how, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
     load = found[name]
     if how == "everywhere":
-        print("{} points, {} kills".format(*die_everywhere(load, number)))
+        print("{} points, {} of them tried, {} kills".format(*die_everywhere(load, number)))
     elif how == "twice":
-        print("{} points, {} kills".format(*die_everywhere(load, number, 24)))
+        print("{} points, {} of them tried, {} kills".format(*die_everywhere(load, number, 24)))
     elif how == "anytime":
-        print("{} runs, {} kills".format(*die_anytime(load, number, 8)))
+        runs = len(by_day(range(8), 4))
+        print("{} runs, {} kills".format(*die_anytime(load, number, runs)))
     else:
         print(f"{live_shortly(load, number)} lives")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
+from sources import ROOT, Source, expect_none, parse, sources
 
 import mpips
-
-ROOT = Path(mpips.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
 
 # From the ground up. A folder imports those before it, and none of its own row or of a later one.
 LAYERS = [
@@ -43,43 +40,105 @@ LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 BESIDE_FOLDERS = {"__init__.py", "__main__.py", "_native.pyi", "errors.py", "py.typed"}
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+PICKLED = {
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "bcast",
+    "bsend",
+    "gather",
+    "ibsend",
+    "irecv",
+    "isend",
+    "issend",
+    "recv",
+    "reduce",
+    "scatter",
+    "send",
+    "sendrecv",
+    "ssend",
+}
+# Start-up alone: servers and their copies move memory before the job is at work.
+PICKLES_AT_START = {"recovery.replica_memory"}
 
-
-def dotted(path: Path) -> str:
-    """The name of a test: "mpi" alone would be taken for the marker of pytest-mpi."""
-    return f"mpips.{name_of(path)}"
-
-
-def imports(path: Path, at_start: bool = False, types: bool = False) -> Iterator[str]:
-    """Modules that a file imports; `at_start`: when it is imported; `types`: for type checking too."""
-
-    def walk(node: ast.AST) -> Iterator[str]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not types:
-            for other in node.orelse:
-                yield from walk(other)
-            return
-        if at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            # `from mpips.x import y` may name a module y.
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child)
-
-    yield from walk(ast.parse(path.read_text()))
+# A place in a file and what is wrong there.
+Found = tuple[int, str]
 
 
 def folder_of(name: str) -> str:
     """The folder of mpips that a dotted name lies in; "": it is of the package itself."""
     first = name.removeprefix("mpips.").partition(".")[0] if name.startswith("mpips.") else ""
     return first if first in LEVEL or (ROOT / first).is_dir() else ""
+
+
+def upwards(source: Source) -> Iterator[Found]:
+    """Imports of a folder of the same row or of a later one."""
+    mine = folder_of(f"mpips.{source.name}")
+    for each in source.imports if mine else ():
+        other = folder_of(each.name)
+        if other and other != mine and LEVEL[other] >= LEVEL[mine]:
+            yield each.line, f"{mine} imports {each.name}, which is not below it"
+
+
+def early_mpi(source: Source) -> Iterator[Found]:
+    """Imports of mpi4py where MPI is not used."""
+    # `hdf5` loads mpi4py without starting MPI: HDF5 must find the right library.
+    if source.name.startswith(("bench.rank", "doctor.rank", "data.hdf5")):
+        return
+    if folder_of(f"mpips.{source.name}") in ("mpi", "transport", "session"):
+        return
+    for each in source.imports:
+        if each.name.split(".")[0] == "mpi4py" and not each.types:
+            yield each.line, "imports mpi4py"
+
+
+def early_hdf5(source: Source) -> Iterator[Found]:
+    """Imports of h5py elsewhere than in functions of `mpips.data.hdf5`."""
+    for each in source.imports:
+        is_h5py = each.name.split(".")[0] == "h5py" and not each.types
+        if is_h5py and (each.at_start or source.name != "data.hdf5"):
+            yield each.line, "imports h5py"
+
+
+def evaluations(source: Source) -> Iterator[Found]:
+    """Unpickling, and code from text."""
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+    for each in source.imports:
+        if each.name.split(".")[0] in forbidden and not each.types:
+            yield each.line, f"imports {each.name}"
+    for node in source.nodes:
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if name in ("eval", "exec", "compile", "__import__"):
+            yield node.lineno, f"calls {name}"
+        allows = isinstance(node, ast.keyword) and node.arg == "allow_pickle"
+        if allows and ast.unparse(node.value) != "False":
+            yield node.value.lineno, "allows pickled arrays"
+
+
+def pickled_messages(source: Source) -> Iterator[Found]:
+    """Messages of Python objects between ranks at work."""
+    if source.name in PICKLES_AT_START or source.name.startswith("bench.rank"):
+        return
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in PICKLED:
+            owner = ast.unparse(node.value).lower()
+            if "comm" in owner.rpartition(".")[2]:
+                yield node.lineno, f"{owner}.{node.attr} pickles"
+
+
+def silent_folder(source: Source) -> Iterator[Found]:
+    """A folder whose `__init__` does not say what it is."""
+    is_folder = source.path.name == "__init__.py" and "." not in source.name and source.name
+    if is_folder and not ast.get_docstring(source.tree):
+        yield 1, "has no docstring"
+
+
+Rule = Callable[[Source], Iterator[Found]]
+
+
+def broken(rule: Rule, *files: Source) -> list[str]:
+    """Return `file:line: what is wrong` of every offence."""
+    return [f"{file.path}:{line}: {what}" for file in files for line, what in rule(file)]
 
 
 def test_the_package_holds_folders_and_five_files() -> None:
@@ -90,46 +149,53 @@ def test_the_package_holds_folders_and_five_files() -> None:
     assert folders == set(LEVEL) - {"errors", "_native", "__main__"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_folders_import_downwards_only(path: Path) -> None:
-    mine = folder_of(f"mpips.{name_of(path)}")
-    if mine:
-        for name in imports(path, types=True):
-            other = folder_of(name)
-            if other and other != mine:
-                assert LEVEL[other] < LEVEL[mine], f"{path} imports {name}"
+def test_folders_import_downwards_only() -> None:
+    assert len(sources()) > 300
+    expect_none(broken(upwards, *sources()))
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*/__init__.py")), ids=dotted)
-def test_every_folder_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+def test_every_folder_says_what_it_is() -> None:
+    expect_none(broken(silent_folder, *sources()))
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_mpi_is_imported_only_where_it_is_used(path: Path) -> None:
-    allowed = folder_of(f"mpips.{name_of(path)}") in ("mpi", "transport", "session")
-    # `hdf5` loads mpi4py without starting MPI: HDF5 must find the right library.
-    allowed = allowed or name_of(path).startswith(("bench.rank", "doctor.rank", "data.hdf5"))
-    assert allowed or not any(name.split(".")[0] == "mpi4py" for name in imports(path))
+def test_mpi_is_imported_only_where_it_is_used() -> None:
+    expect_none(broken(early_mpi, *sources()))
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_hdf5_is_imported_in_one_place_and_lazily(path: Path) -> None:
-    at_start = [n for n in imports(path, at_start=True) if n.split(".")[0] == "h5py"]
-    anywhere = [n for n in imports(path) if n.split(".")[0] == "h5py"]
-    assert not at_start
-    assert not anywhere or name_of(path) == "data.hdf5"
+def test_hdf5_is_imported_in_one_place_and_lazily() -> None:
+    expect_none(broken(early_hdf5, *sources()))
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_no_module_unpickles_or_evaluates(path: Path) -> None:
-    names = {name.split(".")[0] for name in imports(path)}
-    assert not names & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in ("eval", "exec", "compile", "__import__"), path
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            assert ast.unparse(node.value) == "False", path
+def test_no_module_unpickles_or_evaluates() -> None:
+    expect_none(broken(evaluations, *sources()))
+
+
+def test_ranks_at_work_exchange_no_pickled_objects() -> None:
+    expect_none(broken(pickled_messages, *sources()))
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "text", "lines"),
+    [
+        (upwards, "model/x.py", "import mpips.model.y\nfrom mpips import server", [2]),
+        (upwards, "model/x.py", "if TYPE_CHECKING:\n    from mpips.server.x import y", [2, 2]),
+        (upwards, "model/x.py", "def f():\n    import mpips.cli", [2]),
+        (upwards, "kernels/x.py", "import mpips.process.x\nimport mpips.errors", [1]),
+        (silent_folder, "model/__init__.py", "import os", [1]),
+        (early_mpi, "model/x.py", "def f():\n    from mpi4py import MPI", [2, 2]),
+        (early_mpi, "transport/x.py", "import mpi4py", []),
+        (early_hdf5, "data/hdf5.py", "def f():\n    import h5py\nimport h5py", [3]),
+        (early_hdf5, "data/x.py", "def f():\n    import h5py", [2]),
+        (evaluations, "data/x.py", "import os\nimport pickle\nx = eval('1')", [2, 3]),
+        (evaluations, "data/x.py", "f(allow_pickle=False)\nf(allow_pickle=True)", [2]),
+        (pickled_messages, "worker/x.py", "self.comm.Send(x)\nself.comm.send(x)", [2]),
+    ],
+)
+def test_a_rule_names_each_line_that_breaks_it(
+    rule: Rule, file: str, text: str, lines: list[int]
+) -> None:
+    found = broken(rule, parse(ROOT / file, text))
+    assert [line.partition(": ")[0] for line in found] == [f"{ROOT / file}:{n}" for n in lines]
 
 
 def loaded_after(code: str) -> set[str]:
@@ -172,38 +238,6 @@ def test_the_command_line_loads_no_mpi_before_a_job_starts() -> None:
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(mpips, name) for name in mpips.__all__)
     assert len(set(mpips.__all__)) == len(mpips.__all__)
-
-
-PICKLED = {
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "bcast",
-    "bsend",
-    "gather",
-    "ibsend",
-    "irecv",
-    "isend",
-    "issend",
-    "recv",
-    "reduce",
-    "scatter",
-    "send",
-    "sendrecv",
-    "ssend",
-}
-# Start-up alone: servers and their copies move memory before the job is at work.
-PICKLES_AT_START = {"recovery.replica_memory"}
-
-
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_ranks_at_work_exchange_no_pickled_objects(path: Path) -> None:
-    if name_of(path) in PICKLES_AT_START or name_of(path).startswith("bench.rank"):
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and node.attr in PICKLED:
-            owner = ast.unparse(node.value).lower()
-            assert "comm" not in owner.rpartition(".")[2], f"{path}:{node.lineno}"
 
 
 def test_a_package_for_another_library_is_imported_at_its_first_use() -> None:

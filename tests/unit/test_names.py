@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from sources import ROOT, Source, expect_none, parse, sources
 
-import mpips
-
-ROOT = Path(mpips.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
 NATIVE = sorted(Path(__file__).parents[2].glob("native/src/**/*.[ch]pp"))
 FORBIDDEN = {
     "chronicle": "run recorder",
@@ -32,16 +28,23 @@ FORBIDDEN = {
 }
 
 
-def names(path: Path) -> Iterator[str]:
-    """Every name that a Python file gives to something."""
-    yield path.stem
-    for node in ast.walk(ast.parse(path.read_text())):
+def names(source: Source) -> Iterator[tuple[int, str]]:
+    """Every name that a Python file gives to something, and its line."""
+    yield 1, source.path.stem
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
+            yield node.lineno, node.name
         elif isinstance(node, ast.arg):
-            yield node.arg
+            yield node.lineno, node.arg
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.id if isinstance(node, ast.Name) else node.attr
+            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
+
+
+def native_names(text: str) -> Iterator[tuple[int, str]]:
+    """Every word of a C++ file outside comments and strings, and its line."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for name in re.findall(r"[A-Za-z_]\w*", re.sub(r'//.*|"[^"]*"', "", line)):
+            yield number, name
 
 
 def words(name: str) -> set[str]:
@@ -49,32 +52,55 @@ def words(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Za-z][a-z]*", name)}
 
 
-def dotted(path: Path) -> str:
-    return f"mpips.{path.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}"
+def metaphors(path: Path, found: Iterator[tuple[int, str]]) -> list[str]:
+    """Return `file:line: name: what to use instead` of every metaphor."""
+    return [
+        f"{path}:{line}: {name}: use {FORBIDDEN[word]}"
+        for line, name in found
+        for word in sorted(words(name) & FORBIDDEN.keys())
+    ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_no_name_is_a_metaphor(path: Path) -> None:
-    found = {name: words(name) & FORBIDDEN.keys() for name in names(path)}
-    wrong = {name: FORBIDDEN[word] for name, bad in found.items() for word in bad}
-    assert not wrong, f"{path}: use instead {wrong}"
+def repeated(files: tuple[Source, ...]) -> dict[str, list[str]]:
+    """Return the public classes of which there are several, and where they are."""
+    # What a file keeps to itself may have the name that fits it best; tasks see the worker and its
+    # handles through protocols of the same names.
+    found: dict[str, list[str]] = defaultdict(list)
+    for source in files:
+        for node in source.nodes if source.name != "tasks.base" else ():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(f"{source.path}:{node.lineno}")
+    return {name: places for name, places in found.items() if len(places) > 1}
 
 
-@pytest.mark.parametrize("path", NATIVE, ids=lambda path: path.name)
-def test_no_native_name_is_a_metaphor(path: Path) -> None:
-    code = re.sub(r'//[^\n]*|"[^"\n]*"', "", path.read_text())
-    wrong = {n for n in re.findall(r"[A-Za-z_]\w*", code) if words(n) & FORBIDDEN.keys()}
-    assert not wrong
+def test_no_name_is_a_metaphor() -> None:
+    assert len(sources()) > 300
+    expect_none([line for file in sources() for line in metaphors(file.path, names(file))])
+
+
+def test_no_native_name_is_a_metaphor() -> None:
+    assert len(NATIVE) > 100
+    texts = [(path, path.read_text()) for path in NATIVE]
+    expect_none([line for path, text in texts for line in metaphors(path, native_names(text))])
 
 
 def test_a_class_name_exists_once() -> None:
-    # What a file keeps to itself may have the name that fits it best; tasks see the worker and its
-    # handles through protocols of the same names.
-    found = Counter(
-        node.name
-        for path in FILES
-        if path != ROOT / "tasks/base.py"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    assert repeated(sources()) == {}
+
+
+def test_a_metaphor_is_found_with_its_line() -> None:
+    path = ROOT / "model/x.py"
+    text = "a = 1\nclass ShadowTable:\n    def f(self, last_said): self.keeper = 1\n"
+    found = metaphors(path, names(parse(path, text)))
+    assert [line.split(":")[1:3] for line in found] == [
+        ["2", " ShadowTable"],
+        ["3", " last_said"],
+        ["3", " keeper"],
+    ]
+    found = metaphors(path, native_names('int a; // told\nf("kept");\nint kept_rows;'))
+    assert [line.split(":")[1:3] for line in found] == [["3", " kept_rows"]]
+    twice = (
+        parse(path, "class A: pass\nclass _B: pass"),
+        parse(ROOT / "data/y.py", "class A: pass"),
     )
-    assert {name for name, n in found.items() if n > 1} == set()
+    assert list(repeated(twice)) == ["A"]

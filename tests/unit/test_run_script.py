@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 from script_machine import ROOT
 
 
@@ -70,3 +74,128 @@ def test_the_slowest_tests_are_listed_first(tmp_path: Path) -> None:
         ["3.5", "s", "unit", "t::3"],
         ["2.5", "s", "unit", "t::2"],
     ]
+
+
+@pytest.fixture(scope="module")
+def tallying() -> ModuleType:
+    """The module tests/tally.py."""
+    spec = importlib.util.spec_from_file_location("tally_module", ROOT / "tests/tally.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CPU = """<testcase classname="t" name="{}"><properties>
+<property name="other" value="99"/><property name="cpu_s" value="{}"/></properties></testcase>"""
+
+
+def test_processor_times_are_read_from_each_report(tallying: ModuleType, tmp_path: Path) -> None:
+    unit, ranks, broken = (tmp_path / f"{name}.xml" for name in ("unit", "mpi-2-0", "broken"))
+    cases = CPU.format("a", "1.5") + CPU.format("b", "0.25") + '<testcase name="skipped"/>'
+    unit.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    ranks.write_text(f"<testsuites>{CPU.format('a', 3)}</testsuites>")
+    broken.write_text("<testsuites>")
+    found = tallying.cpu_times([unit, ranks, broken, tmp_path / "none.xml"])
+    assert found == {"unit": {"t::a": 1.5, "t::b": 0.25}, "mpi-2-0": {"t::a": 3.0}}
+
+
+def test_tests_that_grew_are_named_and_a_slower_machine_is_no_growth(tallying: ModuleType) -> None:
+    before = {"a": 1.0, "b": 2.0, "c": 4.0, "small": 0.1}
+    assert tallying.grown({name: 2 * s for name, s in before.items()}, before, 10) == []
+    now = {"a": 2.0, "b": 9.0, "c": 8.0, "small": 0.2, "new": 3.0}
+    lines = [line.split() for line in tallying.grown(now, before, 10)]
+    assert lines == [["9.0", "s", "+5.0", "s", "b"], ["3.0", "s", "+3.0", "s", "new", "(new)"]]
+    assert len(tallying.grown(now, before, 1)) == 1
+    assert [line.split()[0] for line in tallying.grown(now, {}, 10)] == ["9.0", "8.0", "3.0", "2.0"]
+
+
+FEW = """
+import pytest
+from long_runs import by_day
+
+@pytest.mark.long
+def test_large(): pass
+
+@pytest.mark.sampled
+def test_grid(): print(list(by_day(range(8), 4, 1)))
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_parameters(n): pass
+
+def test_plain(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "ran", "cases"),
+    [
+        ({}, {"test_grid", "test_parameters[1]", "test_plain"}, [1, 5]),
+        (
+            {"MPIPS_TEST_LONG": "1"},
+            {"test_large", "test_grid", "test_parameters[2]"},
+            list(range(8)),
+        ),
+        (
+            {"MPIPS_TEST_LONG": "1", "MPIPS_TEST_ALL": "1"},
+            {"test_large", "test_grid", "test_parameters[1]", "test_parameters[2]", "test_plain"},
+            list(range(8)),
+        ),
+    ],
+    ids=["daily", "long", "everything"],
+)
+def test_the_daily_and_the_long_run_have_each_test_at_least_once(
+    tmp_path: Path, variables: dict[str, str], ran: set[str], cases: list[int]
+) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "test_few.py").write_text(FEW)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  long\n  sampled\n")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MPIPS_TEST", "PYTEST"))}
+    env |= {"PYTHONPATH": str(ROOT / "tests/support"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vs", "--junitxml=r.xml"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env | variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if "::" in line]
+    passed = {line[0].partition("::")[2] for line in lines if "SKIPPED" not in line}
+    assert passed == ran
+    assert str(cases) in done.stdout
+    report = (tmp_path / "r.xml").read_text()
+    assert report.count('<property name="cpu_s"') >= len(ran)
+
+
+def function_of(name: str) -> str:
+    """A function of tests/run.sh."""
+    text = (ROOT / "tests/run.sh").read_text()
+    start = text.index(f"\n{name}() {{")
+    return text[start : text.index("\n}\n", start) + 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "call", "over"),
+    [
+        ("long=0 pace=2.5", "unit 25", False),
+        ("long=0 pace=2.5", "unit 26", True),
+        ("long=0 pace=1", "unit 26", True),
+        ("long=1 pace=1", "unit 26", False),
+        ("long=0 pace=1", "leftovers 1000", False),
+    ],
+)
+def test_a_stage_over_its_budget_fails_in_the_daily_run_alone(
+    settings: str, call: str, over: bool
+) -> None:
+    text = f"{settings}; declare -A budget=([unit]=10); {function_of('over_budget')} over_budget {call}"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=20)
+    assert done.stderr == ""
+    assert (done.returncode == 0) == over
+
+
+def test_the_files_that_the_sanitizers_check_exist() -> None:
+    """A file that was renamed would be left out in silence, or end the stage."""
+    text = (ROOT / "tests/run.sh").read_text()
+    for name in ("without_native", "sanitized_by_day"):
+        start = text.index(f"\n{name}=(") + len(f"\n{name}=(")
+        words = text[start : text.index(")", start)].split()
+        assert [word for word in words if not (ROOT / "tests/unit" / word).exists()] == []

@@ -1,29 +1,14 @@
-"""The command line in a process: results, exit codes, and one message for each mistake."""
+"""The command line: results, exit codes, and one message for each mistake."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import mpips
 
 QUICK = ("mlp", "--train", "digits", "--set", "train.epochs=1")
-
-
-def mpips(
-    *arguments: str, folder: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mpips", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-    )
 
 
 def refused(*arguments: str, folder: Path | None = None) -> str:
@@ -49,7 +34,7 @@ def test_the_last_line_of_json_output_parses() -> None:
 
 
 def test_quiet_json_output_is_one_line_and_nothing_else() -> None:
-    done = mpips("train", *QUICK, "--json", "--quiet")
+    done = mpips("train", *QUICK, "--json", "--quiet", process=True)
     assert json.loads(done.stdout)["epochs"] == 1
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
@@ -173,7 +158,7 @@ def test_a_data_file_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) 
 
 
 def test_a_transport_that_one_rank_cannot_have_is_a_wrong_configuration() -> None:
-    done = mpips("train", *QUICK, "--set", "cluster.transport=shm")
+    done = mpips("train", *QUICK, "--set", "cluster.transport=shm", process=True)
     assert done.returncode == 2
     assert "needs several ranks, this job has 1" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -202,7 +187,8 @@ def test_a_task_of_the_user_is_found_in_the_working_folder(tmp_path: Path) -> No
         "    name = 'mine'\n"
         "    default_epochs = 1\n"
     )
-    done = mpips("train", "mine:Mine", "--train", "digits", "--quiet", "--json", folder=tmp_path)
+    job = ["mine:Mine", "--train", "digits", "--quiet", "--json"]
+    done = mpips("train", *job, folder=tmp_path, process=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["epochs"] == 1
     assert "no class Other" in refused("mine:Other", "--train", "digits", folder=tmp_path)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import mpips
 
-import mpips
+from mpips import DenseTable
+from mpips import run as run_job
 from mpips.cli import main
 from mpips.data import read, readers
 from mpips.errors import CapabilityError, DataError, RegionError
@@ -58,17 +58,15 @@ def test_a_reader_of_the_native_module_that_runs_out_of_memory_is_named(
 
 
 def test_a_job_whose_data_does_not_fit_ends_with_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mpips", "train", "mlp", "--train", str(huge_npz(tmp_path))]
-    command += ["--set", "data.memory_mib=1e9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    job = ["mlp", "--train", huge_npz(tmp_path), "--set", "data.memory_mib=1e9"]
+    done = mpips("train", *job)
     assert done.returncode == 69
     assert done.stderr.startswith("mpips: error: ")
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_a_header_that_claims_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mpips", "train", "mlp", "--train", str(huge_npz(tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = mpips("train", "mlp", "--train", huge_npz(tmp_path))
     assert done.returncode == DataError.exit_code
     assert "x.npy has fewer bytes than its header says" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -90,8 +88,8 @@ def test_any_other_want_of_memory_in_a_command_is_one_line(
 
 
 def test_a_table_that_does_not_fit_into_this_process_is_refused() -> None:
-    table = mpips.DenseTable("w", (HUGE,))
+    table = DenseTable("w", (HUGE,))
     with pytest.raises(
         RegionError, match=r"memory is too small: [\d,]+ MiB are needed, [\d,]+ MiB"
     ):
-        mpips.run(lambda worker: None, [table])
+        run_job(lambda worker: None, [table])

@@ -61,10 +61,11 @@ def test_copy_has_the_bits_of_its_server(token, name):
     assert counters["records"] == sum(launch.core.applied(w) for w in range(LOADS[name].n_workers))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOADS)
 def test_server_lost_at_many_points_the_copy_has_all(name):
-    points, kills = crash(name, "everywhere", 239)
-    assert kills > points // 239
+    _, tried, kills = crash(name, "everywhere", 239)
+    assert kills > tried
 
 
 @pytest.mark.parametrize("name", ["pair-bsp-0", "pair-bsp-3"])

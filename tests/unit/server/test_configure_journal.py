@@ -26,22 +26,25 @@ STRIDE = 3  # `python configure_rig.py alone-bsp everywhere 1` kills at every po
 ONES = np.ones(8, np.float32)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("load", ALONE)
 def test_killed_all_over_the_record_the_bits_are_those_of_an_undisturbed_run(load):
-    points, kills = crash(load, "everywhere", STRIDE)
+    points, tried, kills = crash(load, "everywhere", STRIDE)
     assert points > 60
-    assert kills > points // STRIDE
+    assert kills > tried
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("load", [*OTHERS, *PAIRS])
 def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load):
-    points, kills = crash(load, "everywhere", 61)
-    assert kills > points // 61
+    _, tried, kills = crash(load, "everywhere", 61)
+    assert kills > tried
 
 
+@pytest.mark.sampled
 def test_killed_again_at_any_point_of_the_recovery():
-    points, kills = crash("alone-asp", "twice", 7)
-    assert kills > 24 * points // 7
+    _, tried, kills = crash("alone-asp", "twice", 7)
+    assert kills > 24 * tried
 
 
 def test_many_short_lives():

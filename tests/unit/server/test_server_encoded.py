@@ -116,10 +116,11 @@ def test_a_record_that_must_wait_is_applied_in_its_turn() -> None:
     assert (rig.values() == -total).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("load", ["encoded-bsp", "encoded-asp"])
 def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load: str) -> None:
-    points, kills = crash(load, "everywhere", 31)
-    assert kills > points // 151
+    _, tried, kills = crash(load, "everywhere", 31)
+    assert kills > tried
 
 
 FORGED = {

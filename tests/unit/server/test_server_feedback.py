@@ -108,13 +108,14 @@ def test_several_workers_have_residuals_of_their_own() -> None:
     assert (residuals[0].values()["w"] != residuals[1].values()["w"]).any()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("load", ["feedback-bsp", "feedback-asp"])
 def test_killed_at_many_points_values_and_residuals_are_those_of_an_undisturbed_run(
     load: str,
 ) -> None:
     """Of the first life every few points, the second life at another one; the third comes to the end."""
-    points, kills = crash(load, "everywhere", 23)
-    assert kills > points // 23
+    _, tried, kills = crash(load, "everywhere", 23)
+    assert kills > tried
 
 
 def payload_of(codec: Codec, n: int) -> bytes:

@@ -306,10 +306,11 @@ def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) 
         make()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("load", ["shared", "shared-queued", "shared-alternating"])
 def test_killed_at_many_points_all_bits_are_those_of_an_undisturbed_run(load: str) -> None:
-    points, kills = crash(load, "everywhere", 67)
-    assert kills > points // 67
+    _, tried, kills = crash(load, "everywhere", 67)
+    assert kills > tried
 
 
 def test_killed_again_and_again_it_comes_to_the_same_end() -> None:

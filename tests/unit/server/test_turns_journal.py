@@ -38,11 +38,12 @@ def test_sums_have_the_bits_of_workers_that_push_one_after_the_other(token, name
         crash_rig.compare(launch.result(), found, "the copy")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", KILLED)
 def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(name):
     stride = 17 if name == "small" else 307
-    points, kills = crash(name, "everywhere", stride)
-    assert kills > points // stride
+    _, tried, kills = crash(name, "everywhere", stride)
+    assert kills > tried
 
 
 @pytest.mark.parametrize("name", ["some-queued", "some-pair-3"])

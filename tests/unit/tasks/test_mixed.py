@@ -175,7 +175,11 @@ def prepared(name: str, options: dict[str, Any], kind: str = "two") -> tuple[Any
     return task, worker
 
 
-@pytest.mark.parametrize("chosen", [[0, 3, 6, 17, 8, 29], [3], [17], list(range(N))], ids=str)
+@pytest.mark.parametrize(
+    "chosen",
+    [[0, 3, 6, 17, 8, 29], [3], [17], pytest.param(list(range(N)), marks=pytest.mark.long)],
+    ids=str,
+)
 @pytest.mark.parametrize(("name", "options", "kind"), CASES, ids=str)
 def test_step_pushes_the_gradient_of_the_objective(
     name: str, options: dict[str, Any], kind: str, chosen: list[int]
