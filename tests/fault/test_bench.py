@@ -7,6 +7,7 @@ import sys
 
 import launcher
 import pytest
+from long_runs import taking_turns
 
 from mpips.bench import diloco, gpu
 from mpips.bench.measure import BARS
@@ -23,6 +24,18 @@ TRAIN = {
 }
 CHECKPOINT = {"write_vs_raw", "write_rows_vs_raw", "stall_vs_memcpy", "pushes_while_writing"}
 SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
+# By day one of them runs, another one for each commit.
+SUITES = [
+    *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
+    *("torch", "logistic", "gpu", "diloco", "word2vec"),
+]
+MINE = taking_turns(SUITES, len(SUITES))
+
+
+def in_turn(suite: str) -> pytest.MarkDecorator:
+    """Return the mark of the test of a suite."""
+    assert suite in SUITES
+    return pytest.mark.sampled if suite in MINE else pytest.mark.long
 
 
 def quick(suite: str) -> dict:
@@ -44,6 +57,7 @@ def quick(suite: str) -> dict:
         return found
 
 
+@in_turn("train")
 def test_train_gives_every_ratio() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("train")
@@ -55,6 +69,7 @@ def test_train_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
+@in_turn("scale")
 def test_scale_gives_every_figure() -> None:
     found = quick("scale")
     assert set(found["ratios"]) == SCALE
@@ -68,6 +83,7 @@ def test_scale_gives_every_figure() -> None:
     assert any("rank_pss" in note for note in found["notes"])
 
 
+@in_turn("checkpoint")
 def test_checkpoint_gives_every_ratio() -> None:
     found = quick("checkpoint")
     assert set(found["ratios"]) == CHECKPOINT
@@ -76,6 +92,7 @@ def test_checkpoint_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
+@in_turn("plan")
 def test_plan_gives_every_ratio() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("plan")
@@ -83,6 +100,7 @@ def test_plan_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@in_turn("recovery")
 def test_recovery_gives_its_figure() -> None:
     found = quick("recovery")
     figures = {name: figure["median"] for name, figure in found["figures"].items()}
@@ -94,6 +112,7 @@ def test_recovery_gives_its_figure() -> None:
         assert name in found["skipped"] or figures[name] < 1
 
 
+@in_turn("placement")
 @pytest.mark.timeout(240)
 def test_placement_gives_every_ratio() -> None:
     found = quick("placement")
@@ -102,6 +121,7 @@ def test_placement_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@in_turn("torch")
 def test_torch_gives_every_ratio() -> None:
     pytest.importorskip("torch", reason="the suite compares with PyTorch")
     found = quick("torch")
@@ -109,6 +129,7 @@ def test_torch_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@in_turn("logistic")
 def test_logistic_gives_every_ratio() -> None:
     pytest.importorskip("vowpalwabbit")
     found = quick("logistic")
@@ -117,6 +138,7 @@ def test_logistic_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@in_turn("gpu")
 def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> None:
     pytest.importorskip("torch", reason="the suite trains models of PyTorch")
     found = gpu.check("cpu", ("overlap", "rows"))
@@ -124,6 +146,7 @@ def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> N
     assert all(": passed in " in note for note in found.notes)
 
 
+@in_turn("diloco")
 def test_diloco_gives_all_ratios() -> None:
     pytest.importorskip("torch", reason="the suite trains a model of PyTorch")
     found = quick("diloco")
@@ -134,6 +157,7 @@ def test_diloco_gives_all_ratios() -> None:
     assert all(0.5 < found["ratios"][f"{name}_loss"] < 1.5 for name in diloco.VARIANTS)
 
 
+@in_turn("word2vec")
 def test_word2vec_gives_every_ratio() -> None:
     pytest.importorskip("gensim", reason="word vectors are compared with gensim")
     found = quick("word2vec")

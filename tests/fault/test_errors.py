@@ -19,7 +19,7 @@ PROGRAMS = Path(__file__).with_name("programs")
     [
         ("raise", 1, ["worker 1 (rank 3 on", "ValueError: the user's own mistake", "broken.py"]),
         ("nan", 1, ["table 'dense' contains nan at position 7 of 10", "nothing was sent"]),
-        ("shape", 1, ["shape (11,), expected (10,)"]),
+        pytest.param("shape", 1, ["shape (11,), expected (10,)"], marks=pytest.mark.long),
         ("exit", 3, ["main called sys.exit(3)"]),
     ],
 )
@@ -54,18 +54,33 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_run_refuses_is_printed_once(what: str) -> None:
-    arguments, said = WRONG[what]
-    body = "yield" if what == "generator" else "pass"
-    code = (
-        f"import mpips\ndef main(worker):\n    {body}\n"
-        f"tables = [mpips.DenseTable('w', (4,))]\nmpips.run(main, {arguments})\n"
-    )
+# Each rank tries all of them; the last one is not caught.
+TRIED = """
+import mpips
+from mpips.errors import ConfigError
+
+def main(worker):
+    pass
+
+def generator(worker):
+    yield
+
+tables = [mpips.DenseTable('w', (4,))]
+"""
+
+
+def test_what_run_refuses_is_found_on_all_ranks_and_printed_once() -> None:
+    calls = [
+        f"mpips.run({'generator' if k == 'generator' else 'main'}, {WRONG[k][0]})" for k in WRONG
+    ]
+    caught = [f"try:\n    {call}\nexcept ConfigError as error:\n    print(error)" for call in calls]
+    code = "\n".join([TRIED, *caught, calls[0]])
     with launch(3, [sys.executable, "-c", code], timeout=30.0) as job:
         assert job.wait() == 2, job.stderr()
-        text = job.stderr()
-    assert text.count(said) == 1, text
+        found, text = job.stdout(), job.stderr()
+    for what, (_, said) in WRONG.items():
+        assert found.count(said) == 3, f"{what}: {found}"
+    assert text.count(WRONG["option"][1]) == 1, text
     assert "Traceback" not in text
     assert text.count("mpips: error:") == 1
 
@@ -80,7 +95,7 @@ SAVING = {
 }
 
 
-@pytest.mark.parametrize("what", SAVING)
+@pytest.mark.parametrize("what", ["script", pytest.param("train", marks=pytest.mark.long)])
 def test_a_job_that_saves_without_h5py_ends_at_its_start(what: str) -> None:
     with launch(3, [sys.executable, "-c", WITHOUT_HDF5 + SAVING[what]], timeout=30.0) as job:
         assert job.wait() == 69, job.stderr()

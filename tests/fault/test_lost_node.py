@@ -125,6 +125,7 @@ def test_replicated_tables_and_those_on_servers_continue_at_one_clock(
     assert run.final() == calm_bits(tmp_path, HYBRID)
 
 
+@pytest.mark.long
 def test_a_group_stays_together_when_a_node_of_it_is_lost(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -199,7 +200,7 @@ def test_with_a_lag_every_push_counts_once(nodes3: multinode.Nodes, tmp_path: Pa
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("mode", DEATHS)
+@pytest.mark.parametrize("mode", ["sync", pytest.param("lag", marks=pytest.mark.long)])
 def test_whoever_dies_with_partners_every_push_counts_once(
     nodes2: multinode.Nodes, tmp_path: Path, mode: str
 ) -> None:

@@ -119,7 +119,14 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+# "exit" and "wrong-table" by day in test_errors.py and test_script.py.
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=[pytest.mark.long] * (how in ("exit", "wrong-table")))
+        for how in ENDS
+    ],
+)
 def test_what_ends_a_script_is_one_sentence_with_its_exit_code(tmp_path: Path, how: str) -> None:
     code, said = ENDS[how]
     with run(tmp_path, "--max-restarts", "0", str(SCRIPT), "4", how, n=3) as job:

@@ -65,7 +65,13 @@ def finish(run: Run, undisturbed: dict[str, bytes], attempts: int = 2) -> str:
     return said
 
 
-@pytest.mark.parametrize("role", ["scheduler", "server 1", "worker 0"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        "scheduler",
+        *(pytest.param(role, marks=pytest.mark.long) for role in ("server 1", "worker 0")),
+    ],
+)
 def test_a_killed_rank_is_survived_with_the_same_bits(
     tmp_path: Path, undisturbed: dict[str, bytes], role: str
 ) -> None:
@@ -102,8 +108,12 @@ def test_dying_while_checkpoints_are_made_leaves_none_that_is_bad(
 @pytest.mark.parametrize(
     ("fault", "texts"),
     [
-        ("raise", ["ValueError: planted", "self.go_wrong()", "it was"]),
-        ("memory", ["MemoryError", "np.empty(1 << 60, np.uint8)"]),
+        pytest.param(
+            "raise", ["ValueError: planted", "self.go_wrong()", "it was"], marks=pytest.mark.long
+        ),
+        pytest.param(
+            "memory", ["MemoryError", "np.empty(1 << 60, np.uint8)"], marks=pytest.mark.long
+        ),
         ("crash", ["killed by SIGSEGV (signal 11)", "in go_wrong", "Segmentation fault"]),
         ("leave", ["ended with code 3, without a failure report"]),
     ],

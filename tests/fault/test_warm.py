@@ -75,7 +75,9 @@ def test_memory_serves_where_no_checkpoint_would(tmp_path):
     check_counts(run, tmp_path)
 
 
-@pytest.mark.parametrize("change", ["none", "damaged", "another codec"])
+@pytest.mark.parametrize(
+    "change", [pytest.param("none", marks=pytest.mark.long), "damaged", "another codec"]
+)
 def test_a_run_continues_in_memory_only_with_the_codecs_that_it_had(tmp_path, change):
     """placement.json has the decision. Decided anew, it is the same on this node: no codec."""
     auto = "table.compression={name='auto',codecs=['bf16']}"
@@ -209,7 +211,7 @@ def test_a_run_that_is_killed_ends_early_after_the_same_epoch(tmp_path):
 BEST = "cut-held:1,placed:12,cut-copied:1,placed:12,named:1"
 
 
-@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+@pytest.mark.parametrize("consistency", ["bsp", pytest.param("asp", marks=pytest.mark.long)])
 def test_a_run_that_is_killed_keeps_the_best_checkpoint(tmp_path: Path, consistency: str) -> None:
     settings = [
         *("train.epochs=8", "checkpoint.keep_best=true", "checkpoint.keep_last=1"),

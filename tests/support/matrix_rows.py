@@ -1,7 +1,8 @@
 """Rows of the matrix of faults (mpips/testing/faults.py) that are new or changed: by day all their runs run.
 
 matrix_rows.json has a digest of each row that the whole sample has been run with. After a row was added or
-changed and `bash tests/run.sh long fault` has passed, `python tests/support/matrix_rows.py` stores the new rows.
+changed and `bash tests/run.sh long fault` has passed, store the new rows by
+`python tests/support/matrix_rows.py`.
 """
 
 from __future__ import annotations
