@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher import launch, site_environment
+from launcher import Launch, launch, site_environment
 
 ABOUT_THE_LAUNCHER = "mpips: what the launcher prints after this"
 PROGRAMS = Path(__file__).with_name("programs")
@@ -54,10 +54,8 @@ WRONG = {
 }
 
 
-# Each rank tries all of them; the last one is not caught.
-TRIED = """
+BEGIN = """
 import mpips
-from mpips.errors import ConfigError
 
 def main(worker):
     pass
@@ -69,20 +67,35 @@ tables = [mpips.DenseTable('w', (4,))]
 """
 
 
-def test_what_run_refuses_is_found_on_all_ranks_and_printed_once() -> None:
-    calls = [
-        f"mpips.run({'generator' if k == 'generator' else 'main'}, {WRONG[k][0]})" for k in WRONG
-    ]
-    caught = [f"try:\n    {call}\nexcept ConfigError as error:\n    print(error)" for call in calls]
-    code = "\n".join([TRIED, *caught, calls[0]])
-    with launch(3, [sys.executable, "-c", code], timeout=30.0) as job:
+def call(what: str) -> str:
+    """The call of mpips.run that is refused."""
+    return f"mpips.run({'generator' if what == 'generator' else 'main'}, {WRONG[what][0]})"
+
+
+def test_what_run_refuses_is_printed_once() -> None:
+    with launch(3, [sys.executable, "-c", BEGIN + call("option")], timeout=30.0) as job:
         assert job.wait() == 2, job.stderr()
-        found, text = job.stdout(), job.stderr()
-    for what, (_, said) in WRONG.items():
-        assert found.count(said) == 3, f"{what}: {found}"
+        text = job.stderr()
     assert text.count(WRONG["option"][1]) == 1, text
     assert "Traceback" not in text
     assert text.count("mpips: error:") == 1
+
+
+def test_run_refuses_each_call_in_a_sentence_before_mpi_starts() -> None:
+    """As rank 0 of three ranks, without the others."""
+    tried = "try:\n    {}\nexcept SystemExit as end:\n    print(end.code)\n"
+    code = "\n".join([BEGIN, *(tried.format(call(what)) for what in WRONG)])
+    code += "\nfrom mpips.mpi.launch import mpi_is_up\nassert not mpi_is_up()\n"
+    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
+    with Launch([sys.executable, "-c", code], {**site_environment(), **ranks}, 30.0) as job:
+        assert job.wait() == 0, job.tail()
+        codes, said = job.stdout().split(), job.stderr()
+    assert codes == ["2"] * len(WRONG)
+    assert "Traceback" not in said
+    errors = [line for line in said.splitlines() if line.startswith("mpips: error: ")]
+    assert len(errors) == len(WRONG), said
+    for (what, (_, text)), line in zip(WRONG.items(), errors, strict=True):
+        assert text in line, f"{what}: {line}"
 
 
 WITHOUT_HDF5 = "import sys; sys.modules['h5py'] = None; "
