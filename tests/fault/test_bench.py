@@ -7,7 +7,7 @@ import sys
 
 import launcher
 import pytest
-from long_runs import taking_turns
+from long_runs import in_turn
 
 from mpips.bench import diloco, gpu
 from mpips.bench.measure import BARS
@@ -29,13 +29,11 @@ SUITES = [
     *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
     *("torch", "logistic", "gpu", "diloco", "word2vec"),
 ]
-MINE = taking_turns(SUITES, len(SUITES))
 
 
-def in_turn(suite: str) -> pytest.MarkDecorator:
+def of_suite(name: str) -> pytest.MarkDecorator:
     """Return the mark of the test of a suite."""
-    assert suite in SUITES
-    return pytest.mark.sampled if suite in MINE else pytest.mark.long
+    return in_turn(SUITES.index(name), len(SUITES))
 
 
 def quick(suite: str) -> dict:
@@ -57,7 +55,7 @@ def quick(suite: str) -> dict:
         return found
 
 
-@in_turn("train")
+@of_suite("train")
 def test_train_gives_every_ratio() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("train")
@@ -69,7 +67,7 @@ def test_train_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
-@in_turn("scale")
+@of_suite("scale")
 def test_scale_gives_every_figure() -> None:
     found = quick("scale")
     assert set(found["ratios"]) == SCALE
@@ -83,7 +81,7 @@ def test_scale_gives_every_figure() -> None:
     assert any("rank_pss" in note for note in found["notes"])
 
 
-@in_turn("checkpoint")
+@of_suite("checkpoint")
 def test_checkpoint_gives_every_ratio() -> None:
     found = quick("checkpoint")
     assert set(found["ratios"]) == CHECKPOINT
@@ -92,7 +90,7 @@ def test_checkpoint_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
-@in_turn("plan")
+@of_suite("plan")
 def test_plan_gives_every_ratio() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("plan")
@@ -100,7 +98,7 @@ def test_plan_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@in_turn("recovery")
+@of_suite("recovery")
 def test_recovery_gives_its_figure() -> None:
     found = quick("recovery")
     figures = {name: figure["median"] for name, figure in found["figures"].items()}
@@ -112,7 +110,7 @@ def test_recovery_gives_its_figure() -> None:
         assert name in found["skipped"] or figures[name] < 1
 
 
-@in_turn("placement")
+@of_suite("placement")
 @pytest.mark.timeout(240)
 def test_placement_gives_every_ratio() -> None:
     found = quick("placement")
@@ -121,7 +119,7 @@ def test_placement_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@in_turn("torch")
+@of_suite("torch")
 def test_torch_gives_every_ratio() -> None:
     pytest.importorskip("torch", reason="the suite compares with PyTorch")
     found = quick("torch")
@@ -129,7 +127,7 @@ def test_torch_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@in_turn("logistic")
+@of_suite("logistic")
 def test_logistic_gives_every_ratio() -> None:
     pytest.importorskip("vowpalwabbit")
     found = quick("logistic")
@@ -138,7 +136,7 @@ def test_logistic_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@in_turn("gpu")
+@of_suite("gpu")
 def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> None:
     pytest.importorskip("torch", reason="the suite trains models of PyTorch")
     found = gpu.check("cpu", ("overlap", "rows"))
@@ -146,7 +144,7 @@ def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> N
     assert all(": passed in " in note for note in found.notes)
 
 
-@in_turn("diloco")
+@of_suite("diloco")
 def test_diloco_gives_all_ratios() -> None:
     pytest.importorskip("torch", reason="the suite trains a model of PyTorch")
     found = quick("diloco")
@@ -157,7 +155,7 @@ def test_diloco_gives_all_ratios() -> None:
     assert all(0.5 < found["ratios"][f"{name}_loss"] < 1.5 for name in diloco.VARIANTS)
 
 
-@in_turn("word2vec")
+@of_suite("word2vec")
 def test_word2vec_gives_every_ratio() -> None:
     pytest.importorskip("gensim", reason="word vectors are compared with gensim")
     found = quick("word2vec")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 LONG = os.environ.get("MPIPS_TEST_LONG") == "1"
@@ -58,3 +60,14 @@ def taking_turns(
     """
     mine = turn() % every
     return [case for i, case in enumerate(cases) if LONG or i % every == mine or always(case)]
+
+
+def in_turn(number: int, every: int) -> pytest.MarkDecorator:
+    """Return the mark of a whole test that takes turns with others: by day each `every`-th commit runs it.
+
+    Args:
+        number: Which of the commits, counted modulo `every`.
+        every: Number of commits.
+    """
+    is_mine = LONG or turn() % every == number % every
+    return pytest.mark.sampled if is_mine else pytest.mark.long

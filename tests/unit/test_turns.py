@@ -38,6 +38,19 @@ def test_consecutive_commits_run_all_cases_and_each_a_part(by_day: pytest.Monkey
     assert long_runs.taking_turns(cases, 4) == cases
 
 
+def test_each_whole_test_is_run_by_one_of_consecutive_commits(
+    by_day: pytest.MonkeyPatch,
+) -> None:
+    for number in range(5):
+        names = []
+        for commit in range(70, 73):
+            by_day.setenv(long_runs.TURN, str(commit))
+            names.append(long_runs.in_turn(number, 3).name)
+        assert sorted(names) == ["long", "long", "sampled"]
+    by_day.setattr(long_runs, "LONG", True)
+    assert {long_runs.in_turn(number, 3).name for number in range(3)} == {"sampled"}
+
+
 def test_a_turn_is_the_number_of_commits_and_stays(
     by_day: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
