@@ -53,8 +53,8 @@ def test_training_in_two_parts_is_training_in_one_bit_by_bit(tmp_path: Path, nam
 
 @pytest.mark.sampled
 def test_32_ranks_on_a_few_cores_train_to_the_same_bits_as_4(tmp_path: Path) -> None:
-    """By day 12 ranks."""
-    n = 32 if LONG else 12
+    """By day 8 ranks."""
+    n = 32 if LONG else 8
     common = ["mlp", "--train", "digits", "--set", "train.epochs=1"]
     few, _ = train(4, *common, "--servers", "1", "--save", str(tmp_path / "4"))
     many, _ = train(
