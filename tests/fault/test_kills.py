@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from long_runs import LONG
 
 from mpips.bench import kills
 from mpips.bench.launching import Options
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_no_update_is_lost_or_doubled_whoever_is_killed() -> None:
-    n = 4 if LONG else 2
-    found = kills.run(Options(kills=n, seed=2))
+    found = kills.run(Options(kills=4, seed=2))
     values = {figure.name: figure.median for figure in found.figures}
-    assert values["kills"] >= n, found.notes
+    assert values["kills"] >= 4, found.notes
     for name in ("lost_updates", "double_updates", "different_runs", "failed_runs"):
         assert values[name] == 0, found.notes
