@@ -43,7 +43,10 @@ def test_each_inner_step_counts_once_whatever_dies(tmp_path: Path) -> None:
     assert said.count("not continuing in memory") == 1
 
 
-@pytest.mark.parametrize("faults", ["local-saving:7,placed:9", "word-put:15,local-saving:3"])
+@pytest.mark.parametrize(
+    "faults",
+    [pytest.param("local-saving:7,placed:9", marks=pytest.mark.long), "word-put:15,local-saving:3"],
+)
 def test_each_inner_step_counts_once_at_fault_points(tmp_path: Path, faults: str) -> None:
     """Two processes die: a worker while it stores its values, or at a server's word; then a worker."""
     found, said = supervised(tmp_path, faults=faults)

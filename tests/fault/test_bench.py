@@ -7,6 +7,7 @@ import sys
 
 import launcher
 import pytest
+from long_runs import in_turn
 
 from mpips.bench import diloco, gpu
 from mpips.bench.measure import BARS
@@ -23,6 +24,16 @@ TRAIN = {
 }
 CHECKPOINT = {"write_vs_raw", "write_rows_vs_raw", "stall_vs_memcpy", "pushes_while_writing"}
 SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
+# By day one of them runs, another one for each commit.
+SUITES = [
+    *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
+    *("torch", "logistic", "gpu", "diloco", "word2vec"),
+]
+
+
+def of_suite(name: str) -> pytest.MarkDecorator:
+    """Return the mark of the test of a suite."""
+    return in_turn(SUITES.index(name), len(SUITES))
 
 
 def quick(suite: str) -> dict:
@@ -44,6 +55,7 @@ def quick(suite: str) -> dict:
         return found
 
 
+@of_suite("train")
 def test_train_gives_every_ratio() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("train")
@@ -55,6 +67,7 @@ def test_train_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
+@of_suite("scale")
 def test_scale_gives_every_figure() -> None:
     found = quick("scale")
     assert set(found["ratios"]) == SCALE
@@ -68,6 +81,7 @@ def test_scale_gives_every_figure() -> None:
     assert any("rank_pss" in note for note in found["notes"])
 
 
+@of_suite("checkpoint")
 def test_checkpoint_gives_every_ratio() -> None:
     found = quick("checkpoint")
     assert set(found["ratios"]) == CHECKPOINT
@@ -76,6 +90,7 @@ def test_checkpoint_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
+@of_suite("plan")
 def test_plan_gives_every_ratio() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("plan")
@@ -83,6 +98,7 @@ def test_plan_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@of_suite("recovery")
 def test_recovery_gives_its_figure() -> None:
     found = quick("recovery")
     figures = {name: figure["median"] for name, figure in found["figures"].items()}
@@ -94,6 +110,7 @@ def test_recovery_gives_its_figure() -> None:
         assert name in found["skipped"] or figures[name] < 1
 
 
+@of_suite("placement")
 @pytest.mark.timeout(240)
 def test_placement_gives_every_ratio() -> None:
     found = quick("placement")
@@ -102,6 +119,7 @@ def test_placement_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@of_suite("torch")
 def test_torch_gives_every_ratio() -> None:
     pytest.importorskip("torch", reason="the suite compares with PyTorch")
     found = quick("torch")
@@ -109,6 +127,7 @@ def test_torch_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@of_suite("logistic")
 def test_logistic_gives_every_ratio() -> None:
     pytest.importorskip("vowpalwabbit")
     found = quick("logistic")
@@ -117,6 +136,7 @@ def test_logistic_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+@of_suite("gpu")
 def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> None:
     pytest.importorskip("torch", reason="the suite trains models of PyTorch")
     found = gpu.check("cpu", ("overlap", "rows"))
@@ -124,6 +144,7 @@ def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> N
     assert all(": passed in " in note for note in found.notes)
 
 
+@of_suite("diloco")
 def test_diloco_gives_all_ratios() -> None:
     pytest.importorskip("torch", reason="the suite trains a model of PyTorch")
     found = quick("diloco")
@@ -134,6 +155,7 @@ def test_diloco_gives_all_ratios() -> None:
     assert all(0.5 < found["ratios"][f"{name}_loss"] < 1.5 for name in diloco.VARIANTS)
 
 
+@of_suite("word2vec")
 def test_word2vec_gives_every_ratio() -> None:
     pytest.importorskip("gensim", reason="word vectors are compared with gensim")
     found = quick("word2vec")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from launcher import launch, site_environment
 
 from mpips.bench.measure import BARS
@@ -32,6 +33,7 @@ def bench(folder: Path, env: dict[str, str] | None = None) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_every_ratio_of_rows_is_measured(tmp_path: Path) -> None:
     found = bench(tmp_path)
     absent = set() if importlib.util.find_spec("torch") else {"rows_adagrad_vs_torch"}

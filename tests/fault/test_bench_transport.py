@@ -33,6 +33,7 @@ def bench(suite: str, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.multinode
 def test_the_transport_suite_finds_all_ratios_between_nodes(nodes2: Nodes) -> None:
     # The suite makes nodes of its own; `nodes2` is there for its reasons to skip.

@@ -27,7 +27,7 @@ def killed(folder: Path, transport: str) -> dict[str, Any]:
         return found
 
 
-@pytest.mark.parametrize("transport", ["p2p", "rma"])
+@pytest.mark.parametrize("transport", ["p2p", pytest.param("rma", marks=pytest.mark.long)])
 def test_a_killed_run_has_the_bits_of_one_without_kills_and_without_a_supervisor(
     launch: Callable[..., launcher.Launch], tmp_path: Path, transport: str
 ) -> None:

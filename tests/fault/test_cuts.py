@@ -14,6 +14,7 @@ import numpy as np
 import processes
 import pytest
 from launcher import Launch, launch, wait_for_file
+from long_runs import LONG
 from training import (
     N_SAMPLES,
     assert_read,
@@ -56,9 +57,15 @@ MLP, FM = "paced:PacedMlp, adam", "paced:PacedFm, adagrad"
 
 
 # More servers than before: with dense tables and with rows.
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("shapes", "name"),
-    [(SHAPES[0], FM), (SHAPES[1], MLP), (SHAPES[1], FM), (SHAPES[2], MLP)],
+    [
+        (SHAPES[1], FM),
+        pytest.param(SHAPES[0], FM, marks=pytest.mark.long),
+        (SHAPES[2], MLP),
+        pytest.param(SHAPES[1], MLP, marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_from_the_middle_of_an_epoch_bsp_gives_the_same_bits(
@@ -74,7 +81,7 @@ def test_from_the_middle_of_an_epoch_bsp_gives_the_same_bits(
     whole, _ = train(n, *common, *every, "--save", str(tmp_path / "whole"), env=env)
     places = in_the_middle(tmp_path / "whole")
     assert places
-    for i, path in enumerate({places[0], places[-1]}):
+    for i, path in enumerate({places[0], places[-1]} if LONG else {places[0]}):
         where = ["--resume", str(path), "--servers", str(others)]
         rest, told = train(m, *common, *where, "--save", str(tmp_path / f"rest{i}"), env=env)
         assert "each worker at its step" in told
@@ -100,7 +107,10 @@ def test_after_a_kill_bsp_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert_same(content(whole["checkpoint"]["path"]), content(rest["checkpoint"]["path"]))
 
 
-@pytest.mark.parametrize("model", ["bsp", "ssp", "asp"])
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "model", ["asp", *(pytest.param(name, marks=pytest.mark.long) for name in ("bsp", "ssp"))]
+)
 def test_on_another_shape_each_sample_of_the_epoch_is_read_once(tmp_path: Path, model: str) -> None:
     common = ["seen:Seen", "--train", str(numbers(tmp_path)), "--set", "train.epochs=3", *KEEP]
     if model != "bsp":
@@ -118,7 +128,7 @@ def test_on_another_shape_each_sample_of_the_epoch_is_read_once(tmp_path: Path, 
     n_before = 3 * N_SAMPLES
     # From shape to shape, each time from the middle of an epoch.
     folder = tmp_path / "first"
-    for i, (n, servers, batch) in enumerate([(4, 1, 5), (6, 2, 4), (2, 1, 30)]):
+    for i, (n, servers, batch) in enumerate([(6, 2, 4), *([(2, 1, 30), (4, 1, 5)] * LONG)]):
         place = in_the_middle(folder)[0]
         folder = tmp_path / f"part{i}"
         last = run(n, servers, batch, folder, "--resume", str(place))
@@ -126,14 +136,14 @@ def test_on_another_shape_each_sample_of_the_epoch_is_read_once(tmp_path: Path, 
         assert 0 < last["samples"] < n_before
 
 
-@pytest.mark.parametrize("rank", ["mpirun", "worker"])
-def test_a_signal_asks_for_a_checkpoint_and_training_goes_on(tmp_path: Path, rank: str) -> None:
+def test_a_signal_asks_for_a_checkpoint_and_training_goes_on(tmp_path: Path) -> None:
+    """A signal to mpirun, then one to a worker."""
     ready, folder = tmp_path / "ready", tmp_path / "run"
     argv = [sys.executable, str(PROGRAMS / "cutting.py"), str(ready), str(folder)]
     with launch(5, [*argv, json.dumps({"servers": 2})], timeout=60.0) as job:
         pids = [int(line) for line in wait_for_file(ready, 30.0, job).split()]
-        for number in (1, 2):
-            os.kill(job.pid if rank == "mpirun" else pids[0], signal.SIGUSR1)
+        for number, pid in ((1, job.pid), (2, pids[0])):
+            os.kill(pid, signal.SIGUSR1)
             wait_for_checkpoint(folder, job, number)
             # Signals within a second are one.
             step = int(ready.with_suffix(".step").read_text())
@@ -147,7 +157,7 @@ def test_a_signal_asks_for_a_checkpoint_and_training_goes_on(tmp_path: Path, ran
     assert said["failed"] == said["given_up"] == 0
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.long), 4])
 def test_on_a_signal_to_exit_the_job_leaves_with_75_and_goes_on_later(
     tmp_path: Path, n: int
 ) -> None:

@@ -1,4 +1,7 @@
-"""The commands of README and docs, typed one after the other in an empty folder, and what they print."""
+"""The commands of README and docs, typed one after the other in an empty folder, and what they print.
+
+README and tutorial run each time, and a quarter of the other pages, another one for each commit.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from documents import (
     same_output,
     started,
 )
+from long_runs import taking_turns
 from training import made_data
 
 # A reader's mpirun has a slot for each rank; this machine may have two cores.
@@ -25,9 +29,14 @@ MORE_RANKS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
-WITH_COMMANDS = [path for path in DOCUMENTS if started(path)]
+WITH_COMMANDS = taking_turns(
+    [path for path in DOCUMENTS if started(path)],
+    4,
+    always=lambda path: path.name in ("README.md", "tutorial.md"),
+)
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_do_what_is_shown(path: Path, tmp_path: Path) -> None:

@@ -52,7 +52,12 @@ def existing(paths: set[Path]) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("n", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (3, signal.SIGTERM)]
+    ("n", "number"),
+    [
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.long),
+        (1, signal.SIGINT),
+        (3, signal.SIGTERM),
+    ],
 )
 def test_told_to_end_a_job_saves_leaves_with_75_and_goes_on_later(
     tmp_path: Path, n: int, number: signal.Signals

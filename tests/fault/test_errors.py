@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher import launch, site_environment
+from launcher import Launch, launch, site_environment
 
 ABOUT_THE_LAUNCHER = "mpips: what the launcher prints after this"
 PROGRAMS = Path(__file__).with_name("programs")
@@ -19,7 +19,7 @@ PROGRAMS = Path(__file__).with_name("programs")
     [
         ("raise", 1, ["worker 1 (rank 3 on", "ValueError: the user's own mistake", "broken.py"]),
         ("nan", 1, ["table 'dense' contains nan at position 7 of 10", "nothing was sent"]),
-        ("shape", 1, ["shape (11,), expected (10,)"]),
+        pytest.param("shape", 1, ["shape (11,), expected (10,)"], marks=pytest.mark.long),
         ("exit", 3, ["main called sys.exit(3)"]),
     ],
 )
@@ -54,20 +54,48 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_run_refuses_is_printed_once(what: str) -> None:
-    arguments, said = WRONG[what]
-    body = "yield" if what == "generator" else "pass"
-    code = (
-        f"import mpips\ndef main(worker):\n    {body}\n"
-        f"tables = [mpips.DenseTable('w', (4,))]\nmpips.run(main, {arguments})\n"
-    )
-    with launch(3, [sys.executable, "-c", code], timeout=30.0) as job:
+BEGIN = """
+import mpips
+
+def main(worker):
+    pass
+
+def generator(worker):
+    yield
+
+tables = [mpips.DenseTable('w', (4,))]
+"""
+
+
+def call(what: str) -> str:
+    """The call of mpips.run that is refused."""
+    return f"mpips.run({'generator' if what == 'generator' else 'main'}, {WRONG[what][0]})"
+
+
+def test_what_run_refuses_is_printed_once() -> None:
+    with launch(3, [sys.executable, "-c", BEGIN + call("option")], timeout=30.0) as job:
         assert job.wait() == 2, job.stderr()
         text = job.stderr()
-    assert text.count(said) == 1, text
+    assert text.count(WRONG["option"][1]) == 1, text
     assert "Traceback" not in text
     assert text.count("mpips: error:") == 1
+
+
+def test_run_refuses_each_call_in_a_sentence_before_mpi_starts() -> None:
+    """As rank 0 of three ranks, without the others."""
+    tried = "try:\n    {}\nexcept SystemExit as end:\n    print(end.code)\n"
+    code = "\n".join([BEGIN, *(tried.format(call(what)) for what in WRONG)])
+    code += "\nfrom mpips.mpi.launch import mpi_is_up\nassert not mpi_is_up()\n"
+    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
+    with Launch([sys.executable, "-c", code], {**site_environment(), **ranks}, 30.0) as job:
+        assert job.wait() == 0, job.tail()
+        codes, said = job.stdout().split(), job.stderr()
+    assert codes == ["2"] * len(WRONG)
+    assert "Traceback" not in said
+    errors = [line for line in said.splitlines() if line.startswith("mpips: error: ")]
+    assert len(errors) == len(WRONG), said
+    for (what, (_, text)), line in zip(WRONG.items(), errors, strict=True):
+        assert text in line, f"{what}: {line}"
 
 
 WITHOUT_HDF5 = "import sys; sys.modules['h5py'] = None; "
@@ -80,7 +108,7 @@ SAVING = {
 }
 
 
-@pytest.mark.parametrize("what", SAVING)
+@pytest.mark.parametrize("what", ["script", pytest.param("train", marks=pytest.mark.long)])
 def test_a_job_that_saves_without_h5py_ends_at_its_start(what: str) -> None:
     with launch(3, [sys.executable, "-c", WITHOUT_HDF5 + SAVING[what]], timeout=30.0) as job:
         assert job.wait() == 69, job.stderr()

@@ -32,7 +32,9 @@ except mpips.ConfigError as error:
 """
 
 
-@pytest.mark.parametrize("placement", ["servers", "replicated"])
+@pytest.mark.parametrize(
+    "placement", [pytest.param("servers", marks=pytest.mark.long), "replicated"]
+)
 def test_every_rank_reads_the_tables_of_the_last_checkpoint(placement: str, tmp_path: Path) -> None:
     assert (
         lines(placement, str(tmp_path / "c"))

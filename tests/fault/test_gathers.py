@@ -21,7 +21,12 @@ DIFFERS = ["is at gather 'rates'", "barrier 'measured'", "in the same order"]
 # The root of the tree, an inner worker and a leaf; each way at the root and below.
 @pytest.mark.parametrize(
     ("odd", "how", "parts"),
-    [(0, "ends", ENDS), (2, "ends", ENDS), (0, "differs", DIFFERS), (3, "differs", DIFFERS)],
+    [
+        (2, "ends", ENDS),
+        (0, "differs", DIFFERS),
+        pytest.param(0, "ends", ENDS, marks=pytest.mark.long),
+        pytest.param(3, "differs", DIFFERS, marks=pytest.mark.long),
+    ],
 )
 def test_a_worker_at_another_call_is_named_at_once(odd: int, how: str, parts: list[str]) -> None:
     argv = [
@@ -38,7 +43,7 @@ def test_a_worker_at_another_call_is_named_at_once(odd: int, how: str, parts: li
         assert part in text, text
 
 
-@pytest.mark.parametrize("odd", [0, 2, 3])
+@pytest.mark.parametrize("odd", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 2))])
 def test_a_worker_that_works_on_is_named_with_its_clock_by_all_that_wait(odd: int) -> None:
     options = {"timeout_s": 4, "servers": 1}
     argv = [sys.executable, str(PROGRAM), str(odd), "works", json.dumps(options)]
@@ -66,8 +71,15 @@ def test_a_worker_that_computes_for_too_long_is_named_by_all_that_wait(odd: int)
     assert late in text or ("has sent no heartbeat" in text and silent in text), text
 
 
-@pytest.mark.parametrize("divided", [False, True])
-@pytest.mark.parametrize("slow", [0, 2])
+@pytest.mark.parametrize(
+    ("slow", "divided"),
+    [
+        (0, True),
+        (2, False),
+        pytest.param(0, False, marks=pytest.mark.long),
+        pytest.param(2, True, marks=pytest.mark.long),
+    ],
+)
 def test_a_late_worker_takes_part_in_every_evaluation(
     tmp_path: Path, slow: int, divided: bool
 ) -> None:

@@ -12,7 +12,14 @@ PROGRAM = str(Path(__file__).with_name("programs") / "finished_early.py")
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("groups", ["[[0,1,2]]", "[[[0,1],2]]", "[[0,[2,1]]]"])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param("[[0,1,2]]", marks=pytest.mark.long),
+        "[[[0,1],2]]",
+        pytest.param("[[0,[2,1]]]", marks=pytest.mark.long),
+    ],
+)
 def test_a_worker_that_had_finished_holds_up_no_worker_of_its_group_at_the_end(
     tmp_path: Path, groups: str
 ) -> None:

@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     assert len(killed[0]["losses"]) == 3
 
 
-@pytest.mark.parametrize("consistency", ["ssp", "asp"])
+@pytest.mark.parametrize("consistency", [pytest.param("ssp", marks=pytest.mark.long), "asp"])
 def test_asynchronous_workers_train(launch: Launch, consistency: str) -> None:
     for worker in ranks(launch, 5, "--servers", "2", "--consistency", consistency, "--steps", "80"):
         assert np.mean(worker["losses"][-6:]) < 0.8 * np.mean(worker["losses"][:6])

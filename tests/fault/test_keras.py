@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
         assert got == logs[-1:], name
 
 
-@pytest.mark.parametrize("consistency", ["ssp", "asp"])
+@pytest.mark.parametrize("consistency", ["ssp", pytest.param("asp", marks=pytest.mark.long)])
 def test_asynchronous_workers_train(launch: Launch, consistency: str) -> None:
     run = ranks(launch, 5, "--servers", "2", "--consistency", consistency, "--epochs", "8")
     # A worker that begins later begins with what others have learned.

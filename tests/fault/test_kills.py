@@ -8,6 +8,7 @@ from mpips.bench import kills
 from mpips.bench.launching import Options
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_no_update_is_lost_or_doubled_whoever_is_killed() -> None:
     found = kills.run(Options(kills=4, seed=2))

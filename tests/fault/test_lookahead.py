@@ -13,7 +13,7 @@ SCRIPT = str(Path(__file__).with_name("programs") / "looking.py")
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("transport", ["auto", "p2p"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("p2p", marks=pytest.mark.long)])
 def test_a_run_that_is_killed_twice_has_the_bits_of_one_without_look_ahead(
     tmp_path: Path, transport: str
 ) -> None:

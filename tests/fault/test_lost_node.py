@@ -1,4 +1,7 @@
-"""The loss of a node costs nothing that was acknowledged: its servers go on from their partners' copies."""
+"""The loss of a node costs nothing that was acknowledged: its servers go on from their partners' copies.
+
+By day the tests of one kind take turns: every second commit runs them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 import multinode
 import pytest
 import supervised
+from long_runs import in_turn
 from supervised import SHAPE, Run, audit, check_counts, counting, expected_counts, job, start
 
 pytestmark = pytest.mark.multinode
@@ -53,6 +57,7 @@ def settings(**more: object) -> list[str]:
     ]
 
 
+@in_turn(0, 2)
 def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -96,6 +101,7 @@ def calm_bits(folder: Path, job_settings: dict[str, str]) -> dict[str, bytes]:
     return calm.final()
 
 
+@in_turn(1, 2)
 def test_replicated_tables_and_those_on_servers_continue_at_one_clock(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -125,6 +131,7 @@ def test_replicated_tables_and_those_on_servers_continue_at_one_clock(
     assert run.final() == calm_bits(tmp_path, HYBRID)
 
 
+@pytest.mark.long
 def test_a_group_stays_together_when_a_node_of_it_is_lost(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -147,6 +154,7 @@ def test_groups_need_partners_that_are_not_behind(nodes2: multinode.Nodes, tmp_p
     )
 
 
+@in_turn(1, 2)
 def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -158,6 +166,7 @@ def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
     check_counts(run, tmp_path)
 
 
+@in_turn(0, 2)
 def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     nodes2: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -171,6 +180,7 @@ def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     check_counts(run, tmp_path)
 
 
+@in_turn(1, 2)
 def test_with_a_lag_every_push_counts_once(nodes3: multinode.Nodes, tmp_path: Path) -> None:
     bsp = {"table.consistency": "bsp", "table.reduce": "sum", "redundancy.partner_mode": "lag"}
     coded = {
@@ -199,7 +209,7 @@ def test_with_a_lag_every_push_counts_once(nodes3: multinode.Nodes, tmp_path: Pa
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("mode", DEATHS)
+@pytest.mark.parametrize("mode", ["sync", pytest.param("lag", marks=pytest.mark.long)])
 def test_whoever_dies_with_partners_every_push_counts_once(
     nodes2: multinode.Nodes, tmp_path: Path, mode: str
 ) -> None:

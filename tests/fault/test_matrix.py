@@ -1,17 +1,23 @@
 """The matrix of faults (mpips/testing/matrix.py): a fixed sample of it, and every update counts once.
 
-One run of a job has two faults or three, one after the other. To run one again: its id names it, and the
-order of the sample is always the same.
+One run of a job has two faults or three, one after the other. By day a quarter of the sample runs, another
+one for each commit, and all runs with a row that is new or changed (tests/support/matrix_rows.py). To run one
+again: its id names it, and the order of the sample is always the same.
 """
 
 from __future__ import annotations
 
+import matrix_rows
 import pytest
+from long_runs import taking_turns
 
 from mpips.bench import kills
 from mpips.testing import beside, matrix
 
-SAMPLE = matrix.sample()
+CHANGED = set(matrix_rows.changed())
+SAMPLE = taking_turns(
+    matrix.sample(), 4, always=lambda run: not CHANGED.isdisjoint(matrix_rows.rows_of(run))
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> kills.Runs:
     return kills.Runs(tmp_path_factory.mktemp("matrix"))
 
 
+@pytest.mark.sampled
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("run", SAMPLE, ids=map(str, SAMPLE))
 def test_no_update_is_lost_or_doubled(runs: kills.Runs, run: matrix.Run) -> None:

@@ -81,6 +81,7 @@ def check_ranks(nodes: Nodes) -> None:
     assert found["arrived"] == [True] * 2 * n
 
 
+@pytest.mark.long
 @pytest.mark.multinode
 def test_two_nodes_share_no_memory_and_reach_each_others_windows(nodes2: Nodes) -> None:
     check_ranks(nodes2)

@@ -60,7 +60,10 @@ NODES = ("node", "[[0,1],[2,3]]")
 RACK = ("[[[0,1],[2,3]]]", "[[[3,2],[1,0]]]")
 
 
-@pytest.mark.parametrize("groups", [NODES, RACK], ids=["nodes", "rack"])
+@pytest.mark.parametrize(
+    "groups",
+    [pytest.param(NODES, marks=pytest.mark.long, id="nodes"), pytest.param(RACK, id="rack")],
+)
 def test_kills_change_no_bit_of_sums_and_rows_of_nodes(
     nodes2: multinode.Nodes, tmp_path: Path, groups: tuple[str, str]
 ) -> None:

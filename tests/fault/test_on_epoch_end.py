@@ -45,7 +45,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "pid"} for row in calls(folder)]
 
 
-@pytest.mark.parametrize("model", ["bsp", "asp"])
+@pytest.mark.parametrize("model", ["bsp", pytest.param("asp", marks=pytest.mark.long)])
 def test_one_worker_is_called_once_for_each_epoch(model: str, tmp_path: Path) -> None:
     arguments = ["softmax", *job(tmp_path, "note", f"table.consistency={model}")]
     found, _ = train(5, *arguments, env=env(tmp_path))
@@ -59,7 +59,7 @@ def test_one_worker_is_called_once_for_each_epoch(model: str, tmp_path: Path) ->
         assert plain["history"] == found["history"]
 
 
-@pytest.mark.parametrize("eval_every", [1, 3])
+@pytest.mark.parametrize("eval_every", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_it_ends_the_training_of_all_workers(eval_every: int, tmp_path: Path) -> None:
     arguments = ["softmax", *job(tmp_path, "ends", f"train.eval_every={eval_every}")]
     found, _ = train(5, *arguments, env=env(tmp_path))
@@ -73,7 +73,11 @@ def test_it_ends_the_training_of_all_workers(eval_every: int, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        ("breaks", "'on_epochs:breaks' raised KeyError after epoch 2: 'no such column'"),
+        pytest.param(
+            "breaks",
+            "'on_epochs:breaks' raised KeyError after epoch 2: 'no such column'",
+            marks=pytest.mark.long,
+        ),
         (
             "breaks_at_last",
             "'on_epochs:breaks_at_last' raised ValueError after epoch 3: at the end",
@@ -88,7 +92,7 @@ def test_an_exception_ends_the_job_and_is_named(function: str, text: str, tmp_pa
     assert said.count("raised") == 1
 
 
-@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.long), 5])
 def test_a_call_that_does_not_return_is_a_stall_of_worker_0(n: int, tmp_path: Path) -> None:
     """The scheduler sees it, or another worker that waits; each names the worker and the call."""
     arguments = ["softmax", *job(tmp_path, "hangs", "cluster.timeout_s=4")]
@@ -108,7 +112,14 @@ def test_backup_workers_are_refused(tmp_path: Path) -> None:
     assert calls(tmp_path) == []
 
 
-@pytest.mark.parametrize(("model", "step"), [("bsp", 0), ("bsp", 1), ("asp", 1)])
+@pytest.mark.parametrize(
+    ("model", "step"),
+    [
+        pytest.param("bsp", 0, marks=pytest.mark.long),
+        ("bsp", 1),
+        pytest.param("asp", 1, marks=pytest.mark.long),
+    ],
+)
 def test_a_warm_restart_repeats_no_call(model: str, step: int, tmp_path: Path) -> None:
     """A worker dies in a step of the third epoch; in its first one the call before it may come again."""
     undisturbed = tmp_path / "undisturbed"

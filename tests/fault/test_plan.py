@@ -64,7 +64,7 @@ def test_rows_and_records_of_every_server_are_as_planned(tmp_path: Path) -> None
         assert plan.rehearsal.records[i] + LEAVING == server["counters"]["records"]
 
 
-@pytest.mark.parametrize("width", [128, 3000])
+@pytest.mark.parametrize("width", [pytest.param(128, marks=pytest.mark.long), 3000])
 def test_records_of_dense_tables_are_as_planned(width: int) -> None:
     """With 3000 the weights of a layer are 768 KB: such updates go by way of staging memory."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launcher import launch
+from long_runs import LONG
 from model_rig import make
 
 N = 40_000  # three blocks
@@ -30,18 +31,19 @@ def predict(n: int, model: Path, data: Path, out: Path | None, code: int = 0) ->
         return job.stdout(), job.stderr()
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz"])
+@pytest.mark.sampled
+@pytest.mark.parametrize("ending", ["csv", pytest.param("npz", marks=pytest.mark.long)])
 def test_ranks_write_the_bytes_of_one_process(model: Path, tmp_path: Path, ending: str) -> None:
     x = np.random.default_rng(3).normal(1e6, 200, (N, 4))
     np.savez(tmp_path / "x.npz", x=x)
-    outs = {n: tmp_path / f"{n}.{ending}" for n in (1, 2, 5)}
+    outs = {n: tmp_path / f"{n}.{ending}" for n in (1, 5, *([2] * LONG))}
     for n, out in outs.items():
         _, said = predict(n, model, tmp_path / "x.npz", out)
         assert said.count(f"mpips predict: {N:,} predictions of ") == 1
     first = outs[1].read_bytes()
     assert len(first) > N * 12
     assert all(out.read_bytes() == first for out in outs.values())
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 1 + len(outs)
     if ending == "csv":
         assert predict(3, model, tmp_path / "x.npz", None)[0].encode() == first
 
@@ -59,9 +61,11 @@ def test_an_error_of_one_rank_ends_all_with_its_sentence(model: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("model_name", "out", "sentence"),
     [
-        ("absent", "a.csv", "no folder '"),
+        pytest.param("absent", "a.csv", "no folder '", marks=pytest.mark.long),
         ("", "absent/a.csv", "cannot be written: No such file or directory"),
-        ("", "a.txt", "use an extension of .csv, .npz, .parquet"),
+        pytest.param(
+            "", "a.txt", "use an extension of .csv, .npz, .parquet", marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_rank_0_alone_finds_ends_all_ranks(
@@ -91,7 +95,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_stopped_rank_ends_the_others_with_its_name(
     model: Path, tmp_path: Path, rank: int
 ) -> None:

@@ -70,6 +70,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long
 def test_mlp_reads_digits() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = trained(3, "mlp", "--train", "digits")
@@ -78,7 +79,7 @@ def test_mlp_reads_digits() -> None:
     assert found["transports"] == {"shm": 3}
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_deepfm_learns_from_click_logs_that_are_read_in_windows(
     n_workers: int, tmp_path: Path
 ) -> None:
@@ -99,11 +100,15 @@ def test_mlp_reads_digits_with_an_outer_step_every_eight_steps() -> None:
     bsp = trained(3, "mlp", "--train", "digits")
     settings = ("table.consistency=diloco", "table.steps=8", "table.compression=int8")
     found = trained(3, "mlp", "--train", "digits", *(a for s in settings for a in ("--set", s)))
+    assert bsp["accuracy"] >= 0.96
+    assert bsp["updates_pushed"] == bsp["updates_applied"] > 0
+    assert bsp["transports"] == {"shm": 3}
     assert found["accuracy"] >= bsp["accuracy"] - 0.01
     assert 7 < bsp["updates_pushed"] / found["updates_pushed"] <= 8
     assert found["steps"] == bsp["steps"]
 
 
+@pytest.mark.long
 def test_codecs_with_a_residual_learn_the_digits_as_float32_does() -> None:
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     sgd = ("--set", "table.optimizer={name='sgd',lr=0.5}", "--set", "cluster.seed=1")
@@ -116,6 +121,7 @@ def test_codecs_with_a_residual_learn_the_digits_as_float32_does() -> None:
         assert found["cross_entropy"] != plain["cross_entropy"]
 
 
+@pytest.mark.long
 def test_pulls_and_pushes_of_one_bit_learn_the_digits_as_float32_does() -> None:
     """Workers evaluate the copy that they share; the checkpoint has the values, which are near."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
@@ -128,6 +134,7 @@ def test_pulls_and_pushes_of_one_bit_learn_the_digits_as_float32_does() -> None:
     assert found["cross_entropy"] != plain["cross_entropy"]
 
 
+@pytest.mark.long
 @needs_data
 def test_logistic_tells_mushrooms_apart() -> None:
     assert trained(3, "logistic", *files("agaricus"))["auc"] >= 0.9999
@@ -138,12 +145,12 @@ def test_logistic_tells_mushrooms_apart() -> None:
 @pytest.mark.parametrize(
     ("task", "model", "n_workers"),
     [
-        ("logistic", "bsp", 3),
+        pytest.param("logistic", "bsp", 3, marks=pytest.mark.long),
         ("logistic", "ssp", 3),
-        ("logistic", "asp", 1),
-        ("fm", "bsp", 1),
-        ("fm", "bsp", 3),
-        ("fm", "ssp", 1),
+        pytest.param("logistic", "asp", 1, marks=pytest.mark.long),
+        pytest.param("fm", "bsp", 1, marks=pytest.mark.long),
+        pytest.param("fm", "bsp", 3, marks=pytest.mark.long),
+        pytest.param("fm", "ssp", 1, marks=pytest.mark.long),
         ("fm", "asp", 3),
     ],
 )
@@ -161,6 +168,7 @@ def test_w6a_is_learned_under_every_consistency(task: str, model: str, n_workers
         assert task == "fm" or found["log_loss"] <= 0.034
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize(
     ("task", "model"), [("wide_deep", "bsp"), ("deepfm", "ssp"), ("dcnv2", "asp")]
@@ -177,11 +185,11 @@ def test_columns_of_text_and_numbers_are_learned_by_three_workers(task: str, mod
 @pytest.mark.parametrize(
     ("task", "labels", "n_workers", "model"),
     [
-        ("deepfm", "targets", 3, "asp"),
-        ("wide_deep", "targets", 1, "bsp"),
+        pytest.param("deepfm", "targets", 3, "asp", marks=pytest.mark.long),
+        pytest.param("wide_deep", "targets", 1, "bsp", marks=pytest.mark.long),
         ("dcnv2", "classes", 3, "bsp"),
         ("wide_deep", "several", 3, "asp"),
-        ("mlp", "several", 3, "bsp"),
+        pytest.param("mlp", "several", 3, "bsp", marks=pytest.mark.long),
     ],
 )
 def test_generated_tables_are_learned_whatever_their_labels(
@@ -208,6 +216,7 @@ def test_generated_tables_are_learned_whatever_their_labels(
         assert found["mean_auc"] > (0.85 if text else 0.8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("n_workers", "model"), [(1, "ssp"), (3, "bsp")])
 def test_lists_of_labels_are_learned(n_workers: int, model: str, tmp_path: Path) -> None:
     """As the same labels in columns; one label is in the share of one worker only."""
@@ -225,7 +234,7 @@ def test_lists_of_labels_are_learned(n_workers: int, model: str, tmp_path: Path)
 
 
 @needs_data
-@pytest.mark.parametrize("model", ["bsp", "asp"])
+@pytest.mark.parametrize("model", ["bsp", pytest.param("asp", marks=pytest.mark.long)])
 def test_a_knowledge_graph_is_learned_by_three_workers(model: str) -> None:
     train, valid, test = (
         DATA / "kg" / f"codex-s.{part}.txt" for part in ("train", "valid", "test")
@@ -239,7 +248,12 @@ def test_a_knowledge_graph_is_learned_by_three_workers(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("implicit", "model"), [("false", "bsp"), ("false", "asp"), ("true", "ssp")]
+    ("implicit", "model"),
+    [
+        pytest.param("false", "bsp", marks=pytest.mark.long),
+        pytest.param("false", "asp", marks=pytest.mark.long),
+        ("true", "ssp"),
+    ],
 )
 def test_generated_ratings_are_learned_by_three_workers(
     implicit: str, model: str, tmp_path: Path

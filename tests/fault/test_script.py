@@ -50,7 +50,21 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("where", ENDS)
+# By day: each point of the script, each way to fail and each worker once. What the script calls wrongly is
+# an exception of mpips; test_errors.py has exceptions of `mpips.run`.
+BY_DAY = (
+    "mid=raise",
+    "mid=end:1",
+    "start=other-table:1",
+    "values=raise",
+    "step=quit:1",
+    "last=exit-5:1",
+)
+
+
+@pytest.mark.parametrize(
+    "where", [w if w in BY_DAY else pytest.param(w, marks=pytest.mark.long) for w in ENDS]
+)
 def test_a_script_that_fails_ends_the_job_with_its_code_and_one_message(
     launch: Start, where: str
 ) -> None:
@@ -64,9 +78,15 @@ def test_a_script_that_fails_ends_the_job_with_its_code_and_one_message(
 
 @pytest.mark.parametrize(
     ("where", "code"),
-    [("mid=SIGTERM", 143), ("mid=SIGTERM:1", 143), ("values=SIGTERM", 143), ("step=SIGTERM:0", 143),
-     ("mid=interrupt:0", 130), ("step=interrupt:1", 130)],
-)  # fmt: skip
+    [
+        ("mid=SIGTERM:1", 143),
+        ("step=interrupt:1", 130),
+        pytest.param("mid=SIGTERM", 143, marks=pytest.mark.long),
+        pytest.param("values=SIGTERM", 143, marks=pytest.mark.long),
+        pytest.param("step=SIGTERM:0", 143, marks=pytest.mark.long),
+        pytest.param("mid=interrupt:0", 130, marks=pytest.mark.long),
+    ],
+)
 def test_a_script_that_is_told_to_end_has_the_code_of_the_signal_and_no_error(
     launch: Start, where: str, code: int
 ) -> None:
@@ -76,7 +96,7 @@ def test_a_script_that_is_told_to_end_has_the_code_of_the_signal_and_no_error(
     assert "Traceback" not in job.stderr()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_server_that_is_told_to_end_before_the_first_pull_ends_the_job_at_once(
     launch: Start, rank: int
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import launcher
 import pytest
+from long_runs import LONG
 
 from mpips.checkpoint import find_newest
 
@@ -119,15 +120,24 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+# By day one of them is run again; "exit" and "wrong-table" are in test_errors.py and test_script.py.
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=[pytest.mark.long] * (how in ("exit", "wrong-table")))
+        for how in ENDS
+    ],
+)
 def test_what_ends_a_script_is_one_sentence_with_its_exit_code(tmp_path: Path, how: str) -> None:
     code, said = ENDS[how]
     with run(tmp_path, "--max-restarts", "0", str(SCRIPT), "4", how, n=3) as job:
         assert job.wait() == (1 if how == "exit" else code), job.tail()
         text = job.stderr()
         (folder,) = (tmp_path / "runs").iterdir()
-    with run(tmp_path, "--discard-memory", str(folder)) as job:
-        assert job.wait() == 0, job.tail()
+    if LONG or how == "after":
+        with run(tmp_path, "--discard-memory", str(folder)) as job:
+            assert job.wait() == 0, job.tail()
     assert said in " ".join(text.split()), text
     assert how in ("exit", "after") or "Traceback" not in text
 

@@ -45,14 +45,20 @@ def existing(paths: set[Path]) -> list[Path]:
     ("rank", "model", "transport"),
     [
         (0, "bsp", "auto"),
-        (1, "bsp", "auto"),
-        (3, "bsp", "auto"),
-        (4, "asp", "auto"),
         (1, "asp", "auto"),
-        (1, "bsp", "rma"),
         (3, "ssp", "rma"),
-        (1, "asp", "p2p"),
-        (3, "bsp", "p2p"),
+        (1, "bsp", "p2p"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (1, "bsp", "auto"),
+                (3, "bsp", "auto"),
+                (4, "asp", "auto"),
+                (1, "bsp", "rma"),
+                (1, "asp", "p2p"),
+                (3, "bsp", "p2p"),
+            )
+        ),
     ],
 )
 def test_a_stopped_rank_ends_the_job_with_its_name(
@@ -84,7 +90,9 @@ def test_a_stopped_worker_is_named_by_the_worker_that_waits_for_it(tmp_path: Pat
         assert "worker 1 (rank 4 on" in job.stderr()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_ending_mpirun_by_a_signal_leaves_no_segment(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -113,7 +121,7 @@ def test_sigusr2_to_mpirun_shows_what_every_rank_does_and_ends_none(tmp_path: Pa
         job.wait(10.0)
 
 
-@pytest.mark.parametrize("rank", [0, 2, 3])
+@pytest.mark.parametrize("rank", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))])
 def test_sigterm_to_one_rank_leaves_no_segment(tmp_path: Path, rank: int) -> None:
     job, pids = start(tmp_path, "bsp", timeout_s=60.0)
     with job:

@@ -27,7 +27,17 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "rank", "said"), PLACES, ids=[f"{p[0]}-{p[1]}" for p in PLACES])
+# By day each part of the start and of the end once, and each role.
+BY_DAY = (("mpi", 1), ("meeting", 0), ("making the MPI window", 3), ("leaving", 1))
+
+
+@pytest.mark.parametrize(
+    ("place", "rank", "said"),
+    [
+        pytest.param(*p, id=f"{p[0]}-{p[1]}", marks=[pytest.mark.long] * (p[:2] not in BY_DAY))
+        for p in PLACES
+    ],
+)
 def test_a_rank_that_stops_while_the_job_starts_or_ends_is_named(
     tmp_path: Path, place: str, rank: int, said: str
 ) -> None:

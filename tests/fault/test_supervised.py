@@ -1,4 +1,7 @@
-"""`mpips run` with a real mpirun: every way to die, and the same bits afterwards."""
+"""`mpips run` with a real mpirun: every way to die, and the same bits afterwards.
+
+By day the tests of one kind take turns: every second commit runs them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import multinode
 import processes
 import pytest
 import supervised
+from long_runs import in_turn
 from supervised import Run, alive, content, made_data, start
 
 from mpips.checkpoint import find_newest, list_checkpoints
@@ -65,7 +69,14 @@ def finish(run: Run, undisturbed: dict[str, bytes], attempts: int = 2) -> str:
     return said
 
 
-@pytest.mark.parametrize("role", ["scheduler", "server 1", "worker 0"])
+@in_turn(0, 2)
+@pytest.mark.parametrize(
+    "role",
+    [
+        "scheduler",
+        *(pytest.param(role, marks=pytest.mark.long) for role in ("server 1", "worker 0")),
+    ],
+)
 def test_a_killed_rank_is_survived_with_the_same_bits(
     tmp_path: Path, undisturbed: dict[str, bytes], role: str
 ) -> None:
@@ -102,8 +113,12 @@ def test_dying_while_checkpoints_are_made_leaves_none_that_is_bad(
 @pytest.mark.parametrize(
     ("fault", "texts"),
     [
-        ("raise", ["ValueError: planted", "self.go_wrong()", "it was"]),
-        ("memory", ["MemoryError", "np.empty(1 << 60, np.uint8)"]),
+        pytest.param(
+            "raise", ["ValueError: planted", "self.go_wrong()", "it was"], marks=pytest.mark.long
+        ),
+        pytest.param(
+            "memory", ["MemoryError", "np.empty(1 << 60, np.uint8)"], marks=pytest.mark.long
+        ),
         ("crash", ["killed by SIGSEGV (signal 11)", "in go_wrong", "Segmentation fault"]),
         ("leave", ["ended with code 3, without a failure report"]),
     ],
@@ -123,6 +138,7 @@ def test_a_worker_that_fails_is_named_with_its_reason(
     assert said.count("failed after") == 1
 
 
+@in_turn(0, 2)
 def test_a_stopped_worker_is_a_named_stall(tmp_path: Path) -> None:
     options = ["options.fault=stop", "options.at=70", "cluster.timeout_s=8"]
     sets = [word for text in options for word in ("--set", text)]
@@ -137,6 +153,7 @@ def test_a_stopped_worker_is_a_named_stall(tmp_path: Path) -> None:
     assert not alive(run)
 
 
+@in_turn(0, 2)
 def test_a_killed_mpirun_with_a_stopped_rank_is_survived(
     tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -156,6 +173,7 @@ def mpirun_of(run: Run) -> int:
     return int(children.split()[0])
 
 
+@in_turn(1, 2)
 def test_a_killed_supervisor_leaves_a_run_that_goes_on(
     tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -192,6 +210,7 @@ def test_sigterm_ends_everything_after_a_checkpoint(
         finish(again, undisturbed)
 
 
+@in_turn(0, 2)
 def test_a_second_sigterm_ends_everything_at_once(tmp_path: Path) -> None:
     run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "checkpoint.every_steps=0"))
     with run.launched:
@@ -212,6 +231,7 @@ def test_a_second_sigterm_ends_everything_at_once(tmp_path: Path) -> None:
     content(newest)  # verifies it
 
 
+@in_turn(1, 2)
 def test_usr1_ends_with_75_and_the_run_goes_on(
     tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -226,6 +246,7 @@ def test_usr1_ends_with_75_and_the_run_goes_on(
         finish(again, undisturbed)
 
 
+@in_turn(1, 2)
 def test_what_always_fails_is_given_up(tmp_path: Path) -> None:
     sets = ["--set", "options.fault=raise", "--set", "options.at=5"]
     run = start(tmp_path, *SHAPE, "--max-restarts", "9", *job(tmp_path, *sets))
@@ -236,6 +257,7 @@ def test_what_always_fails_is_given_up(tmp_path: Path) -> None:
     assert "2 attempts in a row have brought the run no further" in said
 
 
+@in_turn(0, 2)
 def test_wrong_data_is_not_tried_again(tmp_path: Path) -> None:
     broken = tmp_path / "broken.svm"
     broken.write_text("1 5:1\n0 nonsense\n")
@@ -248,6 +270,7 @@ def test_wrong_data_is_not_tried_again(tmp_path: Path) -> None:
     assert "nonsense" in said
 
 
+@in_turn(1, 2)
 def test_metrics_and_status_tell_the_whole_story(tmp_path: Path) -> None:
     run = start(tmp_path, *SHAPE, *job(tmp_path))
     with run.launched:
@@ -266,6 +289,7 @@ def test_metrics_and_status_tell_the_whole_story(tmp_path: Path) -> None:
     assert result["epochs"] == 8
 
 
+@in_turn(0, 2)
 @pytest.mark.multinode
 def test_a_lost_node_is_replaced_by_the_spare(
     nodes3: multinode.Nodes, tmp_path: Path, undisturbed: dict[str, bytes]
@@ -288,6 +312,7 @@ def test_a_lost_node_is_replaced_by_the_spare(
     assert nodes3.segments(0) == set() == nodes3.segments(2)
 
 
+@in_turn(1, 2)
 @pytest.mark.multinode
 def test_a_lost_node_without_a_spare_means_fewer_workers_if_allowed(
     nodes2: multinode.Nodes, tmp_path: Path
@@ -308,6 +333,7 @@ def test_a_lost_node_without_a_spare_means_fewer_workers_if_allowed(
     assert run.attempts == 2
 
 
+@in_turn(1, 2)
 def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
     run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "options.pause_s=0.3"))
     with run.launched:

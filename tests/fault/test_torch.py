@@ -12,6 +12,7 @@ import launcher
 import numpy as np
 import pytest
 from launcher import results
+from long_runs import LONG
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -38,7 +39,9 @@ def supervised(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], str
         return results(launched), launched.stderr()
 
 
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("SGD", 1e-5), ("Adam", 1e-2)])
+@pytest.mark.parametrize(
+    ("optimizer", "tolerance"), [("SGD", 1e-5), pytest.param("Adam", 1e-2, marks=pytest.mark.long)]
+)
 def test_workers_do_what_one_process_does_with_the_joined_batch(
     launch: Launch, tmp_path: Path, optimizer: str, tolerance: float
 ) -> None:
@@ -55,6 +58,7 @@ def test_workers_do_what_one_process_does_with_the_joined_batch(
     assert np.abs(losses - whole["losses"]).max() <= tolerance * max(whole["losses"])
 
 
+@pytest.mark.sampled
 def test_bits_are_the_same_on_every_transport_and_servers_take_the_values_of_worker_0(
     launch: Launch,
 ) -> None:
@@ -63,12 +67,13 @@ def test_bits_are_the_same_on_every_transport_and_servers_take_the_values_of_wor
     tcp = {"OMPI_MCA_btl": "tcp,self"}
     others = [
         ranks(launch, 5, *arguments, "--servers", "2", "--transport", "rma", env=tcp),
-        ranks(launch, 4, *arguments, "--transport", "p2p", env=tcp),
         ranks(launch, 4, *arguments, "--placement", "replicated"),
-        ranks(launch, 4, *arguments, "--placement", "auto"),
     ]
+    if LONG:
+        others.append(ranks(launch, 4, *arguments, "--transport", "p2p", env=tcp))
+        others.append(ranks(launch, 4, *arguments, "--placement", "auto"))
     assert len({found["digest"] for run in [first, *others] for found in run}) == 1
-    assert [len(run) for run in [first, *others]] == [2] * 5
+    assert [len(run) for run in [first, *others]] == [2] * (5 if LONG else 3)
 
 
 @pytest.mark.timeout(300)
@@ -100,7 +105,11 @@ def test_a_run_that_is_killed_has_the_bits_and_the_rates_of_an_undisturbed_one(
 
 @pytest.mark.parametrize(
     ("n_workers", "servers", "more"),
-    [(1, 1, ("--consistency", "ssp")), (2, 1, ("--accumulate",)), (3, 2, ())],
+    [
+        pytest.param(1, 1, ("--consistency", "ssp"), marks=pytest.mark.long),
+        (2, 1, ("--accumulate",)),
+        pytest.param(3, 2, (), marks=pytest.mark.long),
+    ],
 )
 def test_on_a_device_with_late_copies_the_bits_are_those_of_the_cpu(
     launch: Launch, n_workers: int, servers: int, more: tuple[str, ...]
@@ -131,7 +140,14 @@ def test_runs_that_are_killed_on_a_device_and_between_nodes_have_the_bits_of_a_c
         assert {found["digest"] for found in killed} == {calm[0]["digest"]}
 
 
-@pytest.mark.parametrize(("consistency", "late"), [("ssp", ()), ("asp", ()), ("ssp", ("--late",))])
+@pytest.mark.parametrize(
+    ("consistency", "late"),
+    [
+        pytest.param("ssp", (), marks=pytest.mark.long),
+        ("asp", ()),
+        pytest.param("ssp", ("--late",), marks=pytest.mark.long),
+    ],
+)
 def test_asynchronous_workers_train(
     launch: Launch, consistency: str, late: tuple[str, ...]
 ) -> None:
@@ -175,7 +191,9 @@ def test_gradients_that_were_refused_never_count(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize(("n_ranks", "consistency"), [(3, "ssp"), (6, "bsp")])
+@pytest.mark.parametrize(
+    ("n_ranks", "consistency"), [pytest.param(3, "ssp", marks=pytest.mark.long), (6, "bsp")]
+)
 def test_a_convolutional_network_reads_digits(
     n_ranks: int, consistency: str, launch: Launch, tmp_path: Path
 ) -> None:
@@ -197,7 +215,9 @@ def test_a_convolutional_network_reads_digits(
     assert float(line.rpartition(" ")[2]) >= 0.985
 
 
-@pytest.mark.parametrize(("n", "transport"), [(4, "auto"), (5, "p2p")])
+@pytest.mark.parametrize(
+    ("n", "transport"), [pytest.param(4, "auto", marks=pytest.mark.long), (5, "p2p")]
+)
 def test_ddp_trains_with_the_hook_as_without_it(
     launch: Launch, tmp_path: Path, n: int, transport: str
 ) -> None:

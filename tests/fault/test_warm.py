@@ -1,4 +1,7 @@
-"""`mpips run` goes on in shared memory; who dies where, on which way, is in test_matrix.py."""
+"""`mpips run` goes on in shared memory; who dies where, on which way, is in test_matrix.py.
+
+By day the tests of one kind take turns: every second commit runs them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from long_runs import in_turn
 from supervised import SHAPE, Run, alive, check_counts, content, counting, job, start
 
 import mpips
@@ -51,6 +55,7 @@ def test_dying_at_any_point_of_a_checkpoint_every_push_counts_once_and_nothing_i
             assert len(checkpoint.manifest.example["predictions"]) == 5
 
 
+@in_turn(1, 2)
 def test_a_stopped_server_is_named_and_its_memory_taken_over(tmp_path):
     settings = ["table.consistency=asp", "checkpoint.every_steps=20", "cluster.timeout_s=6"]
     run = start(tmp_path, *SHAPE, *counting(tmp_path, *settings))
@@ -63,6 +68,7 @@ def test_a_stopped_server_is_named_and_its_memory_taken_over(tmp_path):
     check_counts(run, tmp_path)
 
 
+@in_turn(0, 2)
 def test_memory_serves_where_no_checkpoint_would(tmp_path):
     settings = ["table.consistency=asp", "checkpoint.every_steps=60", "options.pause_s=0.05"]
     run = start(tmp_path, *SHAPE, *counting(tmp_path, *settings))
@@ -75,7 +81,9 @@ def test_memory_serves_where_no_checkpoint_would(tmp_path):
     check_counts(run, tmp_path)
 
 
-@pytest.mark.parametrize("change", ["none", "damaged", "another codec"])
+@pytest.mark.parametrize(
+    "change", [pytest.param("none", marks=pytest.mark.long), "damaged", "another codec"]
+)
 def test_a_run_continues_in_memory_only_with_the_codecs_that_it_had(tmp_path, change):
     """placement.json has the decision. Decided anew, it is the same on this node: no codec."""
     auto = "table.compression={name='auto',codecs=['bf16']}"
@@ -104,6 +112,7 @@ def test_a_run_continues_in_memory_only_with_the_codecs_that_it_had(tmp_path, ch
     check_counts(run, tmp_path)
 
 
+@in_turn(0, 2)
 def test_a_step_that_is_not_repeated_alike_falls_back_to_the_checkpoint_once(tmp_path):
     folder = f"options.folder={tmp_path / 'runs'}"
     settings = ["table.consistency=asp", "checkpoint.every_steps=8", folder]
@@ -143,6 +152,7 @@ def test_a_run_that_was_given_up_goes_on_in_its_memory(tmp_path):
     assert not list(Path("/dev/shm").glob(f"*{token}*"))
 
 
+@in_turn(1, 2)
 def test_switched_off_it_starts_from_a_checkpoint(tmp_path):
     settings = ["checkpoint.every_steps=20", "redundancy.warm=false"]
     arguments = job(tmp_path, "faulty_task:Faulty", *settings)
@@ -152,6 +162,7 @@ def test_switched_off_it_starts_from_a_checkpoint(tmp_path):
     assert "from checkpoint step-" in run.launched.stderr()
 
 
+@in_turn(1, 2)
 def test_lost_memory_is_said_and_a_checkpoint_serves(tmp_path):
     settings = ["checkpoint.every_steps=20", "options.pause_s=0.03"]
     run = start(tmp_path, *SHAPE, *job(tmp_path, "faulty_task:Faulty", *settings))
@@ -167,6 +178,7 @@ def test_lost_memory_is_said_and_a_checkpoint_serves(tmp_path):
     assert "from checkpoint step-" in said
 
 
+@in_turn(0, 2)
 def test_the_rates_of_a_schedule_survive_deaths(tmp_path: Path) -> None:
     """The rate of each clock is that of an undisturbed run, in repeated clocks, too."""
     arguments = job(tmp_path, "fm", "table.optimizer=adagrad", "schedule.name=one_cycle")
@@ -183,6 +195,7 @@ def test_the_rates_of_a_schedule_survive_deaths(tmp_path: Path) -> None:
     assert killed == calm
 
 
+@in_turn(1, 2)
 def test_a_run_that_is_killed_ends_early_after_the_same_epoch(tmp_path):
     settings = ["train.epochs=60", "train.patience=3", "train.min_delta=0.002"]
     arguments = [part for setting in settings for part in ("--set", setting)]
@@ -209,7 +222,8 @@ def test_a_run_that_is_killed_ends_early_after_the_same_epoch(tmp_path):
 BEST = "cut-held:1,placed:12,cut-copied:1,placed:12,named:1"
 
 
-@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+@in_turn(0, 2)
+@pytest.mark.parametrize("consistency", ["bsp", pytest.param("asp", marks=pytest.mark.long)])
 def test_a_run_that_is_killed_keeps_the_best_checkpoint(tmp_path: Path, consistency: str) -> None:
     settings = [
         *("train.epochs=8", "checkpoint.keep_best=true", "checkpoint.keep_last=1"),

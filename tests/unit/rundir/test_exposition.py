@@ -111,7 +111,9 @@ def test_labels_that_utf8_cannot_encode_are_escaped() -> None:
 
 def test_every_number_of_a_run_has_its_name_and_unit() -> None:
     found = values(exposition([VIEW]))
-    assert [of(found, "mpips_run_state", state=s) for s in STATES] == [s == "running" for s in STATES]
+    assert [of(found, "mpips_run_state", state=s) for s in STATES] == [
+        s == "running" for s in STATES
+    ]
     expected = {
         "run_updated_timestamp_seconds": 100.0,
         "run_step": 50,
