@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,19 +32,19 @@ class Start(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Folder of a verified checkpoint, or None.
-        notes: Messages for the user about the choice.
         manifest: Manifest of the checkpoint, if any.
         generation: Least generation number of the job's own checkpoints.
     """
 
     path: Path | None = None
-    notes: tuple[str, ...] = ()
     manifest: Manifest | None = None
     generation: int = 0
 
 
 def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> Start:
     """Find and verify the checkpoint from which a job starts. Collective over `comm` if given; blocking.
+
+    The first rank prints a warning for each newer checkpoint that is damaged.
 
     Args:
         folder: Folder in which "auto" finds the newest undamaged checkpoint; None: nothing is saved.
@@ -69,12 +70,16 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
                 )
             return Start(generation=generation)
         found.checkpoint.close()
-        skipped = tuple(f"not used: {refusal.reason}" for refusal in found.refused)
-        return Start(found.checkpoint.path, skipped, found.checkpoint.manifest, generation)
+        if comm is None or comm.rank == 0:
+            for refusal in found.refused:
+                # A warning, which no option silences: the job repeats what it had done since this step.
+                line = f"mpips: warning: checkpoint not used: {refusal.reason}"
+                print(line, file=sys.stderr, flush=True)
+        return Start(found.checkpoint.path, found.checkpoint.manifest, generation)
     path = Path(resume)
     with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
-        return Start(path, (), checkpoint.manifest, generation)
+        return Start(path, checkpoint.manifest, generation)
 
 
 def next_generation(folder: Path | None, comm: MPI.Intracomm | None) -> int:

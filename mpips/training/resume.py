@@ -80,7 +80,7 @@ class TrainingPlan(msgspec.Struct):
             inputs.steps_before = start.manifest.step
             how = set_place(inputs, start.manifest.workers, start.manifest.sampling, shape)
             beginning = beginning_of(inputs, start.manifest, self.n_workers)
-            notes = (*start.notes, f"starting from {start.path}, {how}")
+            notes = (f"starting from {start.path}, {how}",)
         return Saving(
             Path(wanted.folder) if wanted.folder else None,
             run_id,
