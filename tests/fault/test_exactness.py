@@ -86,7 +86,7 @@ def on_nodes(nodes: Nodes, ranks: list[int], **options: object) -> Launch:
     return nodes.start(ranks, argv("digest.py", **options), timeout=60, env=ENV)
 
 
-# Servers and transport of jobs of this machine; by day those whose digests differ most in their way.
+# Servers and transport of jobs of this machine; by day two that differ in both.
 SHAPES = [(1, "auto"), (3, "p2p"), *([(2, "auto"), (3, "auto"), (2, "rma"), (2, "p2p")] * LONG)]
 OF_GROUPS = [(3, "p2p"), *([(1, "auto"), (2, "rma")] * LONG)]
 
