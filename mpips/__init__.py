@@ -1,10 +1,11 @@
 """A parameter server for MPI clusters.
 
 `run` starts a job with a worker function; `init` starts one whose script does the work of the worker.
-Importing this package neither initialises MPI nor opens files.
+Importing this package neither initialises MPI nor opens files. It loads only the errors: all other names are
+imported at their first use, so that a rank, a command or a helper process loads what it uses.
 """
 
-# ruff: noqa: E402, F403
+# ruff: noqa: E402
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from mpips.mpi import early_signals
@@ -25,55 +26,123 @@ from mpips.errors import (
     StallError,
     TransportError,
 )
-from mpips.inference.fitting import fit
-from mpips.inference.loading import load
-from mpips.model import codec as _codec
-from mpips.model import consistency as _consistency
-from mpips.model import optimizer as _optimizer
-from mpips.model.codec import *
-from mpips.model.consistency import *
-from mpips.model.initializer import Initializer
-from mpips.model.optimizer import *
-from mpips.model.partition import (
-    FrequencyPartition,
-    HashPartition,
-    LayerPartition,
-    RangePartition,
-)
-from mpips.model.replicated import Replicated
-from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.session.driver import Outcome
-from mpips.session.init import init, rank, report, world_size
-from mpips.session.session import run
-from mpips.worker.lookahead import lookahead
-from mpips.worker.requests import PushResult, Request
-from mpips.worker.worker import Worker
+from mpips.process.lazy import lazy_names as _lazy_names
+
+if _TYPE_CHECKING:
+    from mpips.inference.fitting import fit
+    from mpips.inference.loading import load
+    from mpips.model.codec import (
+        Auto,
+        Bf16,
+        Fp16,
+        Int8,
+        OneBit,
+        RandomK,
+        SharedInt8,
+        TopK,
+    )
+    from mpips.model.consistency import (
+        ASP,
+        BSP,
+        SSP,
+        Accept,
+        Compensate,
+        DiLoCo,
+        LocalSGD,
+        Reject,
+        Scale,
+    )
+    from mpips.model.initializer import Initializer
+    from mpips.model.optimizer import (
+        FTRL,
+        SGD,
+        Adagrad,
+        Adam,
+        AdamW,
+        DelayedNesterov,
+        Momentum,
+        Nesterov,
+        PythonRule,
+        RMSProp,
+    )
+    from mpips.model.partition import (
+        FrequencyPartition,
+        HashPartition,
+        LayerPartition,
+        RangePartition,
+    )
+    from mpips.model.replicated import Replicated
+    from mpips.model.table import (
+        DenseTable,
+        EmbeddingTable,
+    )
+    from mpips.session.driver import Outcome
+    from mpips.session.init import (
+        init,
+        rank,
+        report,
+        world_size,
+    )
+    from mpips.session.session import run
+    from mpips.worker.lookahead import lookahead
+    from mpips.worker.requests import (
+        PushResult,
+        Request,
+    )
+    from mpips.worker.worker import Worker
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "ASP",
+    "BSP",
+    "FTRL",
+    "SGD",
+    "SSP",
+    "Accept",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Auto",
+    "Bf16",
     "CallbackError",
     "CapabilityError",
     "CheckpointError",
+    "Compensate",
     "ConfigError",
     "DataError",
+    "DelayedNesterov",
     "DenseTable",
+    "DiLoCo",
     "EmbeddingTable",
     "EndedError",
     "ForkError",
+    "Fp16",
     "FrequencyPartition",
     "HashPartition",
     "Initializer",
+    "Int8",
     "LayerPartition",
+    "LocalSGD",
+    "Momentum",
     "MpipsError",
+    "Nesterov",
+    "OneBit",
     "Outcome",
     "ProtocolError",
     "PushResult",
+    "PythonRule",
+    "RMSProp",
+    "RandomK",
     "RangePartition",
     "RegionError",
+    "Reject",
     "Replicated",
     "Request",
+    "Scale",
+    "SharedInt8",
     "StallError",
+    "TopK",
     "TransportError",
     "Worker",
     "fit",
@@ -85,16 +154,83 @@ __all__ = [
     "run",
     "world_size",
 ]
-__all__ += _codec.__all__
-__all__ += _consistency.__all__
-__all__ += _optimizer.__all__
 
 if not _TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Import mpips.torch and its like at their first use, since they import large libraries."""
-        if name in {"jax", "keras", "sklearn", "torch"}:
-            from importlib import import_module
-
-            return import_module(f"mpips.{name}")
-        raise AttributeError(f"module 'mpips' has no attribute {name!r}")
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "mpips.inference.fitting": ["fit"],
+            "mpips.inference.loading": ["load"],
+            "mpips.model.codec": [
+                "Auto",
+                "Bf16",
+                "Fp16",
+                "Int8",
+                "OneBit",
+                "RandomK",
+                "SharedInt8",
+                "TopK",
+            ],
+            "mpips.model.consistency": [
+                "ASP",
+                "BSP",
+                "SSP",
+                "Accept",
+                "Compensate",
+                "DiLoCo",
+                "LocalSGD",
+                "Reject",
+                "Scale",
+            ],
+            "mpips.model.initializer": ["Initializer"],
+            "mpips.model.optimizer": [
+                "FTRL",
+                "SGD",
+                "Adagrad",
+                "Adam",
+                "AdamW",
+                "DelayedNesterov",
+                "Momentum",
+                "Nesterov",
+                "PythonRule",
+                "RMSProp",
+            ],
+            "mpips.model.partition": [
+                "FrequencyPartition",
+                "HashPartition",
+                "LayerPartition",
+                "RangePartition",
+            ],
+            "mpips.model.replicated": ["Replicated"],
+            "mpips.model.table": ["DenseTable", "EmbeddingTable"],
+            "mpips.session.driver": ["Outcome"],
+            "mpips.session.init": ["init", "rank", "report", "world_size"],
+            "mpips.session.session": ["run"],
+            "mpips.worker.lookahead": ["lookahead"],
+            "mpips.worker.requests": ["PushResult", "Request"],
+            "mpips.worker.worker": ["Worker"],
+        },
+        # Parts of the package, and packages for other libraries, which import these.
+        [
+            "_native",
+            "checkpoint",
+            "config",
+            "data",
+            "inference",
+            "jax",
+            "keras",
+            "kernels",
+            "model",
+            "recovery",
+            "rundir",
+            "scheduler",
+            "server",
+            "session",
+            "sklearn",
+            "snapshot",
+            "terminal",
+            "torch",
+            "transport",
+            "worker",
+        ],
+    )

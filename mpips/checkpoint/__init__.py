@@ -6,14 +6,24 @@ MPI nor h5py; only writing needs h5py. Open `writer.py` first to see how a check
 to see how it is read, and `manifest.py` for the format.
 """
 
-from mpips.checkpoint.find import Found, Refusal, find_newest
-from mpips.checkpoint.folder import CheckpointName, list_checkpoints
-from mpips.checkpoint.info import CheckpointInfo
-from mpips.checkpoint.manifest import Manifest, WorkerState
-from mpips.checkpoint.reader import Checkpoint, RowBlock, open_checkpoint
-from mpips.checkpoint.retention import Retention, retain
-from mpips.checkpoint.shards import DenseShardData, EmbeddingShardData, ManifestHead, ServerState
-from mpips.checkpoint.writer import CheckpointWriter, write_checkpoint
+from typing import TYPE_CHECKING
+
+from mpips.process.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.find import Found, Refusal, find_newest
+    from mpips.checkpoint.folder import CheckpointName, list_checkpoints
+    from mpips.checkpoint.info import CheckpointInfo
+    from mpips.checkpoint.manifest import Manifest, WorkerState
+    from mpips.checkpoint.reader import Checkpoint, RowBlock, open_checkpoint
+    from mpips.checkpoint.retention import Retention, retain
+    from mpips.checkpoint.shards import (
+        DenseShardData,
+        EmbeddingShardData,
+        ManifestHead,
+        ServerState,
+    )
+    from mpips.checkpoint.writer import CheckpointWriter, write_checkpoint
 
 __all__ = [
     "Checkpoint",
@@ -36,3 +46,23 @@ __all__ = [
     "retain",
     "write_checkpoint",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "mpips.checkpoint.find": ["Found", "Refusal", "find_newest"],
+            "mpips.checkpoint.folder": ["CheckpointName", "list_checkpoints"],
+            "mpips.checkpoint.info": ["CheckpointInfo"],
+            "mpips.checkpoint.manifest": ["Manifest", "WorkerState"],
+            "mpips.checkpoint.reader": ["Checkpoint", "RowBlock", "open_checkpoint"],
+            "mpips.checkpoint.retention": ["Retention", "retain"],
+            "mpips.checkpoint.shards": [
+                "DenseShardData",
+                "EmbeddingShardData",
+                "ManifestHead",
+                "ServerState",
+            ],
+            "mpips.checkpoint.writer": ["CheckpointWriter", "write_checkpoint"],
+        },
+    )

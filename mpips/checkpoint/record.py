@@ -8,7 +8,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,10 +25,12 @@ from mpips.checkpoint.manifest import (
     TableEntry,
     encode,
 )
-from mpips.checkpoint.plan import Hello, TablePlan
-from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import load_writer, structure_sum
 from mpips.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.plan import Hello, TablePlan
+    from mpips.checkpoint.shards import ManifestHead
 
 PIECE_BYTES = 64 << 20  # bytes of data with one checksum, at most (unless one block is larger)
 

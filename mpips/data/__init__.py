@@ -9,14 +9,19 @@ for cursor, batch in Loader(data, info.n_samples_total, ...):
     ...
 """
 
-from mpips.data.dataset import Batch, Dataset, DenseBatch, DenseData, SparseBatch, SparseData
-from mpips.data.info import DataInfo, Part, align, combine
-from mpips.data.loader import Cursor, Loader, local_count
-from mpips.data.moments import Moments
-from mpips.data.options import ReadOptions
-from mpips.data.readers import READERS, read
-from mpips.data.sampling import Leg, Sampling, Shape
-from mpips.data.several import files_of
+from typing import TYPE_CHECKING
+
+from mpips.process.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mpips.data.dataset import Batch, Dataset, DenseBatch, DenseData, SparseBatch, SparseData
+    from mpips.data.info import DataInfo, Part, align, combine
+    from mpips.data.loader import Cursor, Loader, local_count
+    from mpips.data.moments import Moments
+    from mpips.data.options import ReadOptions
+    from mpips.data.readers import READERS, read
+    from mpips.data.sampling import Leg, Sampling, Shape
+    from mpips.data.several import files_of
 
 __all__ = [
     "READERS",
@@ -41,3 +46,25 @@ __all__ = [
     "local_count",
     "read",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "mpips.data.dataset": [
+                "Batch",
+                "Dataset",
+                "DenseBatch",
+                "DenseData",
+                "SparseBatch",
+                "SparseData",
+            ],
+            "mpips.data.info": ["DataInfo", "Part", "align", "combine"],
+            "mpips.data.loader": ["Cursor", "Loader", "local_count"],
+            "mpips.data.moments": ["Moments"],
+            "mpips.data.options": ["ReadOptions"],
+            "mpips.data.readers": ["READERS", "read"],
+            "mpips.data.sampling": ["Leg", "Sampling", "Shape"],
+            "mpips.data.several": ["files_of"],
+        },
+    )

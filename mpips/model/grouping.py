@@ -25,14 +25,17 @@ pushed by each worker, beside those that the group sums.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mpips.errors import ConfigError
-from mpips.model.auto_placement import Site
 from mpips.model.consistency import ASP, BSP, SSP, Accept, Consistency
 from mpips.model.optimizer import SGD, Optimizer
-from mpips.model.python_rule import PythonRule
 from mpips.model.served import is_local
 from mpips.model.table import DenseTable, EmbeddingTable, Table
+
+if TYPE_CHECKING:
+    from mpips.model.auto_placement import Site
+    from mpips.model.python_rule import PythonRule
 
 Groups = tuple[tuple[int, ...], ...]  # workers of each group, ascending; none is in two
 # Groups as users list them: workers, or lists of workers that are subgroups.

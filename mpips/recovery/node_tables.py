@@ -57,13 +57,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.errors import RegionError
-from mpips.mpi.cluster import Cluster
 from mpips.recovery import replica_memory
-from mpips.recovery.memory import Place
 from mpips.transport.region import MARK, Regions, own_segments
+
+if TYPE_CHECKING:
+    from mpips.mpi.cluster import Cluster
+    from mpips.recovery.memory import Place
 
 _PATTERN = re.compile(r"n\d+g\d+")
 Rule = tuple[str, _native.OptimizerConfig, bool, int, bool]

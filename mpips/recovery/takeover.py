@@ -15,22 +15,24 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mpips import _native
 from mpips.errors import RecoveryError, RegionError
-from mpips.mpi.cluster import Cluster
 from mpips.recovery.memory import At, Memory, Place, place_of, read_memory, why_refused
-from mpips.recovery.mirror import Mirror
-from mpips.recovery.node_tables import NodeTables
-from mpips.recovery.replica_start import Partnership
-from mpips.recovery.saving import Saving
-from mpips.rundir.directory import Supervised
-from mpips.server.server import Server
-from mpips.transport.channel import Channel
 from mpips.transport.region import attach, staging_part, unlink_job, unlink_staging
+
+if TYPE_CHECKING:
+    from mpips.mpi.cluster import Cluster
+    from mpips.recovery.mirror import Mirror
+    from mpips.recovery.node_tables import NodeTables
+    from mpips.recovery.replica_start import Partnership
+    from mpips.recovery.saving import Saving
+    from mpips.rundir.directory import Supervised
+    from mpips.server.server import Server
+    from mpips.transport.channel import Channel
 
 
 class Takeover:

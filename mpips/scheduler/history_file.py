@@ -7,14 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from mpips.model.placement import Placement
 from mpips.model.table import DenseTable, Table
-from mpips.mpi.messages import Figures
 from mpips.rundir.directory import Supervised, version_of
-from mpips.rundir.files import RankPlace
 from mpips.rundir.history import (
     MOST_LINKS,
     AttemptHead,
@@ -26,6 +24,11 @@ from mpips.rundir.history import (
 )
 from mpips.rundir.thinning import thin_file
 from mpips.scheduler.load import hottest_rows
+
+if TYPE_CHECKING:
+    from mpips.model.placement import Placement
+    from mpips.mpi.messages import Figures
+    from mpips.rundir.files import RankPlace
 
 _THIN_S = 600.0  # s between two rewrites of the file with old lines left out
 _MOST_BYTES = (

@@ -118,3 +118,12 @@ def last_checkpoint(statistics: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = statistics["totals"]["servers"].get(_OF_THE_JOB) or {}
     return found
+
+
+def is_saved(statistics: Mapping[str, Any]) -> bool:
+    """Return False if the checkpoint at the end of a job failed, else True; a job may have none.
+
+    Args:
+        statistics: Statistics of the job, as in `Outcome.statistics`.
+    """
+    return "error" not in last_checkpoint(statistics)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpips.mpi.intervals import heartbeat_interval_s
-from mpips.rundir.files import Ranks, StartPoint
 from mpips.rundir.view import RunView
-from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.run_progress import RunProgress
 from mpips.scheduler.run_tracker import RunTracker
-from mpips.snapshot.coordinator import Coordinator
+
+if TYPE_CHECKING:
+    from mpips.rundir.files import Ranks, StartPoint
+    from mpips.scheduler.rank_table import RankTable
+    from mpips.scheduler.run_progress import RunProgress
+    from mpips.snapshot.coordinator import Coordinator
 
 INTERVAL_S = 1.0  # s, least time between two writes of the status
 _RANKS_PER_S = 500.0  # rows of ranks.json that are written per second, if INTERVAL_S is not longer

@@ -16,24 +16,26 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.intervals import heartbeat_interval_s
 from mpips.mpi.messages import Evaluated, Report
-from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.files import Event, Finished, Ranks, StartPoint
 from mpips.rundir.view import RunView
 from mpips.scheduler.history_file import HistoryFile, JobTables
-from mpips.scheduler.job_statistics import last_checkpoint
+from mpips.scheduler.job_statistics import is_saved, last_checkpoint
 from mpips.scheduler.logs import make_logs
 from mpips.scheduler.metrics_file import MetricsFile
 from mpips.scheduler.observed import INTERVAL_S, ObservedRun, Observer, ranks_interval_s
-from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.run_progress import RunProgress
 from mpips.scheduler.run_tracker import RunTracker, finite
-from mpips.snapshot.coordinator import Coordinator
+
+if TYPE_CHECKING:
+    from mpips.recovery.saving import Saving
+    from mpips.scheduler.rank_table import RankTable
+    from mpips.scheduler.run_progress import RunProgress
+    from mpips.snapshot.coordinator import Coordinator
 
 _NO_PATHS: Mapping[str, int] = {}
 _NO_TABLES = JobTables()
@@ -42,15 +44,6 @@ OnReport = Callable[[int, Report], None]
 
 class ReplacedError(MpipsError):
     """A later attempt of the run has replaced this one."""
-
-
-def is_saved(statistics: Mapping[str, Any]) -> bool:
-    """Return False if the checkpoint at the end of a job failed, else True; a job may have none.
-
-    Args:
-        statistics: Statistics of the job, as in `Outcome.statistics`.
-    """
-    return "error" not in last_checkpoint(statistics)
 
 
 class RunRecorder:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mpips.mpi.messages import Evaluated
 from mpips.rundir.files import Progress, Ranks, StartPoint, Status
-from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.run_progress import RunProgress
+
+if TYPE_CHECKING:
+    from mpips.mpi.messages import Evaluated
+    from mpips.scheduler.rank_table import RankTable
+    from mpips.scheduler.run_progress import RunProgress
 
 CUTS = (
     "written",

@@ -42,15 +42,15 @@ from mpips.mpi.messages import (
     ToServer,
     Waits,
 )
-from mpips.mpi.roles import Assignment
 from mpips.mpi.siblings import process_state
 from mpips.scheduler.job_failure import JobFailure
 from mpips.scheduler.job_statistics import JobStatistics
-from mpips.scheduler.rank_table import RankTable
 from mpips.snapshot.coordinator import Coordinator
 
 if TYPE_CHECKING:
     from mpips.mpi.control import Endpoint
+    from mpips.mpi.roles import Assignment
+    from mpips.scheduler.rank_table import RankTable
 
 # Share of the timeout. Once a rank has exceeded the timeout, all that are silent for so long are suspects.
 _SUSPECT_SHARE = 0.7

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.signals import TerminatedError
-from mpips.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from mpips.worker.worker import Worker
 
 
 class ExitedError(MpipsError):

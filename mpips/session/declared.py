@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mpips.errors import ConfigError
 from mpips.model.job_tables import check_tables
-from mpips.model.table import Table
 from mpips.model.table_config import from_config, to_config
-from mpips.session.driver import JobRanks
 from mpips.session.initial_values import InitialValues, Values
+
+if TYPE_CHECKING:
+    from mpips.model.table import Table
+    from mpips.session.driver import JobRanks
 
 _WHAT = "the first pull, at which all workers start the job"
 

@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from mpips.checkpoint.shards import ShardData
-from mpips.config.monitoring import MonitorConfig
-from mpips.config.options import SessionOptions
 from mpips.errors import LeavingError
-from mpips.model.table import Table
 from mpips.mpi import launch
-from mpips.mpi.messages import Report
 from mpips.mpi.signals import signals_unwind
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir.directory import Supervised, run_id
-from mpips.rundir.files import RankPlace
 from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.recorder import OnReport
-from mpips.scheduler.run_progress import RunProgress
 from mpips.session.calling import call
 from mpips.session.final_tables import FinalTables
-from mpips.session.initial_values import InitialValues
-from mpips.session.local import LocalJob
-from mpips.session.running import RunningJob
 from mpips.transport.region import new_token
-from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from mpips.checkpoint.shards import ShardData
+    from mpips.config.monitoring import MonitorConfig
+    from mpips.config.options import SessionOptions
+    from mpips.model.table import Table
+    from mpips.mpi.messages import Report
+    from mpips.rundir.files import RankPlace
+    from mpips.scheduler.recorder import OnReport
+    from mpips.scheduler.run_progress import RunProgress
+    from mpips.session.initial_values import InitialValues
+    from mpips.session.running import RunningJob
+    from mpips.worker.worker import Worker
 
 Value = TypeVar("Value")
 
@@ -273,6 +273,8 @@ def gathered(
     """
     with signals_unwind(run):
         if size == 1:
+            from mpips.session.local import LocalJob
+
             with leaves_after_checkpoint():
                 yield Gathered(
                     OneRank(),
@@ -383,6 +385,8 @@ def run_alone(
     main: Callable[[Worker], Any], tables: list[Table], options: SessionOptions
 ) -> Outcome:
     """Run `main` with all roles in this process, without MPI, checkpoints and display."""
+    from mpips.session.local import LocalJob
+
     job = LocalJob(tables, options)
     value, statistics = job.run(main)
     final = FinalTables.of(tables, statistics, job.shards_at_end())

@@ -11,20 +11,23 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from mpips.checkpoint.start import newest_name
 from mpips.errors import LeavingError, MpipsError, ProtocolError, RecoveryError, ReplayError
 from mpips.mpi import failure_report, launch
-from mpips.mpi.cluster import Cluster
-from mpips.mpi.control import Client
-from mpips.mpi.signals import SignalRequests
 from mpips.recovery.memory import refuse_memory
-from mpips.rundir.directory import Supervised
 from mpips.scheduler.job_failure import JobFailure
-from mpips.scheduler.scheduler import Scheduler
-from mpips.transport.region import Regions
+
+if TYPE_CHECKING:
+    from mpips.mpi.cluster import Cluster
+    from mpips.mpi.control import Client
+    from mpips.mpi.signals import SignalRequests
+    from mpips.rundir.directory import Supervised
+    from mpips.scheduler.scheduler import Scheduler
+    from mpips.transport.region import Regions
 
 _PARTING_S = 5.0  # until all ranks have received the request to end
 _LINGER_S = 0.5  # until the others have left the barrier: MPI fails in ranks that lose a peer

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint import DenseShardData, open_checkpoint
-from mpips.checkpoint.shards import ShardData
 from mpips.errors import CheckpointError, ConfigError
 from mpips.model.table import DenseTable, Table
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.shards import ShardData
 
 Float32: TypeAlias = NDArray[np.float32]
 Content: TypeAlias = Float32 | tuple[NDArray[np.int64], Float32]

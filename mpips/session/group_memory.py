@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.config.options import TRANSPORTS
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
 from mpips.model.grouping import Groups, units
-from mpips.model.placement import Placement
-from mpips.model.table import DenseTable
-from mpips.mpi.roles import Assignment
 from mpips.worker.row_areas import areas_bytes
+
+if TYPE_CHECKING:
+    from mpips.model.placement import Placement
+    from mpips.model.table import DenseTable
+    from mpips.mpi.roles import Assignment
 
 
 def memory_nodes(a: Assignment, transport: str) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,6 @@ from mpips.session.group_memory import (
     shared_parts,
     shares_rows,
 )
-from mpips.session.parts import Parts
 from mpips.session.sharing import share
 from mpips.transport.region import PULLS, SUBGROUP_SUMS, SUMS
 from mpips.worker.group_part import GroupPart
@@ -32,6 +32,9 @@ from mpips.worker.group_rows import GroupRows
 from mpips.worker.node_pulls import NodePulls
 from mpips.worker.row_areas import RowAreas, areas_bytes
 from mpips.worker.row_pulls import SharedRowsPart
+
+if TYPE_CHECKING:
+    from mpips.session.parts import Parts
 
 _TAGS = (51, 52, 53)  # of messages within groups
 _SUBGROUP_TAGS = (54, 55, 56)

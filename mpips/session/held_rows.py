@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mpips import _native
-from mpips.config.options import SessionOptions
 from mpips.model.table import EmbeddingTable, Table
-from mpips.mpi.roles import Assignment
 from mpips.session.group_memory import memory_nodes
-from mpips.session.parts import Parts
 from mpips.session.sharing import share
 from mpips.transport.region import HELD_ROWS
 from mpips.worker.held_rows import HeldRowsPart
+
+if TYPE_CHECKING:
+    from mpips.config.options import SessionOptions
+    from mpips.mpi.roles import Assignment
+    from mpips.session.parts import Parts
 
 
 def held_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignment) -> list[int]:

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
-from mpips.model.placement import Placement
 from mpips.model.table import DenseTable, Table
-from mpips.server.server import Server
 
 if TYPE_CHECKING:
+    from mpips.model.placement import Placement
     from mpips.mpi.cluster import Cluster
+    from mpips.server.server import Server
 
 Float32 = NDArray[np.float32]
 Values = Callable[[], Float32]

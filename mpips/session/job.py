@@ -13,49 +13,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mpips import _native
 from mpips.config.monitoring import MonitorConfig
-from mpips.config.options import SessionOptions
 from mpips.model.grouping import described
-from mpips.model.placement import Placement
 from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
-from mpips.mpi.cluster import Cluster
 from mpips.mpi.control import Client, Endpoint
-from mpips.mpi.messages import Trace, TraceEnd
 from mpips.mpi.siblings import process_state
 from mpips.mpi.signals import SignalRequests
 from mpips.process import forked
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
-from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
-from mpips.scheduler.history_file import job_tables
-from mpips.scheduler.observed import ObservedRun
+from mpips.scheduler.job_statistics import is_saved
 from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
-from mpips.scheduler.run_progress import RunProgress
-from mpips.scheduler.scheduler import OnPoll, Scheduler, ToAllServers, ToOneWorker
-from mpips.scheduler.trace_orders import TraceOrders
 from mpips.session.calling import call
 from mpips.session.ending import Ending
-from mpips.session.initial_values import InitialValues
 from mpips.session.node_memory import node_layout
-from mpips.session.observing import open_metrics
-from mpips.session.roles import Roles
+from mpips.session.roles import Roles, load_roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
 from mpips.session.startup import start_up
-from mpips.snapshot.coordinator import Coordinator
-from mpips.worker.connection_options import needs_common_clock
-from mpips.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from mpips.config.options import SessionOptions
+    from mpips.model.placement import Placement
+    from mpips.mpi.cluster import Cluster
+    from mpips.mpi.messages import Trace, TraceEnd
+    from mpips.rundir.directory import Supervised
+    from mpips.scheduler.observed import ObservedRun
+    from mpips.scheduler.recorder import OnReport, RunRecorder
+    from mpips.scheduler.run_progress import RunProgress
+    from mpips.scheduler.scheduler import OnPoll, Scheduler, ToAllServers, ToOneWorker
+    from mpips.scheduler.trace_orders import TraceOrders
+    from mpips.session.initial_values import InitialValues
+    from mpips.snapshot.coordinator import Coordinator
+    from mpips.worker.worker import Worker
 
 _FEW_GROUPS = 4  # groups of workers that are named
 
-Main = Callable[[Worker], Any]
+Main = Callable[["Worker"], Any]
 
 
 class Job:
@@ -96,6 +96,7 @@ class Job:
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.
         """
+        load_roles(cluster, run)
         self.rank_table = RankTable(_places(cluster), [table.name for table in served(tables)])
         self._client: Client | None = None
         self._roles: Roles | None = None
@@ -196,6 +197,10 @@ class Job:
         work = RunningJob()
         try:
             if c.is_scheduler:
+                from mpips.scheduler.history_file import job_tables
+                from mpips.scheduler.recorder import open_recorder
+                from mpips.session.observing import open_metrics
+
                 metrics = open_metrics(self._monitor)
                 recorder = open_recorder(
                     p.run,
@@ -259,6 +264,9 @@ class Job:
         requests: SignalRequests,
         orders: TraceOrders | None,
     ) -> Scheduler:
+        from mpips.scheduler.recorder import recorded
+        from mpips.scheduler.scheduler import Scheduler
+
         p, c = self._parts, self._parts.cluster
         return Scheduler(
             endpoint,
@@ -278,6 +286,7 @@ class Job:
         p, a = self._parts, self._parts.cluster.assignment
         if p.run is None:
             return None
+        from mpips.scheduler.trace_orders import TraceOrders
 
         def send(rank: int, order: Trace | TraceEnd) -> None:
             if rank != p.cluster.rank:
@@ -290,6 +299,9 @@ class Job:
     def _make_coordinator(
         self, send_to_worker: ToOneWorker, send_to_servers: ToAllServers
     ) -> Coordinator:
+        from mpips.snapshot.coordinator import Coordinator
+        from mpips.worker.connection_options import needs_common_clock
+
         p, a = self._parts, self._parts.cluster.assignment
         coordinator = Coordinator(
             p.saving.triggers,

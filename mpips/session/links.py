@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from mpips.config.options import TRANSPORTS, SessionOptions
-from mpips.model.placement import Placement
-from mpips.model.table import Table
-from mpips.mpi.cluster import Cluster
-from mpips.recovery.memory import At
 from mpips.recovery.takeover import resume
-from mpips.server.server import Server
-from mpips.transport.channel import Channel
 from mpips.transport.connect import Connector
 from mpips.transport.p2p_service import P2pService
 from mpips.transport.region import attach
 from mpips.transport.rma import gets_need_target, make_window
 from mpips.worker.paths import path_names
+
+if TYPE_CHECKING:
+    from mpips.model.placement import Placement
+    from mpips.model.table import Table
+    from mpips.mpi.cluster import Cluster
+    from mpips.recovery.memory import At
+    from mpips.server.server import Server
+    from mpips.transport.channel import Channel
 
 
 class MpiProgress:

@@ -10,16 +10,14 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.start import newest_name
 from mpips.config.monitoring import MonitorConfig
-from mpips.config.options import SessionOptions
 from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
@@ -30,18 +28,14 @@ from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.recovery.restore import restore
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
-from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
 from mpips.scheduler.history_file import job_tables
 from mpips.scheduler.job_statistics import complete_statistics
-from mpips.scheduler.observed import Observer
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, open_recorder
-from mpips.scheduler.run_progress import RunProgress
 from mpips.scheduler.trace_orders import TraceOrders
 from mpips.server.server import Server
 from mpips.session.calling import call
-from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.local_training import start_image
 from mpips.session.node_memory import local_part, with_copies
@@ -56,8 +50,16 @@ from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.local_tables import LocalPart
-from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.shards import ShardData
+    from mpips.config.options import SessionOptions
+    from mpips.rundir.directory import Supervised
+    from mpips.scheduler.observed import Observer
+    from mpips.scheduler.run_progress import RunProgress
+    from mpips.session.initial_values import InitialValues
+    from mpips.worker.replicated_part import ReplicatedPart
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

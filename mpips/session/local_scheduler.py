@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpips.model.table import Table
 from mpips.mpi.messages import (
     Agreed,
     Ask,
@@ -19,14 +18,17 @@ from mpips.mpi.messages import (
     ToWorker,
 )
 from mpips.mpi.pending import PendingCut
-from mpips.recovery.saving import Saving
-from mpips.scheduler.observed import ObservedRun
-from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, recorded
-from mpips.scheduler.trace_orders import TraceOrders
 from mpips.snapshot.coordinator import Coordinator
-from mpips.snapshot.server_part import ServerPart
 from mpips.worker.connection_options import needs_common_clock
+
+if TYPE_CHECKING:
+    from mpips.model.table import Table
+    from mpips.recovery.saving import Saving
+    from mpips.scheduler.observed import ObservedRun
+    from mpips.scheduler.rank_table import RankTable
+    from mpips.scheduler.trace_orders import TraceOrders
+    from mpips.snapshot.server_part import ServerPart
 
 
 class LocalScheduler:

@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpips import _native
 from mpips.checkpoint import local_files
-from mpips.checkpoint.manifest import WorkerState
 from mpips.errors import RegionError
-from mpips.model.table import DenseTable
-from mpips.transport.region import Regions
 from mpips.worker.local_state import Bytes, LocalMemory, image_bytes, memory_bytes
 from mpips.worker.local_tables import LocalPart
 
 if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.checkpoint.manifest import WorkerState
+    from mpips.model.table import DenseTable
     from mpips.session.parts import Parts
+    from mpips.transport.region import Regions
 
 
 def _part(worker: int, origin: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,14 @@ from mpips import _native
 from mpips.checkpoint.shards import DenseShardData, ShardData
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD
-from mpips.model.placement import Placement
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, Table, replicated_tables
-from mpips.server.server import Server
 from mpips.transport.region import Regions, as_region_error
 from mpips.worker.replicated_part import ReplicatedPart
+
+if TYPE_CHECKING:
+    from mpips.model.placement import Placement
+    from mpips.server.server import Server
 
 Float32 = NDArray[np.float32]
 Rule = tuple[str, _native.OptimizerConfig, bool, int, bool]  # of one replicated table

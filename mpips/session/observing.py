@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpips.config.monitoring import MonitorConfig
-
 if TYPE_CHECKING:
+    from mpips.config.monitoring import MonitorConfig
     from mpips.scheduler.metrics_server import MetricsServer
 
 NAME = "mpips"  # label `run` of a job without a run directory

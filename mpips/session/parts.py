@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from mpips import _native
-from mpips.config.options import SessionOptions
 from mpips.model.consistency import BSP
-from mpips.model.grouping import Groups
-from mpips.model.placement import Placement
-from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.mpi.cluster import Cluster
-from mpips.mpi.tree import WorkerTree
-from mpips.recovery.memory import At
-from mpips.recovery.mirror import Mirror
-from mpips.recovery.node_tables import NodeTables
 from mpips.recovery.replica import SYNC, Partners
-from mpips.recovery.replica_start import Partnership
-from mpips.recovery.saving import Saving
-from mpips.rundir.directory import Supervised
 from mpips.server.durability import backup_workers
-from mpips.server.server import Server
-from mpips.session.links import Links
-from mpips.transport.region import Regions
-from mpips.worker.group_part import GroupPart
-from mpips.worker.held_rows import HeldRowsPart
-from mpips.worker.local_state import LocalMemory
-from mpips.worker.local_tables import LocalPart
-from mpips.worker.node_pulls import NodePulls
-from mpips.worker.replicated_part import ReplicatedPart
-from mpips.worker.residuals import Residuals
+
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.config.options import SessionOptions
+    from mpips.model.grouping import Groups
+    from mpips.model.placement import Placement
+    from mpips.model.table import DenseTable, EmbeddingTable, Table
+    from mpips.mpi.cluster import Cluster
+    from mpips.mpi.tree import WorkerTree
+    from mpips.recovery.memory import At
+    from mpips.recovery.mirror import Mirror
+    from mpips.recovery.node_tables import NodeTables
+    from mpips.recovery.replica_start import Partnership
+    from mpips.recovery.saving import Saving
+    from mpips.rundir.directory import Supervised
+    from mpips.server.server import Server
+    from mpips.session.links import Links
+    from mpips.transport.region import Regions
+    from mpips.worker.group_part import GroupPart
+    from mpips.worker.held_rows import HeldRowsPart
+    from mpips.worker.local_state import LocalMemory
+    from mpips.worker.local_tables import LocalPart
+    from mpips.worker.node_pulls import NodePulls
+    from mpips.worker.replicated_part import ReplicatedPart
+    from mpips.worker.residuals import Residuals
 
 
 @dataclass

@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,11 +35,13 @@ from mpips.model.grouping import (
     units,
 )
 from mpips.model.job_tables import fingerprint
-from mpips.model.table import Table
-from mpips.mpi.cluster import Cluster
 from mpips.rundir.directory import Supervised, read_json, replace_json
 from mpips.rundir.files import PlacementChoice
 from mpips.transport.region import SHM
+
+if TYPE_CHECKING:
+    from mpips.model.table import Table
+    from mpips.mpi.cluster import Cluster
 
 _COPY_BYTES = 8 << 20
 _MESSAGE_BYTES = 4 << 20

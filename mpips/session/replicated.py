@@ -10,7 +10,7 @@ another one or /dev/shm is not the same, are nodes of their own here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from mpips.model.table import DenseTable, replicated_tables
 from mpips.mpi.contributions import Contributions
 from mpips.recovery.node_tables import memory_name
 from mpips.session.node_memory import array_of, make_memory, make_reduction, node_layout
-from mpips.session.parts import Parts
 from mpips.transport.region import as_region_error, attach
 from mpips.worker.replicated_part import ReplicatedPart
+
+if TYPE_CHECKING:
+    from mpips.session.parts import Parts
 
 Float32 = NDArray[np.float32]
 

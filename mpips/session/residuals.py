@@ -12,15 +12,15 @@ from mpips.checkpoint import Manifest
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.residuals import ResidualFolder, restored, unused
 from mpips.errors import RegionError
-from mpips.model.placement import Placement
 from mpips.model.table import Table, feedback_tables
 from mpips.recovery.memory import Memory
 from mpips.recovery.saving import Saving
-from mpips.rundir.directory import Supervised
 from mpips.transport.region import Regions
 from mpips.worker.residuals import Residuals, residual_layout
 
 if TYPE_CHECKING:
+    from mpips.model.placement import Placement
+    from mpips.rundir.directory import Supervised
     from mpips.session.parts import Parts
 
 Float32 = NDArray[np.float32]

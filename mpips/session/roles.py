@@ -8,10 +8,11 @@ scheduler   polls until all ranks have reported that they are done
 from __future__ import annotations
 
 import functools
+import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from threadpoolctl import threadpool_limits
@@ -20,23 +21,60 @@ from mpips import _native
 from mpips.errors import ReplayError
 from mpips.mpi import launch
 from mpips.mpi.control import Client, RoleWork
-from mpips.mpi.mail import Mail
-from mpips.mpi.tree import WorkerTree, neighbours_of
 from mpips.process import forked
-from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.scheduler import Scheduler
-from mpips.session.parts import Parts
-from mpips.session.tracing import RankTracer
-from mpips.snapshot.server_part import ServerPart
-from mpips.transport.progress import ProgressThread, ending_with, is_wanted
 from mpips.transport.region import TOUCH_S
-from mpips.transport.remote import RemoteChannel
-from mpips.worker.connection import Connection
-from mpips.worker.connection_options import ConnectionOptions
-from mpips.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from mpips.mpi.cluster import Cluster
+    from mpips.mpi.tree import WorkerTree
+    from mpips.rundir.directory import Supervised
+    from mpips.scheduler.rank_table import RankTable
+    from mpips.scheduler.scheduler import Scheduler
+    from mpips.session.parts import Parts
+    from mpips.session.tracing import RankTracer
+    from mpips.snapshot.server_part import ServerPart
+    from mpips.transport.progress import ProgressThread
+    from mpips.worker.connection import Connection
+    from mpips.worker.worker import Worker
 
 _SCHEDULER_POLL_S = 0.002  # between two polls of a scheduler on a server's rank
 _FINAL_POLL_S = 0.005  # between two looks for the final statistics
+
+
+_SCHEDULER = (
+    "mpips.scheduler.history_file",
+    "mpips.scheduler.recorder",
+    "mpips.scheduler.scheduler",
+    "mpips.scheduler.trace_orders",
+    "mpips.session.observing",
+    "mpips.snapshot.coordinator",
+    "mpips.worker.connection_options",
+)
+_SERVER = ("mpips.server.server", "mpips.snapshot.server_part")
+_WORKER = (
+    "mpips.mpi.mail",
+    "mpips.mpi.tree",
+    "mpips.transport.progress",
+    "mpips.transport.remote",
+    "mpips.worker.connection",
+    "mpips.worker.connection_options",
+    "mpips.worker.worker",
+)
+
+
+def load_roles(cluster: Cluster, run: Supervised | None) -> None:
+    """Import the modules of this rank's roles. Not collective. `run`: the supervised run, or None.
+
+    Other ranks do without them. A rank loads its own before start-up, so that no rank that is at work, or
+    that fails, has to read a module: its memory may be used up, or its file system gone.
+    """
+    names = _SCHEDULER if cluster.is_scheduler else ()
+    if cluster.server is not None:
+        names = (*names, *_SERVER)
+    if cluster.worker is not None:
+        names = (*names, *_WORKER)
+    for name in (*names, *(("mpips.session.tracing",) if run is not None else ())):
+        importlib.import_module(name)
 
 
 class Roles:
@@ -89,6 +127,9 @@ class Roles:
 
     @contextmanager
     def _working(self) -> Iterator[Worker]:
+        from mpips.transport.progress import ending_with
+        from mpips.worker.worker import Worker
+
         client = self._client
         connection = self._connection = self._connect()
         worker = Worker(connection, self._parts.tables, self._parts.placement)
@@ -128,6 +169,9 @@ class Roles:
         connection.settle_workers()
 
     def _connect(self) -> Connection:
+        from mpips.worker.connection import Connection
+        from mpips.worker.connection_options import ConnectionOptions
+
         p, c, saving = self._parts, self._parts.cluster, self._parts.saving
         assert c.worker is not None
         start = ConnectionOptions(
@@ -163,6 +207,9 @@ class Roles:
 
     def _make_progress(self) -> ProgressThread | None:
         """Make the progress thread of this worker; None where it has no use or must not be."""
+        from mpips.transport.progress import ProgressThread, is_wanted
+        from mpips.transport.remote import RemoteChannel
+
         links, c = self._parts.links, self._parts.cluster
         remote = [channel for channel in links.channels if isinstance(channel, RemoteChannel)]
         if not remote or not is_wanted() or not launch.allows_threads():
@@ -171,6 +218,9 @@ class Roles:
 
     def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:
         """Make the tree over the workers with these names; None if there is only one."""
+        from mpips.mpi.mail import Mail
+        from mpips.mpi.tree import WorkerTree, neighbours_of
+
         p, client, worker = self._parts, self._client, self._parts.cluster.worker
         if p.tree_comm is None or worker is None:
             return None
@@ -236,6 +286,8 @@ class Roles:
         p, run = self._parts, self._parts.run
         if run is None:
             return None
+        from mpips.session.tracing import RankTracer
+
         names = [table.name for table in p.tables]
         place = self._rank_table.places[p.cluster.rank]
         offset = self._client.offset
@@ -245,6 +297,8 @@ class Roles:
         return self.tracer
 
     def _make_server_part(self) -> ServerPart:
+        from mpips.snapshot.server_part import ServerPart
+
         p, client, scheduler = self._parts, self._client, self._scheduler
         assert p.server is not None
         tell = client.tell

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpips.worker.worker import Worker
+if TYPE_CHECKING:
+    from mpips.worker.worker import Worker
 
 
 @dataclass

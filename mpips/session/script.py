@@ -25,26 +25,26 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from mpips.errors import ConfigError, MpipsError
-from mpips.model.table import Table
 from mpips.mpi import failure_report, launch
 from mpips.mpi.signals import TerminatedError
 from mpips.process import forked
-from mpips.rundir import directory
 from mpips.session.calling import ExitedError
 from mpips.session.declared import EndedEarlyError
 from mpips.session.driver import Gathered, Outcome, at_work, gathered
 from mpips.session.exits import ExitFunctions, code_of, exit_now, exited
-from mpips.session.initial_values import Values
-from mpips.session.script_program import ScriptProgram
 from mpips.session.session import (
     after_run,
     one_report,
     scripts,
 )
-from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
+    from mpips.model.table import Table
     from mpips.mpi.cluster import Cluster
+    from mpips.rundir import directory
+    from mpips.session.initial_values import Values
+    from mpips.session.script_program import ScriptProgram
+    from mpips.worker.worker import Worker
 
 Part = TypeVar("Part")
 

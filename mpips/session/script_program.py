@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from mpips.model.table import Table
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.session.declared import Declared
-from mpips.session.driver import JobRanks, JobView
 from mpips.session.initial_values import InitialValues
 from mpips.session.session import CheckedArguments, FunctionPlan
-from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from mpips.model.table import Table
+    from mpips.session.driver import JobRanks, JobView
+    from mpips.worker.worker import Worker
 
 
 class ScriptProgram:

@@ -20,7 +20,6 @@ from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import listed_groups
 from mpips.model.job_tables import check_tables
-from mpips.model.table import Table
 from mpips.mpi import failure_report, launch
 from mpips.mpi.roles import check_servers
 from mpips.process import forked
@@ -28,12 +27,14 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.session.calling import refuse_generator
 from mpips.session.driver import JobRanks, JobView, Outcome, drive
-from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Main = Callable[[Worker], Any]
+    from mpips.model.table import Table
+    from mpips.worker.worker import Worker
+
+Main = Callable[["Worker"], Any]
 after_run: list[Callable[[Outcome], None]] = []  # each is called with the outcome of every `run`
 supervised_jobs: list[
     Path

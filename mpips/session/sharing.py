@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
-from mpips import _native
 from mpips.errors import RegionError
-from mpips.session.parts import Parts
 from mpips.transport.region import as_region_error, attach
+
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.session.parts import Parts
 
 
 def share(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from mpips.mpi.control import Endpoint
-from mpips.session.parts import Parts
+from typing import TYPE_CHECKING
+
 from mpips.transport.region import unlink_job
+
+if TYPE_CHECKING:
+    from mpips.mpi.control import Endpoint
+    from mpips.session.parts import Parts
 
 
 def meet(parts: Parts, endpoint: Endpoint, saved: bool) -> None:

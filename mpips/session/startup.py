@@ -13,27 +13,19 @@ Every step ends on all ranks alike: an error of one rank is raised on all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from mpi4py import MPI
 
-from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, replicated_tables
-from mpips.mpi.cluster import Cluster
-from mpips.recovery.node_tables import NodeTables
 from mpips.recovery.replica import SYNC, check_tables
-from mpips.recovery.replica_start import Partnership
-from mpips.recovery.restore import restore
-from mpips.recovery.saving import Saving, SavingPlan
-from mpips.recovery.takeover import Takeover
-from mpips.rundir.directory import Supervised
 from mpips.server.durability import Durability, backup_workers
-from mpips.server.server import Server
 from mpips.session.grouping import connect_groups
 from mpips.session.held_rows import connect_held_rows
 from mpips.session.initial_values import InitialValues, send_values
@@ -46,6 +38,15 @@ from mpips.session.replicated import connect_replicated
 from mpips.session.residuals import make_residuals
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
+
+if TYPE_CHECKING:
+    from mpips.config.options import SessionOptions
+    from mpips.mpi.cluster import Cluster
+    from mpips.recovery.node_tables import NodeTables
+    from mpips.recovery.saving import Saving, SavingPlan
+    from mpips.recovery.takeover import Takeover
+    from mpips.rundir.directory import Supervised
+    from mpips.server.server import Server
 
 _LAG = "redundancy.partner_mode = 'lag' lets replicas lack records that a group cannot repeat"
 
@@ -233,6 +234,9 @@ class _StartUp:
 
     def _take_over(self) -> Takeover:
         """Decide with all ranks whether the job continues in memory; else choose a checkpoint. Collective."""
+        from mpips.recovery.replica_start import Partnership
+        from mpips.recovery.takeover import Takeover
+
         p, c = self._parts, self._parts.cluster
         assert p.run is not None
         comm = c.duplicate("connecting the partners")
@@ -266,6 +270,8 @@ class _StartUp:
     def _node_tables(self) -> NodeTables | None:
         p = self._parts
         if found := replicated_tables(p.tables):
+            from mpips.recovery.node_tables import NodeTables
+
             layout = node_layout(found, len(p.cluster.assignment.workers), durable=True)
             rules = native_rules(found, [0] * len(found))
             p.node_tables = NodeTables(p.cluster, p.regions, p.generation, layout, rules)
@@ -291,6 +297,8 @@ class _StartUp:
         if c.server is not None and p.server is None:
             p.server = self._make_server(warm=False)
             if p.saving.start is not None:
+                from mpips.recovery.restore import restore
+
                 restore(p.server, p.placement, p.tables, p.saving.start)
         if c.worker is not None and p.partner_bound is None:
             p.staging = p.regions.create_sparse(
@@ -315,6 +323,8 @@ class _StartUp:
         return copy
 
     def _server(self, index: int, durability: Durability) -> Server:
+        from mpips.server.server import Server
+
         p = self._parts
         return Server(
             index,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from mpips._native import TraceKind, TraceRing
 from mpips.mpi.messages import Trace, TraceEnd
-from mpips.rundir.directory import Supervised
-from mpips.rundir.files import RankPlace
 from mpips.rundir.tracing import TraceFolder, TraceHead, clock_id
-from mpips.server.server import Server
-from mpips.worker.connection import Connection
 from mpips.worker.tracing import NO_TABLE, WorkerTrace
+
+if TYPE_CHECKING:
+    from mpips.rundir.directory import Supervised
+    from mpips.rundir.files import RankPlace
+    from mpips.server.server import Server
+    from mpips.worker.connection import Connection
 
 _NOTICEABLE_NS = 20_000
 CAPACITY = 1 << 17  # events of a rank: 5 MiB while and after it is traced

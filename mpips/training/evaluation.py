@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpips.data import Batch
 from mpips.data.label_metrics import label_metrics
 from mpips.data.metrics import EvalShare, Kind, Scores, Totals, pack, unpack
 from mpips.data.quotients import Quotients
 from mpips.data.ranking import Pairs, Ranking
 from mpips.data.rows import PART, Samples
 from mpips.errors import ConfigError
-from mpips.tasks import Task
-from mpips.tasks.base import Worker as TaskWorker
 from mpips.training.halving import spread_ranking, sum_above
-from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
+
+if TYPE_CHECKING:
+    from mpips.data import Batch
+    from mpips.tasks import Task
+    from mpips.tasks.base import Worker as TaskWorker
+    from mpips.worker.collectives import AnyArray, Collectives
 
 BATCH = PART
 # Samples whose scores worker 0 alone may rank: at most 24 MiB. More are divided by score among all workers.

@@ -16,13 +16,15 @@ Numbers of samples are int64: exact, and equal for every division of the samples
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mpips.data.ranking import Float64, Ranking
-from mpips.worker.collectives import AnyArray, Collectives
+
+if TYPE_CHECKING:
+    from mpips.worker.collectives import AnyArray, Collectives
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 UInt64: TypeAlias = npt.NDArray[np.uint64]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpips.data import Dataset, Moments
 from mpips.data.stream import StreamedData
 from mpips.training.halving import sum_by_key
-from mpips.worker.collectives import AnyArray, Collectives
+
+if TYPE_CHECKING:
+    from mpips.worker.collectives import AnyArray, Collectives
 
 
 def moments_of(data: Dataset | StreamedData, targets: bool = False) -> Moments:

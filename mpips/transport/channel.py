@@ -8,18 +8,20 @@ deadlines, signals and error messages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.errors import StallError
-from mpips.transport.area import AreaWay
 from mpips.transport.common_copies import CommonCopies
 from mpips.transport.image import image_bytes
-from mpips.transport.orders import Orders
-from mpips.transport.remote_memory import Awaited
+
+if TYPE_CHECKING:
+    from mpips.transport.area import AreaWay
+    from mpips.transport.orders import Orders
+    from mpips.transport.remote_memory import Awaited
 
 Float32 = NDArray[np.float32]
 

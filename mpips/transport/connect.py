@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
@@ -11,12 +12,14 @@ from mpi4py import MPI
 from mpips import _native
 from mpips.errors import RegionError, TransportError
 from mpips.transport.channel import Channel, ShmChannel
-from mpips.transport.gate import Gate
 from mpips.transport.p2p import P2pMemory, Question
 from mpips.transport.region import attach, token_words
 from mpips.transport.remote import RemoteChannel
-from mpips.transport.remote_memory import RemoteMemory
 from mpips.transport.rma import Guard, RmaMemory
+
+if TYPE_CHECKING:
+    from mpips.transport.gate import Gate
+    from mpips.transport.remote_memory import RemoteMemory
 
 _HEADER_BYTES = 64
 NO_WINDOW = (

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mpips import _native
-from mpips.transport.remote_memory import Bytes
+
+if TYPE_CHECKING:
+    from mpips.transport.remote_memory import Bytes
 
 PUT_BYTES = 1 << 20  # adjacent records go in one put of at most so many bytes
 # Unused bytes of a slot that one put, or one request of replies, may include.

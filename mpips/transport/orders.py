@@ -24,10 +24,12 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from mpips.transport.area import Area
-from mpips.transport.mailbox_copy import MailboxCopy
-from mpips.transport.remote_memory import Bytes, RemoteMemory
+if TYPE_CHECKING:
+    from mpips.transport.area import Area
+    from mpips.transport.mailbox_copy import MailboxCopy
+    from mpips.transport.remote_memory import Bytes, RemoteMemory
 
 # Writes the records of an order as far as there is room; yields True after a part of it, False without room.
 Writing = Iterator[bool]

@@ -21,21 +21,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips import _native
 from mpips.transport.area import Area, AreaWay
 from mpips.transport.gate import Gate
 from mpips.transport.mailbox_copy import MailboxCopy
 from mpips.transport.orders import Orders
-from mpips.transport.remote_memory import Asking, Awaited, RemoteMemory
 from mpips.transport.remote_reads import RemoteReads
 from mpips.transport.remote_waits import RemoteWaits
 from mpips.transport.replies import Replies
 from mpips.transport.ring_puts import RingPuts
 from mpips.transport.waiting import wait_for
+
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.transport.remote_memory import Asking, Awaited, RemoteMemory
 
 Float32 = NDArray[np.float32]
 

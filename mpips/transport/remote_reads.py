@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,11 @@ from mpips import _native
 from mpips.transport import common_copies
 from mpips.transport.batched_reads import BatchedReads
 from mpips.transport.channel import whole_version
-from mpips.transport.gate import Gate
 from mpips.transport.image import decode_image, image_bytes
-from mpips.transport.remote_memory import Asking, Awaited, Bytes, RemoteMemory
+
+if TYPE_CHECKING:
+    from mpips.transport.gate import Gate
+    from mpips.transport.remote_memory import Asking, Awaited, Bytes, RemoteMemory
 
 Float32 = NDArray[np.float32]
 

@@ -7,13 +7,16 @@ A wait asks the server once (`Question`) or reads its memory again and again, in
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mpips import _native
-from mpips.transport.remote_memory import Asking
-from mpips.transport.remote_reads import RemoteReads
-from mpips.transport.replies import Replies
-from mpips.transport.ring_puts import RingPuts
 from mpips.transport.waiting import ReadPace, wait_for
+
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.transport.remote_memory import Asking
+    from mpips.transport.remote_reads import RemoteReads
+    from mpips.transport.replies import Replies
+    from mpips.transport.ring_puts import RingPuts
 
 
 class RemoteWaits:

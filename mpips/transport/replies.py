@@ -13,8 +13,11 @@ that of a request, of which a part has arrived, has a wrong checksum: the writer
 
 from __future__ import annotations
 
-from mpips.transport.mailbox_copy import MailboxCopy
-from mpips.transport.remote_memory import Asking
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpips.transport.mailbox_copy import MailboxCopy
+    from mpips.transport.remote_memory import Asking
 
 MOST_FETCHES = 64  # requests of one worker that may be open at one server
 

@@ -19,15 +19,18 @@ for them. They arrive in order, so the record of a large update comes after its 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from mpips import _native
-from mpips.transport.gate import Gate
 from mpips.transport.mailbox_copy import PUT_BYTES, MailboxCopy
-from mpips.transport.orders import Orders
 from mpips.transport.p2p import EAGER_BYTES, INLINE_BYTES
-from mpips.transport.remote_memory import Asking, Bytes, RemoteMemory
-from mpips.transport.replies import Replies
 from mpips.transport.waiting import wait_for
+
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.transport.gate import Gate
+    from mpips.transport.orders import Orders
+    from mpips.transport.remote_memory import Asking, Bytes, RemoteMemory
+    from mpips.transport.replies import Replies
 
 
 class RingPuts:

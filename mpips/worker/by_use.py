@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
-from mpips.transport.remote_memory import Awaited
 from mpips.transport.waiting import wait_for
 
 if TYPE_CHECKING:
     from mpips.transport.orders import Orders
+    from mpips.transport.remote_memory import Awaited
     from mpips.worker.connection import Connection
     from mpips.worker.requests import PushResult, Request
 

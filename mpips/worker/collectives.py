@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.errors import ConfigError, StallError
-from mpips.mpi.mail import Buffer
-from mpips.mpi.tree import Operation, WorkerTree
 
 if TYPE_CHECKING:
+    from mpips.mpi.mail import Buffer
+    from mpips.mpi.tree import Operation, WorkerTree
     from mpips.worker.connection import Connection
 
 AnyArray: TypeAlias = npt.NDArray[Any]

@@ -9,35 +9,37 @@ it raises StallError with the name of the late server and of the rank for which 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpips import _native
 from mpips.checkpoint.position import Position
 from mpips.checkpoint.residuals import LAST
 from mpips.errors import EndedError, MpipsError
-from mpips.model.table import Table
-from mpips.mpi.messages import Figures
-from mpips.mpi.tree import WorkerTree
 from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
-from mpips.transport.channel import Channel
-from mpips.transport.progress import ProgressThread
 from mpips.worker import counts, waits
 from mpips.worker.arrivals import Arrivals
-from mpips.worker.by_use import PullsByUse
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
-from mpips.worker.control_plane import ControlPlane
 from mpips.worker.cut_records import CutRecords
 from mpips.worker.grouped import GroupedTables
 from mpips.worker.local_tables import LocalPart, LocalTables
-from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.replicated_tables import ReplicatedTables
 from mpips.worker.residuals import settled
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
 from mpips.worker.ticks import Ticks
+
+if TYPE_CHECKING:
+    from mpips.model.table import Table
+    from mpips.mpi.messages import Figures
+    from mpips.mpi.tree import WorkerTree
+    from mpips.transport.channel import Channel
+    from mpips.transport.progress import ProgressThread
+    from mpips.worker.by_use import PullsByUse
+    from mpips.worker.control_plane import ControlPlane
+    from mpips.worker.replicated_part import ReplicatedPart
 
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mpips import _native
-from mpips.model.table import DenseTable
-from mpips.mpi.contributions import Contributions
-from mpips.worker.group_rows import GroupRows
-from mpips.worker.row_pulls import SharedRowsPart
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.model.table import DenseTable
+    from mpips.mpi.contributions import Contributions
+    from mpips.worker.group_rows import GroupRows
+    from mpips.worker.row_pulls import SharedRowsPart
 
 
 @dataclass(frozen=True)

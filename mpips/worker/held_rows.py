@@ -26,14 +26,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips import _native
 from mpips.errors import RegionError
 from mpips.transport.region import as_region_error
-from mpips.worker.row_access import RowAccess
+
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.worker.row_access import RowAccess
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

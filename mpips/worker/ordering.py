@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP
-from mpips.transport.remote_memory import Awaited
 from mpips.worker.base import Handle
 from mpips.worker.paths.encoded import CodecPath, EncodedPath
-from mpips.worker.paths.path import DensePath
 from mpips.worker.paths.rendezvous import RendezvousPath
 from mpips.worker.paths.ring import RingPath, closing
 from mpips.worker.paths.shared import SharedPath
@@ -25,8 +23,10 @@ from mpips.worker.shard_reader import ShardReader
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
     from mpips.model.table import DenseTable
+    from mpips.transport.remote_memory import Awaited
     from mpips.worker.connection import Connection
     from mpips.worker.grouped import GroupedTables
+    from mpips.worker.paths.path import DensePath
 
 Float32 = NDArray[np.float32]
 

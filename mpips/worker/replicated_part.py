@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from mpips import _native
-from mpips.model.placement import ShardRange
-from mpips.model.table import DenseTable
-from mpips.mpi.contributions import Contributions
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.model.placement import ShardRange
+    from mpips.model.table import DenseTable
+    from mpips.mpi.contributions import Contributions
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from mpips.checkpoint.position import WorkerStart
 from mpips.errors import ConfigError
 from mpips.model.arrays import check_out
-from mpips.model.placement import Placement
 from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Evaluated
 from mpips.worker.by_use import PullsByUse, check_apart, check_outs
-from mpips.worker.collectives import Combine
-from mpips.worker.connection import Connection
 from mpips.worker.dense import DenseHandle
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.local_table import LocalHandle
 from mpips.worker.paths.shared_scales import SharedScales
 from mpips.worker.replicated import ReplicatedHandle
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.position import WorkerStart
+    from mpips.model.placement import Placement
+    from mpips.worker.collectives import Combine
+    from mpips.worker.connection import Connection
 
 Float32 = NDArray[np.float32]
 AnyHandle: TypeAlias = DenseHandle | ReplicatedHandle | LocalHandle | EmbeddingHandle

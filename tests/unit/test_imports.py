@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -257,3 +258,77 @@ def test_training_imports_nothing_that_is_slow_and_not_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
     assert done.stdout.splitlines()[-1] == b"[]"
+
+
+LAZY = ["mpips", "mpips.checkpoint", "mpips.data", "mpips.tasks"]
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_lazy_names_are_those_that_type_checkers_see(package: str) -> None:
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    typed = {
+        (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    (call,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("lazy_names")
+    )
+    listed = ast.literal_eval(call.args[1])
+    assert typed == {(origin, name) for origin, names in listed.items() for name in names}
+    for origin, name in typed:
+        assert getattr(module, name) is getattr(importlib.import_module(str(origin)), name)
+    assert {name for _, name in typed} <= set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_the_names_of_the_package_are_all_those_of_its_rules() -> None:
+    for part in ("codec", "consistency", "optimizer"):
+        names = set(importlib.import_module(f"mpips.model.{part}").__all__)
+        assert names <= set(mpips.__all__)
+
+
+# Names that a program uses, and how many modules of mpips a process then loads, at most.
+LOADED = {
+    "": 10,
+    "mpips.DenseTable, mpips.EmbeddingTable, mpips.SGD, mpips.SSP": 30,
+    "mpips.run": 100,
+    "mpips.init, mpips.run, mpips.report": 110,
+}
+
+
+@pytest.mark.parametrize("names", LOADED)
+def test_a_program_loads_few_modules_of_mpips(names: str) -> None:
+    program = (
+        f"import sys, numpy, mpips\n{names}\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] == 'mpips'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = done.stdout.split()
+    assert len(loaded) <= LOADED[names], loaded
+    # The parts of a role are loaded when this process gets it.
+    roles = ("mpips.server.server", "mpips.scheduler.recorder", "mpips.worker.worker")
+    assert not set(loaded) & set(roles)
+
+
+def test_the_package_costs_less_than_half_of_numpy() -> None:
+    def cpu_s(module: str) -> float:
+        """The least processor time of several imports, beside the start of Python."""
+        program = (
+            f"import time; a = time.process_time()\nimport {module}\nprint(time.process_time() - a)"
+        )
+        return min(
+            float(subprocess.check_output([sys.executable, "-c", program], timeout=60))
+            for _ in range(3)
+        )
+
+    assert cpu_s("mpips") < 0.5 * cpu_s("numpy")

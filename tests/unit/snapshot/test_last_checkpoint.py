@@ -21,7 +21,7 @@ from mpips.errors import CheckpointError
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import RunFolder, Supervised, replace_json
 from mpips.rundir.files import Lease
-from mpips.scheduler.recorder import is_saved
+from mpips.scheduler.job_statistics import is_saved
 from mpips.session.local import run_local
 from mpips.snapshot import attachments
 from mpips.snapshot import coordinator as coordinator_module
