@@ -14,7 +14,7 @@ from mpips.terminal.units import age_text
 OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at the end of a run
 
 
-class Judgement(NamedTuple):
+class RunState(NamedTuple):
     """What the records of a run say about its state.
 
     Attributes:
@@ -34,7 +34,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the run.
         status: Progress, and the state as the job itself reports it.
-        state: State of the run; see `Judgement`. "": that of `status`.
+        state: State of the run; see `RunState`. "": that of `status`.
         ranks: Activity of every rank of the attempt that `status` is about; None: not known.
         failures: Number of failed attempts.
     """
@@ -71,7 +71,7 @@ def view_of(run: RunFolder, now: float | None = None) -> RunView | None:
     )
 
 
-def judge(run: RunFolder, status: Status | None, lease: Lease | None, now: float) -> Judgement:
+def judge(run: RunFolder, status: Status | None, lease: Lease | None, now: float) -> RunState:
     """Return the state of a run, whether a supervisor runs it, and a sentence on the state.
 
     A supervisor renews its lease every two seconds. After its death the lease becomes old, and the state in
@@ -86,25 +86,25 @@ def judge(run: RunFolder, status: Status | None, lease: Lease | None, now: float
     finished = run.finished()
     if lease is None or status is None:
         if lease is None and status is not None and finished is not None:
-            return Judgement("done", False, f"finished {clock_text(finished.time_s)}")
-        return Judgement("not started", lease is not None and not lease.released, "")
+            return RunState("done", False, f"finished {clock_text(finished.time_s)}")
+        return RunState("not started", lease is not None and not lease.released, "")
     if finished is not None and (lease.released or status.state == "done"):
-        return Judgement("done", False, f"finished {clock_text(finished.time_s)}")
+        return RunState("done", False, f"finished {clock_text(finished.time_s)}")
     if lease.released:
         state = status.state if status.state in OVER else "ended"
-        return Judgement(state, False, status.message or f"continue with: mpips run {run.path}")
+        return RunState(state, False, status.message or f"continue with: mpips run {run.path}")
     age = now - lease.time_s
     if age > STALE_S:
         note = (
             f"its supervisor (pid {lease.pid} on {lease.host}) last renewed its lease {age_text(age)} ago: "
             f"it was killed, or that host is down; continue with: mpips run {run.path}"
         )
-        return Judgement("dead", False, note)
+        return RunState("dead", False, note)
     silence = now - status.time_s
     if status.state == "running" and silence > STALE_S:
         note = f"the scheduler has written nothing for {age_text(silence)}"
-        return Judgement(status.state, True, note)
-    return Judgement(status.state, True, status.message)
+        return RunState(status.state, True, note)
+    return RunState(status.state, True, status.message)
 
 
 def clock_text(time_s: float) -> str:

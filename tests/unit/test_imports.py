@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from sources import ROOT, Source, expect_none, parse, sources
