@@ -13,7 +13,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 all=(unit mpi fault jobs sanitize lint)
 out=$root/build/tests
-sizes=(1 2 3 5)
+# Numbers of ranks of the MPI tests: the few run beside the first of the many.
+few_ranks=(1 2)
+many_ranks=(3 5)
 lanes=${MPIPS_TEST_LANES:-2}
 
 # Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with.
@@ -76,26 +78,35 @@ count_reports() {
 # has_tests FOLDER: whether there is anything to run.
 has_tests() { compgen -G "$1/test_*.py" >/dev/null; }
 
-# run_pytest NAME ARGUMENT...: one plain pytest.
-run_pytest() {
-  local name=$1 code=0
-  shift
+# May launches run beside each other? Each needs a /dev/shm of its own and cannot meet the segments of the others
+# then. Where the kernel does not allow that, everything runs one after the other.
+can_run_beside() { ((lanes > 1)) && bash tests/own_shm.sh -c '' 2>/dev/null; }
+
+# launch_lanes N NAME ARGUMENT...: pytest in N processes; most tests wait for launches, not for a core.
+launch_lanes() {
+  local n=$1 name=$2 flags=()
+  shift 2
   rm -f "$out/$name.xml"
-  python -m pytest --junitxml="$out/$name.xml" "$@" || code=$?
-  count_reports "$code" "$out/$name.xml"
+  if can_run_beside; then
+    flags=(--dist worksteal --tx "$n*popen//python=bash tests/own_shm.sh")
+  fi
+  python -m pytest --junitxml="$out/$name.xml" "${flags[@]}" "$@"
 }
 
-# run_lanes NAME ARGUMENT...: pytest in several processes; most tests wait for launches, not for a
-# core. Each process has a /dev/shm of its own and cannot meet the segments of the others. Where
-# the kernel does not allow that, tests run one after the other.
+# run_lanes NAME ARGUMENT...: the same in all lanes, counted.
 run_lanes() {
-  local name=$1
-  shift
-  if ((lanes > 1)) && bash tests/own_shm.sh -c '' 2>/dev/null; then
-    run_pytest "$name" --dist worksteal --tx "$lanes*popen//python=bash tests/own_shm.sh" "$@"
-  else
-    run_pytest "$name" "$@"
-  fi
+  local code=0
+  launch_lanes "$lanes" "$@" || code=$?
+  count_reports "$code" "$out/$1.xml"
+}
+
+# end_all: end what runs in the background, then all processes and segments of the tests.
+end_all() {
+  local running
+  running=$(jobs -pr)
+  # shellcheck disable=SC2086  # several numbers, or none
+  [[ -z $running ]] || kill $running
+  python tests/support/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}"
 }
 
 # One rank of a launch of pytest: rank 0 talks, the others write to files.
@@ -127,16 +138,44 @@ run_lint() {
 
 run_unit() { if has_tests tests/unit; then run_lanes unit tests/unit; fi; }
 
-run_mpi() {
-  local n rank code flags reports
-  has_tests tests/mpi || return 0
-  for n in "${sizes[@]}"; do
+# launch_sizes N...: the tests on N ranks, one size after the other; the exit codes go to files.
+launch_sizes() {
+  local n code flags own=()
+  # Traps of the whole run are not for this process.
+  trap - INT QUIT TERM
+  if can_run_beside; then
+    own=(bash tests/own_shm.sh -c 'import os, sys; os.execvp(sys.argv[1], sys.argv[1:])')
+  fi
+  for n in "$@"; do
     read -ra flags < <(mpirun_flags "$n"; echo)
     echo "--- $n ranks"
-    rm -f "$out/mpi-$n"-*
+    rm -f "$out/mpi-$n"-* "$out/mpi-$n.code"
     code=0
-    timeout --kill-after=10 1800 mpirun -n "$n" "${flags[@]}" \
-      bash -c "$rank_script" rank "$out/mpi-$n" </dev/null || code=$?
+    timeout --kill-after=10 1800 "${own[@]}" mpirun -n "$n" "${flags[@]}" \
+      bash -c "$rank_script" rank "$out/mpi-$n" || code=$?
+    echo "$code" >"$out/mpi-$n.code"
+  done
+}
+
+# Launches of mpirun run in the background, or Ctrl-C would wait for their end.
+run_mpi() {
+  local n rank code few="" reports
+  has_tests tests/mpi || return 0
+  # shellcheck disable=SC2031  # launch_sizes sets no variable of this process
+  if can_run_beside; then
+    launch_sizes "${few_ranks[@]}" </dev/null >"$out/mpi-few.log" 2>&1 &
+    few=$!
+    launch_sizes "${many_ranks[0]}" </dev/null &
+    wait "$!" || true
+    wait "$few" || true
+    cat "$out/mpi-few.log"
+    launch_sizes "${many_ranks[@]:1}" </dev/null &
+  else
+    launch_sizes "${few_ranks[@]}" "${many_ranks[@]}" </dev/null &
+  fi
+  wait "$!" || true
+  for n in "${few_ranks[@]}" "${many_ranks[@]}"; do
+    code=$(cat "$out/mpi-$n.code" || echo 1)
     reports=()
     for ((rank = 0; rank < n; rank++)); do
       reports+=("$out/mpi-$n-$rank.xml")
@@ -159,8 +198,22 @@ run_fault() {
   finish_beside
 }
 
-# Each lane has a Slurm of its own, so tests of one file share it.
-run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-loadscope-reorder tests/jobs; fi; }
+# launch_jobs N: each of N lanes has a Slurm of its own, so tests of one file share it.
+launch_jobs() { launch_lanes "$1" jobs --timeout=300 --dist loadfile --no-loadscope-reorder tests/jobs; }
+
+run_jobs() {
+  local code=0
+  has_tests tests/jobs || return 0
+  if [[ -n $jobs_job ]]; then
+    wait "$jobs_job" || code=$?
+    jobs_job=""
+    cat "$out/jobs.log"
+  else
+    launch_jobs "$lanes" || code=$?
+  fi
+  jobs_done=1
+  count_reports "$code" "$out/jobs.xml"
+}
 
 # Unit tests that start programs, which load the ordinary module, or that enter it little or never; and those of
 # torch, jax, keras and scikit-learn, whose libraries do not run with the sanitizers' runtimes.
@@ -237,12 +290,14 @@ run_sanitize() {
 wants() { [[ " ${stages[*]} " == *" $1 "* ]]; }
 
 # Lint and the build of the sanitizers' module need no launches: they run beside those of the fault stage, which wait
-# for each other nearly half of their time.
+# for each other nearly half of their time. So do the jobs, in one lane, if their stage is still to come.
 beside_job=""
+jobs_job=""
+jobs_done=0
 start_beside() {
   rm -f "$out/lint.log" "$out/sanitize-build.code"
   (
-    trap - INT TERM
+    trap - INT QUIT TERM
     renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
     if wants lint; then
       run_lint >"$out/lint.new" 2>&1
@@ -253,6 +308,13 @@ start_beside() {
     fi
   ) </dev/null &
   beside_job=$!
+  if wants jobs && ((!jobs_done)) && can_run_beside && has_tests tests/jobs; then
+    (
+      trap - INT QUIT TERM
+      launch_jobs 1
+    ) </dev/null >"$out/jobs.log" 2>&1 &
+    jobs_job=$!
+  fi
 }
 
 finish_beside() {
@@ -344,7 +406,7 @@ unset PYTHONDONTWRITEBYTECODE
 # Every process of the tests has this in its environment.
 export MPIPS_TEST_RUN=$$-$RANDOM
 mapfile -t segments < <(python tests/support/processes.py segments)
-trap '[[ -z $beside_job ]] || kill "$beside_job"; python tests/support/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}"; exit 130' INT TERM
+trap 'end_all; exit 130' INT TERM
 
 for stage in "${stages[@]}"; do
   # Where there is a fault stage, lint runs beside it and its results are shown at the end.

@@ -69,7 +69,7 @@ def test_a_script_is_warned_requeued_and_counts_each_step_once(
 
 def test_a_job_larger_than_the_cluster_is_refused_at_once(cluster: Slurm, tmp_path: Path) -> None:
     # sbatch alone would accept the job, which would wait for ever.
-    done = cluster.run(MPIPS, "submit", JOB, "--nodes=5", cwd=tmp_path, timeout_s=20)
+    done = cluster.run(MPIPS, "submit", JOB, "--nodes=5", cwd=tmp_path)
     assert done.returncode == 2
     assert "Slurm refuses the job: Requested node configuration is not available" in done.stderr
     assert "main*: 4 nodes of 8 CPUs, at most infinite" in done.stderr

@@ -6,6 +6,7 @@ collective of the test, the failure is printed and the job is ended soon after.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 # Seconds that a rank waits for others to leave a test: after a failure here, and after the session.
 _GRACE_S = 5.0
+# Pairs of transport and number of servers that five ranks run by day, of nine: all values, and both
+# transports between nodes with several servers and workers.
+_BY_DAY = {("shm", 1), ("rma", 1), ("rma", 2), ("p2p", 2), ("p2p", 3)}
 _report = pytest.StashKey[pytest.TestReport]()
 _comms = pytest.StashKey["list[MPI.Intracomm]"]()
 _meeting = pytest.StashKey["MPI.Intracomm"]()
@@ -37,9 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_meeting] = load_mpi().Dup()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark everything in this folder that has no mark of its own.
+    """Mark everything in this folder that has no mark of its own, and what few ranks leave to the long run.
 
+    That comes first: tests/conftest.py then selects by the mark `long`.
     Refuse to run without the option: pytest-mpi would skip what is marked without a message.
     """
     if not config.getoption("--with-mpi"):
@@ -48,18 +54,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "mpirun -n 2 python -m mpi4py -m pytest tests/mpi --with-mpi"
         )
     for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("mpi") is None:
+        if HERE not in item.path.parents:
+            continue
+        if item.get_closest_marker("mpi") is None:
             item.add_marker(pytest.mark.mpi)
+        marked = {mark.name for mark in item.iter_markers()}
+        if (SIZE == 2 and "two_ranks" not in marked) or (SIZE < 4 and "several_workers" in marked):
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize `transport` and `servers` with the values that this number of ranks allows."""
-    if "transport" in metafunc.fixturenames:
-        names = ["local"] if SIZE == 1 else ["shm", "rma", "p2p"]
-        metafunc.parametrize("transport", names)
-    if "servers" in metafunc.fixturenames:
-        most = 1 if SIZE <= 2 else min(3, SIZE - 2)
-        metafunc.parametrize("servers", range(1, most + 1))
+    """Parametrize `transport`, `remote` and `servers` with the values that this number of ranks allows.
+
+    `remote` is a transport between nodes. Of the pairs with a number of servers, the long run takes
+    those that are not in `_BY_DAY`.
+    """
+    ways = {
+        "transport": ["local"] if SIZE == 1 else ["shm", "rma", "p2p"],
+        "remote": ["rma", "p2p"],
+    }
+    servers = range(1, 2 if SIZE <= 2 else min(3, SIZE - 2) + 1)
+    has_servers = "servers" in metafunc.fixturenames
+    name = next((name for name in ways if name in metafunc.fixturenames), None)
+    if name is not None and has_servers:
+        pairs = list(itertools.product(ways[name], servers))
+        daily = _BY_DAY if len(servers) > 1 else pairs
+        cases = [pytest.param(*p, marks=() if p in daily else pytest.mark.long) for p in pairs]
+        metafunc.parametrize((name, "servers"), cases)
+    elif name is not None:
+        metafunc.parametrize(name, ways[name])
+    elif has_servers:
+        metafunc.parametrize("servers", servers)
 
 
 def _meet(comm: MPI.Intracomm, timeout_s: float | None) -> bool:
@@ -116,9 +141,13 @@ def comm(request: pytest.FixtureRequest, _together: None) -> MPI.Intracomm:
 
 
 @pytest.fixture
-def folder(comm: MPI.Intracomm) -> Iterator[Path]:
-    """Return the same empty folder on all ranks, in memory: workers push until checkpoints exist."""
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+def folder(comm: MPI.Intracomm, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Return the same empty folder on all ranks, in memory: workers push until checkpoints exist.
+
+    Tests with the marker `on_disk` get one on the disk.
+    """
+    on_disk = request.node.get_closest_marker("on_disk") is not None
+    place = "/dev/shm" if os.path.isdir("/dev/shm") and not on_disk else None
     name = tempfile.mkdtemp(prefix="test-folder-", dir=place) if comm.Get_rank() == 0 else ""
     path = Path(comm.bcast(name))
     yield path

@@ -78,6 +78,7 @@ def expected_bits(optimizer: Any, reduce: str, n_workers: int) -> tuple[bytes, b
     return w.tobytes(), rows.tobytes()
 
 
+@pytest.mark.two_ranks
 @pytest.mark.parametrize(
     ("optimizer", "reduce"),
     [(mpips.SGD(lr=0.1), "sum"), (mpips.Adam(lr=0.01), "mean")],
@@ -104,6 +105,7 @@ def test_the_data_of_these_tests_depend_on_the_order_of_their_sum() -> None:
     assert forward.tobytes() != backward.tobytes()
 
 
+@pytest.mark.several_workers
 def test_random_delays_of_workers_change_no_bit(session: Session, transport: str) -> None:
     tables = bsp_tables(mpips.Momentum(lr=0.1), "mean")
     results = [
@@ -113,6 +115,7 @@ def test_random_delays_of_workers_change_no_bit(session: Session, transport: str
     assert results[0][0] == expected_bits(mpips.Momentum(lr=0.1), "mean", len(results[0]))
 
 
+@pytest.mark.two_ranks
 def test_a_pull_sees_all_updates_of_earlier_clocks_and_none_of_the_current_one(
     session: Session, transport: str, servers: int
 ) -> None:
@@ -145,6 +148,7 @@ def test_a_pull_sees_all_updates_of_earlier_clocks_and_none_of_the_current_one(
     assert played.values == [[({float(c)}, {float(c)}) for c in range(8)]] * n
 
 
+@pytest.mark.several_workers
 def test_workers_with_fewer_steps_leave_and_the_others_go_on(
     session: Session, transport: str
 ) -> None:

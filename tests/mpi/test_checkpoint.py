@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from checkpoints import Contents, flip, names
+from long_runs import by_day
 from playing import SIZE
 
 import mpips
@@ -40,17 +40,6 @@ modes = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def folder(comm: MPI.Intracomm) -> Iterator[Path]:
-    """Return a folder that all ranks see. Collective."""
-    path = tempfile.mkdtemp(prefix="test-checkpoint-") if comm.rank == 0 else ""
-    path = comm.bcast(path)
-    yield Path(path)
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def assert_same_as_one_server(comm: MPI.Intracomm, contents: Contents, path: Path) -> None:
     """The HDF5 file has the bytes that a single server would have written. Collective."""
     same = True
@@ -61,8 +50,11 @@ def assert_same_as_one_server(comm: MPI.Intracomm, contents: Contents, path: Pat
     assert comm.bcast(same)
 
 
+@pytest.mark.two_ranks
 @modes
-@pytest.mark.parametrize("block_bytes", [64, 1000, 8 << 20])
+@pytest.mark.parametrize(
+    "block_bytes", [64, pytest.param(1000, marks=pytest.mark.on_disk), 8 << 20]
+)
 def test_any_number_of_servers_writes_the_same_file(
     comm: MPI.Intracomm, folder: Path, parallel: bool, block_bytes: int
 ) -> None:
@@ -88,13 +80,15 @@ def spread(seed: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", by_day(range(12), 4))
 def test_rows_of_any_keys_come_out_sorted(comm: MPI.Intracomm, folder: Path, seed: int) -> None:
     contents = Contents(seed=seed, keys=spread(seed))
     info = contents.write(folder, comm=comm, block_bytes=[40, 512, 4096][seed % 3])
     assert_same_as_one_server(comm, contents, info.path)
 
 
+@pytest.mark.two_ranks
 @pytest.mark.parametrize("server", sorted({0, SIZE - 1}))
 def test_one_server_may_hold_all_rows(comm: MPI.Intracomm, folder: Path, server: int) -> None:
     contents = Contents([mpips.EmbeddingTable("e", 2, mpips.Adam())], 0, {"e": range(-50, 500)})
@@ -203,6 +197,7 @@ def break_manifest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("mpips.checkpoint.writer.write_manifest", io_error)
 
 
+@pytest.mark.two_ranks
 @modes
 @pytest.mark.parametrize("server", sorted({0, SIZE - 1}))
 @pytest.mark.parametrize(
@@ -210,7 +205,7 @@ def break_manifest(patch: pytest.MonkeyPatch) -> None:
     [
         break_opening,
         break_writing,
-        break_sync,
+        pytest.param(break_sync, marks=pytest.mark.on_disk),
         break_flush,
         break_folder,
         break_manifest,
@@ -251,6 +246,7 @@ def test_a_failure_of_one_server_is_one_error_on_all(
     found.checkpoint.close()
 
 
+@pytest.mark.on_disk
 @pytest.mark.skipif(not PARALLEL or SIZE == 1, reason="needs two servers and h5py with MPI")
 @pytest.mark.parametrize("server", sorted({0, SIZE - 1}))
 def test_a_write_that_the_system_refuses_below_mpi_io(

@@ -93,6 +93,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return [entry.path for entry in list_checkpoints(folder)]
 
 
+@pytest.mark.two_ranks
 @pytest.mark.parametrize("model", MODELS)
 def test_a_cut_holds_exactly_what_stands_before_its_cursors(
     session: Session,

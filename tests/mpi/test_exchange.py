@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from mpi4py import MPI
 
 from mpips.mpi.exchange import deliver
 from mpips.session.links import _notes
 
 
+@pytest.mark.two_ranks
 def test_each_value_goes_to_its_receiver_only(comm: MPI.Intracomm) -> None:
     rank, size = comm.Get_rank(), comm.Get_size()
     # Even ranks send to all lower ranks and to themselves, odd ones to nobody.

@@ -199,7 +199,6 @@ def test_a_tensor_on_several_servers_is_viewed_in_parts(session: Session) -> Non
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("remote", ["rma", "p2p"])
 def test_another_nodes_values_cannot_be_viewed(session: Session, remote: str) -> None:
     def main(worker: Worker) -> str:
         with pytest.raises(ConfigError) as caught:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+@pytest.mark.two_ranks
 def test_comm_holds_all_ranks_and_is_not_the_world(comm: MPI.Intracomm) -> None:
     from mpi4py import MPI
 
@@ -24,6 +25,7 @@ def test_parallel_assert_passes_where_all_ranks_agree(
     parallel_assert(comm, comm.allreduce(1) == comm.size, "lost a rank")
 
 
+@pytest.mark.two_ranks
 def test_parallel_assert_fails_on_all_ranks_and_names_the_false_one(
     comm: MPI.Intracomm, parallel_assert: Callable[..., None]
 ) -> None:

@@ -18,7 +18,6 @@ from mpips.mpi.cluster import Cluster
 from mpips.session import links
 from mpips.worker.worker import connection_of
 
-REMOTE = ["rma", "p2p"]
 LONG_S = 60.0
 
 pytestmark = pytest.mark.skipif(SIZE < 2, reason="a server on another rank")
@@ -144,7 +143,7 @@ def compute(random: np.random.Generator) -> None:
         np.sum(np.ones(20_000))
 
 
-@pytest.mark.parametrize("remote", REMOTE)
+@pytest.mark.two_ranks
 @pytest.mark.parametrize("consistency", [BSP(), SSP(2)], ids=["bsp", "ssp"])
 def test_one_thread_at_a_time_calls_mpi(
     session: Session,
@@ -163,7 +162,6 @@ def test_one_thread_at_a_time_calls_mpi(
         assert watch.calls["MainThread"] > 0
 
 
-@pytest.mark.parametrize("remote", REMOTE)
 def test_rows_of_the_next_batch_come_while_the_program_computes(
     session: Session, servers: int, remote: str
 ) -> None:
@@ -192,7 +190,6 @@ def test_rows_of_the_next_batch_come_while_the_program_computes(
     assert all(played.values)
 
 
-@pytest.mark.parametrize("remote", REMOTE)
 @pytest.mark.parametrize("how", ["option", "switch", "paused"])
 def test_without_the_thread_the_bits_are_equal(
     session: Session, monkeypatch: pytest.MonkeyPatch, remote: str, how: str
@@ -226,7 +223,6 @@ def test_without_the_thread_the_bits_are_equal(
         assert all(steps == 0 for steps, _ in ahead.values)
 
 
-@pytest.mark.parametrize("remote", REMOTE)
 def test_large_pushes_leave_while_the_program_computes(
     session: Session, servers: int, remote: str
 ) -> None:

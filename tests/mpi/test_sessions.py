@@ -61,6 +61,7 @@ def index_of(worker: Worker) -> int:
     return worker.index
 
 
+@pytest.mark.two_ranks
 def test_every_rank_has_the_role_that_the_number_of_servers_gives(
     session: Session, servers: int
 ) -> None:
@@ -81,6 +82,7 @@ def test_every_rank_has_the_role_that_the_number_of_servers_gives(
     assert [row["worker"] for row in played.statistics["workers"]] == list(range(n_workers))
 
 
+@pytest.mark.two_ranks
 def test_every_rank_has_the_totals_and_its_own_statistics(comm: MPI.Intracomm) -> None:
     def main(worker: Worker) -> None:
         worker.table("w").push(np.ones(3, np.float32))
@@ -106,6 +108,7 @@ def test_every_rank_has_the_totals_and_its_own_statistics(comm: MPI.Intracomm) -
         assert found.keys() == {"totals", "scheduler", "own"}
 
 
+@pytest.mark.two_ranks
 def test_the_transport_asked_for_is_the_one_reported(
     session: Session, transport: str, servers: int
 ) -> None:
@@ -152,6 +155,7 @@ def broken_options(comm: Any) -> list[tuple[type[MpipsError], str, list[Any], di
     ]
 
 
+@pytest.mark.two_ranks
 def test_a_configuration_error_is_raised_on_every_rank_and_the_next_session_works(
     comm: Any, session: Session, shared_memory: Callable[[], list[str]]
 ) -> None:
@@ -224,6 +228,7 @@ def test_a_worker_is_refused_after_the_end_of_its_job(session: Session) -> None:
                 use()
 
 
+@pytest.mark.two_ranks
 @several_ranks
 def test_a_connection_that_fails_late_leaves_no_thread_file_or_memory(
     comm: Any, monkeypatch: pytest.MonkeyPatch, shared_memory: Callable[[], list[str]]
@@ -248,6 +253,7 @@ def test_a_connection_that_fails_late_leaves_no_thread_file_or_memory(
     assert shared_memory() == []
 
 
+@pytest.mark.two_ranks
 @several_ranks
 def test_every_communicator_of_a_session_is_freed(comm: Any, session: Session) -> None:
     """An attribute of COMM_WORLD is copied with each duplicate and deleted with it."""
@@ -281,6 +287,7 @@ def test_every_communicator_of_a_session_is_freed(comm: Any, session: Session) -
         MPI.Comm.Free_keyval(keyval)
 
 
+@pytest.mark.two_ranks
 def test_gather_gives_every_workers_payload_in_order(session: Session, transport: str) -> None:
     def main(worker: Worker) -> list[bytes]:
         everyone = worker.gather("all", bytes([worker.index]) * worker.index)
@@ -297,6 +304,7 @@ def test_gather_gives_every_workers_payload_in_order(session: Session, transport
     assert all(value == everyone + ends for value in played.values[1:])
 
 
+@pytest.mark.several_workers
 def test_after_a_barrier_all_flushed_pushes_are_there(session: Session, transport: str) -> None:
     def main(worker: Worker) -> list[float]:
         handle = worker.table("w")

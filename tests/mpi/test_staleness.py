@@ -30,6 +30,7 @@ def counters(n_workers: int, consistency: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.several_workers
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("slow", ["first", "last"])
 @pytest.mark.parametrize("kind", ["dense", "rows"])
@@ -124,6 +125,7 @@ def test_a_pull_sees_own_pushes(session: Session, transport: str, servers: int, 
         assert seen == [(2.0 * (k + 1), 2.0 * (k + 1)) for k in range(20)]
 
 
+@pytest.mark.several_workers
 def test_a_finished_worker_holds_nobody_back(session: Session, transport: str) -> None:
     """Worker w makes 1 + 7 w steps: more than the bound apart."""
     n_workers = workers_with(1)
@@ -186,6 +188,7 @@ def test_a_stale_update_is_scaled_and_its_worker_told(session: Session, transpor
     assert played.server_total("w", "scaled") == played.worker_total("scaled") == 4
 
 
+@pytest.mark.two_ranks
 def test_a_stale_update_is_rejected_and_its_worker_told(session: Session, transport: str) -> None:
     played = session(*outcomes(mpips.Reject(max_staleness=1)), transport=transport, servers=1)
     results, values = played.values[0]
@@ -211,6 +214,7 @@ def test_a_stale_update_is_compensated_and_its_worker_told(
     assert played.server_total("w", "compensated") == played.worker_total("compensated") == 4
 
 
+@pytest.mark.several_workers
 @pytest.mark.parametrize("bound", [1, 4])
 def test_keep_pace_waits_for_whoever_is_further_behind_than_its_bound(
     session: Session, transport: str, bound: int

@@ -87,6 +87,7 @@ def test_values_above_the_limit_of_one_message_are_sent_in_pieces(
     parallel_assert(comm, index != 0 or len(operation.result) == 5001)
 
 
+@pytest.mark.two_ranks
 @pytest.mark.mpi(min_size=2)
 def test_partners_exchange_values(comm: Any, parallel_assert: Any) -> None:
     index, tree = index_of(comm), tree_of(comm)
@@ -127,6 +128,7 @@ def test_every_rank_that_waits_knows_the_late_one(
     parallel_assert(comm, index == late or found in (expected, []), str(found))
 
 
+@pytest.mark.two_ranks
 def test_a_session_reduces_gathers_and_meets(
     comm: Any, session: Session, parallel_assert: Any, transport: str, servers: int
 ) -> None:

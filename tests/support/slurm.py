@@ -183,7 +183,7 @@ class Slurm:
             "SLURM_CONF": str(self.folder / "slurm.conf"),
         }
 
-    def _until(self, condition: object, what: str, timeout_s: float = 30.0) -> None:
+    def _until(self, condition: object, what: str, timeout_s: float = 60.0) -> None:
         def holds() -> bool:
             return all(d.poll() is None for d in self._daemons) and bool(condition())  # type: ignore[operator]
 
@@ -273,7 +273,7 @@ class Slurm:
             AssertionError: Some are left.
         """
         self.run("scancel", "--user=root", "--quiet")
-        gone = processes.until(lambda: not self.run("squeue", "--noheader").stdout, 30.0)
+        gone = processes.until(lambda: not self.run("squeue", "--noheader").stdout, 60.0)
         assert gone, self.run("squeue").stdout
 
     def lose(self, node: int) -> None:
