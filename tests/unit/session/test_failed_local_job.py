@@ -93,7 +93,9 @@ def test_a_failure_while_a_checkpoint_is_written_leaves_the_folder_free(
             raise OwnError
 
     monkeypatch.setattr(server_part.ServerPart, "_step", counted)
-    with pytest.raises(OwnError) as kept:  # a notebook keeps the last exception, and with it all frames
+    with pytest.raises(
+        OwnError
+    ) as kept:  # a notebook keeps the last exception, and with it all frames
         job(tmp_path / "c", 100_000, dies)
     monkeypatch.undo()
     check_the_next_job(tmp_path / "c")
