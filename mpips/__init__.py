@@ -8,8 +8,10 @@ Importing this package neither initialises MPI nor opens files.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from mpips.mpi import early_signals
+from mpips.process import forked as _forked
 
 early_signals.begin()
+_forked.leave_rank()
 
 from mpips.errors import (
     CallbackError,
