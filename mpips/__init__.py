@@ -9,8 +9,10 @@ imported at their first use, so that a rank, a command or a helper process loads
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from mpips.mpi import early_signals
+from mpips.process import forked as _forked
 
 early_signals.begin()
+_forked.leave_rank()
 
 from mpips.errors import (
     CallbackError,

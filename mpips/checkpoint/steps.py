@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ Counts = NDArray[np.int64]
 
 _YIELDS = 2000  # steps without work in which `finish` yields the core before it sleeps
 _HANDOVER_S = 200e-6  # s that `Background.done` leaves the interpreter's lock to the thread
+_SETTLE_S = 60.0  # s that abandoned work waits for its call in the background
 
 
 def displacements(counts: Counts) -> Counts:
@@ -159,9 +160,9 @@ class Background(Generic[T]):
             self._thread.join(_HANDOVER_S)
         return not self._thread.is_alive()
 
-    def join(self) -> None:
-        """Wait until the call has returned or failed. Blocking."""
-        self._thread.join()
+    def join(self, limit_s: float | None = None) -> None:
+        """Wait until the call has returned or failed, at most `limit_s`; None: without a limit. Blocking."""
+        self._thread.join(limit_s)
 
     def result(self) -> T:
         """Return the call's result, or raise its exception. Blocks until then."""
@@ -177,24 +178,71 @@ def in_background(work: Callable[[], T]) -> Steps[T]:
 
 
 def until_done(running: Background[T]) -> Steps[T]:
-    """Wait for a call in the background, and return its result or raise its exception."""
-    while not running.done():
-        yield False
+    """Wait for a call in the background, and return its result or raise its exception.
+
+    If the wait ends by an exception, the call is over before the caller's clean-up begins, which would
+    otherwise miss what the call still makes. Only a collected generator does not wait: the interpreter may be
+    at its end, where threads no longer run.
+    """
+    try:
+        while not running.done():
+            yield False
+    except GeneratorExit:
+        raise
+    except BaseException:
+        running.join(_SETTLE_S)
+        raise
     return running.result()
+
+
+class AbandonedError(BaseException):
+    """The exception that ends abandoned steps; no clean-up of the steps takes it for a failure."""
+
+
+def abandon(steps: Iterator[object] | None) -> None:
+    """End steps early: their clean-up runs now, and not when the interpreter collects the generator.
+
+    Blocks until a call in the background has returned, which may take as long as the disk needs.
+
+    Args:
+        steps: A generator of any state, or None.
+    """
+    if not isinstance(steps, Generator):
+        return
+    try:
+        steps.throw(AbandonedError())
+    except (AbandonedError, StopIteration):
+        return
+    steps.close()
+
+
+def drive(steps: Iterator[object], between: Callable[[], object]) -> None:
+    """Run all steps, with `between` after each; an exception of either abandons the steps. Blocking."""
+    try:
+        for _ in steps:
+            between()
+    except BaseException:
+        abandon(steps)
+        raise
 
 
 def finish(steps: Steps[T]) -> T:
     """Run all steps and return their result. Blocking; while they only wait, yields the core, then sleeps."""
     idle = 0
-    while True:
-        try:
-            worked = next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        idle = 0 if worked else idle + 1
-        # Do not sleep at once, and never for long: messages make progress only while this thread is in MPI.
-        if idle > _YIELDS:
-            time.sleep(min((idle - _YIELDS) * 20e-6, 1e-3))
-        elif idle:
-            os.sched_yield()
+    try:
+        while True:
+            try:
+                worked = next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            idle = 0 if worked else idle + 1
+            # Do not sleep at once, and never for long: messages make progress only while this thread is in
+            # MPI.
+            if idle > _YIELDS:
+                time.sleep(min((idle - _YIELDS) * 20e-6, 1e-3))
+            elif idle:
+                os.sched_yield()
+    except BaseException:
+        abandon(steps)
+        raise

@@ -6,8 +6,10 @@ written once. The checks, the messages of errors and the generated reference of 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
+import inspect as inspection
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
@@ -42,8 +44,23 @@ def check_fields(owner: object, prefix: str = "") -> None:
 
 @functools.cache
 def _annotated_fields(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = field_hints(cls)
     return {name: hint for name, hint in hints.items() if get_origin(hint) in (Annotated, Literal)}
+
+
+def field_hints(cls: Any) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields by name, evaluated.
+
+    `typing.get_type_hints` of the class does that too, but in Python 3.10 it takes the annotation KW_ONLY,
+    which belongs to no field, for an error.
+    """
+    names = {field.name for field in dataclasses.fields(cls)}
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        own = {n: hint for n, hint in inspection.get_annotations(base).items() if n in names}
+        holder = type(base.__name__, (), {"__annotations__": own, "__module__": base.__module__})
+        hints |= get_type_hints(holder, include_extras=True)
+    return hints
 
 
 def plain(value: Any) -> Any:

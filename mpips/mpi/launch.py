@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpips.errors import CapabilityError
 from mpips.mpi import early_signals
-from mpips.process import forked
+from mpips.process import forked, rank_mark
 from mpips.rundir.directory import RUN_DIR
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def load_mpi(limit_s: float = float("inf")) -> MPI.Intracomm:
     # Let waiting ranks yield where a node has more ranks than cores.
     if local_size() > node_cores():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    # Programs that this rank starts must not take its place, from here on.
+    rank_mark.mark()
     import mpi4py
 
     from mpips.mpi.siblings import bounded_start

@@ -20,6 +20,7 @@ from pathlib import Path
 from mpips import _native
 from mpips.errors import StallError
 from mpips.mpi import failure_report, launch
+from mpips.process import rank_mark
 
 PROC = Path("/proc")
 _THREAD = "mpips-mpi-start"  # at most 15 bytes, the kernel's limit for names of threads
@@ -69,6 +70,8 @@ def late_here() -> tuple[list[int], list[str]]:
     pids: dict[int, list[int]] = {}
     for folder in PROC.iterdir():
         env = _environment(folder) if folder.name.isdigit() else {}
+        if env and rank_mark.is_beside_rank(env, int(folder.name)):
+            continue
         if env and _launch_of(env) == mine and launch.launched_size(env) > 1:
             pids.setdefault(launch.launched_rank(env), []).append(int(folder.name))
     here = [r for r, own in pids.items() if any(p == os.getpid() or _waits(p) for p in own)]

@@ -9,8 +9,8 @@ overwrite a push of the parent. So each object that must not be used in a child 
 handler of SIGUSR1 (so that a signal sent to a whole job does not end the child), and the log. If mpips has
 started MPI, no child finalizes it.
 
-Programs started by `exec` inherit none of this. Processes of the start methods "spawn" and "forkserver"
-import the program again; `refuse_children` raises if they call `mpips.run`.
+Programs started by `exec` inherit none of this; see mpips.process.rank_mark. Processes of the start methods
+"spawn" and "forkserver" import the program again; `refuse_children` raises if they call `mpips.run`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from typing import NoReturn, Protocol
 
 from mpips.errors import ForkError
+from mpips.process import rank_mark
 
 _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCONT}
 
@@ -163,6 +164,12 @@ def is_helper() -> bool:
     return started or _rank not in ([], [os.getpid()])
 
 
+def leave_rank() -> None:
+    """Make a program that a rank has started a process of its own; no effect in helpers of a rank."""
+    if not is_helper():
+        rank_mark.leave()
+
+
 def refuse_children() -> None:
     """Raise ForkError in a helper process of a rank; call this before a job touches anything else.
 
@@ -171,6 +178,7 @@ def refuse_children() -> None:
     """
     if not is_helper():
         _rank[:] = [os.getpid()]
+        rank_mark.mark()
         return
     raise ForkError(
         f"mpips.run was called in process {os.getpid()}, a helper process of a rank. The start methods "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -225,6 +225,7 @@ class LocalJob:
         with (
             SignalRequests(folder is not None, self.saving.triggers.grace_s, self._run) as requests,
             watching(requests),
+            closing(server_part),
             self._connected(scheduler, server_part, requests) as connection,
         ):
             worker = work.worker = Worker(connection, self._tables, self._placement)

@@ -26,7 +26,7 @@ from mpips.checkpoint import (
 )
 from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.checkpoint.shards import ShardData
-from mpips.checkpoint.steps import in_background
+from mpips.checkpoint.steps import abandon, drive, in_background
 from mpips.checkpoint.structure import hdf5_kind
 from mpips.errors import CheckpointError, DiskFullError, MpipsError
 from mpips.model.best_value import BestValue
@@ -236,10 +236,8 @@ class ServerPart:
         """Write the copy step by step, remove old checkpoints, and report the end of the cut."""
         path, error, note = "", "", ""
         try:
-            for _ in self._await_attachments():
-                yield True
-            for _ in writer.steps():
-                yield True
+            yield from self._await_attachments()
+            yield from writer.steps()
         except (MpipsError, OSError) as failure:
             error = str(failure)
         else:
@@ -331,6 +329,15 @@ class ServerPart:
             between()
             time.sleep(_POLL_S)
 
+    def close(self) -> None:
+        """Give up the checkpoint that is being written, if there is one. Local; no effect when repeated.
+
+        Removes what is not published and releases the lock of the folder, because the process may go on and
+        run other jobs. Blocks until the disk has done what it was asked for.
+        """
+        work, self._work = self._work, None
+        abandon(work)
+
     def statistics(self) -> dict[str, Any]:
         """Return the entries of this part in the server's statistics, by name."""
         found: dict[str, Any] = {}
@@ -351,10 +358,8 @@ class ServerPart:
         # All rings are empty and stay empty, so the shards in place are a cut and need no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
         writer = self._make_writer(shards, residuals.LAST)
-        for _ in self._await_attachments():
-            between()
-        for _ in writer.steps():
-            between()
+        drive(self._await_attachments(), between)
+        drive(writer.steps(), between)
         self._last = parts, writer.info
         return writer.info, self._retain(writer.info.path)
 

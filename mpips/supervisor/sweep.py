@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -94,7 +94,7 @@ class Sweep:
         metric: str,
         trials: Sequence[tuple[tuple[str, ...], JobConfig]],
         own_metrics: Mapping[str, Direction] | None = None,
-    ) -> Self:
+    ) -> Sweep:
         """Make the folder and a run directory for each trial.
 
         Args:
@@ -124,7 +124,7 @@ class Sweep:
         return cls(path, content)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path) -> Sweep:
         """Read a folder that `create` made.
 
         Raises:
@@ -218,7 +218,7 @@ class _Forwarding:
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> _Forwarding:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._before[number] = signal.signal(number, self._note)
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ class WordPairs:
         self._pairs = pairs
 
     @classmethod
-    def read(cls, path: str) -> Self:
+    def read(cls, path: str) -> WordPairs:
         """Read pairs: word, word and score in a line, separated by tabs, commas, semicolons or spaces.
 
         Empty lines and lines that begin with # are skipped, and a first line without a number.

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 import torch
 
 from mpips.errors import ConfigError
-from mpips.model.accepted import accepted, plain
+from mpips.model.accepted import accepted, field_hints, plain
 from mpips.model.optimizer import SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, Optimizer, RMSProp
 
 ACCEPTED: tuple[type[torch.optim.Optimizer], ...] = (
@@ -75,7 +75,7 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Optim
     kind, fields = _translation(base, where, optimizer, group)
 
     # Check each number here, so that errors have the names of torch.
-    hints = get_type_hints(kind, include_extras=True)
+    hints = field_hints(kind)
     values = {field: _number(value) for field, (_, value) in fields.items()}
     for field, (option, value) in fields.items():
         try:

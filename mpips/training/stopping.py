@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -234,7 +234,7 @@ class EarlyStopping(msgspec.Struct):
         tables: Sequence[Table],
         has_test: bool,
         own: Mapping[str, Direction] = _NONE_OWN,
-    ) -> Self | None:
+    ) -> EarlyStopping | None:
         """Return the state at the beginning of a run; None if training never ends early.
 
         Args:

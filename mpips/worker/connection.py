@@ -15,6 +15,7 @@ from mpips import _native
 from mpips.checkpoint.position import Position
 from mpips.checkpoint.residuals import LAST
 from mpips.errors import EndedError, MpipsError
+from mpips.model.consistency import BSP
 from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
@@ -110,6 +111,10 @@ class Connection:
         self.arrivals = Arrivals(self, start.partners, start.writes_position)
         self.residuals = settled(start.residuals, channels)
         self.channels = list(channels)
+        for i, table in enumerate(tables):
+            if isinstance(table.consistency, BSP):
+                for channel in channels:
+                    channel.counting_writer.require_whole(i, table.name)
         self.control = control
         self.timeout_s = timeout_s
         self._names = list(names)

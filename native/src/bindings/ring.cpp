@@ -61,6 +61,7 @@ void bind_position(py::class_<RingWriter>& writer) {
           },
           py::arg("sequence"), py::arg("applied"), py::arg("clock"), py::arg("finished"),
           py::arg("pushes"), py::arg("tag"), py::arg("ended"), py::arg("skips_clocks"))
+      .def("require_whole", &RingWriter::require_whole, py::arg("table"), py::arg("name"))
       .def_property_readonly("replays", &RingWriter::replays)
       .def("is_ahead_of", &RingWriter::is_ahead_of, py::arg("clock"))
       .def_property_readonly("next_sequence", &RingWriter::next_sequence)
@@ -200,6 +201,14 @@ void bind_results(py::class_<RingWriter>& writer) {
 
 void register_ring(py::module_& m) {
   py::register_exception<ReplayMismatch>(m, "ReplayMismatch");
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const InterruptedPush& error) {
+      const py::object type = py::module_::import("mpips.errors").attr("MpipsError");
+      PyErr_SetString(type.ptr(), error.what());
+    }
+  });
   bind_outcome(m);
   py::class_<RingWriter> writer(m, "RingWriter");
   writer.def(py::init([](SharedMemory& memory, std::size_t offset, const RingGeometry& geometry,

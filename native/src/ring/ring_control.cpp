@@ -15,6 +15,7 @@ bool RingWriter::write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t 
     throw std::length_error("a worker's part of a checkpoint has " + std::to_string(bytes) +
                             " bytes, but a record has room for " +
                             std::to_string(box_.geometry.payload_capacity()) + "; raise slot_kib");
+  check_whole();
   if (has_ended(clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(RecordKind::cut, 0, clock);
@@ -30,6 +31,7 @@ bool RingWriter::configure(std::uint16_t table, std::uint64_t clock, std::uint64
                            const OptimizerConfig& config) {
   static_assert(sizeof(RecordHeader) + sizeof(ConfigWords) <= 256, "fits into every slot");
   if (!mismatch_.empty()) throw ReplayMismatch(mismatch_);
+  check_whole();
   if (has_ended(clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(RecordKind::configure, table, clock);
@@ -44,6 +46,7 @@ bool RingWriter::configure(std::uint16_t table, std::uint64_t clock, std::uint64
 std::size_t RingWriter::store(std::uint16_t table, std::uint64_t clock, std::uint16_t slot,
                               std::uint64_t steps, std::uint64_t offset, const float* values,
                               std::size_t n, std::size_t done) {
+  check_whole();
   if (has_ended(clock)) return n;
   const std::size_t capacity = box_.geometry.payload_capacity() / sizeof(float);
   for (std::size_t free = credits(); done < n && free > 0; --free) {

@@ -25,7 +25,16 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       base_(n_tables, 0),
       named_(n_tables, unnamed),
       pushed_before_(n_tables, 0),
-      role_(geometry.n_slots, 0) {}
+      role_(geometry.n_slots, 0),
+      whole_(n_tables) {}
+
+void RingWriter::interrupted() const {
+  throw InterruptedPush(
+      "an earlier push to table '" + whole_[static_cast<std::size_t>(open_push_)] +
+      "' was interrupted (by a stall or Ctrl-C) when a part of it had been sent, which servers "
+      "have "
+      "added already, so this worker can send nothing more: end the job and start it again");
+}
 
 std::size_t RingWriter::credits() noexcept {
   std::uint64_t floor = applied();
@@ -51,7 +60,8 @@ RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,
 // Give all records of a push the version of the first one: a pull may be answered while the push is
 // being written.
 RecordHeader RingWriter::push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock,
-                                     bool first) noexcept {
+                                     bool first) {
+  if (first) check_whole();
   if (first) push_base_ = named_[table] != unnamed ? named_[table] : base_[table];
   RecordHeader h = header(kind, table, clock);
   h.base_version = push_base_;
@@ -70,8 +80,10 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   std::memcpy(slot, h, sizeof *h);
   role_[next_ % box_.geometry.n_slots] = role;
   const auto kind = static_cast<RecordKind>(h->kind);
-  if (kind == RecordKind::push_dense || kind == RecordKind::push_rows)
+  if (kind == RecordKind::push_dense || kind == RecordKind::push_rows) {
     counters_.pushed_bytes += carried_bytes(*h);
+    open_push_ = role == role_push_end || whole_[h->table].empty() ? -1 : h->table;
+  }
   if (kind == RecordKind::push_dense && h->slot != 0)
     counters_.push_saved_bytes += static_cast<std::int64_t>(h->count * sizeof(float)) -
                                   static_cast<std::int64_t>(h->payload_bytes);
@@ -108,6 +120,7 @@ std::vector<std::pair<std::size_t, std::size_t>> RingWriter::new_parts(std::size
 }
 
 bool RingWriter::write_tick(RecordKind kind, std::uint64_t clock) {
+  check_whole();
   if (skips_tick(kind, clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(kind, 0, clock);
@@ -162,6 +175,7 @@ std::size_t RingWriter::push_feedback(std::uint16_t table, std::uint64_t clock, 
                                       const float* update, std::uint64_t random_key) {
   const std::size_t n = feedback->n();
   if (!feedback->is_open()) {
+    check_whole();
     if (skips_push(table, clock, n, nullptr)) return n;
     feedback->begin(update, random_key);
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,6 +78,12 @@ struct RowsToPull {
 
 // Result of a push: written now or before the restart; refused for want of a credit, or of finite
 // values.
+// A record that may not follow a push of which only a part is written.
+class InterruptedPush : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 enum class Written : std::uint8_t { yes, no_room, not_finite };
 
 class RingWriter {
@@ -158,6 +165,10 @@ class RingWriter {
   // Set whether the next pushes are the worker's last ones to their tables in its clock
   // (flag_closes).
   void set_closing(bool closing) noexcept { closing_ = closing; }
+  // Declare that the server adds records of a push to this table to the sum of the clock as they
+  // come, so it cannot drop a part of a push. If an exception of the program leaves such a push
+  // partly written, each later call that writes a record throws InterruptedPush, except pulls.
+  void require_whole(std::uint16_t table, const std::string& name) { whole_.at(table) = name; }
   // Prefetch the lines of the next slot for a record as long as the last one, at most `at_most`
   // bytes; best called while there is nothing else to do.
   void warm_next_slot(std::size_t at_most) const noexcept;
@@ -234,8 +245,12 @@ class RingWriter {
   };
 
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint64_t clock) const noexcept;
-  RecordHeader push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock,
-                           bool first) noexcept;
+  RecordHeader push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock, bool first);
+  // Throw InterruptedPush if a push to a table of `require_whole` is partly written.
+  void check_whole() const {
+    if (open_push_ >= 0) interrupted();
+  }
+  [[noreturn]] void interrupted() const;
   void finish_record(RecordHeader* h, std::uint8_t role) noexcept;
   const float* summed(const RowsToPush& push, std::size_t done, std::size_t count);
   // Return true for what the server has already, so that it is not written again.
@@ -275,6 +290,8 @@ class RingWriter {
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
   std::size_t last_bytes_ = 0;      // of the last record's payload
   bool closing_ = false;
+  std::vector<std::string> whole_;  // names of the tables of `require_whole`; others are empty
+  std::int32_t open_push_ = -1;     // such a table, of which a push is partly written; -1: none
   PushCounters counters_;
   double bad_reply_since_ = 0.0;
   TraceRing* trace_ = nullptr;
