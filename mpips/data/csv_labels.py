@@ -61,7 +61,7 @@ class CsvLabels:
             if text not in self.known:
                 self._check(text, rows, codes, i)
                 self._codes[text] = len(self.known)
-                self.known[text] = number(text)
+                self.known[text] = math.nan if self._is_text(text) else number(text)
             places[i] = self._codes[text]
         return places[codes]
 
@@ -93,7 +93,7 @@ class CsvLabels:
                 training data, or there are too many.
         """
         names = self._plan.options.label_names
-        text_here = is_text(text)
+        text_here = self._is_text(text)
         if names:
             if text in names:
                 return
@@ -117,6 +117,10 @@ class CsvLabels:
             raise DataError(complaint(self._plan, text, self._plan.label, line))
         kind = "texts as labels" if text_here else "labels, which are too many to be classes"
         raise DataError(f"{where}: more than {MAX_CLASSES} distinct {kind}; {TOO_MANY}")
+
+    def _is_text(self, text: str) -> bool:
+        """Return True for a label that is no number, or not to be read as one."""
+        return bool(text) if self._plan.options.label_kind == "text" else is_text(text)
 
     def _refuse(self, rows: CsvRows, place: int) -> None:
         """Raise the error of a target that is no finite number."""

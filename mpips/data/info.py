@@ -14,6 +14,7 @@ from mpips.data.dataset import Dataset, DenseData, Features, Labels, SparseData
 from mpips.data.label_sets import all_labels
 from mpips.data.moments import Moments
 from mpips.data.options import Wants
+from mpips.data.words import TEXTS
 from mpips.errors import DataError
 from mpips.model.distinct import distinct_counts
 
@@ -48,6 +49,8 @@ class DataInfo:
         arrays: Kind "own": paths of the arrays that checkpoints contain for the task, sorted.
         sizes: Number of names or entries in each of them.
         digest: XXH3-64 of the vocabularies among them, 16 hexadecimal digits.
+        words: CSV: the rule for words of categorical columns (`mpips.data.words`). Descriptions of earlier
+            versions have none, and mean rule 0.
     """
 
     n_samples_total: int
@@ -67,6 +70,7 @@ class DataInfo:
     arrays: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     digest: str = ""
+    words: int = TEXTS
 
     def size(self, name: str) -> int:
         """Return the number of names in the vocabulary `name`, or of entries in the task's array `name`.
@@ -230,6 +234,7 @@ def combine(infos: Sequence[DataInfo]) -> DataInfo:
         "label_column",
         "label_names",
         "categorical",
+        "words",
         "arrays",
         "sizes",
         "digest",

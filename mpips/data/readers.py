@@ -157,7 +157,7 @@ def reader_of(path: str, options: ReadOptions) -> Reader:
 
 def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
     """Return the options with what the training data has decided: base, columns, labels and their column."""
-    changes: dict[str, Any] = {"wants": like.wants}
+    changes: dict[str, Any] = {"wants": like.wants, "words": like.words}
     if like.kind == "dense":
         changes["n_features"] = like.n_features
     if like.kind == "sparse":

@@ -33,6 +33,7 @@ from mpips.data.table_files import (
     opened_arrow,
     opened_parquet,
 )
+from mpips.data.words import TEXTS, texts_of
 from mpips.errors import DataError
 
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -100,7 +101,11 @@ class TypedTable:
         self.is_hashed = any(column.categorical for column in self.columns.features)
         self._logarithms = logarithms_of(self.columns.features, options, self.is_hashed)
         label = self.columns.label
-        self._text_label = options.labelled and label is not None and label.name in text
+        # Targets are numbers, whatever the option says.
+        as_text = options.label_kind == "text" and options.wants == "classes"
+        self._text_label = (
+            options.labelled and label is not None and (label.name in text or as_text)
+        )
 
     @property
     def wanted(self) -> list[str]:
@@ -296,7 +301,14 @@ def _is_number(kind: Any) -> bool:
 
 def _text_cells(array: Any, column: Column) -> TextCells:
     """Return the cells of a categorical column from a dictionary array; a null is empty."""
-    texts = ["" if text is None else str(text) for text in array.dictionary.to_pylist()]
+    from pyarrow import types
+
+    found = array.dictionary
+    if column.words != TEXTS and types.is_floating(found.type):
+        # A Python float has more digits than a float32.
+        texts = texts_of(found.to_numpy(zero_copy_only=False))
+    else:
+        texts = ["" if text is None else str(text) for text in found.to_pylist()]
     # Nulls have the place behind the last text.
     keys = np.append(text_keys(column, texts), EMPTY)
     indices = array.indices.fill_null(len(texts)) if array.indices.null_count else array.indices

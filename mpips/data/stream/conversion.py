@@ -34,6 +34,7 @@ from mpips.data.stream.files import File
 from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
 from mpips.data.stream.table_sources import ArraySource, TableSource, check_crcs, opened_arrays
 from mpips.data.table_files import OPENED_TABLES, opened_arrow, opened_parquet
+from mpips.data.words import TEXTS
 from mpips.errors import CapabilityError, DataError
 
 
@@ -266,6 +267,7 @@ class Conversion:
             categorical=tuple(c.name for c in columns.features if c.categorical)
             if columns is not None
             else (),
+            words=self._options.words if columns is not None else TEXTS,
             notes=self._notes(bad or {}),
             n_skipped=sum(lines.n for lines in (bad or {}).values()),
             pieces=ordered,
