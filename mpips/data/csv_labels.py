@@ -13,7 +13,7 @@ from mpips.data.columns import FLOAT32_MAX, Float64, listed
 from mpips.data.csv_dialect import is_text, number
 from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_rows import CsvRows, complaint
-from mpips.data.info import MAX_CLASSES, TOO_MANY
+from mpips.data.info import MAX_CLASSES, MOST_LABEL, TOO_MANY
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -93,6 +93,7 @@ class CsvLabels:
                 training data, or there are too many.
         """
         names = self._plan.options.label_names
+        beyond = False
         text_here = self._is_text(text)
         if names:
             if text in names:
@@ -100,6 +101,8 @@ class CsvLabels:
         else:
             mixed = bool(self.known) and text_here != math.isnan(next(iter(self.known.values())))
             wrong = not text_here and not abs(number(text)) <= FLOAT32_MAX
+            beyond = not text_here and not wrong and abs(number(text)) > MOST_LABEL
+            wrong = wrong or beyond
             if not wrong and not mixed and len(self.known) < MAX_CLASSES:
                 return
         lines = rows.lines
@@ -113,6 +116,11 @@ class CsvLabels:
                 f"{listed(names)}"
             )
         assert self._plan.label is not None
+        if beyond:
+            raise DataError(
+                f"{where}: label {text} is beyond 2**53, where different whole numbers are one float64: set "
+                'data.label_kind = "text"'
+            )
         if wrong or mixed:
             raise DataError(complaint(self._plan, text, self._plan.label, line))
         kind = "texts as labels" if text_here else "labels, which are too many to be classes"

@@ -24,7 +24,7 @@ from mpips.data.columns import (
     part_of,
 )
 from mpips.data.dataset import Dataset
-from mpips.data.info import MAX_CLASSES, Part
+from mpips.data.info import MAX_CLASSES, MOST_LABEL, Part
 from mpips.data.options import ReadOptions, Share
 from mpips.data.table_files import (
     OPENED_TABLES,
@@ -239,6 +239,12 @@ class TypedTable:
                 raise DataError(
                     f"{self._cell(label, own, wrong)} contains {values[wrong][0]:g}: labels are finite "
                     "numbers, or all of them are text"
+                )
+            beyond = np.abs(values) > MOST_LABEL
+            if beyond.any() and self._options.wants == "classes":
+                raise DataError(
+                    f"{self._cell(label, own, beyond)} contains {values[beyond][0]:.0f}, beyond 2**53, "
+                    'where different whole numbers are one float64: set data.label_kind = "text"'
                 )
             parts.append(values)
         return np.concatenate(parts), ()

@@ -16,6 +16,7 @@ from mpips.checkpoint import Checkpoint, Manifest
 from mpips.config.schema import JobConfig, config_of
 from mpips.data import Batch, DataInfo, Dataset, Moments
 from mpips.data.file_blocks import blocks, labelled_blocks
+from mpips.data.info import MOST_LABEL
 from mpips.data.known_words import PATH, KnownWords, WordCounts, counted, counts_of
 from mpips.data.label_columns import LabelColumns
 from mpips.data.label_sets import LabelSets
@@ -121,6 +122,8 @@ class Model:
         if self.info.label_names:
             return np.array(self.info.label_names)
         labels = np.array(self.info.labels)
+        if len(labels) and (np.abs(labels) > MOST_LABEL).any():
+            return labels
         whole = labels.astype(np.int64)
         return whole if np.array_equal(whole, labels) else labels
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from mpips.data.columns import LABEL_NAMES
 from mpips.data.csv_dialect import is_text
+from mpips.data.info import label_text
+from mpips.data.libsvm import OF_ARRAY
 from mpips.data.several import given_files
 from mpips.errors import DataError
 
@@ -93,9 +95,7 @@ def options_of(data: Any, label: Any = None) -> list[tuple[str, Any]]:
         return []
     several = np.ndim(data[1]) == 2
     if hasattr(data[0], "tocsr"):
-        # The first column may be empty, which does not make the second one the first.
-        labels = [("options.labels", "several")] if several else []
-        return [("data.index_base", 0), *labels]
+        return [("options.labels", "several")] if several else []
     if several:
         return [("data.label", _column_names(np.asarray(data[1])))]
     return _kind_of(np.asarray(data[1]).tolist())
@@ -130,8 +130,10 @@ def _as_texts(y: Any, name: str) -> list[str]:
             f"the {name} data has sparse samples and labels of dtype {y.dtype}: give numbers, such as those "
             "of numpy.unique(y, return_inverse=True)[1]"
         )
-    texts = ((f"{label:g}", label) for label in y.tolist())
-    return [text if float(text) == label else repr(float(label)) for text, label in texts]
+    if y.dtype.kind in "iu":
+        # The reader refuses what is too large for float64.
+        return list(map(str, y.tolist()))
+    return [label_text(label) for label in y.tolist()]
 
 
 def _as_lists(y: Any, name: str) -> list[str]:
@@ -170,6 +172,7 @@ def _write_svm(x: Any, labels: list[str], path: Path) -> str:
     """Write a matrix in compressed rows as LIBSVM text; column j is feature j."""
     x.sum_duplicates()
     with path.open("w") as file:
+        file.write(OF_ARRAY.decode())
         for i, label in enumerate(labels):
             begin, end = x.indptr[i], x.indptr[i + 1]
             entries = zip(x.indices[begin:end].tolist(), x.data[begin:end].tolist(), strict=True)

@@ -98,6 +98,7 @@ class Index(msgspec.Struct, frozen=True):
         kind: See `DataInfo`.
         wants: See `DataInfo`.
         index_base: LIBSVM: number that is subtracted from the stored indices.
+        of_array: See `DataInfo`.
         n_features: One more than the greatest possible key, or the number of columns.
         columns, label_column, categorical, words: See `DataInfo`.
         notes: Sentences for the user.
@@ -110,6 +111,7 @@ class Index(msgspec.Struct, frozen=True):
     kind: Literal["sparse", "dense"]
     wants: Wants
     index_base: int
+    of_array: bool
     n_features: int
     columns: tuple[str, ...]
     label_column: str
@@ -180,6 +182,7 @@ class Index(msgspec.Struct, frozen=True):
             names,
             self.categorical,
             words=self.words,
+            of_array=self.of_array,
         )
 
 
