@@ -60,6 +60,7 @@ ATTACHED = {
     "columns/present": ("samples that have a value in each column", "samples"),
     "columns/mean": ("mean of each column over these values", "column"),
     "columns/squares": ("sum of squared deviations from that mean", "column^2"),
+    "columns/words": ("record of the words of the training data, a Bloom filter of keys", "bits"),
     "targets/present": ("samples that have a target", "samples"),
     "targets/mean": ("mean of the targets", "target"),
     "targets/squares": ("sum of squared deviations from that mean", "target^2"),

@@ -225,6 +225,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "n_samples": result.n_samples,
         "n_features": result.n_features,
         "skipped": result.skipped,
+        "notes": list(result.notes),
         **summary.figures(outcome.statistics, outcome.transports),
     }
 

@@ -13,6 +13,7 @@ from mpips.data.options import (
     Format,
     Ignored,
     IndexBase,
+    LabelKind,
     Numeric,
     OnBad,
 )
@@ -53,6 +54,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             "them are text. A list: columns of several labels, each 0 or 1."
         ),
     ] = None
+    label_kind: LabelKind = "auto"
     categorical: Categorical = ()
     numeric: Numeric = "auto"
     ignore: Ignored = ()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mpips.data.columns import TableColumns, part_of
 from mpips.data.dataset import Dataset, DenseData, Features
 from mpips.data.hdf5 import load_hdf5
-from mpips.data.info import Part, describe, narrow
+from mpips.data.info import MOST_LABEL, Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
 from mpips.data.stored_arrays import RowsOfFile, array_header, members_of, names_of
 from mpips.errors import DataError
@@ -300,5 +300,10 @@ def float_rows(
     if not np.isfinite(rows).all() or not np.isfinite(labels).all():
         raise DataError(
             f"{path}: contains NaN, infinity or a number beyond float32; clean or scale it"
+        )
+    if y.dtype.kind in "iu" and (np.abs(labels) > MOST_LABEL).any():
+        raise DataError(
+            f"{path}: contains the label {y[np.abs(labels) > MOST_LABEL][0]}, which is beyond 2**53, where "
+            "different whole numbers are one float64: number the classes anew"
         )
     return rows, labels

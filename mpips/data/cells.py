@@ -16,10 +16,11 @@ from mpips._native import interleave, signed_log
 from mpips.data.columns import KEY_BITS, Column, Float64, Int64, hash_key
 from mpips.data.dataset import Dataset, DenseData, Labels, SparseData
 from mpips.data.info import narrow
+from mpips.data.words import word_of
 
 Codes: TypeAlias = npt.NDArray[np.int32]
 
-EMPTY = -1  # in the place of the key of an empty text
+EMPTY = -1  # in the place of the key of a text without a word
 
 
 class NumberCells(NamedTuple):
@@ -38,7 +39,7 @@ class TextCells(NamedTuple):
     """Cells of a categorical column.
 
     Attributes:
-        keys: Key of each text, int64, shape (n_texts,); EMPTY for an empty one.
+        keys: Key of the word of each text, int64, shape (n_texts,); EMPTY for a text without one.
         codes: Place of each cell's text in `keys`, int32, shape (n,).
     """
 
@@ -50,9 +51,9 @@ ColumnCells: TypeAlias = NumberCells | TextCells
 
 
 def text_keys(column: Column, texts: Sequence[str]) -> Int64:
-    """Return the keys of texts in a categorical column; white space around a text does not count."""
-    stripped = [text.strip() for text in texts]
-    keys = [hash_key(column.name, text) if text else EMPTY for text in stripped]
+    """Return the keys of the words of texts in a categorical column; EMPTY for a text without a word."""
+    words = [word_of(text, column.words) for text in texts]
+    keys = [hash_key(column.name, word) if word else EMPTY for word in words]
     return np.array(keys, np.int64)
 
 

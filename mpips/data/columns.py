@@ -1,7 +1,7 @@
 """Named columns of files: which is the label, which are features, which are text; and keys of their cells.
 
 Keys are uniform in 0..2**62-1, so that no collision is to be expected below a billion distinct keys. They are
-equal on all machines, and equal for all formats of files.
+equal on all machines, and equal for all formats of files and all forms of a value (`words.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions
+from mpips.data.words import VALUES
 from mpips.errors import DataError
 
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -39,12 +40,14 @@ class Column(msgspec.Struct, frozen=True):
     Attributes:
         place: Index of the column, from 0.
         name: Name in the header.
-        categorical: The cells are hashed as text; else they are numbers.
+        categorical: The words of the cells are hashed; else they are numbers.
+        words: The rule for words; see `mpips.data.words`.
     """
 
     place: int
     name: str
     categorical: bool
+    words: int = VALUES
 
 
 class TableColumns(msgspec.Struct, frozen=True):
@@ -62,7 +65,7 @@ class TableColumns(msgspec.Struct, frozen=True):
 
 
 def hash_key(column: str, cell: str = "") -> int:
-    """Return the key of a cell in a categorical column, or of a numeric column itself."""
+    """Return the key of a word in a categorical column, or of a numeric column itself."""
     return (
         _hash_key(column, cell)
         if len(cell) <= _MOST_CACHED
@@ -155,6 +158,7 @@ def part_of(
         part.info,
         label_names=label_names,
         categorical=tuple(column.name for column in columns.features if column.categorical),
+        words=options.words,
     )
     if label_names and options.labelled:
         # Describe all classes, also those that this share does not contain.
@@ -225,6 +229,7 @@ def _find_features(
             header.index(name),
             name,
             any(fnmatchcase(name, pattern) for pattern in options.categorical),
+            options.words,
         )
         for name in names
     )

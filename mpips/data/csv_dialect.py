@@ -9,9 +9,9 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
+from mpips.data.words import is_missing
+
 DELIMITERS = (",", ";", "\t", "|")
-# Cells, in small letters, that stand for a missing number.
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 SAMPLE_CHARACTERS = 1 << 16  # beginning of a file from which the delimiter is found
 SAMPLE_ROWS = 1000  # rows in which columns of text are found
 _WIDTH_ROWS = 50  # rows whose numbers of cells are compared
@@ -27,11 +27,6 @@ def number(cell: str) -> float:
     except ValueError:
         return math.nan
     return value if math.isfinite(value) else math.nan
-
-
-def is_missing(cell: str) -> bool:
-    """Return True if a cell stands for a missing number; white space around it is removed already."""
-    return len(cell) <= 4 and cell.lower() in MISSING
 
 
 def find_delimiter(file: TextIO) -> str:

@@ -13,7 +13,7 @@ from mpips.data.columns import FLOAT32_MAX, Float64, listed
 from mpips.data.csv_dialect import is_text, number
 from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_rows import CsvRows, complaint
-from mpips.data.info import MAX_CLASSES, TOO_MANY
+from mpips.data.info import MAX_CLASSES, MOST_LABEL, TOO_MANY
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ class CsvLabels:
             if text not in self.known:
                 self._check(text, rows, codes, i)
                 self._codes[text] = len(self.known)
-                self.known[text] = number(text)
+                self.known[text] = math.nan if self._is_text(text) else number(text)
             places[i] = self._codes[text]
         return places[codes]
 
@@ -93,13 +93,16 @@ class CsvLabels:
                 training data, or there are too many.
         """
         names = self._plan.options.label_names
-        text_here = is_text(text)
+        beyond = False
+        text_here = self._is_text(text)
         if names:
             if text in names:
                 return
         else:
             mixed = bool(self.known) and text_here != math.isnan(next(iter(self.known.values())))
             wrong = not text_here and not abs(number(text)) <= FLOAT32_MAX
+            beyond = not text_here and not wrong and abs(number(text)) > MOST_LABEL
+            wrong = wrong or beyond
             if not wrong and not mixed and len(self.known) < MAX_CLASSES:
                 return
         lines = rows.lines
@@ -113,10 +116,19 @@ class CsvLabels:
                 f"{listed(names)}"
             )
         assert self._plan.label is not None
+        if beyond:
+            raise DataError(
+                f"{where}: label {text} is beyond 2**53, where different whole numbers are one float64: set "
+                'data.label_kind = "text"'
+            )
         if wrong or mixed:
             raise DataError(complaint(self._plan, text, self._plan.label, line))
         kind = "texts as labels" if text_here else "labels, which are too many to be classes"
         raise DataError(f"{where}: more than {MAX_CLASSES} distinct {kind}; {TOO_MANY}")
+
+    def _is_text(self, text: str) -> bool:
+        """Return True for a label that is no number, or not to be read as one."""
+        return bool(text) if self._plan.options.label_kind == "text" else is_text(text)
 
     def _refuse(self, rows: CsvRows, place: int) -> None:
         """Raise the error of a target that is no finite number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
@@ -13,8 +14,9 @@ import numpy.typing as npt
 from mpips._native import count_csv_lines
 from mpips.data.cells import ColumnCells, NumberCells, TextCells, text_keys
 from mpips.data.columns import FLOAT32_MAX, Column, Float64, hash_key
-from mpips.data.csv_dialect import is_missing, number
+from mpips.data.csv_dialect import number
 from mpips.data.csv_plan import CsvPlan, Text
+from mpips.data.words import is_missing, truth
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -135,6 +137,8 @@ class PlainRows:
                 values[i] = np.nan
                 continue
             values[i] = number(cell)
+            if math.isnan(values[i]):
+                values[i] = truth(cell)
             if not abs(values[i]) <= FLOAT32_MAX:
                 raise DataError(complaint(self._plan, cell, column, self._lines[i]))
         return values

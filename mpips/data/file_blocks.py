@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -25,12 +25,12 @@ from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.dataset import Dataset, SparseData
-from mpips.data.info import DataInfo, align, has_usual_labels, meanings, relabel
+from mpips.data.info import DataInfo, align, has_usual_labels, label_text, meanings, relabel
 from mpips.data.label_sets import LabelSets, all_labels
-from mpips.data.libsvm import parse_text, whole_lines
+from mpips.data.libsvm import base_of, is_of_array, parse_text, whole_lines
 from mpips.data.npy import npy_blocks, open_npy
 from mpips.data.options import ReadOptions
-from mpips.data.readers import as_in_training, check_form, read, reader_of
+from mpips.data.readers import as_in_training, base_note, check_form, read, reader_of
 from mpips.data.several import files_of
 from mpips.data.stream.cache import Converted
 from mpips.data.summary import matching_text
@@ -115,8 +115,8 @@ def labelled_blocks(
         strange = data.labels[~np.isin(data.labels, list(meant))]
         if meant and len(strange):
             raise DataError(
-                f"{file}: label {strange[0]:g} is none of the two labels before it, "
-                f"{' and '.join(f'{label:g}' for label in meant)}; use files with the labels of the training "
+                f"{file}: label {label_text(strange[0])} is none of the two labels before it, "
+                f"{' and '.join(map(label_text, meant))}; use files with the labels of the training "
                 f"data, {' and '.join(info.class_names)}"
             )
         yield align(relabel(data, meant), info)
@@ -153,7 +153,10 @@ def _converted(
 ) -> Iterator[tuple[str, Converted]]:
     """Yield the blocks whose turn is True, each with its file; see `blocks`."""
     options = as_in_training(options, info)
-    for file in files_of(os.fspath(path)):
+    files = files_of(os.fspath(path))
+    if info.of_array and options.index_base == "auto":
+        options = _with_base(options, files, say)
+    for file in files:
         reader = reader_of(file, options)
         try:
             for block in BLOCKS[reader.name](file, options, turns, say):
@@ -170,6 +173,19 @@ def _converted(
             raise CapabilityError(
                 f"{file}: a block does not fit into memory: {error}; use fewer processes on this node"
             ) from None
+
+
+def _with_base(options: ReadOptions, files: Sequence[str], say: Say) -> ReadOptions:
+    """Return the options with the base of the files of LIBSVM text among these."""
+    texts = [file for file in files if reader_of(file, options).name == "libsvm"]
+    try:
+        written = [file for file in texts if not is_of_array(file)]
+        base = base_of(written, options.wants == "several") if written else 0
+    except OSError as error:
+        raise DataError(f"{files[0]}: cannot be read: {error.strerror or error}") from error
+    for file in written:
+        say(base_note(file, base))
+    return msgspec.structs.replace(options, index_base=1 if base else 0)
 
 
 def as_trained(data: Dataset, info: DataInfo) -> Dataset:
@@ -218,6 +234,8 @@ def _libsvm(
 ) -> Iterator[Converted | None]:
     # The training data has decided about the base.
     base = int(options.index_base) if options.index_base != "auto" else 1
+    if is_of_array(path):
+        base = 0
     several = options.wants == "several"
     line = 0
 

@@ -14,10 +14,12 @@ from mpips.data.dataset import Dataset, DenseData, Features, Labels, SparseData
 from mpips.data.label_sets import all_labels
 from mpips.data.moments import Moments
 from mpips.data.options import Wants
+from mpips.data.words import TEXTS
 from mpips.errors import DataError
 from mpips.model.distinct import distinct_counts
 
 MAX_CLASSES = 65536
+MOST_LABEL = 2.0**53  # above which different whole numbers are one float64
 TOO_MANY = "check the label column (data.label), or predict numbers (options.labels = 'targets')"
 # Greatest error of rounding to float32, as a fraction of the standard deviation of the feature.
 ROUNDING = 1e-4
@@ -48,6 +50,10 @@ class DataInfo:
         arrays: Kind "own": paths of the arrays that checkpoints contain for the task, sorted.
         sizes: Number of names or entries in each of them.
         digest: XXH3-64 of the vocabularies among them, 16 hexadecimal digits.
+        of_array: LIBSVM: features are the columns of an array. So a file is asked for its own base; see
+            `mpips.data.libsvm.OF_ARRAY`.
+        words: CSV: the rule for words of categorical columns (`mpips.data.words`). Descriptions of earlier
+            versions have none, and mean rule 0.
     """
 
     n_samples_total: int
@@ -67,6 +73,8 @@ class DataInfo:
     arrays: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     digest: str = ""
+    words: int = TEXTS
+    of_array: bool = False
 
     def size(self, name: str) -> int:
         """Return the number of names in the vocabulary `name`, or of entries in the task's array `name`.
@@ -82,7 +90,7 @@ class DataInfo:
     @property
     def class_names(self) -> tuple[str, ...]:
         """Classes as text, in their order, or several labels; () for targets."""
-        return self.label_names or tuple(f"{label:g}" for label in self.labels)
+        return self.label_names or tuple(map(label_text, self.labels))
 
     @property
     def n_fields(self) -> int:
@@ -126,6 +134,12 @@ class Part:
     data: Dataset
     info: DataInfo
     notes: tuple[str, ...] = ()
+
+
+def label_text(label: float) -> str:
+    """Return a label that is a number as text: all of its digits, and those of a whole number alone."""
+    number = float(label)
+    return str(int(number)) if number.is_integer() and abs(number) <= MOST_LABEL else repr(number)
 
 
 def describe(
@@ -226,10 +240,12 @@ def combine(infos: Sequence[DataInfo]) -> DataInfo:
         "n_features",
         "kind",
         "index_base",
+        "of_array",
         "columns",
         "label_column",
         "label_names",
         "categorical",
+        "words",
         "arrays",
         "sizes",
         "digest",
@@ -367,10 +383,10 @@ def _to_classes(labels: Labels, known: tuple[float, ...]) -> Labels:
     classes = np.minimum(np.searchsorted(ordered, labels), len(known) - 1).astype(np.int64)
     strange = np.flatnonzero(ordered[classes] != labels)
     if len(strange):
-        shown = ", ".join(f"{label:g}" for label in known[:10])
+        shown = ", ".join(map(label_text, known[:10]))
         more = ", ..." if len(known) > 10 else ""
         raise DataError(
-            f"label {labels[strange[0]]:g} does not occur in the training data, "
+            f"label {label_text(labels[strange[0]])} does not occur in the training data, "
             f"whose labels are {shown}{more}; use files with the same labels"
         )
     return classes

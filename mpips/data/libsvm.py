@@ -7,19 +7,32 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from mpips._native import LibsvmError, parse_libsvm
-from mpips.data.compressed import opened_to_map
+from mpips.data.compressed import beginning, opened, opened_to_map
 from mpips.data.csv_plan import MAX_RECORD_BYTES
 from mpips.data.dataset import SparseData
-from mpips.data.info import Part, describe
+from mpips.data.info import MOST_LABEL, Part, describe, label_text
 from mpips.data.label_sets import N_FIELDS, only_features
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
+
+# First line of a file in which features are the columns of an array, counted from 0, also if no sample has
+# the first one. `mpips.fit` writes such files.
+OF_ARRAY = b"# mpips: features are the columns of an array, counted from 0\n"
+_READ = 4 << 20  # bytes that are read at a time where only the base is sought
+
+
+def is_of_array(path: str) -> bool:
+    """Return True if a file has the columns of an array; raises as `beginning`."""
+    return beginning(path, len(OF_ARRAY)) == OF_ARRAY
 
 
 def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
@@ -33,6 +46,9 @@ def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
         OSError: The file cannot be opened.
     """
     base = -1 if options.index_base == "auto" else int(options.index_base)
+    of_array = is_of_array(path)
+    if of_array:
+        base = 0
     with opened_to_map(path) as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise DataError(f"{path}: contains no samples")
@@ -54,7 +70,32 @@ def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
     data = SparseData(indptr, indices, values, labels, n_features)
     if options.wants == "several":
         data = msgspec.structs.replace(data, fields=fields, n_fields=N_FIELDS)
-    return describe(data, n_samples, path, index_base=base, wants=options.wants)
+    if options.wants == "classes":
+        check_labels(path, labels)
+    part = describe(data, n_samples, path, index_base=base, wants=options.wants)
+    return replace(part, info=replace(part.info, of_array=of_array))
+
+
+def check_labels(path: str, labels: npt.NDArray[np.float64]) -> None:
+    """Raise DataError for a class that float64 does not tell from others."""
+    beyond = np.flatnonzero(np.abs(labels) > MOST_LABEL)
+    if len(beyond):
+        raise DataError(
+            f"{path}: label {label_text(labels[beyond[0]])} is beyond 2**53, where different whole numbers "
+            "are one float64: number the classes anew"
+        )
+
+
+def base_of(paths: Sequence[str], several: bool) -> int:
+    """Return the number of the first feature in files: 0 if index 0 occurs in any of them, else 1. Blocks."""
+    for path in paths:
+        if is_of_array(path):
+            continue
+        with opened(path) as file:
+            for text in whole_lines(path, file, _READ):
+                if parse_text(path, text, 0, lambda: 0, several).min_index == 0:
+                    return 0
+    return 1
 
 
 class ParsedText(NamedTuple):
@@ -100,6 +141,8 @@ def parse_text(
         raise DataError(f"{path}:{int(line) + lines_before()}:{rest}") from None
     n_features = high + 1 - base if high >= 0 else 0
     data = SparseData(indptr, indices, values, labels, n_features)
+    if labelled and not several:
+        check_labels(path, labels)
     if several:
         data = msgspec.structs.replace(data, fields=fields, n_fields=N_FIELDS)
         data = data if labelled else only_features(data)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from mpips.data.shares import Shares, check_shares, owners
+from mpips.data.words import VALUES
 
 # The labels that a task needs. "several": k labels of a sample, each 0 or 1. "none": no labels, and all of
 # its metrics are its own.
@@ -40,6 +41,13 @@ Label: TypeAlias = Annotated[
         "the only one that is named y, target or class in small or capital letters. Labels are numbers, or "
         "all of them are text. Plain npy: number of the label's column, such as 0 or -1 (the last), or the "
         "file of the labels, such as labels.npy; by default y.npy beside x.npy, y_1.npy beside x_1.npy."
+    ),
+]
+LabelKind: TypeAlias = Annotated[
+    Literal["auto", "text"],
+    Meta(
+        description="CSV, Parquet: kind of the labels. auto: numbers if all of them are numbers, so 1, 01 "
+        "and 1.0 are one class. text: each text is a class."
     ),
 ]
 Categorical: TypeAlias = Annotated[
@@ -87,6 +95,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         index_base: LIBSVM: number of the first feature, or "auto".
         label: CSV: column of the label; None: the default column; "": none, if labels are not read. Plain
             npy: see `mpips.data.npy`.
+        label_kind: CSV, Parquet: "text": labels are texts, also those that look like numbers.
         wants: "classes"; "targets", numbers to be predicted; "several" labels, in columns that are read like
             features if `labelled` is False, else in front of the lines of LIBSVM text.
         columns: CSV: the feature columns to read, in this order; (): all but the label, in the order of the
@@ -101,6 +110,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
         on_bad: What is done with a line that cannot be read; "skip" is for conversions into a cache only.
+        words: The rule for words of categorical columns; see `mpips.data.words`.
         n_features: Plain npy: features of the training data, which tell whether an array to be predicted has
             a column of labels; 0: unknown.
         split: digits: part of the data set.
@@ -110,6 +120,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Format = "auto"
     index_base: IndexBase = "auto"
     label: Label = None
+    label_kind: LabelKind = "auto"
     wants: Wants = "classes"
     columns: tuple[str, ...] = ()
     categorical: Categorical = ()
@@ -121,6 +132,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     as_is: tuple[str, ...] = ()
     labelled: bool = True
     on_bad: OnBad = "error"
+    words: int = VALUES
     n_features: int = 0
     split: Literal["train", "test"] = "train"
     split_seed: int = 0

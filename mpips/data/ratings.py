@@ -1,8 +1,11 @@
 """Ratings of items by users, from lines of text: CSV or TSV with a header, or files of MovieLens without one.
 
 Cells are divided by `::`, tabs, commas or semicolons, whichever the first line has, in this order; else by
-blanks. A header is there if the first line names a column of users and one of items. Without a header the
-columns are user, item and rating, and further ones are ignored.
+blanks. A header is there if the first line names a column of users and one of items. A first line that looks
+like a header, but lacks one of them, is an error. Without a header the columns are user, item and rating, and
+further ones are ignored.
+
+A user or item that is a whole number has one name in all forms: 7, 7.0 and 007 are 7 (`mpips.data.words`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ import numpy.typing as npt
 
 from mpips.data.columns import FLOAT32_MAX
 from mpips.data.compressed import opened_text
+from mpips.data.csv_dialect import number
 from mpips.data.delimited import lines_of
+from mpips.data.headers import LOOKED_AT, plain, stands_above_numbers
 from mpips.data.several import files_of
+from mpips.data.words import whole
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -44,8 +50,19 @@ _NAMES = {
     ),
     "rating": ("rating", "ratings", "score", "stars", "label"),
 }
+# Other names of columns in files of events and ratings, as `mpips.data.headers.plain` returns them. They tell
+# a header from a user and an item.
+_OTHERS = """
+account accountid action ad adid album albumid article articleid artist artistid asin author authorid
+basket basketid book bookid brand buyer buyerid cart cartid category categoryid client clientid clicked
+click content contentid count customerid date datetime day event eventid eventtype game gameid genre id
+index interaction isbn itemname listener member memberid movietitle name order orderid page pageid person
+personid player playerid price productid quantity reader reviewer reviewerid session sessionid shop
+shopid sku song songid store storeid time timestamp title track trackid transaction transactionid type
+unixtime url value video videoid viewer viewerid views visitor visitorid weight when
+"""
+_OTHER_NAMES = frozenset(_OTHERS.split())
 _SEPARATORS = ("::", "\t", ",", ";")
-_LOOKED_AT = 100  # lines that show how the lines of a file that asks are divided
 
 
 class RatingColumns(msgspec.Struct, frozen=True):
@@ -138,7 +155,7 @@ def _cell(cells: Sequence[str], column: int, place: str) -> str:
         raise DataError(
             f"{place}: cell {column + 1} is empty: must be the name of a user or an item"
         )
-    return text
+    return whole(text)
 
 
 def _number(cells: Sequence[str], column: int, place: str, rated: bool) -> float:
@@ -160,7 +177,7 @@ def _layout(path: str, columns: RatingColumns, rated: bool, may_ask: bool) -> _L
     """Return how the lines of a file are read, from its first one; None: the file has no lines."""
     try:
         with opened_text(path) as text:
-            lines = list(itertools.islice((line for line in text if line.strip()), _LOOKED_AT))
+            lines = list(itertools.islice((line for line in text if line.strip()), LOOKED_AT))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text: {error.reason}") from None
     if not lines:
@@ -172,6 +189,13 @@ def _layout(path: str, columns: RatingColumns, rated: bool, may_ask: bool) -> _L
     found = {kind: _place(cells, kind, getattr(columns, kind)) for kind in _NAMES}
     named = any((columns.user, columns.item, columns.rating))
     if not named and (found["user"] < 0 or (found["item"] < 0 and not may_ask)):
+        others = [[cell.strip() for cell in divide(line.rstrip("\r\n"))] for line in lines[1:]]
+        if _is_header(cells, others):
+            raise DataError(
+                f"{path}: the first line ({', '.join(cells)[:200]}) looks like a header, and has no column "
+                f"that is known to be one of users and one of items: set options.user and options.item to "
+                "their names, or remove the line"
+            )
         return _Layout(divide, (0, 1, 2), 0, False)
     needed = ["user", *([] if may_ask else ["item"]), *(["rating"] if rated else [])]
     for kind in needed:
@@ -184,6 +208,17 @@ def _layout(path: str, columns: RatingColumns, rated: bool, may_ask: bool) -> _L
             )
     item = found["item"] if found["item"] >= 0 else 1 << 20
     return _Layout(divide, (found["user"], item, found["rating"]), len(cells), True)
+
+
+def _is_header(cells: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Return True if the cells of the first line are names of columns; `others`: cells of lines below."""
+    names = [plain(cell) for cell in cells]
+    known = [plain(name) for kind in _NAMES for name in _NAMES[kind]]
+    if any(not math.isnan(number(cell)) for cell in cells):
+        return False
+    if any(name in known for name in names) or sum(n in _OTHER_NAMES for n in names) > 1:
+        return True
+    return stands_above_numbers(cells, others)
 
 
 def _place(cells: Sequence[str], kind: str, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from glob import escape
 from typing import Any
 
@@ -117,6 +118,13 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
                 f"{path}: its labels are {', '.join(part.info.class_names[:10])}, those of the training data "
                 f"{', '.join(like.class_names[:10])}; use files with the same labels"
             )
+        if (
+            like is not None
+            and like.of_array
+            and reader.name == "libsvm"
+            and not part.info.of_array
+        ):
+            return replace(part, notes=(*part.notes, base_note(path, part.info.index_base)))
         return part
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -124,6 +132,15 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
         raise CapabilityError(
             f"{path}: does not fit into memory: {error}; use fewer workers on this node, or more nodes"
         ) from None
+
+
+def base_note(path: str, base: int) -> str:
+    """Return the sentence on the base of a file, where the training data was an array."""
+    how = "index 0 occurs" if base == 0 else "index 0 does not occur"
+    return (
+        f"{path}: features are counted from {base}, since {how} (data.index_base); column 0 of the training "
+        f"data is feature {base}"
+    )
 
 
 def check_form(path: str, kind: str, has_columns: bool, like: DataInfo) -> None:
@@ -157,10 +174,10 @@ def reader_of(path: str, options: ReadOptions) -> Reader:
 
 def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
     """Return the options with what the training data has decided: base, columns, labels and their column."""
-    changes: dict[str, Any] = {"wants": like.wants}
+    changes: dict[str, Any] = {"wants": like.wants, "words": like.words}
     if like.kind == "dense":
         changes["n_features"] = like.n_features
-    if like.kind == "sparse":
+    if like.kind == "sparse" and not like.of_array:
         changes["index_base"] = 1 if like.index_base else 0
     if like.columns:
         changes |= {"label": like.label_column, "columns": like.columns, "finds_text": False}

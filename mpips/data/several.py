@@ -183,7 +183,8 @@ def _joined(pattern: str, paths: Sequence[str], parts: Sequence[Part]) -> Part:
         label_column=first.label_column,
         notes=(f"{pattern}: {len(paths)} files, {paths[0]} to {paths[-1]}", *notes),
     )
-    info = replace(part.info, label_names=names, categorical=first.categorical)
+    info = replace(part.info, label_names=names, categorical=first.categorical, words=first.words)
+    info = replace(info, of_array=first.of_array)
     if names and info.wants == "classes" and first.label_names:
         # Describe all classes, also those that this share does not contain.
         counts = np.bincount(part.data.labels.astype(np.int64), minlength=len(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpips.data.info import DataInfo
+from mpips.data.info import DataInfo, label_text
 from mpips.data.vocabulary import VOCABULARY
 
 _MOST = 10  # classes; more are not listed one by one
@@ -42,7 +42,9 @@ def summarise_validation(source: str, info: DataInfo) -> str:
 
 def matching_text(source: str, meant: Mapping[float, float]) -> str:
     """Return one line: which label of the training data each label of the test data means."""
-    pairs = ", ".join(f"{label:g} as {there:g}" for label, there in meant.items())
+    pairs = ", ".join(
+        f"{label_text(label)} as {label_text(there)}" for label, there in meant.items()
+    )
     return f"{source}: labels are read as those of the training data: {pairs}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -10,7 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.delimited import lines_of, tabs_or_blanks
+from mpips.data.delimited import Line, lines_of, tabs_or_blanks
+from mpips.data.headers import LOOKED_AT, plain, stands_above_numbers
+from mpips.data.several import files_of
 from mpips.data.vocabulary import Vocabulary
 from mpips.errors import DataError
 
@@ -21,6 +24,16 @@ Texts: TypeAlias = npt.NDArray[np.str_]
 UNKNOWN = -1  # key of a name that the training data does not contain
 ASKED = -2  # key of "?", in the place of a head or tail that is to be predicted
 _WHAT = "head, relation and tail, divided by tabs"
+
+
+# Names of the three columns in a header, as `mpips.data.headers.plain` returns them: a line for each.
+_NAMES = """
+h head headid heads headentity s subj subject subjectid source src from entity1 e1 entityhead
+r rel relation relationid relations p pred predicate predicateid property edge edgetype
+t tail tailid tails tailentity o obj object objectid target dst to entity2 e2 entitytail
+"""
+_HEADER = [frozenset(line.split()) for line in _NAMES.strip().splitlines()]
+_LETTERS = 2  # of names that can be those of entities, too
 
 
 class TripleBatch(msgspec.Struct, frozen=True):
@@ -85,6 +98,59 @@ class _Names:
         return Vocabulary(names), places
 
 
+def header_notes(pattern: str) -> tuple[str, ...]:
+    """Return a sentence on each file of triples whose first line names the columns.
+
+    Raises:
+        DataError: A first line is no triple, or looks like a header of other columns.
+        OSError: A file cannot be read.
+    """
+    notes = []
+    for path in files_of(pattern):
+        some = list(itertools.islice(lines_of(path, tabs_or_blanks, 2, 3, _WHAT), LOOKED_AT))
+        if _order(some) is not None:
+            notes.append(f"{path}: the first line names the columns: {', '.join(some[0].cells)}")
+    return tuple(notes)
+
+
+def _order(lines: Sequence[Line]) -> list[int] | None:
+    """Return the places of head, relation and tail that the first line of a file names; None: no header.
+
+    Args:
+        lines: The first lines.
+
+    Raises:
+        DataError: The first line looks like a header of other columns.
+    """
+    if not lines:
+        return None
+    place, cells = lines[0]
+    names = [plain(cell) for cell in cells]
+    found = [next((i for i, n in enumerate(names) if n in known), -1) for known in _HEADER]
+    there = [own for own in found if own >= 0]
+    sure = [own for own in there if len(names[own]) > _LETTERS]
+    if len(set(there)) == len(cells) and (len(cells) == len(_HEADER) or sure == there):
+        return there
+    others = [line.cells for line in lines[1:]]
+    if len(set(sure)) > 1 or stands_above_numbers(cells, others):
+        raise DataError(
+            f"{place}: {' '.join(cells)[:60]!r} looks like a header: call the columns head, relation and "
+            "tail, or remove the line"
+        )
+    return None
+
+
+def _lines(pattern: str, least: int, what: str) -> Iterator[Line]:
+    """Yield the lines of triples behind headers, in the order head, relation, tail; see `lines_of`."""
+    for path in files_of(pattern):
+        lines = lines_of(path, tabs_or_blanks, least, 3, what)
+        first = list(itertools.islice(lines, LOOKED_AT))
+        order = _order(first)
+        for place, cells in itertools.chain(first[1:] if order is not None else first, lines):
+            same = order is None or len(cells) != len(order)
+            yield Line(place, cells if same else [cells[i] for i in order or ()])
+
+
 def read_new(pattern: str) -> tuple[Int64, Vocabulary, Vocabulary, int]:
     """Read the triples of training data. Not collective; blocks.
 
@@ -100,7 +166,7 @@ def read_new(pattern: str) -> tuple[Int64, Vocabulary, Vocabulary, int]:
         OSError: A file cannot be read.
     """
     entities, relations, found = _Names(), _Names(), array("q")
-    for place, (head, relation, tail) in lines_of(pattern, tabs_or_blanks, 3, 3, _WHAT):
+    for place, (head, relation, tail) in _lines(pattern, 3, _WHAT):
         if not (head and relation and tail):
             raise DataError(f"{place}: an empty cell: must be {_WHAT}")
         found.extend((entities.key(head), relations.key(relation), entities.key(tail)))
@@ -130,10 +196,10 @@ def read_as(pattern: str, entities: Vocabulary, relations: Vocabulary) -> Int64:
         OSError: A file cannot be read.
     """
     found = array("q")
-    for place, (head, relation, tail) in lines_of(pattern, tabs_or_blanks, 3, 3, _WHAT):
+    for place, (head, relation, tail) in _lines(pattern, 3, _WHAT):
         if not (head and relation and tail):
             raise DataError(f"{place}: an empty cell: must be {_WHAT}")
-        found.extend((entities.key(head), relations.key(relation), entities.key(tail)))
+        found.extend((entities.find(head), relations.find(relation), entities.find(tail)))
     return np.frombuffer(found, np.int64).reshape(-1, 3)
 
 
@@ -155,11 +221,11 @@ def questions(
         OSError: A file cannot be read.
     """
     what = "head, relation and tail, with ? for what is asked"
-    for place, cells in lines_of(pattern, tabs_or_blanks, 2, 3, what):
+    for place, cells in _lines(pattern, 2, what):
         head, relation, tail = cells if len(cells) == 3 else (*cells, "?")
         if not (head and relation and tail):
             raise DataError(f"{place}: an empty cell: must be {what}")
-        keys = [entities.key(head), relations.key(relation), entities.key(tail)]
+        keys = [entities.find(head), relations.find(relation), entities.find(tail)]
         if "?" in (head, tail):
             if head == tail or relation == "?":
                 raise DataError(f"{place}: ? stands for the head or for the tail, not for more")

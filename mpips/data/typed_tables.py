@@ -24,7 +24,7 @@ from mpips.data.columns import (
     part_of,
 )
 from mpips.data.dataset import Dataset
-from mpips.data.info import MAX_CLASSES, Part
+from mpips.data.info import MAX_CLASSES, MOST_LABEL, Part
 from mpips.data.options import ReadOptions, Share
 from mpips.data.table_files import (
     OPENED_TABLES,
@@ -33,6 +33,7 @@ from mpips.data.table_files import (
     opened_arrow,
     opened_parquet,
 )
+from mpips.data.words import TEXTS, texts_of
 from mpips.errors import DataError
 
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -100,7 +101,11 @@ class TypedTable:
         self.is_hashed = any(column.categorical for column in self.columns.features)
         self._logarithms = logarithms_of(self.columns.features, options, self.is_hashed)
         label = self.columns.label
-        self._text_label = options.labelled and label is not None and label.name in text
+        # Targets are numbers, whatever the option says.
+        as_text = options.label_kind == "text" and options.wants == "classes"
+        self._text_label = (
+            options.labelled and label is not None and (label.name in text or as_text)
+        )
 
     @property
     def wanted(self) -> list[str]:
@@ -235,6 +240,12 @@ class TypedTable:
                     f"{self._cell(label, own, wrong)} contains {values[wrong][0]:g}: labels are finite "
                     "numbers, or all of them are text"
                 )
+            beyond = np.abs(values) > MOST_LABEL
+            if beyond.any() and self._options.wants == "classes":
+                raise DataError(
+                    f"{self._cell(label, own, beyond)} contains {values[beyond][0]:.0f}, beyond 2**53, "
+                    'where different whole numbers are one float64: set data.label_kind = "text"'
+                )
             parts.append(values)
         return np.concatenate(parts), ()
 
@@ -296,7 +307,14 @@ def _is_number(kind: Any) -> bool:
 
 def _text_cells(array: Any, column: Column) -> TextCells:
     """Return the cells of a categorical column from a dictionary array; a null is empty."""
-    texts = ["" if text is None else str(text) for text in array.dictionary.to_pylist()]
+    from pyarrow import types
+
+    found = array.dictionary
+    if column.words != TEXTS and types.is_floating(found.type):
+        # A Python float has more digits than a float32.
+        texts = texts_of(found.to_numpy(zero_copy_only=False))
+    else:
+        texts = ["" if text is None else str(text) for text in found.to_pylist()]
     # Nulls have the place behind the last text.
     keys = np.append(text_keys(column, texts), EMPTY)
     indices = array.indices.fill_null(len(texts)) if array.indices.null_count else array.indices

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data.words import whole
 from mpips.errors import DataError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -32,6 +33,7 @@ class Vocabulary:
         """
         self.names = tuple(names)
         self._keys = {name: key for key, name in enumerate(self.names)}
+        self._by_number: dict[str, int] | None = None
         if "" in self._keys or any(_END in name for name in self.names):
             bad = next(name for name in self.names if not name or _END in name)
             raise DataError(
@@ -50,6 +52,25 @@ class Vocabulary:
     def key(self, name: str) -> int:
         """Return the key of a name; -1 for an unknown one."""
         return self._keys.get(name, -1)
+
+    def find(self, name: str) -> int:
+        """Return the key of a name, which may have another form of a whole number, such as 7.0 for 7.
+
+        -1 for an unknown one.
+        """
+        key = self._keys.get(name, -1)
+        if key >= 0 or name[-1:] not in "0123456789.":
+            return key
+        if self._by_number is None:
+            # Of several forms of a number, the first name in the order of the keys is meant.
+            self._by_number = {}
+            for own, other in enumerate(self.names):
+                self._by_number.setdefault(whole(other), own)
+        return self._by_number.get(whole(name), -1)
+
+    def find_all(self, names: Iterable[str]) -> Int64:
+        """Return the keys of names as `find` does, int64, shape (n,)."""
+        return np.fromiter(map(self.find, names), np.int64)
 
     def keys(self, names: Iterable[str]) -> Int64:
         """Return the keys of names, int64, shape (n,); -1 for unknown ones."""

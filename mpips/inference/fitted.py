@@ -45,6 +45,8 @@ class Fit:
         samples_per_s: Samples of all workers per second.
         stopped: Why training ended early, or "".
         skipped: Bad lines that data.on_bad = "skip" has left out, by "train" and "test"; only those above 0.
+        notes: Sentences on the data: what was read, which columns are words, what looks wrong in them. The
+            models of this result have them as their `notes` until they predict.
         best: The best checkpoint: its metric, value, epoch and path; None: none was kept.
         path: The run directory, or the folder of checkpoints.
         task: The task, for people.
@@ -73,6 +75,7 @@ class Fit:
         self.samples_per_s = report["samples"] / max(self.seconds, 1e-9)
         self.stopped = str(report.get("stopped") or "")
         self.skipped: dict[str, int] = dict(report.get("skipped") or {})
+        self.notes: tuple[str, ...] = tuple(report.get("notes") or ())
         self.best: dict[str, Any] | None = report.get("best")
         self._keep = keep
 
@@ -84,7 +87,7 @@ class Fit:
             ConfigError: No best checkpoint was kept.
         """
         model = load_model(self.path, best=True)
-        model.owns = self._keep
+        model.owns, model.notes = self._keep, self.notes
         return model
 
     @cached_property
@@ -92,7 +95,7 @@ class Fit:
         """The trained model; see `mpips.load`."""
         model = load_model(self.path)
         # The model reads its tables when they are used first, perhaps after the end of this object.
-        model.owns = self._keep
+        model.owns, model.notes = self._keep, self.notes
         return model
 
     @property
@@ -280,7 +283,7 @@ def _fit(
         if given is not None:
             path = as_file(given, own, name)
             found.append((f"data.{name}", path.paths if isinstance(path, FileList) else path))
-    found += options_of(data[0])
+    found += options_of(data[0], pairs.get("data.label"))
     if isinstance(data[0], str) and data[0] == "digits" and data[1] is None:
         found.append(("data.test", "digits"))
     config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])
@@ -316,6 +319,7 @@ def _here(
             "samples": result.samples,
             "stopped": result.stopped,
             "skipped": result.skipped,
+            "notes": result.notes,
             "best": result.best,
         },
         keep,

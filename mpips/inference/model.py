@@ -16,6 +16,8 @@ from mpips.checkpoint import Checkpoint, Manifest
 from mpips.config.schema import JobConfig, config_of
 from mpips.data import Batch, DataInfo, Dataset, Moments
 from mpips.data.file_blocks import blocks, labelled_blocks
+from mpips.data.info import MOST_LABEL
+from mpips.data.known_words import PATH, KnownWords, WordCounts, counted, counts_of
 from mpips.data.label_columns import LabelColumns
 from mpips.data.label_sets import LabelSets
 from mpips.data.options import ReadOptions, Share
@@ -66,6 +68,7 @@ class Model:
         moments: Moments,
         refused: tuple[str, ...] = (),
         arrays: Arrays | None = None,
+        known: KnownWords | None = None,
     ) -> None:
         """Make the task of a job again.
 
@@ -76,6 +79,7 @@ class Model:
             moments: Moments of the training data.
             refused: See the class.
             arrays: Arrays of a task that reads its files itself; None: none.
+            known: The words of the training data; None: the checkpoint has no record of them.
 
         Raises:
             ConfigError: The task cannot be imported, or has other tables than the checkpoint.
@@ -85,6 +89,7 @@ class Model:
         self.manifest: Manifest = checkpoint.manifest
         self.info = info
         self.moments = moments
+        self._known = known
         self.arrays: Arrays = arrays or {}
         self.notes: tuple[str, ...] = ()
         self.refused = refused
@@ -117,6 +122,8 @@ class Model:
         if self.info.label_names:
             return np.array(self.info.label_names)
         labels = np.array(self.info.labels)
+        if len(labels) and (np.abs(labels) > MOST_LABEL).any():
+            return labels
         whole = labels.astype(np.int64)
         return whole if np.array_equal(whole, labels) else labels
 
@@ -227,7 +234,8 @@ class Model:
             batches = batches_of(self._read_own(files))
         else:
             self.notes = ()
-            batches = batches_in(self._labelled(files), files)
+            found = counted(self._labelled(files), self.word_counts(), self._note, files)
+            batches = batches_in(found, files)
         return evaluated(self.tables, self.task, batches, more)
 
     def columns(self, data: str | os.PathLike[str]) -> dict[str, Numbers] | None:
@@ -278,9 +286,14 @@ class Model:
             return map(self._scores_of, self._own_batches(files))
         if files is not None:
             self.notes = ()
-            found = blocks(files, self._unlabelled(), self.info, say=self._note)
+            read = blocks(files, self._unlabelled(), self.info, say=self._note)
+            found = counted(read, self.word_counts(), self._note, files)
             return map(self._scores_of, batches_in(found, files))
         samples, self.notes = samples_of(data, self.info, self._unlabelled())
+        counts = self.word_counts()
+        if counts is not None:
+            counts.add(samples)
+            self.notes += counts.notes("the data")
         return map(self._scores_of, batches_of(samples))
 
     def _labelled(self, path: str | os.PathLike[str]) -> Iterator[Dataset]:
@@ -346,6 +359,10 @@ class Model:
         """Yield the samples of a file block by block; see `mpips.data.file_blocks.blocks`."""
         return blocks(path, self._unlabelled(), self.info, part=part, parts=parts, say=say)
 
+    def word_counts(self) -> WordCounts | None:
+        """Return counts of the words of data to be predicted; None: the model has no record of words."""
+        return counts_of(self._known, self.info)
+
     @staticmethod
     def all_classes(scores: Numbers) -> Numbers:
         """Return the probabilities of both classes, shape (n, 2), if `scores` are those of class 1, (n,)."""
@@ -373,7 +390,8 @@ def load_model(
         attached = attached_of(checkpoint, info)
         moments = Moments.from_arrays(attached)
         own = {name: attached[name] for name in info.arrays}
-        model = Model(checkpoint, config, info, moments, refused, own)
+        known = KnownWords(attached[PATH]) if PATH in attached else None
+        model = Model(checkpoint, config, info, moments, refused, own, known)
         if check:
             check_example(checkpoint, model.task, info, config.cluster.seed, attached)
         return model

@@ -38,6 +38,7 @@ from starlette.routing import Route
 
 from mpips.errors import DataError, MpipsError
 from mpips.inference.current import CurrentModel
+from mpips.inference.model import Model
 from mpips.inference.parsing import (
     RequestRefused,
     body_of,
@@ -200,7 +201,8 @@ class Service:
             data = samples_in(rows, model)
             found: dict[str, Any] = {"model": model.path.name}
             if model.info.wants == "targets":
-                return {**found, "predictions": model.predict(data).tolist()}
+                numbers = model.predict(data).tolist()
+                return {**found, **_notes_of(model), "predictions": numbers}
             probabilities = model.predict_proba(data)
             names, labels = model.classes.tolist(), model.labels_of(probabilities)
             predictions = labels.tolist()
@@ -208,6 +210,7 @@ class Service:
                 predictions = [list(compress(names, row)) for row in predictions]
             return {
                 **found,
+                **_notes_of(model),
                 "classes": names,
                 "predictions": predictions,
                 "probabilities": probabilities.tolist(),
@@ -248,3 +251,8 @@ class Service:
                 "an embedding table: give ?keys=1,2" if keys is None else "dense: leave ?keys= out"
             )
             raise RequestRefused(400, f"table '{name}' is {kind}")
+
+
+def _notes_of(model: Model) -> dict[str, Any]:
+    """Return the sentences on the rows that were predicted last, if there are any."""
+    return {"notes": list(model.notes)} if model.notes else {}

@@ -92,6 +92,9 @@ def _predicted(
     if loaded.reads_itself:
         return Written(_predict_own(ranks, loaded, data, out, kind, say), loaded.path)
     own = loaded.blocks_of(data, ranks.rank, ranks.size, say if first else lambda note: None)
+    counts = loaded.word_counts()
+    if counts is not None:
+        own = counts.counted(own)
     with contextlib.ExitStack() as opened:
         file, error = _attempt(lambda: opened.enter_context(_file(out, first)))
         if file is not None and out is not None:
@@ -100,6 +103,12 @@ def _predicted(
         n = _predict(ranks, loaded, own, kind, file)
         if not n:
             raise DataError(f"{data}: contains no samples")
+    if counts is not None:
+        found = ranks.meet(None, counts.counts)
+        for other in found[1:] if first else ():
+            counts.add_counts(other)
+        for note in counts.notes(data) if first else ():
+            say(note)
     return Written(n, loaded.path)
 
 

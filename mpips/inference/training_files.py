@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from mpips.data.columns import LABEL_NAMES
+from mpips.data.csv_dialect import is_text
+from mpips.data.info import label_text
+from mpips.data.libsvm import OF_ARRAY
 from mpips.data.several import given_files
 from mpips.errors import DataError
 
@@ -33,7 +38,7 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
     files = given_files(data)
     if files is not None:
         return files
-    if hasattr(data, "to_csv") and hasattr(data, "columns"):
+    if is_frame(data):
         path = place.path / f"{name}.csv"
         data.to_csv(path, index=False)
         return str(path)
@@ -73,16 +78,40 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
     return _write_csv(x, y[:, np.newaxis], ["label"], place.path / f"{name}.csv")
 
 
-def options_of(data: Any) -> list[tuple[str, Any]]:
-    """Return the options, by dotted name, with which the file is read that `as_file` writes."""
-    if given_files(data) is not None or not isinstance(data, tuple | list) or len(data) != 2:
+def options_of(data: Any, label: Any = None) -> list[tuple[str, Any]]:
+    """Return the options, by dotted name, with which the file is read that `as_file` writes.
+
+    Args:
+        data: The data.
+        label: The option data.label of the job; None: it has none.
+    """
+    if given_files(data) is not None:
+        return []
+    if is_frame(data):
+        names = [name for name in LABEL_NAMES if name in data.columns] if label is None else [label]
+        known = bool(names) and isinstance(names[0], str) and names[0] in data.columns
+        return _kind_of(list(data[names[0]])) if known else []
+    if not isinstance(data, tuple | list) or len(data) != 2:
         return []
     several = np.ndim(data[1]) == 2
     if hasattr(data[0], "tocsr"):
-        # The first column may be empty, which does not make the second one the first.
-        labels = [("options.labels", "several")] if several else []
-        return [("data.index_base", 0), *labels]
-    return [("data.label", _column_names(np.asarray(data[1])))] if several else []
+        return [("options.labels", "several")] if several else []
+    if several:
+        return [("data.label", _column_names(np.asarray(data[1])))]
+    return _kind_of(np.asarray(data[1]).tolist())
+
+
+def is_frame(data: Any) -> bool:
+    """Return True for a frame of pandas."""
+    return hasattr(data, "to_csv") and hasattr(data, "columns")
+
+
+def _kind_of(labels: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the option for labels that are text, and some of which look like numbers in CSV."""
+    texts = all(isinstance(label, str) for label in labels)
+    if texts and any(not is_text(label.strip()) for label in set(labels)):
+        return [("data.label_kind", "text")]
+    return []
 
 
 def _column_names(y: Any) -> list[str]:
@@ -101,8 +130,10 @@ def _as_texts(y: Any, name: str) -> list[str]:
             f"the {name} data has sparse samples and labels of dtype {y.dtype}: give numbers, such as those "
             "of numpy.unique(y, return_inverse=True)[1]"
         )
-    texts = ((f"{label:g}", label) for label in y.tolist())
-    return [text if float(text) == label else repr(float(label)) for text, label in texts]
+    if y.dtype.kind in "iu":
+        # The reader refuses what is too large for float64.
+        return list(map(str, y.tolist()))
+    return [label_text(label) for label in y.tolist()]
 
 
 def _as_lists(y: Any, name: str) -> list[str]:
@@ -141,6 +172,7 @@ def _write_svm(x: Any, labels: list[str], path: Path) -> str:
     """Write a matrix in compressed rows as LIBSVM text; column j is feature j."""
     x.sum_duplicates()
     with path.open("w") as file:
+        file.write(OF_ARRAY.decode())
         for i, label in enumerate(labels):
             begin, end = x.indptr[i], x.indptr[i + 1]
             entries = zip(x.indices[begin:end].tolist(), x.data[begin:end].tolist(), strict=True)

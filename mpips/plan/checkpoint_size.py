@@ -12,6 +12,7 @@ from mpips.checkpoint.plan import Hello, plan_tables
 from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.data import DataInfo, Dataset, Moments
+from mpips.data.known_words import PATH, has_words, words_in
 from mpips.data.rows import Arrays
 from mpips.data.stream import StreamedData
 from mpips.model.placement import Placement
@@ -42,6 +43,9 @@ def checkpoint_bytes(
     moments = Moments.empty(info.n_features, info.n_fields, info.n_targets)
     attached = {**moments.to_arrays(), **arrays}
     attached |= arrays_of(train, info) if train is not None else {}
+    if train is not None and has_words(info):
+        parts = train.parts() if isinstance(train, StreamedData) else (train,)
+        attached[PATH] = words_in(parts).bits
     head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config, {}, data, attached)
     hellos = [
         Hello(

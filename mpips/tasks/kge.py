@@ -82,7 +82,7 @@ class Kge(Task):
             info = describe_samples(len(found), len(rows), path)
             n_unknown = int((found == triples.UNKNOWN).any(axis=1).sum())
             what = "count as if all entities had the same score"
-            notes = _unknown_note(n_unknown, len(found), what)
+            notes = (*triples.header_notes(path), *_unknown_note(n_unknown, len(found), what))
             return TaskPart(TripleData(found[rows], found), info, notes=notes)
         found, entities, relations, n_again = triples.read_new(path)
         others = [triples.read_as(file, entities, relations) for file in options.known]
@@ -93,7 +93,8 @@ class Kge(Task):
             KNOWN: triples.known_of([found, *others]),
         }
         info = describe_samples(len(found), len(own), path, arrays)
-        notes = (f"{path}: {n_again:,} triples occur again and are left out",) if n_again else ()
+        again = (f"{path}: {n_again:,} triples occur again and are left out",) if n_again else ()
+        notes = (*triples.header_notes(path), *again)
         return TaskPart(TripleData(own, own[:0]), info, arrays, notes)
 
     @classmethod

@@ -74,7 +74,7 @@ class MatrixFactorization(Task):
             if like is not None
             else (Vocabulary.of(lines.users), Vocabulary.of(lines.items))
         )
-        ids = np.stack([users.keys(lines.users), items.keys(lines.items)], axis=1)
+        ids = np.stack([users.find_all(lines.users), items.find_all(lines.items)], axis=1)
         if options.implicit and purpose == "test":
             return _held_out(path, lines, ids, share)
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -105,7 +105,7 @@ class MatrixFactorization(Task):
         n = n_unknown = 0
         for lines in grouped(rating_lines(path, columns, rated=False, may_ask=True)):
             own_users, own_items, values = zip(*lines, strict=True)
-            ids = np.stack([users.keys(own_users), items.keys(own_items)], axis=1)
+            ids = np.stack([users.find_all(own_users), items.find_all(own_items)], axis=1)
             ids[np.array([item == ASKED for item in own_items]), 1] = _ASKED
             n, n_unknown = n + len(ids), n_unknown + _n_unknown(ids)
             names = np.array([own_users, own_items], np.str_).T

@@ -58,6 +58,7 @@ class Inputs:
         clocks: Clock of each worker at its position; empty: 0.
         steps_before: Steps of the run at which clocks were 0.
         notes: Sentences about the data, printed at the start.
+        test_source: The test data, for people.
         make_task: Makes the task again for other columns.
         verbose: Worker 0 prints the notes and the task's report.
         saves: The job has a folder for checkpoints.
@@ -90,6 +91,7 @@ class Inputs:
     clocks: tuple[int, ...] = ()
     steps_before: int = 0
     notes: tuple[str, ...] = ()
+    test_source: str = "test"
     make_task: Callable[[DataInfo], Task] | None = None
     verbose: bool = False
     saves: bool = False

@@ -33,10 +33,12 @@ from mpips.data import (
 )
 from mpips.data.holdout import Holdout
 from mpips.data.info import check_labels, matching_labels, relabel
+from mpips.data.known_words import PATH
 from mpips.data.options import Share, Wants
 from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.stream import StreamedData
 from mpips.data.summary import matching_text, summarise, summarise_test, summarise_validation
+from mpips.data.words import VALUES
 from mpips.errors import ConfigError
 from mpips.model.distinct import distinct_counts
 from mpips.model.partition import FrequencyPartition
@@ -52,20 +54,24 @@ from mpips.training.moments import combine_moments, moments_of
 from mpips.training.own_data import check_changes, learn_own, read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
-from mpips.training.sizing import Sizing, earlier_batches
+from mpips.training.sizing import Sizing, earlier_batches, earlier_words
 from mpips.training.stopping import EarlyStopping, asked_metrics, watched
 from mpips.training.streaming import Streamed, Streaming, stream
 from mpips.training.weights import ClassWeights
+from mpips.training.words import known_words, notes_on_words
 from mpips.worker.worker import Worker, connection_of
 
 
-def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> ReadOptions:
+def read_options(
+    config: JobConfig, split: str, wants: Wants = "classes", words: int = VALUES
+) -> ReadOptions:
     """Return the readers' options of [data].
 
     Args:
         config: The job.
         split: "train" or "test".
         wants: How the task uses labels.
+        words: The rule for words of categorical columns; see `mpips.data.words`.
 
     Raises:
         ConfigError: A value is invalid for every reader.
@@ -77,12 +83,14 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
         # Several labels are read like features, and there is no other label.
         "label": "" if several else d.label,
         "labelled": not several,
+        "label_kind": d.label_kind,
         "wants": wants,
         "categorical": d.categorical,
         "numeric": d.numeric,
         "ignore": d.ignore,
         "empty": d.empty,
         "as_is": (*((d.weight,) if d.weight else ()), *several),
+        "words": words,
         "split": split,
     }
     try:
@@ -117,6 +125,7 @@ def prepare(
     reads, given = reader_of(task_class), task_options(task_class, config.options)
     wants = wants_of(config, task_class, given)
     own_metrics = getattr(task_class, "own_metrics", {})
+    rule = earlier_words(ranks, config) if reads is None else VALUES
     own: dict[str, Any] = {}
     skipped: dict[str, int] = {}
     fraction = config.data.validation
@@ -141,7 +150,7 @@ def prepare(
                 path,
                 stride=n_workers,
                 offset=ranks.worker,
-                options=read_options(config, split, wants),
+                options=read_options(config, split, wants, rule),
                 like=like,
                 shares="mixed",
             )
@@ -152,7 +161,9 @@ def prepare(
         """Load a file on all ranks; return the description of all of it, and notes."""
         if reads is None:
             on_bad = config.data.on_bad
-            options = msgspec.structs.replace(read_options(config, split, wants), on_bad=on_bad)
+            options = msgspec.structs.replace(
+                read_options(config, split, wants, rule), on_bad=on_bad
+            )
             held = holdout if like is None else None
             streamed = stream(ranks, n_workers, path, options, like, streaming, held)
             if streamed is not None:
@@ -243,6 +254,7 @@ def prepare(
         notes=tuple(notes),
         make_task=make_task,
         schedule=config.schedule,
+        test_source=config.data.test_files or "validation",
         stopping=stopping,
         best=best,
         class_weight=config.data.class_weight,
@@ -335,15 +347,22 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         none = Moments.empty(0)
         moments = replace(none, count=inputs.info.n_samples_total)
         inputs.task.receive(inputs.arrays)
+        known = None
     else:
         own = moments_of(inputs.train, bool(inputs.info.n_targets))
         moments = combine_moments(collectives, own)
+        known = known_words(collectives, inputs.info, moments)
+        if inputs.test is not None:
+            test = inputs.test_source
+            found = notes_on_words(collectives, known, inputs.info, inputs.test, test)
+            inputs.notes = (*inputs.notes, *found)
     inputs.class_weights = _class_weights(worker, inputs)
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:
         tell = connection_of(worker).control.tell
         example = arrays_of(inputs.train, inputs.info)
-        attachments.send(tell, {**moments.to_arrays(), **inputs.arrays, **example})
+        record = {PATH: known.bits} if known is not None else {}
+        attachments.send(tell, {**moments.to_arrays(), **inputs.arrays, **example, **record})
     if inputs.verbose and worker.index == 0:
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes

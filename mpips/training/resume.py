@@ -21,6 +21,7 @@ from mpips.model.served import served
 from mpips.monitor.progress import plural
 from mpips.recovery.saving import Saving
 from mpips.tasks import Task, load_task
+from mpips.training import words
 from mpips.training.example import ExampleMaker, names_of
 from mpips.training.own_data import check_vocabulary
 from mpips.training.preflight import task_options
@@ -94,7 +95,12 @@ class TrainingPlan(msgspec.Struct):
             notes=notes,
             generation=start.generation,
             data=inputs.info.to_config(),
-            attached=(*_moments(inputs.info), *inputs.info.arrays, *names_of(inputs.info)),
+            attached=(
+                *_moments(inputs.info),
+                *inputs.info.arrays,
+                *names_of(inputs.info),
+                *words.names_of(inputs.info),
+            ),
             example=self._example() if names_of(inputs.info) else None,
         )
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from mpips.checkpoint import open_checkpoint
+from mpips.checkpoint import Manifest, open_checkpoint
 from mpips.checkpoint.find import order
 from mpips.config.overrides import apply_overrides
 from mpips.config.schema import JobConfig
 from mpips.data import Sampling
+from mpips.data.words import TEXTS, VALUES
 from mpips.errors import MpipsError
 from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
@@ -83,26 +84,15 @@ class Sizing(msgspec.Struct, frozen=True):
 
 def earlier_batches(ranks: JobRanks, config: JobConfig) -> tuple[int, int] | None:
     """Return `Sizing.earlier`. Collective over the ranks; blocks."""
-    wanted = config.checkpoint
-    automatic = wanted.resume == "auto"
-    if config.train.batch_size or wanted.resume == "never" or (automatic and not wanted.folder):
+    if config.train.batch_size or not _may_start(config):
         return None
 
     def look() -> tuple[int, int] | None:
-        if not ranks.is_scheduler:
+        manifest = _start(config) if ranks.is_scheduler else None
+        if manifest is None or not manifest.sampling:
             return None
-        # `find_start` verifies the start later and raises its errors. If the newest checkpoint is damaged, it
-        # takes the one before it, most likely of the same shape; if not, the epoch goes on in a new order.
         try:
-            newest = order(Path(wanted.folder)).readable[:1] if automatic else ()
-            path = newest[0].path if newest else Path(wanted.resume)
-            if automatic and not newest:
-                return None
-            with open_checkpoint(path) as checkpoint:
-                sampling = checkpoint.manifest.sampling
-            if not sampling:
-                return None
-            shape = Sampling.from_config(dict(sampling)).shape
+            shape = Sampling.from_config(dict(manifest.sampling)).shape
         except (MpipsError, msgspec.ValidationError):
             return None
         return shape.n_workers, shape.batch_size
@@ -110,3 +100,48 @@ def earlier_batches(ranks: JobRanks, config: JobConfig) -> tuple[int, int] | Non
     rows = ranks.agree("looking for a checkpoint", look, True)
     found = next((row for row in rows if row is not None), None)
     return (found[0], found[1]) if found is not None else None
+
+
+def earlier_words(ranks: JobRanks, config: JobConfig) -> int:
+    """Return the rule for words (`mpips.data.words`) of a job: that of the checkpoint that it starts from.
+
+    Collective over the ranks; blocks.
+    """
+    if not _may_start(config):
+        return VALUES
+
+    def look() -> int | None:
+        manifest = _start(config) if ranks.is_scheduler else None
+        if manifest is None or not manifest.data:
+            return None
+        return int(manifest.data.get("words", TEXTS))
+
+    rows = ranks.agree("looking for the words of a checkpoint", look, True)
+    return next((row for row in rows if row is not None), VALUES)
+
+
+def _may_start(config: JobConfig) -> bool:
+    """Return True if a job may start from a checkpoint."""
+    wanted = config.checkpoint
+    return wanted.resume != "never" and (wanted.resume != "auto" or bool(wanted.folder))
+
+
+def _start(config: JobConfig) -> Manifest | None:
+    """Return the manifest of the checkpoint that a job will probably start from; None: there is none.
+
+    `find_start` verifies the start later and raises its errors. If the newest checkpoint is damaged, it takes
+    the one before it, most likely of the same shape; if not, the epoch goes on in a new order.
+    """
+    wanted = config.checkpoint
+    try:
+        if wanted.resume == "auto":
+            newest = order(Path(wanted.folder)).readable[:1]
+            if not newest:
+                return None
+            path = newest[0].path
+        else:
+            path = Path(wanted.resume)
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.manifest
+    except (MpipsError, msgspec.ValidationError):
+        return None

@@ -73,6 +73,7 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     result.seconds = time.monotonic() - start
     result.steps = inputs.steps_before + int(steps[0])
     result.n_samples, result.n_features = inputs.info.n_samples_total, inputs.info.n_features
+    result.notes = inputs.notes
     result.skipped = {split: n for split, n in inputs.skipped.items() if n}
     loss, n, samples = sums[-1]
     result.samples = int(samples)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from mpips.config.schema import JobConfig
 from mpips.data import DataInfo, Dataset
+from mpips.data.csv_dialect import number
 from mpips.data.dataset import Batch
 from mpips.data.label_columns import take_out
 from mpips.data.options import Wants
@@ -126,6 +127,20 @@ class WeightColumn(msgspec.Struct, frozen=True):
         return numbers.astype(np.float32)
 
 
+def _class_of(name: str, names: Sequence[str], are_texts: bool) -> int:
+    """Return the place of a class; -1: there is none.
+
+    Args:
+        name: Its name, or another form of a label that is a number, such as 1e+06 for 1000000.
+        names: Names of the classes.
+        are_texts: Labels are texts, not numbers.
+    """
+    if name in names or are_texts:
+        return names.index(name) if name in names else -1
+    value = number(name)
+    return next((place for place, own in enumerate(names) if float(own) == value), -1)
+
+
 class ClassWeights(msgspec.Struct, frozen=True):
     """The weights of the classes: float32, shape (k,)."""
 
@@ -151,12 +166,15 @@ class ClassWeights(msgspec.Struct, frozen=True):
             # A class that only validation samples have needs no weight.
             return cls((counts.sum() / (len(counts) * np.maximum(counts, 1))).astype(np.float32))
         names = info.class_names
-        for name in wanted:
-            if name not in names:
+        values = np.ones(len(names), np.float32)
+        for name, value in wanted.items():
+            place = _class_of(name, names, bool(info.label_names))
+            if place < 0:
                 raise ConfigError(
                     f"data.class_weight: there is no class {name!r}; the classes are {', '.join(names[:20])}"
                 )
-        return cls(np.array([wanted.get(name, 1.0) for name in names], np.float32))
+            values[place] = value
+        return cls(values)
 
     def applied(self, batch: Batch) -> Batch:
         """Return the batch with its weights multiplied by those of the classes of its samples."""

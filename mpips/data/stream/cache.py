@@ -27,7 +27,7 @@ from mpips.data.options import Wants
 from mpips.model.distinct import distinct_counts
 
 INDEX = "index.json"
-VERSION = 4
+VERSION = 5
 
 
 class Converted(NamedTuple):
@@ -98,8 +98,9 @@ class Index(msgspec.Struct, frozen=True):
         kind: See `DataInfo`.
         wants: See `DataInfo`.
         index_base: LIBSVM: number that is subtracted from the stored indices.
+        of_array: See `DataInfo`.
         n_features: One more than the greatest possible key, or the number of columns.
-        columns, label_column, categorical: See `DataInfo`.
+        columns, label_column, categorical, words: See `DataInfo`.
         notes: Sentences for the user.
         n_skipped: Bad lines that were left out.
         pieces: The pieces, in the order of the samples.
@@ -110,10 +111,12 @@ class Index(msgspec.Struct, frozen=True):
     kind: Literal["sparse", "dense"]
     wants: Wants
     index_base: int
+    of_array: bool
     n_features: int
     columns: tuple[str, ...]
     label_column: str
     categorical: tuple[str, ...]
+    words: int
     notes: tuple[str, ...]
     n_skipped: int
     pieces: tuple[CachePiece, ...]
@@ -178,6 +181,8 @@ class Index(msgspec.Struct, frozen=True):
             any(piece.wide for piece in self.pieces),
             names,
             self.categorical,
+            words=self.words,
+            of_array=self.of_array,
         )
 
 

@@ -26,6 +26,7 @@ import msgspec
 from mpips.data.columns import KEY_BITS, TableColumns
 from mpips.data.criteo import criteo_options
 from mpips.data.info import check_class_count
+from mpips.data.libsvm import is_of_array
 from mpips.data.npy import label_files
 from mpips.data.options import ReadOptions
 from mpips.data.stream.bad_lines import BadLines
@@ -34,6 +35,7 @@ from mpips.data.stream.files import File
 from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
 from mpips.data.stream.table_sources import ArraySource, TableSource, check_crcs, opened_arrays
 from mpips.data.table_files import OPENED_TABLES, opened_arrow, opened_parquet
+from mpips.data.words import TEXTS
 from mpips.errors import CapabilityError, DataError
 
 
@@ -260,12 +262,14 @@ class Conversion:
             kind="dense" if is_dense else "sparse",
             wants=self._wants,
             index_base=base,
+            of_array=self._of_array,
             n_features=n_features,
             columns=tuple(c.name for c in columns.features) if columns is not None else (),
             label_column=label.name if label is not None else "",
             categorical=tuple(c.name for c in columns.features if c.categorical)
             if columns is not None
             else (),
+            words=self._options.words if columns is not None else TEXTS,
             notes=self._notes(bad or {}),
             n_skipped=sum(lines.n for lines in (bad or {}).values()),
             pieces=ordered,
@@ -284,9 +288,17 @@ class Conversion:
     def _wants(self) -> Any:
         return self._options.wants if self._options.labelled else "targets"
 
+    @property
+    def _of_array(self) -> bool:
+        """True if the first file is LIBSVM text with the columns of an array."""
+        first = self._plan.files[0]
+        return first.format == "libsvm" and is_of_array(first.path)
+
     def _base(self, pieces: Sequence[CachePiece]) -> int:
         """Return the number of the first feature of LIBSVM text."""
         if self._plan.files[0].format != "libsvm":
+            return 0
+        if self._of_array:
             return 0
         if self._options.index_base != "auto":
             return int(self._options.index_base)

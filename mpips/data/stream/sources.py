@@ -27,7 +27,7 @@ from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan, Text
 from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.label_sets import numbered
-from mpips.data.libsvm import parse_text, whole_lines
+from mpips.data.libsvm import is_of_array, parse_text, whole_lines
 from mpips.data.options import ReadOptions
 from mpips.data.stream.bad_lines import BadLines, good_csv, good_libsvm
 from mpips.data.stream.cache import Converted
@@ -156,6 +156,7 @@ class LibsvmSource:
         self.done = 0.0
         self._bad = bad
         self._path = path
+        self._of_array = is_of_array(path)
         self._options = options
         self._piece_bytes = piece_bytes
 
@@ -190,7 +191,7 @@ class LibsvmSource:
 
         The base may be found in another piece.
         """
-        base = 1 if self._options.index_base == 1 else 0
+        base = 1 if self._options.index_base == 1 and not self._of_array else 0
         several = self._options.wants == "several"
         if self._bad is not None:
             text = good_libsvm(self._path, text, base, self._bad, lines_before, several)
