@@ -61,13 +61,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PositionPart).decode
 
 
-def _check_plain(values: Any, *place: object) -> None:
-    """Raise TypeError or ValueError if an entry of a dict, list or tuple would be another after a restart.
+def checked_copy(values: Any, *place: object) -> Any:
+    """Return a copy of a dict, list or tuple, also of those in it: the program may change its own later.
 
-    A restart in memory reads it from msgpack, one from a checkpoint from JSON, which has no NaN, no infinity
-    and no keys that are numbers. `place` contains the keys and indices that lead to `values` in the cursor.
+    Raise TypeError or ValueError if an entry would be another after a restart. A restart in memory reads it
+    from msgpack, one from a checkpoint from JSON, which has no NaN, no infinity and no keys that are numbers.
+    `place` contains the keys and indices that lead to `values` in the cursor.
     """
     is_dict = type(values) is dict
+    found = values.copy() if is_dict else list(values)
     for key, entry in values.items() if is_dict else enumerate(values):
         if is_dict and type(key) is not str:
             raise TypeError(f"{_name(place)} has the key {key!r}: keys must be text")
@@ -83,12 +85,13 @@ def _check_plain(values: Any, *place: object) -> None:
                     f"{_name((*place, key))} is {entry}, which has more than 64 bits: store it as text"
                 )
         elif kind is dict or kind is list or kind is tuple:
-            _check_plain(entry, *place, key)
+            found[key] = checked_copy(entry, *place, key)
         elif kind not in _FREE_KINDS:
             raise TypeError(
                 f"{_name((*place, key))} is a {kind.__module__}.{kind.__qualname__}: must be int, float, "
                 "bool, str, None, or a list or dict of them"
             )
+    return tuple(found) if type(values) is tuple else found
 
 
 def _name(place: Sequence[object]) -> str:
@@ -171,11 +174,11 @@ class Position:
             cursor = dict(own.cursor) if same else None
             self.start = WorkerStart(step, own.clock, cursor, tuple(workers))
             self._restored = own.random.get(_STREAM, {})
-        self._cursor = dict(self.start.cursor or {}) if self.start is not None else {}
+        self._cursor = checked_copy(dict(self.start.cursor or {})) if self.start is not None else {}
         self.known = self.start is None or self.start.cursor is not None
         if begin is not None:
             self._restored = begin.random.get(_STREAM, {})
-            self._cursor, self.known = dict(begin.cursor), True
+            self._cursor, self.known = checked_copy(dict(begin.cursor)), True
         self._random: np.random.Generator | None = None
         self._steps: int | None = (
             None  # clocks of the program at the last tick; None: those of the tick
@@ -208,8 +211,7 @@ class Position:
 
     def set_cursor(self, cursor: Mapping[str, Any]) -> int:
         """Store a cursor, which Worker.set_cursor describes; return its bytes in a part, not compressed."""
-        plain = dict(cursor)
-        _check_plain(plain)
+        plain = checked_copy(dict(cursor))
         n_bytes = len(_encode(plain))
         self._cursor = plain
         return n_bytes

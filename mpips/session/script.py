@@ -175,10 +175,18 @@ class Script:
         """The cursor at which the script continues; empty: it begins. Only after the start."""
         assert self.worker is not None
         cursor, start = self.worker.cursor, self.worker.start
-        if not cursor and start is not None and start.workers:
-            # The checkpoint is of another number of workers, which were all at the same place.
-            return start.workers[0].cursor
-        return cursor
+        # An empty cursor is the beginning of the run, unless the checkpoint is of another number of workers.
+        if cursor or start is None or start.cursor is not None or not start.workers:
+            return cursor
+        places = [int(one.cursor.get("steps", one.clock)) for one in start.workers]
+        if min(places) != max(places):
+            raise ConfigError(
+                f"the checkpoint is of {len(places)} workers, which were at different places in their data "
+                f"(steps {', '.join(map(str, places))}), as workers under ASP are: {self.n_workers} workers "
+                f"would lose or repeat samples; continue with {len(places)} workers, or begin anew by "
+                "resume='never'"
+            )
+        return start.workers[0].cursor
 
     def declare(self, table: Table, values: Values | None = None, group: str = "") -> None:
         """Declare a table; see Declared.add.

@@ -7,7 +7,8 @@
 
 Ids are any int64 numbers; there is no vocabulary, and a row exists from its first update on. The rows of a
 forward pass are a leaf of the graph. From the backward pass on the layer holds those with a gradient, until
-the next step of an optimizer; so several passes, also of accumulated gradients, add up in one push.
+the next step of an optimizer; so several passes, also of accumulated gradients, add up in one push. The
+layer's parameter `weight` shows these gradients to GradScaler, clipping and the script; see row_gradients.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mpips.model.python_rule import PythonRule
 from mpips.model.table import EmbeddingTable
 from mpips.torch.device_memory import DeviceMemory
 from mpips.torch.job import TorchJob
+from mpips.torch.row_gradients import RowGradients, RowParameter
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.worker import Worker
 
@@ -80,7 +82,13 @@ class Embedding(torch.nn.Module):
 
     Several features share one table if they use the same layer. A deep copy, for example in a moving average
     of a model, reads the rows of the original and trains none. An unpickled layer is a new one without rows.
+
+    Attributes:
+        weight: A parameter of shape (0, dim); between backward and `step` the rows that have a gradient. It
+            is in no state_dict. `requires_grad_(False)` freezes the layer.
     """
+
+    weight: RowParameter
 
     def __init__(
         self,
@@ -117,7 +125,9 @@ class Embedding(torch.nn.Module):
         self.table("embedding", self.consistency or consistency_of("bsp"))
         self._access: Access | None = None
         self._loaded: RowSource | None = None
-        self._pending: list[tuple[Int64, torch.Tensor]] = []
+        # On the CPU also within torch.device("meta"): the rows have no memory here.
+        self.weight = RowParameter(torch.zeros(0, dim, device="cpu", dtype=torch.float32))
+        self._gradients = RowGradients(self.weight)
 
     def table(self, name: str, consistency: Consistency) -> EmbeddingTable:
         """Return the table of this layer.
@@ -149,6 +159,7 @@ class Embedding(torch.nn.Module):
                 "servers: start the script from the checkpoint by mpips.init(resume=...)"
             )
         self._access = Access(self, job, name)
+        self._gradients.prepare(name)
 
     def load(self, rows: RowSource) -> None:
         """Take rows that do not change, for a model without a job. `load_checkpoint` calls this."""
@@ -164,6 +175,7 @@ class Embedding(torch.nn.Module):
         rows, places = self.rows(ids)
         return functional.embedding(places, rows, sparse=_sums_in_push(rows))
 
+    @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
     def rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Pull the rows of unique ids. Blocks like a pull.
 
@@ -209,8 +221,10 @@ class Embedding(torch.nn.Module):
         access.job.start()
         access.job.settle()
         assert access.handle is not None
+        if access.layer is self:
+            self._gradients.check_unchanged()
         rows = _on(ids.device, memory, access.handle.pull(keys))
-        if torch.is_grad_enabled() and access.layer is self:
+        if torch.is_grad_enabled() and access.layer is self and self.weight.requires_grad:
             rows.requires_grad_()
             hook: Any = rows.register_post_accumulate_grad_hook  # torch has no annotation for it
             layer = weakref.ref(self)  # the collector does not see what a hook holds
@@ -218,24 +232,18 @@ class Embedding(torch.nn.Module):
             def note(leaf: torch.Tensor) -> None:
                 own = layer()
                 if own is not None:
-                    own._note(keys, leaf)
+                    own._gradients.note(keys, leaf)
 
             hook(note)
         return rows, indices
 
-    def _note(self, keys: Int64, rows: torch.Tensor) -> None:
-        """Note rows whose gradient has come; a second backward pass adds to the same gradient."""
-        if not any(rows is other for _, other in self._pending):
-            self._pending.append((keys, rows))
-
     def push(self) -> None:
         """Push the gradients of all rows since the last step, in one push. `step` calls this."""
         parts = [
-            self._gradient_of(keys, rows.grad)
-            for keys, rows in self._pending
-            if rows.grad is not None
+            self._gradient_of(keys, gradient)
+            for keys, gradient in self._gradients.take()
+            if len(keys)
         ]
-        self._pending.clear()
         if not parts:
             return
         assert self._access is not None
@@ -259,17 +267,51 @@ class Embedding(torch.nn.Module):
             return found
 
         if not gradient.is_sparse:
-            return keys, on_host(gradient)
-        return keys[on_host(gradient._indices()[0])], on_host(gradient._values())
+            return keys, on_host(gradient.float())
+        return keys[on_host(gradient._indices()[0])], on_host(gradient._values().float())
 
     def drop(self) -> None:
         """Drop the gradients since the last step: `zero_grad` calls this."""
-        for _, rows in self._pending:
-            rows.grad = None
-        self._pending.clear()
+        self._gradients.drop()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """As in torch: `weight` has the device and dtype of the model. It has no values to convert."""
+        self.drop()
+        before = self.weight
+        self._gradients.is_converted = True
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._gradients.is_converted = False
+        if self.weight is not before:
+            # torch makes a new parameter where it cannot change the old one, such as to the meta device.
+            self._attach(self.weight.requires_grad)
+        return self
+
+    def _attach(self, requires_grad: bool) -> None:
+        """Give the layer a parameter, if it has none of its kind, with no gradients."""
+        found = self._parameters.get("weight")
+        if not isinstance(found, RowParameter):
+            self.weight = found = RowParameter(
+                torch.zeros(0, self.dim, device="cpu"), requires_grad
+            )
+        self._gradients = RowGradients(found)
+        # A script may change the parameters of a copy, such as a moving average, in any way.
+        if self._access is not None and self._access.layer is self:
+            self._gradients.prepare(self._access.name)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Leave out `weight`: the rows are in checkpoints of mpips."""
+
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        """Load nothing: the rows are in checkpoints of mpips."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pending": []}
+        return {name: value for name, value in self.__dict__.items() if name != "_gradients"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._attach(requires_grad=True)
 
     def extra_repr(self) -> str:
         """Return the settings, for print(model)."""

@@ -124,6 +124,9 @@ class PreparedModule(torch.nn.Module):
 
         Does not pull: a script that calls it before `scheduler.step()` still has the step's clock open.
         """
+        for module in self.modules():
+            if isinstance(module, Embedding):
+                module.drop()
         for _, parameter in super().named_parameters():
             if set_to_none:
                 parameter.grad = None
@@ -133,9 +136,6 @@ class PreparedModule(torch.nn.Module):
                 else:
                     parameter.grad.requires_grad_(False)
                 parameter.grad.zero_()
-        for module in self.modules():
-            if isinstance(module, Embedding):
-                module.drop()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
         """As in torch, with the current values: a plain dict of torch. Blocks like a pull after a step."""

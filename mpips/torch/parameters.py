@@ -27,6 +27,7 @@ from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.replicated import TablePlacement
 from mpips.model.table import DenseTable
 from mpips.torch.fingerprints import Fingerprint, digest_of
+from mpips.torch.row_gradients import RowParameter
 from mpips.worker.by_use import PullsByUse
 from mpips.worker.dense import DenseHandle
 from mpips.worker.requests import PushResult, Request
@@ -324,5 +325,6 @@ def table_names(model: torch.nn.Module, prefix: str) -> dict[str, Any]:
     return {
         f"{prefix}.{name}" if prefix else name: parameter
         for name, parameter in model.named_parameters()
-        if isinstance(parameter, UninitializedParameter) or parameter.numel()
+        if isinstance(parameter, UninitializedParameter)
+        or (parameter.numel() and not isinstance(parameter, RowParameter))
     }

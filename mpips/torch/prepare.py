@@ -383,8 +383,12 @@ def _stepping(
         return None
     layers = list(embeddings.values())
     if optimizer is None:
-        # torch's optimizers want a tensor; this one is no parameter of the model and never gets a gradient.
-        optimizer = torch.optim.SGD([torch.zeros(0)], 0.0)
+        optimizer = torch.optim.SGD([layer.weight for layer in layers], 0.0)
+    # GradScaler looks at what the optimizer has. A layer's rows are trained also if the script left it out.
+    present = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    optimizer.param_groups[0]["params"] += [
+        layer.weight for layer in layers if id(layer.weight) not in present
+    ]
     by_parameter = {id(table.parameter): table for table in tables}
     groups = [
         [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]

@@ -225,9 +225,9 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; also drops gradients of embeddings that no step has pushed."""
-        super().zero_grad(set_to_none)
         for embedding in self._mpips_embeddings:
             embedding.drop()
+        super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with an empty "state": moments and sums lie on the servers and in checkpoints."""

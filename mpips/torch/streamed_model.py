@@ -23,13 +23,15 @@ from mpips.torch.blocks import map_large_allocations
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable
+from mpips.torch.row_gradients import RowParameter
 from mpips.torch.saved_tensors import check_torch
 from mpips.torch.streamed_parameter import StreamedParameter
 from mpips.torch.streamed_table import Init, Layer, StreamedTable, placeholder
 from mpips.torch.streaming import Stream
 
 Make = Callable[[str, torch.nn.Parameter, Optimizer | None], ParameterTable]
-_PLAIN = (torch.nn.Parameter, UninitializedParameter)  # others are refused; see ParameterTable
+# Others are refused; see ParameterTable.
+_PLAIN = (torch.nn.Parameter, UninitializedParameter, RowParameter)
 
 
 class StreamedModule(PreparedModule):

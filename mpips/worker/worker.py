@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from mpips.checkpoint.position import checked_copy
 from mpips.errors import ConfigError
 from mpips.model.arrays import check_out
 from mpips.model.shared_scales import scale_tables
@@ -233,8 +234,9 @@ class Worker:
 
     @property
     def cursor(self) -> Mapping[str, Any]:
-        """The newest argument of `set_cursor`, of this launch or of the launch that it continues."""
-        return self._connection.position.cursor
+        """A copy of the newest argument of `set_cursor`, of this launch or of the one that it continues."""
+        found: Mapping[str, Any] = checked_copy(dict(self._connection.position.cursor))
+        return found
 
     def set_cursor(self, cursor: Mapping[str, Any]) -> None:
         """Set the position in the worker's program from which a restart continues after the next `clock()`.
