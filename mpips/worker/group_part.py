@@ -9,6 +9,7 @@ from mpips import _native
 from mpips.model.table import DenseTable
 from mpips.mpi.contributions import Contributions
 from mpips.worker.group_rows import GroupRows
+from mpips.worker.residual_handover import HandoverPart
 from mpips.worker.row_pulls import SharedRowsPart
 
 
@@ -31,6 +32,7 @@ class GroupPart:
         shared_rows: Rows of servers on other nodes that these workers pull once; None: there are none.
         units: Numbers of the workers of each subgroup, and of other workers alone; (): no subgroups.
         upper: The level of the group, if this one is that of a subgroup.
+        handover: The residuals of the group's sums, in the lowest level of the worker; None: there are none.
     """
 
     tables: Mapping[int, DenseTable]
@@ -46,6 +48,7 @@ class GroupPart:
     shared_rows: SharedRowsPart | None = None
     units: tuple[tuple[int, ...], ...] = ()
     upper: GroupPart | None = None
+    handover: HandoverPart | None = None
 
     def unit_of(self, number: int) -> tuple[int, ...]:
         """Return the numbers of the workers of a worker's subgroup in this level, or its own."""
