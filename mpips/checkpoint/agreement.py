@@ -7,15 +7,13 @@ the same error. So no server waits in a collective step that another server has 
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from mpips.checkpoint.file_error import FULL
 from mpips.checkpoint.steps import Peers, Steps
 from mpips.errors import CheckpointError, DiskFullError
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
 
@@ -84,11 +82,14 @@ class Agreement:
 def is_disk_full(error: Exception) -> bool:
     """Return True if a failure comes from a full disk or quota.
 
-    The text is searched as well, because libraries put the system's error there and lose its number.
+    The text of a library's error is searched as well, because libraries put the system's error there and lose
+    its number. Errors of mpips have a kind.
     """
-    if isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in _FULL):
+    if isinstance(error, CheckpointError):
+        return isinstance(error, DiskFullError)
+    if isinstance(error, OSError) and error.errno in FULL:
         return True
-    return any(os.strerror(number) in str(error) for number in _FULL)
+    return any(os.strerror(number) in str(error) for number in FULL)
 
 
 def _text(error: Exception) -> str:

@@ -5,7 +5,9 @@ all files are there when the rings of all workers are held (mpips.worker.local_t
 into the checkpoint before that gets its name. The manifest has their names, sizes and checksums.
 
 A finished worker has written its last file. Every later checkpoint of the launch contains it, so its
-temporary name stays until the last one is published.
+temporary name stays until the last one is published. If the worker could not write it, for example on a full
+disk, it tries again under the same name until the job ends (`Connection.poll_workers`). Its position has the
+failure of the first time; the file counts as soon as it is there.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.checkpoint.file_error import FileError
 from mpips.checkpoint.manifest import LocalFile, WorkerState
 from mpips.errors import CheckpointError
 
@@ -44,6 +47,7 @@ def adopt(folder: Path, temporary: Path, workers: Sequence[WorkerState]) -> tupl
 
     Raises:
         CheckpointError: A worker could not write its file, or it is not there.
+        DiskFullError: A worker could not write its file, because the disk was full.
     """
     found = []
     for state in workers:
@@ -51,13 +55,14 @@ def adopt(folder: Path, temporary: Path, workers: Sequence[WorkerState]) -> tupl
         if local is None:
             found.append(state)
             continue
-        if local.error:
-            raise CheckpointError(
+        target = temporary / name_in(state.worker)
+        if local.error and not (folder / local.name).exists():
+            failure = FileError(local.error, local.is_full)
+            raise failure.raised(
                 f"worker {state.worker} could not write its local values: {local.error}"
             )
-        target = temporary / name_in(state.worker)
         try:
-            _link(folder / local.name, target)
+            link(folder / local.name, target)
             n_bytes = target.stat().st_size
         except OSError as error:
             raise CheckpointError(
@@ -68,12 +73,12 @@ def adopt(folder: Path, temporary: Path, workers: Sequence[WorkerState]) -> tupl
             raise CheckpointError(
                 f"{folder / local.name}: has {n_bytes:,} bytes instead of {local.n_bytes:,}"
             )
-        renamed = msgspec.structs.replace(local, name=target.name)
+        renamed = LocalFile(target.name, local.n_bytes, local.xxh3)
         found.append(msgspec.structs.replace(state, local=renamed))
     return tuple(found)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     """Give a file a second name; copy it durably where the file system has no hard links."""
     try:
         os.link(source, target)

@@ -158,13 +158,15 @@ class LocalFile(msgspec.Struct, frozen=True):
         name: Name in the folder.
         n_bytes: Size.
         xxh3: Checksum of all bytes, XXH3-64 in hexadecimal.
-        error: Reason for which the worker could not write it; "": it is there.
+        error: Reason for which the worker could not write it at first; "": it is there.
+        is_full: That reason is a full disk or quota.
     """
 
     name: str = ""
     n_bytes: int = 0
     xxh3: str = ""
     error: str = ""
+    is_full: bool = False
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):

@@ -355,6 +355,7 @@ class CheckpointWriter:
         # Keep the folder from here on: it is a checkpoint, even if the link cannot be set.
         self._temporary = None
         local_files.remove(self._folder, self._head.workers)
+        residuals.remove(self._folder, self._head.residuals)
         try:
             folders.point_latest(path)
         except OSError as error:

@@ -277,7 +277,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         staleness: Mean staleness, in updates, of the updates judged lately; None: not known.
         push_bytes_per_s, pull_bytes_per_s: Bytes per second of all workers lately; None: not known.
         samples_per_s: Samples per second over the last report interval.
-        recoverable: Steps that the next attempt would recover from memory; 0: only from checkpoints.
+        recoverable: Steps that the next attempt would recover of all workers from memory; 0: only from
+            checkpoints, or a worker has not ended a step yet.
+        in_memory: The next attempt can continue in memory, if that survives.
     """
 
     epoch: int = 0
@@ -293,6 +295,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     pull_bytes_per_s: float | None = None
     samples_per_s: float = 0.0
     recoverable: int = 0
+    in_memory: bool = False
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,9 @@ class RunTracker:
         self._restarts = restarts
         self._paths = dict(paths or {})
         recoverable = start.step if in_memory else 0
-        self.progress = Progress(step=start.step, epoch=start.epoch, recoverable=recoverable)
+        self.progress = Progress(
+            step=start.step, epoch=start.epoch, recoverable=recoverable, in_memory=in_memory
+        )
         # Samples of this attempt; samples, losses and begin of the present line of the metrics.
         self._samples = self._window_samples = 0
         self._window_loss = 0.0

@@ -143,7 +143,7 @@ class JobView(msgspec.Struct, frozen=True):
     Attributes:
         saving: Folder for checkpoints, and the start of the job.
         rank_table: Place and activity of every rank.
-        description: Roles and transports; "" for one rank.
+        description: Roles and transports of several ranks, and notes on the start.
     """
 
     saving: Saving

@@ -37,10 +37,11 @@ from mpips.scheduler.trace_orders import TraceOrders
 from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.local_scheduler import LocalScheduler
-from mpips.session.local_training import start_image
+from mpips.session.local_training import notes_of, start_image
 from mpips.session.node_memory import local_part, with_copies
 from mpips.session.observing import open_metrics
 from mpips.session.residuals import local_residuals
+from mpips.session.residuals import notes_of as notes_on_residuals
 from mpips.session.running import RunningJob
 from mpips.session.tracing import RankTracer
 from mpips.snapshot.copy import shards_in_place
@@ -106,7 +107,7 @@ class LocalJob:
         self.transports = {"local": 1}
         tables = decided_alone(tables)
         self._local = local_tables(tables)
-        tables = served(tables)
+        declared, tables = tables, served(tables)
         self._tables = tables
         self._options = options
         self._monitor = monitor
@@ -121,8 +122,12 @@ class LocalJob:
         self._server = Server(0, tables, self._placement, self._regions, options.seed, True, None)
         if run is not None or monitor.port is not None:
             self._server.observe_rows()
+        self._notes: list[str] = []
         if self.saving.start is not None:
             restore(self._server, self._placement, tables, self.saving.start)
+            workers = self.saving.origin.workers if self.saving.origin is not None else ()
+            self._notes += notes_of(self.saving.start, workers, 1, declared)
+            self._notes += notes_on_residuals(self.saving, tables)
         elif initial is not None:
             indices = {table.name: i for i, table in enumerate(tables)}
             for group in range(len(initial.groups)):
@@ -157,8 +162,8 @@ class LocalJob:
         return [table.name for table in self._tables].index(name)
 
     def describe(self) -> str:
-        """Return an empty text: one process has no roles and transports to show."""
-        return ""
+        """Return notes on the start; one process has no roles and transports to show."""
+        return "\n".join(f"note: {note}" for note in self._notes)
 
     def run(
         self,
@@ -235,7 +240,12 @@ class LocalJob:
                         yield work
                     connection.finish()
                     scheduler.end_cuts(server_part)
-                    server_part.save(scheduler.poll)
+
+                    def between() -> None:
+                        scheduler.poll()
+                        connection.poll_workers()
+
+                    server_part.save(between)
             except (TerminatedError, KeyboardInterrupt) as error:
                 code = error.code if isinstance(error, TerminatedError) else 130
                 requests.say_end(code, newest_name(folder))

@@ -3,6 +3,14 @@
 A worker starts from the image in persistent memory where the job continues there, else from its file in the
 checkpoint, else from the servers' values. The memory is one file of shared memory per worker. If it is not
 there, or has not the image of the clock at which the worker continues, all ranks start from a checkpoint.
+
+New memory has an image of clock 0 from the start-up on, before any worker makes a step. So a launch can
+continue in memory when a worker has not used a table yet, for example because it still reads its data, while
+others of an asynchronous job have made outer steps. That image is the worker's own one of the checkpoint, or
+it says that the worker takes its values from the servers at its first use, with the inner states in it. A
+worker that repeats its first clock from such an image may find newer values of servers there; see
+"Asynchronous outer steps" in mpips.worker.local_tables. Without asynchronous outer steps the servers end no
+clock before the worker has, so it finds the same ones.
 """
 
 from __future__ import annotations
@@ -13,15 +21,25 @@ from typing import TYPE_CHECKING
 
 from mpips.checkpoint import local_files
 from mpips.errors import RegionError
-from mpips.worker.local_state import Bytes, LocalMemory, image_bytes, memory_bytes
+from mpips.model.served import local_tables
+from mpips.model.table import DenseTable, Table
+from mpips.transport.region import Regions
+from mpips.worker.local_state import (
+    Bytes,
+    LocalHead,
+    LocalMemory,
+    LocalState,
+    image_bytes,
+    load,
+    memory_bytes,
+    read_head_of,
+)
 from mpips.worker.local_tables import LocalPart
 
 if TYPE_CHECKING:
     from mpips import _native
     from mpips.checkpoint.manifest import WorkerState
-    from mpips.model.table import DenseTable
     from mpips.session.parts import Parts
-    from mpips.transport.region import Regions
 
 
 def _part(worker: int, origin: int) -> str:
@@ -77,14 +95,41 @@ def connect_local(p: Parts) -> None:
         assert memory is not None
         p.local_part = LocalPart(p.local, memory, memory.image(clock), True, True, p.saving.folder)
         return
+    workers = p.saving.origin.workers if p.saving.origin is not None else ()
+    n_workers = len(p.cluster.assignment.workers)
+    image, is_own = start_image(p.saving.start, workers, worker, n_workers)
     new = None
     if p.warm:
         n_bytes = memory_bytes(list(p.local.values()))
         new = _memory(p.regions.create(_part(worker, p.generation), n_bytes), p.local)
-    workers = p.saving.origin.workers if p.saving.origin is not None else ()
-    n_workers = len(p.cluster.assignment.workers)
-    image, is_own = start_image(p.saving.start, workers, worker, n_workers)
+        write_first(new, p.local, image, is_own)
     p.local_part = LocalPart(p.local, new, image, is_own, False, p.saving.folder)
+
+
+def write_first(
+    memory: LocalMemory, tables: Mapping[int, DenseTable], image: Bytes | None, is_own: bool
+) -> None:
+    """Write the image of clock 0 to new memory; see the module.
+
+    Args:
+        memory: The memory.
+        tables: The tables under LocalSGD and DiLoCo by their index.
+        image: The image in the checkpoint from which the worker starts; None: there is none.
+        is_own: It is that of this worker.
+
+    Raises:
+        ConfigError: The image has other tables or inner rules.
+        CheckpointError: It is damaged.
+    """
+    states = [LocalState.of(table) for table in tables.values()]
+    head = LocalHead(is_new=True)
+    if image is not None:
+        found = load(image, states, False)
+        head = found.counted_anew() if is_own else head
+    if head.is_new:
+        for state in states:
+            state.pending = False
+    memory.write(0, head, states)
 
 
 def start_image(
@@ -111,11 +156,45 @@ def start_image(
     return image, len(workers) == n_workers
 
 
-def note_of(start: Path | None, workers: Sequence[WorkerState], n_workers: int) -> str:
-    """Return a sentence for the user where inner states come from another number of workers; else ""."""
-    if start is None or len(workers) == n_workers or not any(w.local for w in workers):
-        return ""
-    return (
-        f"{start} has the inner states of {len(workers)} workers: worker w of {n_workers} starts with "
-        f"those of worker w modulo {len(workers)}, and all start with the servers' values"
-    )
+def notes_of(
+    start: Path | None, workers: Sequence[WorkerState], n_workers: int, tables: Sequence[Table]
+) -> list[str]:
+    """Return sentences for the user on what a job does not take from the workers' files of a checkpoint.
+
+    Blocks to read the heads of the files.
+
+    Args:
+        start: Folder of the checkpoint; None: there is none.
+        workers: States of the workers in it.
+        n_workers: Number of workers of this job.
+        tables: All tables that the job declares.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    files = [worker.local for worker in workers if worker.local is not None]
+    if start is None or not files:
+        return []
+    heads = [read_head_of(start / file.name) for file in files]
+    found, present = [], {table.name for table in local_tables(tables).values()}
+    unused = [table.name for table in heads[0].tables if table.name not in present]
+    if unused:
+        names = ", ".join(repr(name) for name in unused)
+        found.append(
+            f"{start} has values and inner states of workers for {names}, under LocalSGD or DiLoCo then and "
+            f"not now: they are not used, and with them the inner steps since {_since(heads)}; the tables "
+            "start with the servers' values"
+        )
+    if present and len(workers) != n_workers:
+        found.append(
+            f"{start} has the inner states of {len(workers)} workers: worker w of {n_workers} starts with "
+            f"those of worker w modulo {len(workers)}, and all start with the servers' values, without the "
+            f"inner steps since {_since(heads)}"
+        )
+    return found
+
+
+def _since(heads: Sequence[LocalHead]) -> str:
+    """Return from where on the inner steps count that servers may not have."""
+    most = max(head.steps - head.synchronized for head in heads)
+    return f"the last outer step of each table ({most} at most)"

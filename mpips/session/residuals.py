@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +11,15 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint import Manifest
 from mpips.checkpoint.reader import open_checkpoint
-from mpips.checkpoint.residuals import ResidualFolder, restored, unused
+from mpips.checkpoint.residuals import ResidualFolder, Taking, restored, unused
 from mpips.errors import RegionError
+from mpips.model.grouping import Groups
+from mpips.model.placement import Placement
 from mpips.model.table import Table, feedback_tables
 from mpips.recovery.memory import Memory
 from mpips.recovery.saving import Saving
 from mpips.transport.region import Regions
+from mpips.worker.residual_handover import HandoverPart
 from mpips.worker.residuals import Residuals, residual_layout
 
 if TYPE_CHECKING:
@@ -56,22 +60,52 @@ def make_residuals(parts: Parts) -> None:
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
+    parts.notes += notes_of(parts.saving, parts.tables)
     if not feedback_tables(parts.tables):
         return
     c = parts.cluster
     rows = c.agree("making the workers' residuals", lambda: _make(parts), lengthy=True)
+    _connect_handover(parts)
     lost = [(c.name_of(rank), rows[rank]) for rank in c.assignment.workers if rows[rank]]
     for name, n in lost:
         parts.notes.append(
             f"{name} has lost {n} residual{'s' if n > 1 else ''}, which are not on its node: what its "
             "pushes had not sent is missing in the result"
         )
-    if isinstance(parts.saving.origin, Manifest):
-        for table in unused(parts.saving.origin, parts.tables):
-            parts.notes.append(
-                f"table {table!r} has no codec with error feedback now: the residuals in the checkpoint are "
-                "not used"
-            )
+
+
+def _connect_handover(p: Parts) -> None:
+    """Let a worker take part in the handover of its group's residuals. Not collective."""
+    c, part = p.cluster, p.grouped
+    tables = feedback_tables(p.tables).keys() & p.grouped_tables.keys()
+    if part is None or p.residuals is None or p.tree_comm is None or not tables:
+        return
+    top = part.upper or part
+    ranks = tuple(c.assignment.workers[worker] for worker in top.members)
+    handover = HandoverPart(p.tree_comm, ranks, top.number, p.residuals, tables, c.gate.close)
+    p.grouped = replace(part, handover=handover)
+
+
+def _taking(groups: Groups, n_workers: int, grouped: Collection[str]) -> Taking:
+    """Return the workers whose shares of a checkpoint's residuals a worker takes; see `restored`."""
+    leader_of = {worker: min(group) for group in groups for worker in group}
+
+    def taking(table: str, worker: int) -> list[int]:
+        if table not in grouped:
+            return [worker]
+        return [w for w in range(n_workers) if leader_of.get(w, w) == worker]
+
+    return taking
+
+
+def notes_of(saving: Saving, tables: Sequence[Table]) -> list[str]:
+    """Return a sentence for each table whose residuals in the checkpoint the job does not use."""
+    if not isinstance(saving.origin, Manifest):
+        return []
+    return [
+        f"table {table!r} has no codec with error feedback now: the residuals in the checkpoint are not used"
+        for table in unused(saving.origin, tables)
+    ]
 
 
 def _make(parts: Parts) -> int:
@@ -82,7 +116,15 @@ def _make(parts: Parts) -> int:
     p, n_workers = parts, len(parts.cluster.assignment.workers)
     if not p.saving.places:
         p.residuals = _new(
-            p.tables, p.placement, p.regions, p.saving, p.run, worker, n_workers, 2 if p.warm else 1
+            p.tables,
+            p.placement,
+            p.regions,
+            p.saving,
+            p.run,
+            worker,
+            n_workers,
+            2 if p.warm else 1,
+            _taking(p.groups, n_workers, {t.name for t in p.grouped_tables.values()}),
         )
         if p.residuals is not None and p.warm:
             p.residuals.mark(p.generation)
@@ -115,6 +157,7 @@ def _new(
     worker: int,
     n_workers: int,
     halves: int,
+    taking: Taking = lambda table, worker: [worker],
 ) -> Residuals | None:
     """Return new residuals: those of the checkpoint from which the job starts, or zeros."""
     n_bytes = residual_layout(tables, placement, halves)[1]
@@ -126,7 +169,7 @@ def _new(
     values: dict[str, Float32] = {}
     if saving.start is not None:
         with open_checkpoint(saving.start) as checkpoint:
-            values = restored(saving.start, checkpoint.manifest, tables, worker, n_workers)
+            values = restored(saving.start, checkpoint.manifest, tables, worker, n_workers, taking)
     residuals.fill(values)
     return residuals
 

@@ -314,6 +314,8 @@ class Roles:
             p.options.timeout_s,
             tell,
             p.run,
+            p.groups,
+            [table.name for table in p.grouped_tables.values()],
         )
         if scheduler is not None:
             scheduler.join_server(server_part.take)

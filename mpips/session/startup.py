@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from mpi4py import MPI
 
+from mpips.checkpoint import Manifest
+from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
@@ -30,7 +32,7 @@ from mpips.session.grouping import connect_groups
 from mpips.session.held_rows import connect_held_rows
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
-from mpips.session.local_training import connect_local, note_of, reopen
+from mpips.session.local_training import connect_local, notes_of, reopen
 from mpips.session.node_memory import native_rules, node_layout
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
@@ -89,6 +91,7 @@ def start_up(
     prints = _fingerprint(tables, options, groups)
     grouped = grouped_tables(tables) if groups else {}
     rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
+    declared = tables
     local, tables = local_tables(tables), served(tables, len(cluster.assignment.workers))
     warm = warm and run is not None
     if warm:
@@ -135,7 +138,7 @@ def start_up(
         grouped_rows=rows,
     )
     try:
-        _StartUp(parts, plan, prints, initial).connect()
+        _StartUp(parts, plan, prints, initial, declared).connect()
     except MpipsError:
         release(parts, for_good=False)
         raise
@@ -189,9 +192,15 @@ class _StartUp:
     """The steps that fill `Parts`."""
 
     def __init__(
-        self, parts: Parts, plan: SavingPlan, prints: str, initial: InitialValues | None
+        self,
+        parts: Parts,
+        plan: SavingPlan,
+        prints: str,
+        initial: InitialValues | None,
+        declared: Sequence[Table],
     ) -> None:
-        """`prints`: fingerprint of tables and options; `initial`: see `start_up`."""
+        """`prints`: fingerprint of tables and options; `initial`: see `start_up`; `declared`: its tables."""
+        self._declared = declared
         self._initial = initial
         self._parts = parts
         self._plan = plan
@@ -217,12 +226,7 @@ class _StartUp:
         connect_groups(p)
         connect_held_rows(p)
         c.agree("reading the workers' local values", lambda: connect_local(p))
-        if note := p.local and note_of(
-            p.saving.start,
-            p.saving.origin.workers if p.saving.origin else (),
-            len(c.assignment.workers),
-        ):
-            p.notes.append(note)
+        p.notes += self._notes_on_local()
         self._connect_servers()
         staging = self._staging_part if p.partner_bound is None else None
         p.links.open(p.server, p.at, staging, p.oversubscribed)
@@ -280,6 +284,24 @@ class _StartUp:
     def _choose(self) -> Saving:
         self._parts.cluster.arrive("looking for a checkpoint")
         return self._plan.choose()
+
+    def _notes_on_local(self) -> list[str]:
+        """Return what this job does not take from the workers' files of the checkpoint. Collective.
+
+        Also a job without tables under LocalSGD or DiLoCo may start from such a checkpoint.
+        """
+        p, c = self._parts, self._parts.cluster
+        workers = p.saving.origin.workers if isinstance(p.saving.origin, Manifest) else ()
+        if p.saving.start is None or not any(worker.local for worker in workers):
+            return []
+        n_workers, is_first = len(c.assignment.workers), c.rank == c.assignment.workers[0]
+        found = c.agree(
+            "reading the heads of the workers' local values",
+            lambda: (
+                notes_of(p.saving.start, workers, n_workers, self._declared) if is_first else []
+            ),
+        )
+        return list(found[c.assignment.workers[0]])
 
     def _connect_servers(self) -> None:
         """Make a communicator of all servers. Collective over all ranks."""

@@ -9,7 +9,7 @@ the coordinator begins no cut before all servers have sent `Saved`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from mpips.checkpoint.steps import abandon, drive, in_background
 from mpips.checkpoint.structure import hdf5_kind
 from mpips.errors import CheckpointError, DiskFullError, MpipsError
 from mpips.model.best_value import BestValue
+from mpips.model.grouping import Groups
 from mpips.model.placement import Placement
 from mpips.model.table import Table
 from mpips.mpi.messages import (
@@ -87,6 +88,8 @@ class ServerPart:
         timeout_s: float,
         send: Callable[[Message], None],
         run: Supervised | None = None,
+        groups: Groups = (),
+        grouped: Collection[str] = (),
     ) -> None:
         """Prepare the part. Blocks to allocate memory for the copy if there are periodic checkpoints.
 
@@ -101,7 +104,10 @@ class ServerPart:
             timeout_s: Longest wait for other servers, seconds. A cut is given up after half of it.
             send: Sends a message to the coordinator; returns at once.
             run: The supervised run of which this launch is an attempt; None: there is no supervisor.
+            groups: Workers of each group whose updates are summed before they are sent.
+            grouped: Names of the dense tables whose updates groups sum.
         """
+        self._groups, self._grouped = groups, grouped
         self._saving = saving
         self._server = server
         self._placement = placement
@@ -401,5 +407,7 @@ class ServerPart:
             data=saving.data,
             attachments=self._attachments.complete,
             best=self._best,
-            residuals=residuals.ResidualCut(launch, number, self._n_workers, finished),
+            residuals=residuals.ResidualCut.of(
+                launch, number, parts, finished, self._groups, self._grouped
+            ),
         )

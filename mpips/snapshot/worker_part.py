@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from mpips import _native
+from mpips.checkpoint.file_error import FileError
 from mpips.checkpoint.manifest import LocalFile
 from mpips.checkpoint.position import Position, compressed
 from mpips.errors import ConfigError
@@ -307,7 +308,9 @@ class WorkerPart:
             self._control.tell(Waits(self._last_cut, "behind"))
             self._last_cut, self._behind_since = 0, 0.0
 
-    def leave(self, now: int, step: int | None = None) -> None:
+    def leave(
+        self, now: int, step: int | None = None, no_residuals: FileError | None = None
+    ) -> None:
         """Write the worker's last position, which belongs to no cut, and make it ready for any cut.
 
         The worker has finished. The position is the present one and not that of its last tick, because the
@@ -316,10 +319,11 @@ class WorkerPart:
         Args:
             now: The worker's clock at the servers.
             step: Number of clocks that its program has ended; None: `now`.
+            no_residuals: Why the worker could not write its residuals for the last checkpoint; None: it has.
         """
         self._control.cut.finished, self._control.cut.pending = True, None
         self._position.note_tick(now, False, step)
-        self._put_tick(0)
+        self._put_tick(0, no_residuals)
 
     def write_position(self, now: int, step: int | None = None) -> None:
         """Write the position at which the worker continues after the next tick; see mpips.recovery.memory.
@@ -332,10 +336,10 @@ class WorkerPart:
         """
         self._put(0, now + 1, self._position.coming_part(now + 1, step))
 
-    def _put_tick(self, number: int) -> None:
+    def _put_tick(self, number: int, no_residuals: FileError | None = None) -> None:
         """Write the records of a cut with the worker's position at its last tick."""
         local = self._store_local(number) if self._store_local is not None else None
-        self._put(number, self._position.tick, self._position.part(local))
+        self._put(number, self._position.tick, self._position.part(local, no_residuals))
 
     def _put(self, number: int, clock: int, part: bytes) -> None:
         """Write a record into the rings of all servers; `number` is that of the cut, 0 for no cut."""

@@ -79,15 +79,22 @@ def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str
     seconds = max(0.0, now - max(newest.time_s, now - ended.seconds))
     since = "the beginning" if newest.step < 0 else f"step {newest.step}"
     text = (
-        f"about {plural(steps, 'step')} since {since}: at most {plural(steps * n_workers, 'update')} of "
-        f"{plural(n_workers, 'worker')}, {seconds:.1f} s"
+        f"about {plural(steps, 'step')} of {plural(n_workers, 'worker')} since {since}, by the last reports, "
+        f"{seconds:.1f} s"
     )
     return f"nothing if memory survived; else {text}" if is_in_memory(status, newest) else text
 
 
 def is_in_memory(status: Status | None, newest: Newest) -> bool:
-    """Return True if memory had more than the newest checkpoint; whether it survived, servers find out."""
-    return status is not None and status.progress.recoverable > max(newest.step, 0)
+    """Return True if memory had more than the newest checkpoint; whether it survived, servers find out.
+
+    Memory has the clocks of each worker. Those of an asynchronous job may be far apart, so one worker may be
+    beyond the checkpoint when another one has not ended a step.
+    """
+    if status is None:
+        return False
+    progress, saved = status.progress, max(newest.step, 0)
+    return progress.recoverable > saved or (progress.in_memory and progress.step > saved)
 
 
 def origin(start: StartPoint) -> str:

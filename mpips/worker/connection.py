@@ -25,6 +25,7 @@ from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.cut_records import CutRecords
 from mpips.worker.grouped import GroupedTables
+from mpips.worker.last_files import LastFiles
 from mpips.worker.local_tables import LocalPart, LocalTables
 from mpips.worker.replicated_tables import ReplicatedTables
 from mpips.worker.residuals import settled
@@ -138,6 +139,7 @@ class Connection:
             if channel.orders is not None:
                 channel.orders.finish = self.finish_orders
         self._finished = False
+        self._last_files: LastFiles | None = None  # after the end
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
         cuts = CutRecords(self)
@@ -275,9 +277,9 @@ class Connection:
         if self.replicated is not None:
             self.replicated.finish()
         self.control.state = "finishing"
-        if self.residuals is not None:
-            self.residuals.save(LAST)
-        self.snapshot.leave(self.now, self.step)
+        failure = self.residuals.save(LAST) if self.residuals is not None else None
+        self.snapshot.leave(self.now, self.step, failure)
+        self._last_files = LastFiles(self.residuals if failure is not None else None, self.local)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
@@ -388,7 +390,12 @@ class Connection:
         waits.advance_orders(self)
 
     def poll_workers(self) -> None:
-        """Take messages of other workers; after `finish`, too, until the job ends. Cheap."""
+        """Take messages of other workers; after `finish`, too, until the job ends. Cheap.
+
+        After `finish` it also writes files for the last checkpoint that could not be written before.
+        """
+        if self._last_files is not None:
+            self._last_files.try_again()
         self.collectives.poll()
         for shared in self._shared:
             shared.poll()

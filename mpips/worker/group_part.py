@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mpips.model.table import DenseTable
     from mpips.mpi.contributions import Contributions
     from mpips.worker.group_rows import GroupRows
+    from mpips.worker.residual_handover import HandoverPart
     from mpips.worker.row_pulls import SharedRowsPart
 
 
@@ -33,6 +34,7 @@ class GroupPart:
         shared_rows: Rows of servers on other nodes that these workers pull once; None: there are none.
         units: Numbers of the workers of each subgroup, and of other workers alone; (): no subgroups.
         upper: The level of the group, if this one is that of a subgroup.
+        handover: The residuals of the group's sums, in the lowest level of the worker; None: there are none.
     """
 
     tables: Mapping[int, DenseTable]
@@ -48,6 +50,7 @@ class GroupPart:
     shared_rows: SharedRowsPart | None = None
     units: tuple[tuple[int, ...], ...] = ()
     upper: GroupPart | None = None
+    handover: HandoverPart | None = None
 
     def unit_of(self, number: int) -> tuple[int, ...]:
         """Return the numbers of the workers of a worker's subgroup in this level, or its own."""

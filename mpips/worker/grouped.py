@@ -105,6 +105,8 @@ memory fit (mpips.session.startup), and a run keeps its groups when workers move
 The words of the new memory begin with the workers' places: `ticked` and `sent` are the clock of a worker, and
 `finished` is set for one that had ended.
 
+Residuals of codecs belong to the leader, which hands them over at its end: mpips.worker.residual_handover.
+
 Several pushes of a worker to a table in one clock are added up in its own contribution, in their order.
 Nobody reads that before the worker has closed the table in the clock, or ended it.
 """
@@ -125,6 +127,7 @@ from mpips.worker import waits
 from mpips.worker.group_applied import GroupApplied
 from mpips.worker.group_level import WAIT_S, GroupLevel
 from mpips.worker.group_part import GroupPart
+from mpips.worker.residual_handover import ResidualHandover
 from mpips.worker.row_pulls import RowPulls
 
 if TYPE_CHECKING:
@@ -170,6 +173,10 @@ class GroupedTables:
             self.row_pulls = RowPulls(connection, shared, self._own.names, part.reduction, ends)
         self._pushed = [0, 0]  # pushes of this clock, and those of them to tables under BSP
         self._carried = [0, 0]  # pushes that another worker has carried to the servers
+        # Residuals of the group's sums. A worker that has no lower one in the group leads from its start on.
+        self._handover = ResidualHandover(part.handover) if part.handover is not None else None
+        self._has_ended = part.had_finished
+        self._leads_since = False  # True from the first clock that it has led in this launch
         members = part.members if part.upper is None else part.upper.members
         self.applied = GroupApplied(connection, self._top, members)
 
@@ -282,12 +289,30 @@ class GroupedTables:
         if self._has_led(clock) or self._top.leader(clock) != self._top.number:
             self._carried = [a + b for a, b in zip(self._carried, pushed, strict=True)]
             return
+        self._take_over()
         for change in changes:
             change()
         if self._top.rows is not None:
             self._top.rows.push_sums(clock)
         for table, values in self._top.sums(clock):
             self._send[table](values)
+
+    def _take_over(self) -> None:
+        """Take the residuals of the leader before this worker, at the first clock that it leads. Blocks."""
+        handover, is_new = self._handover, not self._leads_since
+        self._leads_since = True
+        if handover is None or not is_new:
+            return
+        handover.begin()
+        waits.polled(
+            self._connection,
+            handover.is_done,
+            "taking over the residuals of its group",
+            lambda: (
+                f"{self._top.names[handover.asked or 0]}, which has led this worker's group, has not sent "
+                "its residuals"
+            ),
+        )
 
     def _pass_sums(self, clock: int) -> None:
         """Wait for the sums of the worker's subgroup, and contribute them if the worker leads it."""
@@ -354,6 +379,7 @@ class GroupedTables:
 
     def finish(self) -> None:
         """Let the group go on without this worker, which has ended its last clock."""
+        self._has_ended = True
         for level in self._levels:
             level.finish()
 
@@ -373,11 +399,20 @@ class GroupedTables:
         """Take messages, and do what can be done now. Does not block."""
         for level in self._levels:
             level.poll()
+        if self._handover is not None and self._has_ended:
+            self._handover.poll()
 
     def settle(self) -> None:
         """Receive and send what is left. Call it when all workers have finished. Blocks."""
         for level in self._levels:
             level.settle()
+        if (handover := self._handover) is not None:
+            waits.polled(
+                self._connection,
+                lambda: handover.is_idle,
+                "ending",
+                lambda: "another worker of this worker's group has not received residuals",
+            )
 
     def late(self) -> str:
         """Return the message of a wait in the end of a clock, with the worker of the group that is late."""

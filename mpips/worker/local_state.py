@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native, kernels
+from mpips.checkpoint.file_error import FileError
 from mpips.checkpoint.manifest import LocalFile
 from mpips.errors import CheckpointError, ConfigError
+from mpips.model.local_sgd import mix_of
 from mpips.model.optimizer import Optimizer
 from mpips.model.optimizer import from_config as optimizer_from_config
-from mpips.model.served import times_of
+from mpips.model.served import fragments_of, local_of, times_of
 from mpips.model.table import DenseTable
 
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 BASE = "base"
+ALL_TABLES = -1  # in place of a fragment
 _LINE = 64
 _MARK_BYTES = _LINE  # an image's mark: clock + 1 of its state as uint64; 0: it is not complete
 _HEAD_BYTES = 1024  # of the head, without what each table adds
@@ -53,6 +57,10 @@ class LocalTableHead(msgspec.Struct, frozen=True):
         states: Names of the states of its inner rule; then "base" if outer steps are asynchronous.
         updates: Number of updates that the worker has applied.
         rule: The inner rule with the hyperparameters in force, as of `Optimizer.to_config`.
+        pending: True if the new values of the table's last outer step are not taken yet. A job that starts
+            from a checkpoint may have other fragments. None in images of earlier versions, which have the
+            number of the fragment alone.
+        mix: Share of the worker's own values when they are taken.
     """
 
     name: str
@@ -60,6 +68,8 @@ class LocalTableHead(msgspec.Struct, frozen=True):
     states: tuple[str, ...]
     updates: int
     rule: dict[str, Any]
+    pending: bool | None = None
+    mix: float = 0.0
 
 
 class LocalHead(msgspec.Struct, frozen=True):
@@ -69,10 +79,12 @@ class LocalHead(msgspec.Struct, frozen=True):
         steps: Inner steps of the worker since its clocks were 0.
         period: Those of the current period.
         synchronized: `steps` at the newest outer step of all tables together.
-        pending: Fragment whose new values are not taken yet; -1: all tables; None: none.
+        pending: Fragment whose new values are not taken yet; -1: all tables; None: none. Fragments are those
+            of the job that has written the image.
         due: `steps` at which they are taken.
         length: Inner steps of the current period; 0: as the job declares.
         tables: All tables, in the order of the job.
+        is_new: The worker has not begun: at its first use it takes its values from the servers.
     """
 
     steps: int = 0
@@ -82,6 +94,13 @@ class LocalHead(msgspec.Struct, frozen=True):
     due: int = 0
     length: int = 0
     tables: tuple[LocalTableHead, ...] = ()
+    is_new: bool = False
+
+    def counted_anew(self) -> LocalHead:
+        """Return the head of the same state in a job whose clocks begin at 0 there."""
+        return msgspec.structs.replace(
+            self, steps=0, synchronized=self.synchronized - self.steps, due=self.due - self.steps
+        )
 
 
 @dataclass
@@ -95,6 +114,8 @@ class LocalState:
         updates: Number of updates that the worker has applied.
         rule: The rule with the hyperparameters in force.
         base: Asynchronous: the servers' values that the worker had last, shape (n,); else None.
+        pending: True if the new values of the last outer step are not taken yet.
+        mix: Share of the worker's own values when these are taken.
     """
 
     table: DenseTable
@@ -103,6 +124,8 @@ class LocalState:
     updates: int
     rule: Optimizer
     base: Float32 | None = None
+    pending: bool = False
+    mix: float = 0.0
     _native: tuple[Optimizer, _native.OptimizerConfig] | None = None
 
     @classmethod
@@ -136,7 +159,9 @@ class LocalState:
         """Return the description of the table."""
         t = self.table
         names = (*self.rule.state_names, *([] if self.base is None else [BASE]))
-        return LocalTableHead(t.name, t.n_elements, names, self.updates, self.rule.to_config())
+        return LocalTableHead(
+            t.name, t.n_elements, names, self.updates, self.rule.to_config(), self.pending, self.mix
+        )
 
 
 def image_bytes(tables: Sequence[DenseTable]) -> int:
@@ -193,6 +218,22 @@ def read_head(image: Bytes) -> LocalHead:
         raise CheckpointError(f"the local values of a worker cannot be read: {error}") from None
 
 
+def read_head_of(path: Path) -> LocalHead:
+    """Return the head of a worker's file. Blocks.
+
+    Raises:
+        CheckpointError: The file cannot be read, or has no head.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.read(8)
+            n = int.from_bytes(first, "little")
+            image = first + file.read(min(n, path.stat().st_size))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    return read_head(np.frombuffer(image.ljust(8, b"\0"), np.uint8))
+
+
 def load(image: Bytes, states: Sequence[LocalState], keeps_rules: bool) -> LocalHead:
     """Copy values and states of an image into `states`, and return its head.
 
@@ -208,6 +249,8 @@ def load(image: Bytes, states: Sequence[LocalState], keeps_rules: bool) -> Local
     head = read_head(image)
     at = _head_bytes(table.name for table in head.tables)
     there = {table.name: table for table in head.tables}
+    numbers = fragments_of(dict(enumerate(state.table for state in states)))
+    fragments = {state.table.name: numbers[i] for i, state in enumerate(states)}
     offsets = {}
     for table in head.tables:
         offsets[table.name] = at
@@ -233,7 +276,12 @@ def load(image: Bytes, states: Sequence[LocalState], keeps_rules: bool) -> Local
         for array in state.arrays:
             array[:] = image[at : at + array.nbytes].view("<f4")
             at += _padded(array.nbytes)
-        state.updates = found.updates
+        state.updates, state.mix = found.updates, found.mix
+        if found.pending is None:
+            state.pending = head.pending in (ALL_TABLES, fragments[state.table.name])
+            state.mix = mix_of(local_of(state.table))
+        else:
+            state.pending = found.pending
         if keeps_rules:
             rule = optimizer_from_config(found.rule)
             assert isinstance(rule, Optimizer)
@@ -274,20 +322,28 @@ class LocalMemory:
 def write_file(folder: Path, name: str, head: LocalHead, states: Sequence[LocalState]) -> LocalFile:
     """Write an image as a file of the folder of checkpoints, durably. Blocks.
 
+    The file gets its name when it is complete: a checkpoint may have a link to an earlier one of this name.
+
     Returns:
-        The description of the file, or of the failure.
+        The description of the file, with the failure if it could not be written; there is none then.
     """
-    path, total, n_bytes = folder / name, _native.Xxh3(), 0
+    path, new, total, n_bytes = folder / name, folder / f"{name}.new", _native.Xxh3(), 0
+    for piece in pieces(head, states):
+        total.update(piece)
+        n_bytes += len(piece)
+    described = LocalFile(name, n_bytes, f"{total.digest():016x}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
+        with new.open("wb") as file:
             for piece in pieces(head, states):
-                total.update(piece)
                 file.write(piece.data)
-                n_bytes += len(piece)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(new, path)
     except OSError as error:
-        path.unlink(missing_ok=True)
-        return LocalFile(error=f"{path}: {error.strerror}")
-    return LocalFile(name, n_bytes, f"{total.digest():016x}")
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        failure = FileError.of(error)
+        text = f"{path}: {error.strerror or failure.text}"
+        return msgspec.structs.replace(described, error=text, is_full=failure.is_full)
+    return described

@@ -11,7 +11,12 @@ values, the values of the servers that it had last (the base), and the state of 
 
 `synchronize` is an outer step of all tables at once, and a new period begins.
 
-Restarts. The state between an outer step and its settling is an image (mpips.worker.local_state). A worker
+Restarts. The state between an outer step and its settling is an image (mpips.worker.local_state). A job that
+starts from a checkpoint may have other steps, fragments and delays than the one that wrote the images. Their
+fragments are not those of the job, so an image names each table whose outer step is not settled. These tables
+are settled before the job's first outer step, as the old job would have mixed them: what a worker pushes
+counts from values of the servers that contain its earlier outer steps. All other tables have their own inner
+steps since their last outer step, which the next one pushes, whichever fragment they are in. A worker
 that continues in memory starts from the image of its clock and repeats the inner steps up to the next outer
 step. If it had ended that step before, the image of the next clock is there: then its content replaces what
 the repetition has computed, since servers may have had newer values during the repetition, and have the push
@@ -47,6 +52,7 @@ from mpips.model.optimizer import Optimizer
 from mpips.model.served import fragments_of, local_of, times_of
 from mpips.model.table import DenseTable
 from mpips.worker.local_state import (
+    ALL_TABLES,
     Bytes,
     LocalHead,
     LocalMemory,
@@ -62,7 +68,6 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 
-_ALL = -1  # in place of a fragment: all tables
 _CHUNK = 1 << 16  # values that are mixed at a time, so that they stay in the caches
 
 
@@ -97,7 +102,7 @@ class _Table:
         gradient: Sum of the pushes since the last clock; then memory for differences.
         handle: The table on the servers.
         fragment: Its fragment.
-        mix: Share of the worker's own values when new ones come.
+        mix: Share of the worker's own values when those of an outer step of this job come.
         n_pushes: Pushes since the last clock.
     """
 
@@ -117,6 +122,7 @@ class LocalTables:
     Attributes:
         steps: Inner steps of the worker since its clocks were 0.
         pace: The worker's speed, which decides the inner steps of a period with steps_by_speed.
+        lacks_last: The file of the worker's end could not be written.
     """
 
     connection: Connection
@@ -125,6 +131,7 @@ class LocalTables:
     _tables: dict[int, _Table] = field(default_factory=dict)
     _handles: dict[int, DenseHandle] = field(default_factory=dict)
     _is_averaged: bool = False
+    lacks_last: bool = False
 
     def __post_init__(self) -> None:
         """Take the times of outer steps; `steps` is that of the start."""
@@ -134,7 +141,8 @@ class LocalTables:
         self.pace = Pace(self.connection, self._declared)
         self._period = 0  # inner steps of the current period
         self._synchronized = 0  # `steps` at the newest outer step of all tables together
-        self._pending: int | None = None  # fragment whose new values are not taken yet, or _ALL
+        # Fragment whose new values are not taken yet, or ALL_TABLES; each of its tables has state.pending.
+        self._pending: int | None = None
         self._due = 0  # `steps` at which they are taken
         self._name = f"{PREFIX}{secrets.token_hex(6)}"
         self._files: list[str] = []  # of this worker in the folder of checkpoints, the newest last
@@ -234,21 +242,22 @@ class LocalTables:
         self._due = self.steps
         if self._synchronized == self.steps:
             # All differences are pushed, but new values may not be taken yet.
-            self._pending = None if self._pending is None else _ALL
+            self._pending = None if self._pending is None else ALL_TABLES
             return False
         # The differences count from the newest values.
         self._settle()
-        self._push_differences(_ALL, 0)
+        self._push_differences(ALL_TABLES, 0)
         self._period = 0
         return True
 
     def _push_differences(self, fragment: int, delay: int) -> None:
         for table in self._tables.values():
-            if fragment in (_ALL, table.fragment):
+            if fragment in (ALL_TABLES, table.fragment):
                 np.subtract(table.base, table.state.values, out=table.gradient)
                 table.handle.push(table.gradient.reshape(table.handle.shape))
+                table.state.pending, table.state.mix = True, table.mix
         self._pending, self._due = fragment, self.steps + delay
-        if fragment == _ALL or self._times.fragments == 1:
+        if fragment == ALL_TABLES or self._times.fragments == 1:
             self._synchronized = self.steps
 
     def _settle(self) -> None:
@@ -261,9 +270,11 @@ class LocalTables:
             self.connection.keep_pace(self._times.bound)
         fragment, self._pending = self._pending, None
         for table in self._tables.values():
-            if fragment in (_ALL, table.fragment):
+            state = table.state
+            if state.pending:
                 self._pull(table, fragment)
-                _mix(table.state.values, table.base, 0.0 if fragment == _ALL else table.mix)
+                _mix(state.values, table.base, 0.0 if fragment == ALL_TABLES else state.mix)
+                state.pending = False
         if self._declared.by_speed:
             self.pace.begin(self.steps)
 
@@ -271,7 +282,7 @@ class LocalTables:
         try:
             table.handle.pull(table.base.reshape(table.handle.shape))
         except StallError as error:
-            if fragment != _ALL:
+            if fragment != ALL_TABLES:
                 raise
             raise StallError(
                 f"{error}; after synchronize: a worker without a clock since its last outer step sends "
@@ -279,7 +290,10 @@ class LocalTables:
             ) from None
 
     def _begin(self) -> None:
-        """Make the tables at the first use, from the image or from the servers' values. Blocks then."""
+        """Make the tables at the first use, from the image or from the servers' values. Blocks then.
+
+        The persistent memory of a new job has an image of clock 0 already (mpips.session.local_training).
+        """
         if self._tables:
             return
         part = self.part
@@ -287,36 +301,51 @@ class LocalTables:
         head = LocalHead()
         if part.image is not None:
             head = load(part.image, list(states.values()), part.is_warm)
+        is_own = part.image is not None and part.is_own and not head.is_new
         for i, table in part.tables.items():
             gradient, stored = np.zeros(table.n_elements, np.float32), states[i].base
             base = np.zeros_like(gradient) if stored is None else stored
             mix = mix_of(local_of(table))
             handle = self._handles[i]
             # The image of this worker has the base of asynchronous outer steps.
-            if stored is None or part.image is None or not part.is_own:
+            if stored is None or not is_own:
                 handle.pull(base.reshape(handle.shape))
-            if part.image is None or not part.is_own:
+            if not is_own:
                 np.copyto(states[i].values, base)
+                states[i].pending = False
             self._tables[i] = _Table(states[i], base, gradient, handle, self._fragments[i], mix)
-        if part.is_own:
+        if is_own:
             self._restore(head, part.is_warm)
         if self._declared.by_speed:
             self.pace.begin(self.steps)
         # The image of a checkpoint takes as much memory as all tables.
         self.part = replace(part, image=None)
-        if part.memory is not None and not part.is_warm:
-            self.store(0)
 
     def _restore(self, head: LocalHead, counts: bool) -> None:
-        """Take the times of a head. `counts`: clocks count on; else they begin at 0."""
+        """Take the times of a head whose tables are loaded.
+
+        Args:
+            head: The head.
+            counts: Clocks count on; else they begin at 0.
+        """
         before = 0 if counts else head.steps
         self.steps = head.steps - before
         if self._declared.by_speed and head.length:
-            self._set_length(min(head.length, self._declared.steps))
+            least, most = self._declared.fragments, self._declared.steps
+            self._set_length(max(least, min(head.length, most)))
         # A checkpoint may be of longer periods.
         self._period = min(head.period, self._times.steps - 1)
-        self._pending = head.pending
+        is_pending = any(table.state.pending for table in self._tables.values())
+        self._pending = head.pending if is_pending else None
         self._synchronized, self._due = head.synchronized - before, head.due - before
+        # No effect in a job with the times of the image.
+        self._due = min(self._due, self.steps + min(self._times.delay, self._steps_before_outer))
+
+    @property
+    def _steps_before_outer(self) -> int:
+        """Inner steps that come before the one with the next outer step, 0 or more."""
+        first = self._period + 1
+        return next(n for n in range(self._times.steps) if self._times.ended(first + n) is not None)
 
     def store(self, clock: int) -> None:
         """Write the image of a clock to persistent memory, or take the one that is there; see the module."""
@@ -343,8 +372,19 @@ class LocalTables:
             (self.part.folder / name).unlink(missing_ok=True)
         name = f"{self._name}-{number}-{self.connection.index}"
         found = write_file(self.part.folder, name, self._head(), self._states)
-        self._files = [*self._files[-1:], *([name] if found.name else [])]
+        self._files = [*self._files[-1:], name]
+        self.lacks_last = bool(found.error) and not number
         return found
+
+    def write_last(self) -> bool:
+        """Write the file of the end again, which could not be written before; return True if it is there.
+
+        Values and states are those of the first time: the worker has made no step since.
+        """
+        assert self.part.folder is not None
+        found = write_file(self.part.folder, self._files[-1], self._head(), self._states)
+        self.lacks_last = bool(found.error)
+        return not self.lacks_last
 
     def _head(self) -> LocalHead:
         length = self._times.steps if self._declared.by_speed else 0

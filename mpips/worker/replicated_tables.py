@@ -136,9 +136,12 @@ class ReplicatedTables:
             self._contributions.rule(table, self._reduction.clock, raw)
 
     def tick(self) -> None:
-        """End the worker's clock; do what can be done now.
+        """End the worker's clock; do what can be done now. Blocks where the memory outlives the launch.
 
-        Blocks for a comparison of copies, and where the memory outlives the launch.
+        Servers have not got this worker's tick yet. So nothing here may wait for another worker to end this
+        clock: that worker may wait for a pull of rows behind a push of rows, which a server takes under BSP
+        only after the ticks of lower workers. It waits for the end of earlier clocks (`_may_end`), and for
+        messages that other workers take during their waits, too (`_has_arrived`).
 
         Raises:
             ReplayMismatch: The worker repeats the clock with other pushes than before.
@@ -150,10 +153,8 @@ class ReplicatedTables:
         self._reduction.tick()
         if _native.FAULTS:
             _native.fault_point("summed-clock")
-        if self._contributions is not None:
-            if not repeats:
-                self._contributions.tick(clock)
-            self._compare(clock + 1)
+        if self._contributions is not None and not repeats:
+            self._contributions.tick(clock)
         self.poll()
         if self._durable and self._contributions is not None:
             self._wait_for(self._has_arrived, "sending replicated tables")
@@ -168,9 +169,22 @@ class ReplicatedTables:
         return self._contributions.is_received
 
     def note_ticked(self) -> None:
-        """Note that the worker's ticks are sent to all servers. Does not block."""
-        if not self._durable:
-            return
+        """Note that the worker's ticks are sent to all servers. Blocks for a comparison of copies.
+
+        The comparison waits for the end of this clock by all workers. Each of them comes to it: within the
+        clock it waits for records of its own behind this worker's tick, which is sent, and in the end of the
+        clock it compares only when its own ticks are sent, too.
+
+        Raises:
+            StallError: A worker was late for the job's timeout; the message names it.
+        """
+        if self._durable:
+            self._ask_servers()
+        if self._contributions is not None:
+            self._compare(self._reduction.clock)
+
+    def _ask_servers(self) -> None:
+        """Begin to ask all servers to confirm the worker's last tick. Does not block."""
         self._unconfirmed = {}
         for server, channel in enumerate(self._connection.channels):
             self._unconfirmed[server] = channel.writer.next_sequence

@@ -56,6 +56,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.checkpoint.file_error import FileError
 from mpips.checkpoint.residuals import ResidualFolder
 from mpips.errors import MpipsError
 from mpips.model.codec import Biased, OneBit, SharedInt8
@@ -126,6 +127,9 @@ class Residuals:
         self._folder = folder
         self._head = memory.view(0, _HEAD_BYTES, True).view(np.uint64)
         self.lost = 0
+        # Residuals that were lost, by table and server; those of the group's leader before; see `owe`.
+        self._lost: set[tuple[int, int]] = set()
+        self._owed: dict[tuple[int, int], Float32] = {}
         self._feedback = {
             (span.table, span.server): _feedback(memory, span, self._tables[span.table], halves)
             for span in self._spans
@@ -173,11 +177,43 @@ class Residuals:
         Args:
             next_records: Number of the worker's next record at each server.
         """
-        self.lost = sum(
-            not feedback.settle(next_records[server])
-            for (_, server), feedback in self._feedback.items()
-        )
+        self._lost = {
+            key
+            for key, feedback in self._feedback.items()
+            if not feedback.settle(next_records[key[1]])
+        }
+        self.lost = len(self._lost)
         return self.lost
+
+    @property
+    def spans(self) -> Sequence[ResidualSpan]:
+        """The place of each residual."""
+        return self._spans
+
+    def has_pushed(self, index: int, server: int) -> bool:
+        """Return True if the worker has pushed to a part of a table, or if its residual is lost."""
+        key = index, server
+        return self._feedback[key].pushed > 0 or key in self._lost
+
+    def part(self, index: int, server: int) -> Float32:
+        """Return a copy of the residual of a part of a table, without what the worker owes."""
+        return np.array(self._feedback[index, server].residual, np.float32)
+
+    def owe(self, index: int, server: int, values: Float32) -> None:
+        """Add residuals of another worker to a part of a table; the next encoded push to it has them, too.
+
+        See mpips.worker.residual_handover.
+        """
+        before = self._owed.get((index, server))
+        self._owed[index, server] = values if before is None else before + values
+
+    def owed(self, index: int, server: int) -> Float32 | None:
+        """Return what the next encoded push to a part of a table adds to its update; None: nothing."""
+        return self._owed.get((index, server))
+
+    def note_paid(self, index: int, server: int) -> None:
+        """Note that a push has contained what was owed for a part of a table."""
+        self._owed.pop((index, server), None)
 
     def feedback(self, index: int, server: int) -> _native.Feedback:
         """Return the residual of a table at a server."""
@@ -206,16 +242,17 @@ class Residuals:
         for span in self._spans:
             if span.table in chosen:
                 target = found[chosen[span.table].name]
-                target[span.start : span.stop] = self._feedback[span.table, span.server].residual
+                part = self._feedback[span.table, span.server].residual
+                owed = self.owed(span.table, span.server)
+                target[span.start : span.stop] = part if owed is None else part + owed
         return found
 
-    def save(self, number: int) -> None:
+    def save(self, number: int) -> FileError | None:
         """Write the residuals for cut `number`, 0 for the end of the job. Blocks for the file system.
 
-        A failure is not raised here: the checkpoint then lacks the file, and is not published.
+        A failure is not raised but returned: the checkpoint lacks the file, and is not published.
         """
-        if self._folder is not None:
-            self._folder.write(number, self.values())
+        return self._folder.write(number, self.values()) if self._folder is not None else None
 
 
 def _feedback(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from playing import SIZE, Session, noise, workers_with
 
+import mpips
 from mpips import BSP, Adam, DenseTable, Replicated, Worker
 from mpips.checkpoint import list_checkpoints, open_checkpoint
 from mpips.errors import RegionError
@@ -112,6 +113,29 @@ def test_a_worker_that_cannot_share_memory_is_a_node_of_its_own(
 
     played = session(main, both(check_every=2), servers=1)
     assert played.values == [[]] * workers_with(1)
+
+
+@pytest.mark.mpi(min_size=4)
+def test_copies_are_compared_beside_pulls_behind_pushes_of_rows(session: Session) -> None:
+    """A server takes rows of worker 1 after the tick of worker 0, which then waits for no other worker."""
+
+    def main(worker: Worker) -> float:
+        dense, pushed, pulled = (worker.table(name) for name in "dab")
+        for clock in range(CLOCKS):
+            dense.push(np.ones(8, np.float32))
+            pushed.push(np.arange(5), np.ones((5, 2), np.float32))
+            assert (pulled.pull(np.arange(5)) == 0).all(), clock
+            worker.clock()
+        return float(dense.pull()[0] + pushed.pull(np.arange(5)).sum())
+
+    rule = mpips.SGD(1.0)
+    tables = [
+        DenseTable("d", (8,), rule, init="zeros", placement=Replicated(check_every=3)),
+        mpips.EmbeddingTable("a", 2, rule, init="zeros"),
+        mpips.EmbeddingTable("b", 2, rule, init="zeros"),
+    ]
+    played = session(main, tables, servers=1, transport="p2p", timeout_s=20.0)
+    assert played.values == [-11.0 * CLOCKS] * workers_with(1)
 
 
 def assert_equal_copies(paths: Sequence[Path]) -> None:

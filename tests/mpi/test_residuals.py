@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,3 +152,120 @@ def test_groups_that_change_between_launches_lose_nothing_of_a_residual(
                 assert np.allclose(values - kept, -given[name], rtol=1e-5, atol=1e-3)
             else:
                 assert (values - kept == -given[name]).all()
+
+
+@dataclass
+class Launch:
+    """One launch of a chain: servers, groups, and the clocks at which workers end, by worker."""
+
+    servers: int
+    topology: Any
+    ends: list[int]
+
+
+def _chains() -> list[list[Launch]]:
+    """Return chains of launches for this number of ranks, by seed; the last launch of each pushes zeros."""
+    found = []
+    for seed in range(4):
+        random = np.random.default_rng([seed, SIZE])
+        chain = []
+        for _ in range(3):
+            servers = int(random.integers(1, max(2, SIZE - 2)))
+            n = workers_with(servers)
+            order = [int(w) for w in random.permutation(n)]
+            listed: list[Any] = [order[: int(random.integers(2, n + 1))]] if n > 1 else []
+            if n > 2 and random.random() < 0.5:
+                listed = [[order[:2], *order[2:]]]
+            topology = listed if listed and random.random() < 0.8 else "flat"
+            chain.append(Launch(servers, topology, [int(e) for e in random.integers(0, 5, n)]))
+        found.append(chain)
+    return found
+
+
+@pytest.mark.skipif(SIZE < 4, reason="there is one worker")
+@pytest.mark.parametrize("chain", _chains(), ids=lambda chain: f"{len(chain)}-launches")
+def test_chains_of_jobs_with_other_groups_and_uneven_ends_send_everything(
+    session: Session, folder: Path, chain: list[Launch]
+) -> None:
+    """Each checkpoint has every update, in its values or in one residual; at the end all are sent.
+
+    Worker w pushes whole numbers at each of its clocks. The last launch of a chain pushes zeros, until TopK
+    must have sent all that any pushing worker held.
+    """
+    n_values, given = 60, np.zeros(60)
+    table = DenseTable(
+        "t", (n_values,), mpips.SGD(1.0), BSP("sum"), init="zeros", compression=mpips.TopK(0.1)
+    )
+    last = Launch(1, [list(range(workers_with(1)))], [40 + w for w in range(workers_with(1))])
+    for number, launch in enumerate([*chain, last]):
+        is_last = launch is last
+
+        def main(worker: Worker, number: int = number, launch: Launch = launch) -> None:
+            handle = worker.table("t")
+            for clock in range(launch.ends[worker.index]):
+                update = counts(worker.index, 10 * number + clock, n_values)
+                handle.push(np.zeros_like(update) if launch is last else update)
+                worker.set_cursor({"clock": clock})
+                worker.clock()
+
+        played = session(
+            main,
+            [table],
+            servers=launch.servers,
+            topology=launch.topology,
+            save=folder,
+            timeout_s=30.0,
+        )
+        assert len(played.values) == len(launch.ends)
+        for w, end in enumerate(launch.ends if not is_last else ()):
+            given += sum(counts(w, 10 * number + clock, n_values) for clock in range(end))
+        found = find_newest(folder).checkpoint
+        assert found is not None
+        with open_checkpoint(found.path) as checkpoint:
+            values = checkpoint.read_dense("t")[0].astype(float)
+            entry = checkpoint.manifest.residuals
+            assert entry is not None
+            held = [
+                read_file(checkpoint.path, entry, w)["t"].astype(float)
+                for w in range(len(launch.ends))
+            ]
+        assert (values - sum(held) == -given).all(), (number, launch)
+        if is_last:
+            assert not np.any(held)
+            assert (values == -given).all()
+
+
+@pytest.mark.skipif(SIZE < 4, reason="there is one worker")
+@pytest.mark.parametrize("codec", [mpips.TopK(0.05), mpips.SharedInt8(16)], ids=["topk", "shared"])
+@pytest.mark.parametrize("subgroups", [False, True])
+def test_the_residuals_of_a_leader_that_ends_first_are_sent_by_the_next_one(
+    session: Session, transport: str, codec: Any, subgroups: bool
+) -> None:
+    """Leaders end one after the other; the table is pushed again some clocks after the second one's end."""
+    workers, n_values, scale = workers_with(1), 100, 1000.0
+    everyone = list(range(workers))
+    topology = [[everyone[:2], *everyone[2:]]] if subgroups and workers > 2 else [everyone]
+    table = DenseTable(
+        "t", (n_values,), mpips.SGD(1.0), BSP("sum"), init="zeros", compression=codec
+    )
+
+    def main(worker: Worker) -> Any:
+        handle, is_last = worker.table("t"), worker.index == workers - 1
+        for clock in range(3 + worker.index + 60 * is_last):
+            if clock < 3:
+                handle.push((1 + worker.index) * scale * counts(7, clock, n_values))
+            elif clock > 2 + workers:
+                handle.push(np.zeros(n_values, np.float32))
+            worker.clock()
+        return (handle.pull(), handle.residual()) if is_last else None
+
+    played = session(main, [table], servers=1, topology=topology, transport=transport)
+    given = (
+        sum(1 + w for w in range(workers)) * scale * sum(counts(7, c, n_values) for c in range(3))
+    )
+    values, left = played.values[-1]
+    if isinstance(codec, mpips.TopK):
+        assert not np.any(left)
+        assert (values == -given).all()
+    else:
+        assert np.abs(values - left + given).max() <= 1e-3 * np.abs(given).max()

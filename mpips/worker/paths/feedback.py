@@ -32,7 +32,17 @@ class FeedbackPath(CodecPath):
         """See CodecPath.push. Waits until the server has the push before, too."""
         # It must survive the worker: its residual is the only one that stays valid meanwhile.
         self._connection.arrivals.wait_for(self.server, self._feedback.pushed)
-        return super().push(update, random_key)
+        residuals = self._connection.residuals
+        assert residuals is not None
+        owed = residuals.owed(self._index, self.server)
+        if owed is None:
+            return super().push(update, random_key)
+        part = slice(self._part.start, self._part.stop)
+        update = update.copy()
+        update[part] += owed
+        end = super().push(update, random_key)
+        residuals.note_paid(self._index, self.server)
+        return end
 
     def _write(
         self, writer: _native.RingWriter, update: Float32, random_key: int, done: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -9,13 +11,16 @@ import numpy as np
 import pytest
 
 from mpips.checkpoint import residuals
+from mpips.checkpoint.agreement import is_disk_full
+from mpips.checkpoint.file_error import FileError
 from mpips.checkpoint.manifest import Manifest
 from mpips.checkpoint.residual_entry import ResidualEntry
 from mpips.checkpoint.shards import ManifestHead
-from mpips.errors import CheckpointError
+from mpips.errors import CheckpointError, DiskFullError
 from mpips.model.codec import OneBit, TopK
 from mpips.model.consistency import ASP, BSP, Consistency
 from mpips.model.table import DenseTable
+from mpips.session.residuals import _taking
 
 CUT = residuals.ResidualCut(launch=2, number=5, n_workers=3)
 
@@ -46,6 +51,12 @@ def collected(folder: Path, cut: residuals.ResidualCut = CUT) -> ResidualEntry:
     target.mkdir()
     entry = residuals.collect(folder, target, ManifestHead("r", 0, 1, 0.0, tables(), residuals=cut))
     assert entry is not None
+    # A try that is not published leaves the files for the next one.
+    (folder / "again").mkdir()
+    head = ManifestHead("r", 0, 1, 0.0, tables(), residuals=cut)
+    assert residuals.collect(folder, folder / "again", head) == entry
+    shutil.rmtree(folder / "again")
+    residuals.remove(folder, cut)
     return entry
 
 
@@ -91,6 +102,82 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / ".residual-2-5-1.new").mkdir()
     residuals.ResidualFolder(tmp_path, 2, 1).write(5, values(1))
     assert not (tmp_path / ".residual-2-5-1").exists()
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_full_disk_at_a_worker_is_a_full_disk_until_the_file_is_there(
+    tmp_path: Path, is_full: bool
+) -> None:
+    """The worker tries again; an error of another kind with such a text in it is no full disk."""
+    written(tmp_path, residuals.ResidualCut(2, residuals.LAST, 3), workers=2)
+    error = FileError.of(
+        OSError(errno.ENOSPC if is_full else errno.EIO, "", "No space left on device")
+    )
+    cut = residuals.ResidualCut(2, residuals.LAST, 3, frozenset(range(3)), errors={2: error})
+    (tmp_path / "first").mkdir()
+    with pytest.raises(CheckpointError, match="worker 2 could not write its residuals") as raised:
+        residuals.collect(
+            tmp_path, tmp_path / "first", ManifestHead("r", 0, 1, 0.0, tables(), residuals=cut)
+        )
+    assert isinstance(raised.value, DiskFullError) == is_full == is_disk_full(raised.value)
+    assert residuals.ResidualFolder(tmp_path, 2, 2).write(residuals.LAST, values(2)) is None
+    found = residuals.read_file(tmp_path / "new", collected(tmp_path, cut), 2)
+    assert (found["a"] == values(2)["a"]).all()
+
+
+@pytest.mark.parametrize(
+    ("groups", "clocks", "finished", "expected"),
+    [
+        ([[0, 1, 2]], [4, 4, 4], [0], []),  # the next leader has not ended clock 4
+        ([[0, 1, 2]], [4, 5, 5], [0], [0]),
+        ([[0, 1, 2]], [4, 4, 5], [0, 1], [0, 1]),
+        ([[0, 1, 2]], [4, 4, 4], [0, 1, 2], []),
+        ([[0, 1, 2]], [4, 7, 6], [0, 1, 2], [0, 2]),
+        ([[0, 2]], [4, 9, 4], [0], []),
+        ([], [4, 9, 9], [0], []),
+    ],
+)
+def test_residuals_of_a_finished_leader_are_in_one_file(
+    tmp_path: Path,
+    groups: list[list[int]],
+    clocks: list[int],
+    finished: list[int],
+    expected: list[int],
+) -> None:
+    assert residuals.handed_over(groups, clocks, finished) == set(expected)
+    written(tmp_path, residuals.ResidualCut(2, residuals.LAST, 3))
+    cut = residuals.ResidualCut(
+        2, residuals.LAST, 3, frozenset(finished), frozenset(expected), frozenset({"a"})
+    )
+    entry = collected(tmp_path, cut)
+    for worker in range(3):
+        found = residuals.read_file(tmp_path / "new", entry, worker)
+        assert (found["a"] == (0 if worker in expected else values(worker)["a"])).all()
+        assert (found["b"] == values(worker)["b"]).all()
+    assert list(residuals.damage(tmp_path / "new", manifest(entry))) == []
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "groups", [(), ((0, 1),), ((1, 2),), ((0, 2), (1, 3, 4)), ((0, 1, 2, 3, 4),)]
+)
+def test_the_leader_of_a_group_takes_the_residuals_of_its_workers(
+    tmp_path: Path, n_workers: int, groups: tuple[tuple[int, ...], ...]
+) -> None:
+    groups = tuple(group for group in groups if max(group) < n_workers)
+    written(tmp_path)
+    described, path = manifest(collected(tmp_path)), tmp_path / "new"
+    taking = _taking(groups, n_workers, {"a"})
+    found = [
+        residuals.restored(path, described, tables(), worker, n_workers, taking)
+        for worker in range(n_workers)
+    ]
+    for name in ("a", "b"):
+        assert (
+            sum(f[name] for f in found if name in f) == sum(values(w)[name] for w in range(3))
+        ).all()
+    led = {worker for group in groups for worker in group[1:]}
+    assert all("a" not in found[worker] for worker in led)
 
 
 def test_damage_is_found(tmp_path: Path) -> None:

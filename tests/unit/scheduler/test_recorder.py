@@ -82,6 +82,7 @@ def test_what_memory_would_bring_back_is_the_least_step_of_all_workers(run: Supe
         assert status is not None
         found.append(status.progress.recoverable)
     assert found == [38, 38, 43]
+    assert status.progress.in_memory
 
 
 def test_the_supervisor_sees_a_scheduler_whose_disk_is_full(

@@ -9,7 +9,7 @@ import pytest
 
 from mpips import Adam, CheckpointError, DenseTable, LocalSGD, RegionError
 from mpips.checkpoint.manifest import WorkerState
-from mpips.session.local_training import note_of, reopen, start_image
+from mpips.session.local_training import notes_of, reopen, start_image, write_first
 from mpips.transport.region import Regions, new_token, persistent
 from mpips.worker.local_state import (
     LocalHead,
@@ -53,7 +53,8 @@ def test_other_numbers_of_workers_share_the_stored_states(tmp_path: Path) -> Non
                 [10.0 * source + i] * N for i in range(3)
             ]
             assert found.updates == 10 * source
-        assert bool(note_of(tmp_path, workers, n_workers)) == (n_workers != 2)
+        notes = notes_of(tmp_path, workers, n_workers, [table()])
+        assert ["inner states of 2 workers" in note for note in notes] == [True] * (n_workers != 2)
     assert start_image(None, workers, 0, 2) == (None, True)
     data = bytearray((tmp_path / "f1").read_bytes())
     data[-100] ^= 4
@@ -90,5 +91,34 @@ def test_memory_holds_the_images_of_two_clocks_and_no_unfinished_one() -> None:
             reopen(regions, {0: table(5000)}, 3, 2, 5)
         with pytest.raises(RegionError):
             reopen(regions, tables, 4, 2, 5)
+    finally:
+        regions.unlink()
+
+
+@pytest.mark.parametrize("from_checkpoint", [False, True])
+def test_new_memory_continues_also_before_the_first_use(
+    tmp_path: Path, from_checkpoint: bool
+) -> None:
+    """A launch continues at clock 0 with the worker's own state, or takes the servers' values then."""
+    regions = Regions(persistent(new_token()), shared=True, supervised=True)
+    tables, image = {0: table()}, None
+    if from_checkpoint:
+        head = LocalHead(steps=11, period=3, synchronized=8)
+        workers = [WorkerState(worker=0, local=write_file(tmp_path, "f", head, [state(5.0)]))]
+        image, _ = start_image(tmp_path, workers, 0, 1)
+    try:
+        memory = LocalMemory(
+            regions.create("l0g0", memory_bytes([table()])), image_bytes([table()])
+        )
+        write_first(memory, tables, image, True)
+        del memory
+        found, read = reopen(regions, tables, 0, 0, 0), LocalState.of(table())
+        again = load(found.image(0), [read], True)
+        assert again.is_new != from_checkpoint
+        assert read.updates == (5 if from_checkpoint else 0)
+        if from_checkpoint:
+            assert (again.steps, again.period, again.synchronized) == (0, 3, -3)
+            assert read.values.tolist() == [5.0] * N
+        del found
     finally:
         regions.unlink()
