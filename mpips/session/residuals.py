@@ -23,7 +23,6 @@ from mpips.worker.residual_handover import HandoverPart
 from mpips.worker.residuals import Residuals, residual_layout
 
 if TYPE_CHECKING:
-    from mpips.model.placement import Placement
     from mpips.rundir.directory import Supervised
     from mpips.session.parts import Parts
 

@@ -19,7 +19,6 @@ import msgspec
 from mpi4py import MPI
 
 from mpips.checkpoint import Manifest
-from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
