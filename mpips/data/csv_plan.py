@@ -6,12 +6,13 @@ import contextlib
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, TypeAlias
 
 import msgspec
 
 from mpips._native import CsvParser, csv_last_end, csv_record_end
+from mpips.data.column_signs import Sample, notes_on, without_indices
 from mpips.data.columns import Column, TableColumns, choose_columns
 from mpips.data.csv_dialect import SAMPLE_ROWS, find_delimiter, is_text_column, number, text_columns
 from mpips.data.options import ReadOptions
@@ -88,7 +89,12 @@ class CsvPlan(msgspec.Struct, frozen=True):
         places = []
         if options.finds_text and not options.categorical:
             places = _text_columns(file, start, delimiter, len(header), strict)
-        chosen = choose_columns(path, header, options, [header[place] for place in places])
+        samples = _samples(file, start, delimiter, header, places) if not options.columns else []
+        asked, left_out = without_indices(path, samples, options)
+        chosen = choose_columns(path, header, asked, [header[place] for place in places])
+        used = [column.name for column in chosen.features]
+        notes = (*chosen.notes, *left_out, *notes_on(path, samples, used))
+        chosen = msgspec.structs.replace(chosen, notes=notes)
         return cls(path, options, delimiter, header, chosen, start, n_lines)
 
     @classmethod
@@ -199,6 +205,29 @@ def _text_columns(
         rows = csv.reader(text, strict=strict, delimiter=delimiter)
         next(rows)
         return text_columns(rows, width)
+
+
+def _samples(
+    file: IO[bytes], start: int, delimiter: str, header: Sequence[str], text: Sequence[int]
+) -> list[Sample]:
+    """Return the cells of the columns in the first rows; `text`: places of those of text."""
+    file.seek(start)
+    block = file.read(_BLOCK)
+    if len(block) == _BLOCK:
+        block = block[: csv_last_end(block, 0, delimiter)]
+    lines = io.StringIO(block.decode("utf-8", "replace"), newline="")
+    rows: list[list[str]] = []
+    with contextlib.suppress(csv.Error):
+        for row in csv.reader(lines, delimiter=delimiter):
+            if len(row) == len(header):
+                rows.append(row)
+            if len(rows) == SAMPLE_ROWS:
+                break
+    columns = list(zip(*rows, strict=True)) or [()] * len(header)
+    return [
+        Sample(name, [cell.strip() for cell in columns[i]], i in text)
+        for i, name in enumerate(header)
+    ]
 
 
 def _words(parser: CsvParser, column: int) -> Iterator[list[str]]:

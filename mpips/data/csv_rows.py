@@ -21,6 +21,7 @@ from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 
+_SHOWN = 80  # characters of a cell in an error
 _DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
@@ -157,7 +158,8 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
         wayout = (
             f'features are finite numbers; to hash text, set data.categorical = ["{column.name}"]'
         )
-    found = f"'{cell}'" if cell else "an empty cell"
+    shown = cell if len(cell) <= _SHOWN else f"{cell[:_SHOWN]}..."
+    found = f"'{shown}'" if cell else "an empty cell"
     return f"{plan.path}:{line}: column '{column.name}' contains {found}: {wayout}"
 
 

@@ -7,13 +7,18 @@ column of numbers. Only the columns that are used are read, a few thousand rows 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from glob import escape
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from mpips.data.cells import EMPTY, ColumnCells, NumberCells, SampleBuilder, TextCells, text_keys
+from mpips.data.column_signs import Sample, notes_on, without_indices
 from mpips.data.columns import (
     FLOAT32_MAX,
     Column,
@@ -23,6 +28,7 @@ from mpips.data.columns import (
     logarithms_of,
     part_of,
 )
+from mpips.data.csv_dialect import SAMPLE_ROWS
 from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, MOST_LABEL, Part
 from mpips.data.options import ReadOptions, Share
@@ -96,7 +102,16 @@ class TypedTable:
         self._types = dict(zip(schema.names, schema.types, strict=True))
         text = [name for name in schema.names if is_text(self._types[name])]
         finds_text = options.finds_text and not options.categorical
-        self.columns = choose_columns(path, schema.names, options, text if finds_text else [])
+        left_out: tuple[str, ...] = ()
+        samples: list[Sample] = []
+        if not options.columns:
+            options, left_out = _without_metadata_index(path, schema, options)
+            samples = self._first_cells(text if finds_text else [])
+        asked, unnamed = without_indices(path, samples, options)
+        chosen = choose_columns(path, schema.names, asked, text if finds_text else [])
+        used = [column.name for column in chosen.features]
+        notes = (*chosen.notes, *left_out, *unnamed, *notes_on(path, samples, used))
+        self.columns = msgspec.structs.replace(chosen, notes=notes)
         self._check_types(text)
         self.is_hashed = any(column.categorical for column in self.columns.features)
         self._logarithms = logarithms_of(self.columns.features, options, self.is_hashed)
@@ -272,6 +287,21 @@ class TypedTable:
                 "(data.label)"
             )
 
+    def _first_cells(self, text: Sequence[str]) -> list[Sample]:
+        """Return the first cells of columns of whole numbers and of text; `text`: those of text."""
+        from pyarrow import types
+
+        names = [n for n, kind in self._types.items() if n in text or types.is_integer(kind)]
+        if not names:
+            return []
+        batch = next(self._file.batches(SAMPLE_ROWS, names), None)
+        if batch is None:
+            return []
+        return [
+            Sample(name, _texts(batch.column(batch.schema.get_field_index(name))), name in text)
+            for name in names
+        ]
+
     def _check_types(self, text: Sequence[str]) -> None:
         """Raise DataError for a column whose type cannot be used as it is meant to be."""
         label = self.columns.label
@@ -288,6 +318,28 @@ class TypedTable:
                     f"{self._path}: column '{name}' contains text: features are finite numbers; to hash "
                     f'text, set data.categorical = ["{name}"]'
                 )
+
+
+def _without_metadata_index(
+    path: str, schema: Any, options: ReadOptions
+) -> tuple[ReadOptions, tuple[str, ...]]:
+    """Return the options without the columns that pandas had as its index, and a sentence on each."""
+    try:
+        content = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        found = [n for n in content.get("index_columns", ()) if isinstance(n, str)]
+    except (ValueError, AttributeError, TypeError):
+        return options, ()
+    asked = (options.label, *options.as_is, *options.categorical)
+    names = [name for name in found if name in schema.names and name not in asked]
+    names = [name for name in names if not any(fnmatchcase(name, p) for p in options.ignore)]
+    if not names:
+        return options, ()
+    ignore = (*options.ignore, *map(escape, names))
+    return msgspec.structs.replace(options, ignore=ignore), tuple(
+        f"{path}: column '{name}' was the index of a frame of pandas, by the file's own metadata: left out "
+        "(reset_index() makes it a column)"
+        for name in names
+    )
 
 
 def _indices(rows: Int64) -> Any:

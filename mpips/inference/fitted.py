@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import shutil
 import tempfile
 import weakref
@@ -75,7 +76,8 @@ class Fit:
         self.samples_per_s = report["samples"] / max(self.seconds, 1e-9)
         self.stopped = str(report.get("stopped") or "")
         self.skipped: dict[str, int] = dict(report.get("skipped") or {})
-        self.notes: tuple[str, ...] = tuple(report.get("notes") or ())
+        own = keep.nameless if isinstance(keep, _TemporaryFolder) else str
+        self.notes: tuple[str, ...] = tuple(map(own, report.get("notes") or ()))
         self.best: dict[str, Any] | None = report.get("best")
         self._keep = keep
 
@@ -183,6 +185,12 @@ class _TemporaryFolder:
         self._remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
         return path
 
+    def nameless(self, text: str) -> str:
+        """Return a text in which the data is named that was written into files of this folder."""
+        if self._remove is None:
+            return text
+        return re.sub(rf"{re.escape(str(self.path))}/(train|test)\.[a-z]+", r"the \1 data", text)
+
     def remove(self) -> None:
         """Remove the folder now."""
         if self._remove is not None:
@@ -245,6 +253,10 @@ def fit_job(
     own = _TemporaryFolder(where if ranks > 1 else None)
     try:
         return _fit(task, (train_data, test_data), ranks, pairs, where, progress, own, on_epoch_end)
+    except DataError as error:
+        text = own.nameless(str(error))
+        own.remove()
+        raise DataError(text) from error.__cause__
     except BaseException:
         own.remove()
         raise

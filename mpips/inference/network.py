@@ -44,8 +44,23 @@ class Network(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits, float32, shape (n, k), or numbers, (n, 1), for raw features, shape (n, d)."""
-        scaled = (x.to(self.mean.dtype) - self.mean) * self.scale
+        """Return logits, float32, shape (n, k), or numbers, (n, 1), for raw features, shape (n, d).
+
+        Raises:
+            TypeError: `x` has fewer digits than the features need.
+            ValueError: `x` contains NaN, infinity or a number beyond float32. Not checked while torch traces.
+        """
+        is_wide = self.mean.dtype == torch.float64
+        if is_wide and x.is_floating_point() and x.dtype != torch.float64:
+            raise TypeError(
+                f"features of {x.dtype} lose differences between samples of this model's training data: give "
+                "torch.float64"
+            )
+        raw = x.to(self.mean.dtype)
+        traced = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+        if not traced and not bool(torch.isfinite(raw).all()):
+            raise ValueError("the features contain NaN, infinity or a number beyond float32")
+        scaled = (raw - self.mean) * self.scale
         logits: torch.Tensor = self.layers(scaled.float().clamp(-MAX_DEVIATION, MAX_DEVIATION))
         return logits
 

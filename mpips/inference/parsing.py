@@ -51,6 +51,15 @@ def content_of(body: bytes) -> dict[str, Any]:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(400, f"the body is not JSON: {error}") from None
+    # Half of a pair of surrogates is valid JSON, and no text that can be written or sent back.
+    if b"\\ud" in body.lower():
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise RequestRefused(
+                400,
+                "the body contains half of a pair of surrogates (\\ud800 to \\udfff), which is no text",
+            ) from None
     return content if isinstance(content, dict) else {}
 
 
@@ -104,7 +113,7 @@ def samples_in(rows: list[Any], model: Model) -> Any:
         return _frame(rows, model) if model.info.columns else _by_number(rows, model)
     try:
         array = np.array(rows, dtype=np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         array = np.zeros(0)
     if array.ndim != 2:
         raise RequestRefused(

@@ -48,8 +48,19 @@ def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
         )
     if not np.isfinite(array).all():
         raise DataError("the array contains NaN or infinity; clean it first")
-    samples = DenseData(narrow(array), np.zeros(len(array)))
-    return as_trained(_sparse(samples) if info.kind == "sparse" else samples, info), ()
+    notes: tuple[str, ...] = ()
+    if info.wide and array.dtype.kind == "f" and array.dtype.itemsize < 8:
+        notes = (
+            f"the array is {array.dtype}, which loses differences between samples of this model's training "
+            "data: give float64",
+        )
+    rows = narrow(array)
+    if not np.isfinite(rows).all():
+        raise DataError(
+            f"the array contains {array[~np.isfinite(rows)][0]:g}, which is beyond float32; clean or scale it"
+        )
+    samples = DenseData(rows, np.zeros(len(array)))
+    return as_trained(_sparse(samples) if info.kind == "sparse" else samples, info), notes
 
 
 def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:
@@ -58,9 +69,17 @@ def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
         return samples_of(frame.to_numpy(), info, options)
     with tempfile.TemporaryDirectory(prefix="mpips-frame-") as folder:
         path = Path(folder) / "frame.csv"
-        frame.to_csv(path, index=False)
         options = msgspec.structs.replace(options, format="csv", labelled=False)
-        part = read(path, options=options, like=info)
+        try:
+            frame.to_csv(path, index=False)
+            part = read(path, options=options, like=info)
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"the frame contains text that is not Unicode: {error.reason}"
+            ) from None
+        except DataError as error:
+            # Nobody has seen the file.
+            raise DataError(str(error).replace(str(path), "the frame")) from None
     return as_trained(part.data, info), tuple(
         note.replace(str(path), "the frame") for note in part.notes
     )

@@ -165,9 +165,11 @@ class Service:
         raw = request.headers.get("content-type", "").startswith("application/octet-stream")
         started = time.monotonic()
         if raw:
-            values, name = await run_in_threadpool(self._of_bytes, body)
+            values, name, notes = await run_in_threadpool(self._of_bytes, body)
             self._note(len(values), started)
             headers = {"x-mpips-model": name, "x-mpips-shape": ",".join(map(str, values.shape))}
+            if notes:
+                headers["x-mpips-notes"] = "; ".join(notes)
             data = np.ascontiguousarray(values, "<f4").tobytes()
             return Response(data, media_type="application/octet-stream", headers=headers)
         content = content_of(body)
@@ -184,7 +186,7 @@ class Service:
         self._samples.inc(n)
         self._seconds.observe(time.monotonic() - started)
 
-    def _of_bytes(self, body: bytes) -> tuple[Any, str]:
+    def _of_bytes(self, body: bytes) -> tuple[Any, str, tuple[str, ...]]:
         with self._current.use() as model:
             d = model.info.n_features
             if model.info.kind != "dense" or len(body) % (4 * d):
@@ -194,7 +196,7 @@ class Service:
                 )
             x = np.frombuffer(body, "<f4").reshape(-1, d)
             values = model.predict(x) if model.info.wants == "targets" else model.predict_proba(x)
-            return values, model.path.name
+            return values, model.path.name, model.notes
 
     def _of_rows(self, rows: list[Any]) -> dict[str, Any]:
         with self._current.use() as model:

@@ -90,6 +90,8 @@ def options_of(data: Any, label: Any = None) -> list[tuple[str, Any]]:
     if is_frame(data):
         names = [name for name in LABEL_NAMES if name in data.columns] if label is None else [label]
         known = bool(names) and isinstance(names[0], str) and names[0] in data.columns
+        # A frame of another library may only know how to write itself.
+        known = known and hasattr(data, "__getitem__")
         return _kind_of(list(data[names[0]])) if known else []
     if not isinstance(data, tuple | list) or len(data) != 2:
         return []

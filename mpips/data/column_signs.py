@@ -1,0 +1,151 @@
+"""What the first rows of training data say about columns that are probably no features as they are.
+
+- A column without a name that has a different whole number in each row is the index that pandas writes. It is
+  left out, with a note: files are often sorted, and then the number of a row tells its label.
+- A column with a different value in each row, whole numbers or text, is named as an identifier.
+- A column of text whose cells are numbers or dates in a notation that is not read as such is named, since its
+  cells are words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from glob import escape
+
+import msgspec
+
+from mpips.data.options import ReadOptions
+from mpips.data.words import is_missing
+
+_UNNAMED = re.compile(r"(Unnamed: [0-9]+|__index_level_[0-9]+__)?")
+_WHOLE = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
+_LEAST_ROWS = 100  # in which all values of an identifier differ
+_SHARE = 0.9  # of the cells of a column that have one notation
+
+_PLAIN = r"[+-]?[0-9]+(?:[.,][0-9]+)*"
+_MONEY = r"[$€£¥₹]|USD|EUR|GBP|CHF|JPY"
+# Notations of cells, each with what it is and what to do about it.
+_NOTATIONS = (
+    (
+        re.compile(
+            r"[+-]?[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+(?:\.[0-9]+)?|(?:\.[0-9]{3}){2,}"
+            r"|(?:[ '\u00a0\u202f][0-9]{3})+(?:[.,][0-9]+)?)"
+        ),
+        "numbers with separators of thousands",
+    ),
+    (
+        re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?|[+-]?[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+"),
+        "decimal commas",
+    ),
+    (re.compile(rf"{_PLAIN}\s*%"), "percentages"),
+    (
+        re.compile(rf"[+-]?\s*(?:{_MONEY})\s*{_PLAIN}|{_PLAIN}\s*(?:{_MONEY})"),
+        "amounts of money",
+    ),
+    (
+        re.compile(
+            r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.](?:[0-9]{4}|[0-9]{2}))"
+            r"(?:[ T][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|UTC|[+-][0-9]{2}:?[0-9]{2})?)?"
+        ),
+        "dates",
+    ),
+)
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The cells of a column in the first rows, as text without white space around them.
+
+    Attributes:
+        name: Name of the column.
+        cells: The cells.
+        is_text: It is a column of text.
+    """
+
+    name: str
+    cells: Sequence[str]
+    is_text: bool
+
+    @property
+    def is_distinct(self) -> bool:
+        """True if each row has another value, and they are whole numbers or text."""
+        if len(set(self.cells)) < len(self.cells) or any(map(is_missing, self.cells)):
+            return False
+        return self.is_text or all(map(_WHOLE.fullmatch, self.cells))
+
+    @property
+    def is_index(self) -> bool:
+        """True for a column without a name with a different whole number in each row."""
+        return (
+            _UNNAMED.fullmatch(self.name) is not None
+            and not self.is_text
+            and len(self.cells) > 1
+            and self.is_distinct
+        )
+
+
+def without_indices(
+    path: str, samples: Sequence[Sample], options: ReadOptions
+) -> tuple[ReadOptions, tuple[str, ...]]:
+    """Return the options with row numbers left out, and sentences on them.
+
+    Args:
+        path: The file, for messages.
+        samples: The columns of training data.
+        options: Options of the reader.
+    """
+    asked = (options.label, *options.as_is, *options.categorical)
+    found = [own.name for own in samples if own.is_index and own.name not in asked]
+    found = [name for name in found if not any(fnmatchcase(name, p) for p in options.ignore)]
+    if not found:
+        return options, ()
+    ignore = (*options.ignore, *map(escape, found))
+    notes = tuple(
+        f"{path}: {f'column {name!r}' if name else 'the column without a name'} has the numbers of the rows, "
+        "as pandas writes them: left out (a feature needs a name of its own)"
+        for name in found
+    )
+    return msgspec.structs.replace(options, ignore=ignore), notes
+
+
+def notes_on(path: str, samples: Sequence[Sample], used: Sequence[str]) -> tuple[str, ...]:
+    """Return sentences on columns that look like identifiers, or like numbers or dates in other notations.
+
+    Args:
+        path: The file, for messages.
+        samples: The columns.
+        used: Names of the columns that are features.
+    """
+    notes = []
+    for own in samples:
+        if own.name not in used:
+            continue
+        ignore = f'data.ignore = ["{own.name}"]'
+        notation = _notation_of(own.cells) if own.is_text else None
+        if notation is not None:
+            what, example = notation
+            notes.append(
+                f"{path}: column '{own.name}' has {what} ('{example}'), which are words here, not numbers: "
+                f"write plain numbers such as 1234.5, or leave it out: {ignore}"
+            )
+        if len(own.cells) >= _LEAST_ROWS and own.is_distinct:
+            notes.append(
+                f"{path}: column '{own.name}' has another value in each of the first {len(own.cells):,} rows,"
+                f" like an identifier: leave it out ({ignore}) unless it says something about other samples"
+            )
+    return tuple(notes)
+
+
+def _notation_of(cells: Sequence[str]) -> tuple[str, str] | None:
+    """Return what most cells are, and an example; None: words."""
+    there = [cell for cell in cells if not is_missing(cell)]
+    for pattern, what in _NOTATIONS:
+        found = [cell for cell in there if pattern.fullmatch(cell)]
+        if found and len(found) >= _SHARE * len(there):
+            return what, found[0]
+    # A column can have both of the first two.
+    numbers = [cell for cell in there if any(p.fullmatch(cell) for p, _ in _NOTATIONS[:2])]
+    if numbers and len(numbers) >= _SHARE * len(there):
+        return "numbers with commas", numbers[0]
+    return None
