@@ -17,6 +17,8 @@ out=$root/build/tests
 few_ranks=(1 2)
 many_ranks=(3 5)
 lanes=${MPIPS_TEST_LANES:-2}
+# Tests of the fault stage wait for launches half of their time.
+fault_lanes=${MPIPS_TEST_LANES:-3}
 
 # Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with.
 declare -A budget=([unit]=500 [mpi]=360 [fault]=1200 [jobs]=400 [sanitize]=450 [lint]=180)
@@ -93,11 +95,11 @@ launch_lanes() {
   python -m pytest --junitxml="$out/$name.xml" "${flags[@]}" "$@"
 }
 
-# run_lanes NAME ARGUMENT...: the same in all lanes, counted.
+# run_lanes N NAME ARGUMENT...: the same, counted.
 run_lanes() {
   local code=0
-  launch_lanes "$lanes" "$@" || code=$?
-  count_reports "$code" "$out/$1.xml"
+  launch_lanes "$@" || code=$?
+  count_reports "$code" "$out/$2.xml"
 }
 
 # end_all: end what runs in the background, then all processes and segments of the tests.
@@ -136,7 +138,7 @@ run_lint() {
   check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 }
 
-run_unit() { if has_tests tests/unit; then run_lanes unit tests/unit; fi; }
+run_unit() { if has_tests tests/unit; then run_lanes "$lanes" unit tests/unit; fi; }
 
 # launch_sizes N...: the tests on N ranks, one size after the other; the exit codes go to files.
 launch_sizes() {
@@ -194,7 +196,7 @@ run_mpi() {
 run_fault() {
   has_tests tests/fault || return 0
   start_beside
-  run_lanes fault --timeout=300 tests/fault
+  run_lanes "$fault_lanes" fault --timeout=300 tests/fault
   finish_beside
 }
 
