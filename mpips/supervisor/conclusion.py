@@ -23,7 +23,7 @@ from mpips.supervisor.block import (
 from mpips.supervisor.left_memory import settle
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.record import RunRecord
-from mpips.supervisor.restarts import Restarts
+from mpips.supervisor.restarts import MOST_KILLED_STARTS, Restarts
 from mpips.supervisor.verdict import DONE, INTERRUPTED, PREEMPTED, Verdict, read_reports
 
 
@@ -32,6 +32,7 @@ class Conclusion:
 
     Attributes:
         settled: `settle` was called, so this supervisor starts no other attempt.
+        pause_s: Seconds to wait before the attempt that follows.
     """
 
     def __init__(self, plan: SupervisionPlan, record: RunRecord, hurry: Callable[[], bool]) -> None:
@@ -46,11 +47,16 @@ class Conclusion:
         self._hurry = hurry
         self.settled = False
         self._restarts = Restarts(plan)
+        self._killed_starts = 0  # restarts that --max-restarts does not count
         # Monotonic time of the last failure, until a later attempt is at work.
         self._failed_at: float | None = None
         self._plan = plan
         self._run = plan.run
         self._record = record
+
+    @property
+    def pause_s(self) -> float:  # noqa: D102  # see the class
+        return self._restarts.pause_s
 
     def begin(self) -> None:
         """Note what is saved before the first attempt; the lease of the run is held."""
@@ -167,10 +173,18 @@ class Conclusion:
             self._plan.pool.suspects = {death.host: death.cause}
 
         newest = newest_checkpoint(self._plan.checkpoints)
-        reason = self._restarts.why_stop(verdict, ended, self._record.restarts)
-        following = reason or (
-            f"restart {self._record.restarts + 1} of {self._plan.max_restarts}, {_from(newest, ended.status)}"
-        )
+        counted = self._record.restarts - self._killed_starts
+        reason = self._restarts.why_stop(verdict, ended, counted)
+        origin_text = _from(newest, ended.status)
+        if self._restarts.killed_starts:
+            following = (
+                f"another start in {self._restarts.pause_s:.0f} s, {origin_text}; it is no restart of "
+                f"--max-restarts, since no rank was at work (start {self._restarts.killed_starts + 1} of "
+                f"{MOST_KILLED_STARTS})"
+            )
+        else:
+            following = f"restart {counted + 1} of {self._plan.max_restarts}, {origin_text}"
+        following = reason or following
         memory = self.settle(generation, verdict.saved, ended.status) if reason else ""
         self._record.tell(
             failure_block(self._run, generation, verdict, ended, newest, following, now, memory)
@@ -184,6 +198,7 @@ class Conclusion:
             self._record.write_status(state, generation, ended.status, cause)
             return verdict.exit_code
         self._record.restarts += 1
+        self._killed_starts += bool(self._restarts.killed_starts)
         self._record.write_status("restarting", generation, ended.status, cause)
         return None
 

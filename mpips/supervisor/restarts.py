@@ -4,11 +4,16 @@ A run is given up when its restarts are used up, when the cause cannot change (a
 missing library), or when two attempts in a row brought it no further. An attempt brings the run further if a
 failure after it would lose fewer steps than one before it: a checkpoint or surviving memory holds a later
 step.
+
+An attempt that a signal from outside ended before its ranks were at work says nothing about the job: jobs are
+preempted, hosts are drained, and several such ends in a row are one event. They are counted apart, up to
+MOST_KILLED_STARTS in a row, and the supervisor waits longer before each further attempt.
 """
 
 from __future__ import annotations
 
 import math
+import random
 
 from mpips.mpi.intervals import heartbeat_interval_s
 from mpips.rundir.files import Status
@@ -17,16 +22,29 @@ from mpips.supervisor.block import newest_checkpoint
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.verdict import CONFIG, MISSING, Verdict
 
+# Attempts in a row that were killed from outside before their work began, after which the run is given up.
+MOST_KILLED_STARTS = 10
+FIRST_PAUSE_S = (
+    1.0  # seconds before the attempt after the first such one; doubled for each further one
+)
+LONGEST_PAUSE_S = 60.0
 _FUTILE = 2  # attempts in a row without progress after which the run is given up
 # s; an attempt at work for less, besides an interval of heartbeats, may have made steps that no status shows
 _UNKNOWN_S = 1.5
 
 
 class Restarts:
-    """Counts the attempts in a row that brought a run no further."""
+    """Counts the attempts in a row that brought a run no further.
+
+    Attributes:
+        killed_starts: Attempts in a row that were killed from outside before their work began.
+        pause_s: Seconds to wait before the next attempt.
+    """
 
     def __init__(self, plan: SupervisionPlan) -> None:
         """`plan`: of the run."""
+        self.killed_starts = 0
+        self.pause_s = 0.0
         self._plan = plan
         self._futile = 0  # attempts in a row that brought the run no further
         self._best = -1  # greatest step that no failure could lose; -1: none
@@ -47,10 +65,13 @@ class Restarts:
         Args:
             verdict: What became of it.
             ended: How it ended.
-            restarts: Restarts before it.
+            restarts: Restarts before it, without those after killed starts.
         """
         if verdict.kind in (CONFIG, MISSING):
             return f"none: a {verdict.kind} fails every attempt alike"
+        if was_killed_start(verdict, ended):
+            return self._after_killed_start()
+        self.killed_starts, self.pause_s = 0, 0.0
         now = self._recoverable(ended.status)
         new_start = False
         if ended.status is not None:
@@ -74,3 +95,23 @@ class Restarts:
         if restarts >= self._plan.max_restarts:
             return f"none: all {self._plan.max_restarts} restarts are used up; continue with: mpips run {run}"
         return ""
+
+    def _after_killed_start(self) -> str:
+        self.killed_starts += 1
+        if self.killed_starts >= MOST_KILLED_STARTS:
+            return (
+                f"none: {MOST_KILLED_STARTS} attempts in a row were killed from outside before their work "
+                f"began; find out who ends them, then continue with: mpips run {self._plan.run.path}"
+            )
+        longest = min(FIRST_PAUSE_S * 2 ** (self.killed_starts - 1), LONGEST_PAUSE_S)
+        # Runs that one event has ended must not all start again at the same moment.
+        self.pause_s = longest * random.uniform(0.5, 1.0)
+        return ""
+
+
+def was_killed_start(verdict: Verdict, ended: Ended) -> bool:
+    """Return True if a signal from outside ended the attempt before its ranks were at work."""
+    if verdict.death is None or not verdict.death.outside or ended.worked_s:
+        return False
+    status = ended.status
+    return status is None or status.progress.step <= status.start.step

@@ -110,6 +110,7 @@ class Supervisor:
         """Start one attempt after the other; return the exit code of the run."""
         while True:
             try:
+                self._pause(self._conclusion.pause_s)
                 generation, layout = self._prepare(lease)
                 write = functools.partial(self._write_attempt, generation, layout)
                 command = self._when_there_is_room(lease, write)
@@ -153,6 +154,18 @@ class Supervisor:
         for note in layout.notes:
             self._record.tell(f"mpips run: {note}")
         return generation, layout
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before an attempt. Blocks.
+
+        Raises:
+            _Interrupted: A signal asks for the end of the run meanwhile.
+        """
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._must_end():
+                raise _Interrupted(self._signals.ending(), "the next attempt")
+            time.sleep(min(left, _ROOM_S))
 
     def _must_end(self) -> bool:
         """Renew the lease during a long wait; return True if a signal asks for the end of the run."""

@@ -38,6 +38,9 @@ INTERRUPTED = "interrupted"
 _CLASS_OF_CODE = {2: CONFIG, 69: MISSING, 75: PREEMPTED, 124: STALLED}
 EXIT_CODES = {DONE: 0, PREEMPTED: 75, CRASHED: 1, CONFIG: 2, MISSING: 69, STALLED: 124}
 
+# Signals that batch systems, shells and the kernel send from outside; faults of a program have others.
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
 _SIGNALED = re.compile(
     r"process rank (\d+) with PID (\d+) on node (\S+) exited on\s+signal (\d+)", re.DOTALL
 )
@@ -70,6 +73,7 @@ class Death(msgspec.Struct, frozen=True):
         state: Its activity; "": unknown.
         clock: Its clock; -1: unknown.
         details: Traceback or stacks; "": there are none.
+        outside: A signal from outside ended it, no fault of its own and no lack of memory that is known.
     """
 
     cause: str
@@ -80,6 +84,7 @@ class Death(msgspec.Struct, frozen=True):
     state: str = ""
     clock: int = -1
     details: str = ""
+    outside: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -165,7 +170,8 @@ def _find_death(
     if ended.overdue:
         return Death("an unknown rank ended, and the launcher did not end after it", details=tail)
     if ended.code < 0:
-        return Death(f"the launcher was killed by {signal_name(-ended.code)}")
+        outside = -ended.code in _OUTSIDE and not ended.out_of_memory
+        return Death(f"the launcher was killed by {signal_name(-ended.code)}", outside=outside)
     return Death(
         f"the launcher ended with code {ended.code}, and no rank reported a failure", details=tail
     )
@@ -240,12 +246,15 @@ def _first_gone(ended: Ended, logs: Path) -> int:
 
 def _killed(rank: int, pid: int, host: str, number: int, ended: Ended, logs: Path) -> Death:
     cause = f"killed by {signal_name(number)}"
+    outside = number in _OUTSIDE
     if number == signal.SIGKILL:
         if ended.out_of_memory:
             cause += f"; the kernel ran out of memory on this host ({ended.out_of_memory} killed)"
+            outside = False
         else:
             cause += "; by hand, by the batch system, or by the kernel for want of memory"
-    return Death(cause, rank, host=host, pid=pid, details=fatal_stacks(logs, rank))
+    details = fatal_stacks(logs, rank)
+    return Death(cause, rank, host=host, pid=pid, details=details, outside=outside)
 
 
 def _left(rank: int, code: int, logs: Path) -> Death:
@@ -254,7 +263,10 @@ def _left(rank: int, code: int, logs: Path) -> Death:
     if not lines:
         lines = end_of(logs / LAUNCHER_LOG).split("-" * 60)[0].splitlines()[-12:]
     return Death(
-        f"ended with code {code}, without a failure report", rank, details="\n".join(lines)
+        f"ended with code {code}, without a failure report",
+        rank,
+        details="\n".join(lines),
+        outside=code - 128 in _OUTSIDE,
     )
 
 

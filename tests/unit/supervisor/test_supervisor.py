@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from supervisor_rig import Case, running
 
 from mpips.errors import CapabilityError
-from mpips.supervisor import supervise, verdict
+from mpips.supervisor import restarts, supervise, verdict
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 from mpips.supervisor.hosts import Host, HostPool, HostsError
 from mpips.supervisor.launcher import Launcher
+from mpips.supervisor.supervise import Supervisor
 from mpips.supervisor.verdict import Verdict
 
 RULE = "-" * 74
@@ -241,6 +243,58 @@ def test_two_attempts_without_progress_are_the_last(case: Case) -> None:
     assert case.run(*script) == 1
     assert case.attempts == 4
     assert "2 attempts in a row have brought the run no further" in case.text
+
+
+KILL = {"mute": True, "signal": signal.SIGKILL}
+
+
+def test_starts_that_are_killed_from_outside_are_counted_apart(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storm of preemptions spends no restart, and two in a row do not end the run."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
+    case.max_restarts = 1
+    script = [KILL, KILL, KILL, {"code": 1, "recoverable": 10}, KILL, KILL, {"finish": True}]
+    assert case.run(*script) == 0
+    assert case.attempts == 7
+    text = " ".join(case.text.split())
+    assert "it is no restart of --max-restarts, since no rank was at work (start 4 of 10)" in text
+    assert "restart 1 of 1" in text
+
+
+def test_ten_of_them_in_a_row_are_the_last_and_pauses_double(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(Supervisor, "_pause", lambda self, s: pauses.append(s))
+    case.max_restarts = 1000
+    assert case.run(KILL) == 1
+    assert case.attempts == 10
+    assert "10 attempts in a row were killed from outside before their work began" in case.text
+    longest = [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert all(most / 2 <= s <= most for s, most in zip(pauses, longest, strict=True))
+
+
+def test_a_fault_of_the_program_is_none_of_them(case: Case) -> None:
+    case.max_restarts = 1000
+    assert case.run({"mute": True, "signal": signal.SIGSEGV}) == 1
+    assert case.attempts == 2
+    assert "2 attempts in a row have brought the run no further" in case.text
+
+
+def test_a_signal_ends_the_wait_before_a_start(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1000.0)
+    real = Supervisor._pause
+
+    def pause(self: Supervisor, seconds: float) -> None:
+        if seconds:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(self, seconds)
+
+    monkeypatch.setattr(Supervisor, "_pause", pause)
+    assert case.run(KILL) == 128 + signal.SIGTERM
+    assert case.attempts == 1
+    assert "stopped by SIGTERM while it waited for the next attempt, exit 143" in case.text
 
 
 def test_steps_count_again_if_memory_was_lost(case: Case) -> None:
