@@ -26,7 +26,7 @@ from mpips.data.readers import TEXT_FORMATS, as_in_training, check_form, reader_
 from mpips.data.shares import numbers
 from mpips.data.stream import Conversion, Index, StreamedData
 from mpips.data.stream.bad_lines import BadLines
-from mpips.data.stream.cache import CachePiece, read_index, write_index
+from mpips.data.stream.cache import INDEX, CachePiece, is_piece_whole, read_index, write_index
 from mpips.data.stream.conversion import SOURCES, Draft, draft
 from mpips.data.stream.files import File, is_streamed
 from mpips.errors import CapabilityError, ConfigError, DataError
@@ -117,6 +117,10 @@ def stream(
     plan, folder = msgspec.convert(row["plan"], Draft), Path(row["folder"])
     worker = ranks.worker
     own = Conversion(plan, options, worker, n_workers) if worker is not None else None
+    if plan.is_there and (damaged := _damaged(ranks, plan, folder, n_workers)):
+        plan = msgspec.structs.replace(plan, is_there=False)
+        if worker == 0:
+            how.say(f"{folder / damaged[0]}: is damaged; {source} is converted again")
     if not plan.is_there:
         with _locked(ranks, folder):
             _convert(ranks, own, folder, source, how)
@@ -233,6 +237,27 @@ def _locked(ranks: JobRanks, folder: Path) -> Iterator[None]:
     finally:
         for one in made:
             one.release()
+
+
+def _damaged(ranks: JobRanks, plan: Draft, folder: Path, n_workers: int) -> list[str]:
+    """Let the workers read all of a cache that an earlier job has written. Collective.
+
+    Returns:
+        Names of the pieces whose content has changed since then, or "index.json".
+    """
+
+    def check() -> list[str]:
+        if ranks.worker is None:
+            return []
+        index = read_index(folder)
+        if index is None:
+            # On another node the folder may not be shared; `_index` raises the error.
+            return [INDEX] if ranks.worker == 0 else []
+        mine = index.pieces[ranks.worker :: n_workers]
+        return [piece.file for piece in mine if not is_piece_whole(folder, piece)]
+
+    found = ranks.agree(f"checking the cache of {plan.source}", check, True)
+    return sorted(name for row in found for name in row)
 
 
 def _convert(

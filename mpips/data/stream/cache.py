@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import os
 import uuid
+import zipfile
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from mpips.data.dataset import Dataset, DenseData, SparseData
 from mpips.data.info import DataInfo, check_class_count, needs_float64
@@ -104,6 +107,7 @@ class Index(msgspec.Struct, frozen=True):
         notes: Sentences for the user.
         n_skipped: Bad lines that were left out.
         pieces: The pieces, in the order of the samples.
+        checksum: BLAKE2b of all other attributes as JSON, in hexadecimal digits; "": not yet written.
     """
 
     version: int
@@ -120,6 +124,7 @@ class Index(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
     n_skipped: int
     pieces: tuple[CachePiece, ...]
+    checksum: str = ""
 
     @property
     def n(self) -> int:
@@ -249,20 +254,40 @@ def _narrow(array: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 
 
 def write_index(folder: Path, index: Index) -> None:
-    """Write the index, which makes the cache valid. Raises OSError."""
+    """Write the index with its checksum, which makes the cache valid. Raises OSError."""
     new = folder / f".{INDEX}-{uuid.uuid4().hex[:8]}"
     try:
-        new.write_bytes(msgspec.json.encode(index))
+        new.write_bytes(msgspec.json.encode(replace(index, checksum=_checksum(index))))
         os.replace(new, folder / INDEX)
     finally:
         new.unlink(missing_ok=True)
 
 
 def read_index(folder: Path) -> Index | None:
-    """Return the index of a cache; None if there is none, of this version, all of whose pieces are there."""
+    """Return the index of a cache; None if there is none, of this version, all of whose pieces are there.
+
+    An index whose checksum is wrong counts as none. The content of the pieces is not read; see
+    `is_piece_whole`.
+    """
     try:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         whole = all((folder / p.file).stat().st_size == p.file_bytes for p in index.pieces)
     except (OSError, msgspec.DecodeError):
         return None
-    return index if whole and index.version == VERSION else None
+    if not whole or index.version != VERSION or index.checksum != _checksum(index):
+        return None
+    return replace(index, checksum="")
+
+
+def _checksum(index: Index) -> str:
+    text = msgspec.json.encode(replace(index, checksum=""))
+    return blake2b(text, digest_size=16).hexdigest()
+
+
+def is_piece_whole(folder: Path, piece: CachePiece) -> bool:
+    """Return True if the arrays of a piece have the CRCs stored with them. Blocks, reads all of it."""
+    try:
+        with zipfile.ZipFile(folder / piece.file) as archive:
+            return archive.testzip() is None
+    except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile):
+        return False
