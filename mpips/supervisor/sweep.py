@@ -23,6 +23,7 @@ from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json, replace_json
+from mpips.rundir.reading import DAMAGED
 from mpips.supervisor import child
 from mpips.supervisor.plan import make_run
 
@@ -249,7 +250,7 @@ def _read_result(run: RunFolder) -> dict[str, Any] | None:
     """Return the report of a finished training; None if there is none, or it is damaged."""
     try:
         found = msgspec.json.decode(run.result_file.read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DAMAGED):
         return None
     return found if isinstance(found, dict) else None
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from mpips.mpi import failure_report
 from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.files import RankPlace
-from mpips.rundir.reading import end_of
+from mpips.rundir.reading import DAMAGED, end_of
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 
 DONE = "done"
@@ -134,7 +134,7 @@ def read_reports(logs: Path) -> list[FailureReport]:
     """Return the failure reports of an attempt, the earliest first."""
     found = []
     for path in logs.glob("words-*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
+        with contextlib.suppress(OSError, *DAMAGED):
             found.append(msgspec.json.decode(path.read_bytes(), type=FailureReport))
     # Order reports of one host by its time since start, which no setting of the wall clock changes.
     one_host = len({r.host for r in found}) == 1 and all(r.up_s for r in found)

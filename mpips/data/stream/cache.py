@@ -272,7 +272,7 @@ def read_index(folder: Path) -> Index | None:
     try:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         whole = all((folder / p.file).stat().st_size == p.file_bytes for p in index.pieces)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     if not whole or index.version != VERSION or index.checksum != _checksum(index):
         return None

@@ -179,3 +179,9 @@ def test_logs_of_months_are_read_at_their_end_only(tmp_path: Path) -> None:
         )
     assert fatal_stacks(tmp_path, 0) == ""
     assert fatal_stacks(tmp_path, 2).startswith("Fatal Python error: Segmentation fault\nCurrent")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"kind": "\xff"}', b"3"])
+def test_a_damaged_report_is_left_out(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "words-1.json").write_bytes(content)
+    assert read_reports(tmp_path) == []
