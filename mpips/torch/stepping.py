@@ -6,8 +6,10 @@ becomes a subclass of its own class, with the same name.
 
 from __future__ import annotations
 
+import operator
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -75,6 +77,7 @@ class Stepping:
                 self._in_order_of_use,
             )
         )
+        self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._made = [_hyperparameters(group) for group in optimizer.param_groups]
         self._known = list(self._made)  # those that the script gives at its beginning
         self._connection: Connection | None = None  # until backward sends gradients
@@ -123,6 +126,7 @@ class Stepping:
             raise ConfigError(
                 "a param group was added after prepare: add all groups before mpips.torch.prepare"
             )
+        self._check_groups()
         for i, (group, tables) in enumerate(
             zip(self._optimizer.param_groups, self._groups, strict=True)
         ):
@@ -132,6 +136,27 @@ class Stepping:
                 for table in tables:
                     table.configure(rule)
                 self._known[i] = found
+
+    def _check_groups(self) -> None:
+        """Raise ConfigError if a param group has other parameters than at prepare. Cheap.
+
+        Each table got the rule of its group then.
+        """
+        for i, (group, made) in enumerate(
+            zip(self._optimizer.param_groups, self._parameters, strict=True)
+        ):
+            now = group["params"]
+            if len(now) == len(made) and all(map(operator.is_, now, made)):
+                continue
+            known = {id(p) for p in now}
+            tables = self._groups[i]
+            gone = [table.name for table in tables if id(table.parameter) not in known]
+            what = f"{gone[0]!r} is not in it any more" if gone else "it has others now"
+            raise ConfigError(
+                f"the parameters of param group {i} were changed after prepare: {what}. Each parameter keeps "
+                "the rule of its group at mpips.torch.prepare: change groups before it, or afterwards freeze "
+                "a parameter by requires_grad_(False) or change hyperparameters of its group"
+            )
 
     def _current(self) -> list[dict[str, Any]]:
         return [_hyperparameters(group) for group in self._optimizer.param_groups]
@@ -203,12 +228,45 @@ def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+class _ServerState(defaultdict[Any, Any]):
+    """The empty `state` of a prepared optimizer, which a script may read and not reset."""
+
+    def clear(self) -> NoReturn:
+        """Raise ConfigError: the moments on the servers would stay."""
+        _refuse_reset()
+
+    def pop(self, *arguments: Any) -> NoReturn:
+        """Raise ConfigError: the moments on the servers would stay."""
+        _refuse_reset()
+
+    def __reduce__(self) -> Any:
+        # A copy of the optimizer is a plain one.
+        return defaultdict, (dict,)
+
+
+def _refuse_reset() -> NoReturn:
+    raise ConfigError(
+        "the state of a prepared optimizer (moments, sums of gradients) lies on the servers, so a script "
+        "cannot reset or replace it: start another run with the values of this one, or leave optimizer.state "
+        "as it is"
+    )
+
+
 class PreparedOptimizer(torch.optim.Optimizer):
     """Methods of a prepared optimizer."""
 
     _mpips_stepping: Stepping
     _mpips_plain: type[torch.optim.Optimizer]
     _mpips_embeddings: Sequence[Embedding]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """Nothing: moments and sums lie on the servers."""
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, value: Any) -> NoReturn:
+        _refuse_reset()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Push the gradients and end the worker's clock; the servers apply the rule.
@@ -246,6 +304,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 "{'state': {}, 'param_groups': ...}"
             )
         super().load_state_dict(state_dict)
+        self.__dict__["state"] = _ServerState(dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return make_plain, (self._mpips_plain,), self.__getstate__()
@@ -263,6 +322,7 @@ def make_stepping(
 ) -> None:
     """Turn an optimizer into a prepared one, in place."""
     plain = type(optimizer)
+    optimizer.__dict__["state"] = _ServerState(dict)
     optimizer.__dict__.pop("step", None)  # the wrapper of a scheduler, around torch's own step
     body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
     optimizer.__class__ = type(plain.__name__, (PreparedOptimizer, plain), body)
