@@ -41,6 +41,7 @@ def launch(token: str, generation: int, served: int) -> Residuals:
         saving=saving, run=None, tables=TABLES, placement=placement, warm=True,
         regions=Regions(token, True, True),
         generation=generation, residuals=None, at=[SimpleNamespace(sequence=0)] * 2,
+        groups=(), grouped_tables={},
     )  # fmt: skip
     lost = residuals._make(parts)
     found: Residuals = parts.residuals
