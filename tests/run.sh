@@ -21,7 +21,7 @@ lanes=${MPIPS_TEST_LANES:-2}
 fault_lanes=${MPIPS_TEST_LANES:-3}
 
 # Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with.
-declare -A budget=([unit]=500 [mpi]=360 [fault]=1200 [jobs]=400 [sanitize]=450 [lint]=180)
+declare -A budget=([unit]=900 [mpi]=700 [fault]=1800 [jobs]=400 [sanitize]=700 [lint]=180)
 
 long=0
 if [[ ${1:-} == long ]]; then

@@ -14,7 +14,7 @@ from mpips.doctor.situation import Situation, dotted, file_system, numbers
 REQUIRED = {
     "numpy": (1, 24),
     "mpi4py": (4, 0),
-    "msgspec": (0, 18),
+    "msgspec": (0, 22),
     "click": (8, 1),
     "rich": (13,),
     "threadpoolctl": (3, 1),

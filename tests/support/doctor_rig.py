@@ -21,7 +21,7 @@ GOOD_STACK = {
 VERSIONS = {
     "numpy": (2, 1),
     "mpi4py": (4, 1, 2),
-    "msgspec": (0, 19),
+    "msgspec": (0, 22),
     "click": (8, 1, 7),
     "rich": (13, 9),
     "threadpoolctl": (3, 5),

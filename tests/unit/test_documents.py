@@ -11,7 +11,9 @@ from typing import Literal
 
 import click
 import pytest
+from _pytest.mark import ParameterSet
 from documents import DOCUMENTS, ROOT, Block, blocks, lacking, same_output, started
+from long_runs import in_turn
 from training import made_data
 
 from mpips.cli import cli
@@ -119,7 +121,20 @@ SETTINGS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("block", of_language("python"), ids=name_of)
+def _in_turn(blocks: list[Block]) -> list[ParameterSet]:
+    """The blocks of README, index and tutorial run each day, those of other pages every fourth one."""
+    first = ("README.md", "docs/index.md", "docs/tutorial.md")
+    return [
+        pytest.param(
+            block,
+            id=name_of(block),
+            marks=[] if name_of(block).startswith(first) else [in_turn(i, 4)],
+        )
+        for i, block in enumerate(blocks)
+    ]
+
+
+@pytest.mark.parametrize("block", _in_turn(of_language("python")))
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     if name := lacking(block.text):
         pytest.skip(f"{name} is not installed")

@@ -16,6 +16,7 @@ RATIOS = {
 WINDOWS = {"worker_memory", "streamed_vs_in_memory"}
 
 
+@pytest.mark.long
 def test_each_reader_is_compared_or_skipped_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

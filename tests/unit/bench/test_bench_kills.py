@@ -50,7 +50,7 @@ def test_every_lost_and_doubled_update_is_counted(
     assert kills.audit(counted(**changes), np.full(N, TIMES)) == (lost, double)
 
 
-@pytest.mark.parametrize("kind", ["pairs", "main_pairs"])
+@pytest.mark.parametrize("kind", [pytest.param("pairs", marks=pytest.mark.long), "main_pairs"])
 def test_a_sample_is_always_the_same_and_holds_all_its_pairs_and_every_row(kind: str) -> None:
     pairs_of = operator.attrgetter(kind)
     runs = matrix.covering(pairs_of)
@@ -105,6 +105,7 @@ def test_launches_end_again_at_the_same_place_of_a_clock(how: str) -> None:
         assert all(other <= a_clock and (first - other) % a_clock == 0 for other in others)
 
 
+@pytest.mark.long
 def test_the_matrix_is_run_once_and_says_what_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

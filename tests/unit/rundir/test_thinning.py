@@ -150,6 +150,7 @@ def days(n_days: int, every_s: float) -> Iterator[list[dict[str, Any]]]:
         yield new
 
 
+@pytest.mark.long
 def test_thirty_days_stay_small_and_complete_at_every_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     evaluations: list[dict[str, Any]] = []

@@ -41,6 +41,7 @@ def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load):
     assert kills > tried
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 def test_killed_again_at_any_point_of_the_recovery():
     _, tried, kills = crash("alone-asp", "twice", 7)

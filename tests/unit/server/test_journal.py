@@ -42,6 +42,7 @@ def test_killed_all_over_a_small_run_the_bits_are_those_of_an_undisturbed_run(lo
     assert kills > 1.5 * tried  # most second processes were killed too
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 def test_killed_again_at_any_point_of_the_recovery_nothing_is_applied_twice():
     _, tried, kills = crash("small-asp", "twice", 37 * COARSE)

@@ -98,6 +98,7 @@ class InTurn:
     def __init__(self, n_workers: int, last: int) -> None:
         self._order = [*(w for w in range(n_workers) if w != last), last]
         self.worker = last
+        self.is_scheduler = True
 
     def agree(self, what: str, work: Callable[[], Any], lengthy: bool = False) -> list[Any]:
         if not what.startswith("reading"):

@@ -276,7 +276,7 @@ class Numbered(Dataset[Any]):
         return IDS[[i % N, (3 * i) % N]], float(i)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_loader_processes_feed_a_model_with_rows(start):
     def run(n_children):
         with torch_job(seed=3) as script:

@@ -87,7 +87,9 @@ class Run:
         self.scheduler, self.values = scheduler.state_dict(), values_of(model)
 
 
-@pytest.mark.parametrize("ratio", [EQUAL, DISTINCT], ids=["equal", "distinct"])
+@pytest.mark.parametrize(
+    "ratio", [pytest.param(EQUAL, marks=pytest.mark.long), DISTINCT], ids=["equal", "distinct"]
+)
 def test_a_restart_restores_the_hyperparameters_of_hundreds_of_groups(tmp_path, ratio):
     expected = Run(ratio)
     with pytest.raises(CrashError):

@@ -43,6 +43,7 @@ def run(*arguments: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("task", "auc", "log_loss"), [("logistic", 0.892, 0.247), ("wide_deep", 0.922, 0.214)]
 )
+@pytest.mark.long
 def test_a_raw_file_of_a_bank_is_read_as_it_is(task: str, auc: float, log_loss: float) -> None:
     """Semicolons, columns of text, labels yes and no: no option is given."""
     train, test = DATA / "bank.train.csv", DATA / "bank.valid.csv"
@@ -68,5 +69,6 @@ def test_logistic_ranks_and_calibrates_web_pages() -> None:
     assert report["log_loss"] <= 0.034
 
 
+@pytest.mark.long
 def test_factorization_machine_ranks_web_pages() -> None:
     assert trained("fm", "w6a")["auc"] >= 0.985
