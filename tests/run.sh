@@ -17,11 +17,9 @@ out=$root/build/tests
 few_ranks=(1 2)
 many_ranks=(3 5)
 lanes=${MPIPS_TEST_LANES:-2}
-# Tests of the fault stage wait for launches half of their time.
-fault_lanes=${MPIPS_TEST_LANES:-3}
 
 # Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with.
-declare -A budget=([unit]=900 [mpi]=700 [fault]=1800 [jobs]=400 [sanitize]=700 [lint]=180)
+declare -A budget=([unit]=1500 [mpi]=1200 [fault]=3000 [jobs]=900 [sanitize]=1500 [lint]=300)
 
 long=0
 if [[ ${1:-} == long ]]; then
@@ -196,7 +194,7 @@ run_mpi() {
 run_fault() {
   has_tests tests/fault || return 0
   start_beside
-  run_lanes "$fault_lanes" fault --timeout=300 tests/fault
+  run_lanes "$lanes" fault --timeout=300 tests/fault
   finish_beside
 }
 
