@@ -308,7 +308,8 @@ start_beside() {
     fi
   ) </dev/null &
   beside_job=$!
-  if wants jobs && ((!jobs_done)) && can_run_beside && has_tests tests/jobs; then
+  # Launches fill two cores: jobs run beside them where there are more.
+  if wants jobs && ((!jobs_done && $(env -u OMP_NUM_THREADS nproc) > 2)) && can_run_beside && has_tests tests/jobs; then
     (
       trap - INT QUIT TERM
       launch_jobs 1

@@ -23,7 +23,7 @@ def bench(suite: str, *options: str) -> dict[str, Any]:
         env=launcher.site_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
