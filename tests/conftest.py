@@ -1,4 +1,4 @@
-"""What all tests share: which of them run, and the processor time of each."""
+"""Rules for all tests: which of them run, and the processor time of each."""
 
 from __future__ import annotations
 

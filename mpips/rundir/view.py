@@ -15,7 +15,7 @@ OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at th
 
 
 class RunState(NamedTuple):
-    """What the records of a run say about its state.
+    """The state of a run according to its records.
 
     Attributes:
         state: State in status.json, or "not started", "done", "ended", "dead".

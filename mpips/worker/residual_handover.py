@@ -46,7 +46,7 @@ _MOST = 1 << 24  # values of a message
 
 @dataclass(frozen=True)
 class HandoverPart:
-    """What a handover needs of start-up.
+    """The parts of start-up that a handover needs.
 
     Attributes:
         comm: Communicator of the job for messages between workers.
