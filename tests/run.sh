@@ -136,7 +136,11 @@ run_lint() {
   check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 }
 
-run_unit() { if has_tests tests/unit; then run_lanes "$lanes" unit tests/unit; fi; }
+run_unit() {
+  has_tests tests/unit || return 0
+  start_jobs
+  run_lanes "$lanes" unit tests/unit
+}
 
 # launch_sizes N...: the tests on N ranks, one size after the other; the exit codes go to files.
 launch_sizes() {
@@ -290,10 +294,8 @@ run_sanitize() {
 wants() { [[ " ${stages[*]} " == *" $1 "* ]]; }
 
 # Lint and the build of the sanitizers' module need no launches: they run beside those of the fault stage, which wait
-# for each other nearly half of their time. So do the jobs, in one lane, if their stage is still to come.
+# for each other nearly half of their time.
 beside_job=""
-jobs_job=""
-jobs_done=0
 start_beside() {
   rm -f "$out/lint.log" "$out/sanitize-build.code"
   (
@@ -308,8 +310,14 @@ start_beside() {
     fi
   ) </dev/null &
   beside_job=$!
-  # Launches fill two cores: jobs run beside them where there are more.
-  if wants jobs && ((!jobs_done && $(env -u OMP_NUM_THREADS nproc) > 2)) && can_run_beside && has_tests tests/jobs; then
+}
+
+jobs_job=""
+jobs_done=0
+# start_jobs: the jobs mostly wait for Slurm, so they run in one lane beside the unit tests, where their stage is
+# still to come.
+start_jobs() {
+  if wants jobs && ((!jobs_done)) && can_run_beside && has_tests tests/jobs; then
     (
       trap - INT QUIT TERM
       launch_jobs 1

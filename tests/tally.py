@@ -1,7 +1,9 @@
 """Add up what pytest reports.
 
 `python tally.py EXIT_CODE REPORT.xml...` prints three numbers: passed, failed, skipped. `python tally.py
---slowest N REPORT.xml...` prints the N slowest tests.
+--slowest N REPORT.xml...` prints the N slowest tests; `--cpu` shows the processor time of each report and the
+tests that grew since `tests/cpu.json`, which `--store` writes; by it heavy tests take turns
+(support/long_runs.py).
 
 Several reports are those of the ranks of one launch, where a test failed if
 it failed on any rank. A launch that went wrong in a way that no report tells counts as a failure, and
@@ -84,8 +86,10 @@ def slowest(n: int, reports: list[Path]) -> list[str]:
     return [f"{time:7.1f} s  {stem:<9} {name}" for time, stem, name in sorted(found)[: -n - 1 : -1]]
 
 
-def cpu_times(reports: list[Path]) -> dict[str, dict[str, float]]:
-    """Return the processor seconds of each test (`report stem` -> name -> seconds), with its children."""
+def cpu_times(
+    reports: list[Path], kinds: tuple[str, ...] = ("cpu_s", "sampled_s")
+) -> dict[str, dict[str, float]]:
+    """Return the processor seconds of each test that ran, with its children, by report stem and name."""
     found: dict[str, dict[str, float]] = {}
     for report in reports:
         try:
@@ -94,9 +98,43 @@ def cpu_times(reports: list[Path]) -> dict[str, dict[str, float]]:
             continue
         times = found.setdefault(report.stem, {})
         for case in cases:
-            for value in case.iterfind("properties/property[@name='cpu_s']"):
-                times[f"{case.get('classname')}::{case.get('name')}"] = float(value.get("value", 0))
+            for value in case.iterfind("properties/property"):
+                if value.get("name") in kinds and outcome(case) != "skipped":
+                    name = f"{case.get('classname')}::{case.get('name')}"
+                    times[name] = float(value.get("value", 0))
     return found
+
+
+def names(reports: list[Path]) -> set[str]:
+    """Return `report stem` and name of all tests of the reports, also of those that were skipped."""
+    found = set()
+    for report in reports:
+        try:
+            cases = list(ElementTree.parse(report).iter("testcase"))
+        except (OSError, ElementTree.ParseError):
+            continue
+        found |= {f"{report.stem} {case.get('classname')}::{case.get('name')}" for case in cases}
+    return found
+
+
+def stored() -> dict[str, dict[str, float]]:
+    """Return the processor seconds of an earlier run: of tests, and of those that take turns case by case."""
+    if not _STORED.exists():
+        return {"tests": {}, "sampled": {}}
+    found: dict[str, dict[str, float]] = json.loads(_STORED.read_text())
+    return found
+
+
+def merged(reports: list[Path], kind: str, old: dict[str, float]) -> dict[str, float]:
+    """Return what to store: the times of the reports, and of tests that were skipped what is stored."""
+    stems = {report.stem for report in reports}
+    there = names(reports)
+    kept = {n: s for n, s in old.items() if n.partition(" ")[0] not in stems or n in there}
+    for stem, times in cpu_times(reports, (kind,)).items():
+        for name in times:
+            kept.pop(f"{stem} {name}", None)
+        kept |= {f"{stem} {name}": round(s, 1) for name, s in times.items() if s >= _STORED_S}
+    return dict(sorted(kept.items()))
 
 
 def grown(now: dict[str, float], before: dict[str, float], n: int) -> list[str]:
@@ -122,14 +160,18 @@ def show_cpu(reports: list[Path], store: bool) -> None:
         top = sorted(times.values())[-max(1, len(times) // 10) :]
         share = sum(top) / max(sum(times.values()), 1e-9)
         print(f"{stem:<9} {sum(times.values()):7.0f} s   {share:4.0%} in a tenth of the tests")
+    before = stored()
     if store:
-        kept = {name: round(s, 1) for name, s in sorted(now.items()) if s >= _STORED_S}
-        _STORED.write_text(json.dumps(kept, indent=0) + "\n")
+        new = {
+            "tests": merged(reports, "cpu_s", before["tests"]),
+            "sampled": merged(reports, "sampled_s", before["sampled"]),
+        }
+        _STORED.write_text(json.dumps(new, indent=0) + "\n")
         return
     if reports:
         reports[0].with_name("cpu.json").write_text(json.dumps(now, indent=0) + "\n")
     if _STORED.exists():
-        lines = grown(now, json.loads(_STORED.read_text()), 10)
+        lines = grown(now, before["tests"] | before["sampled"], 10)
         print("grew most since tests/cpu.json:" if lines else "no test grew", *lines, sep="\n")
 
 

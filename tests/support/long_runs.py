@@ -3,19 +3,31 @@
 A test or a parameter set with the marker `long` runs only in the long one. A test with the marker `sampled`
 runs in both and takes `by_day` of its cases in the daily one, or `taking_turns`: then each commit runs other
 cases, and a few consecutive commits run all of them.
+
+All other tests whose processor time in `tests/cpu.json` is above `HEAVY_S` take turns by themselves
+(`resting`): the heavy tests of a stage are divided into parts of about equal time, and each commit runs one
+part. A test that is not in the file yet always runs, and so does one whose file is named on the command line.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 T = TypeVar("T")
+
+# Processor times of an earlier run; `python tests/tally.py --store` writes them.
+CPU = Path(__file__).parents[1] / "cpu.json"
+# Processor seconds from which on a test takes turns, and in how many parts, by stage.
+HEAVY_S = {"unit": 3.0, "fault": 4.0, "sanitize": 3.0}
+PARTS = {"unit": 3, "fault": 4, "sanitize": 3}
 
 LONG = os.environ.get("MPIPS_TEST_LONG") == "1"
 # Environment variable: the number that `turn` returns instead, to repeat the cases of another commit.
@@ -70,3 +82,43 @@ def in_turn(number: int, every: int) -> pytest.MarkDecorator:
     """
     is_mine = LONG or turn() % every == number % every
     return pytest.mark.sampled if is_mine else pytest.mark.long
+
+
+def parts(costs: Mapping[str, float], n: int) -> dict[str, int]:
+    """Divide names into `n` parts of about equal cost: the dearest first, each to the cheapest part."""
+    sums = [0.0] * n
+    found = {}
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
+        found[name] = min(range(n), key=sums.__getitem__)
+        sums[found[name]] += costs[name]
+    return found
+
+
+@functools.cache
+def heavy_parts(stage: str) -> dict[str, int]:
+    """Return the part of each heavy test of a stage, by its name in the reports.
+
+    {} for a stage without turns.
+    """
+    if stage not in PARTS or not CPU.exists():
+        return {}
+    times: dict[str, float] = json.loads(CPU.read_text())["tests"]
+    mine = {
+        name.removeprefix(f"{stage} "): cost
+        for name, cost in times.items()
+        if name.startswith(f"{stage} ") and cost >= HEAVY_S[stage]
+    }
+    return parts(mine, PARTS[stage])
+
+
+def resting(stage: str, name: str) -> str:
+    """Return why a test waits for another commit by day, or "" if it runs.
+
+    Args:
+        stage: unit, mpi, fault, jobs or sanitize.
+        name: Of the test in the reports, such as tests.fault.test_kills::test_a.
+    """
+    part = heavy_parts(stage).get(name)
+    if part is None or part == turn() % PARTS[stage]:
+        return ""
+    return f"takes turns: commits {part} modulo {PARTS[stage]} run it, and `bash tests/run.sh long`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -101,6 +102,22 @@ def test_processor_times_are_read_from_each_report(tallying: ModuleType, tmp_pat
     assert found == {"unit": {"t::a": 1.5, "t::b": 0.25}, "mpi-2-0": {"t::a": 3.0}}
 
 
+def test_what_was_skipped_keeps_its_stored_time(tallying: ModuleType, tmp_path: Path) -> None:
+    skipped = CPU.format("rests", "0.01").replace("</testcase>", "<skipped/></testcase>")
+    report = tmp_path / "unit.xml"
+    cases = CPU.format("a", "1.5") + CPU.format("quick", "0.1") + skipped
+    sampled = CPU.format("grid", "7").replace("cpu_s", "sampled_s")
+    report.write_text(f"<testsuites><testsuite>{cases}{sampled}</testsuite></testsuites>")
+    old = {"unit t::a": 9.0, "unit t::rests": 8.0, "unit t::gone": 7.0, "fault t::b": 6.0}
+    old["unit t::quick"] = 5.0
+    assert tallying.merged([report], "cpu_s", old) == {
+        "unit t::a": 1.5,
+        "unit t::rests": 8.0,
+        "fault t::b": 6.0,
+    }
+    assert tallying.merged([report], "sampled_s", {}) == {"unit t::grid": 7.0}
+
+
 def test_tests_that_grew_are_named_and_a_slower_machine_is_no_growth(tallying: ModuleType) -> None:
     before = {"a": 1.0, "b": 2.0, "c": 4.0, "small": 0.1}
     assert tallying.grown({name: 2 * s for name, s in before.items()}, before, 10) == []
@@ -163,7 +180,80 @@ def test_the_daily_and_the_long_run_have_each_test_at_least_once(
     assert passed == ran
     assert str(cases) in done.stdout
     report = (tmp_path / "r.xml").read_text()
-    assert report.count('<property name="cpu_s"') >= len(ran)
+    assert report.count('<property name="cpu_s"') >= len(ran) - 1
+    assert '<property name="sampled_s"' in report
+
+
+HEAVY = {"test_a": 9.0, "test_b": 8.0, "test_c": 5.0, "test_d": 4.0, "test_e": 0.6}
+TURNS = """
+import pytest
+
+def test_a(): pass
+
+def test_b(): pass
+
+@pytest.mark.parametrize("n", ["x::y"])
+def test_parameters(n): pass
+
+@pytest.mark.sampled
+def test_c(): pass
+
+class TestIn:
+    def test_d(self): pass
+
+def test_e(): pass
+
+def test_new(): pass
+"""
+
+
+def names_run(folder: Path, *arguments: str, **variables: str) -> set[str]:
+    """Run the tests of a copy of the rules, and return the names of those that ran."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MPIPS_", "PYTEST"))}
+    env |= {"PYTHONPATH": str(folder / "tests/support"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=env | variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if "::" in line]
+    return {line[0].partition("::")[2] for line in lines if "PASSED" in line}
+
+
+@pytest.fixture
+def turns(tmp_path: Path) -> Path:
+    """A copy of the rules with a few tests in the fault stage, the heavy ones in two parts."""
+    files = {
+        "tests/conftest.py": (ROOT / "tests/conftest.py").read_text(),
+        "tests/support/long_runs.py": (ROOT / "tests/support/long_runs.py")
+        .read_text()
+        .replace('"fault": 4,', '"fault": 2,'),
+        "tests/fault/test_few.py": TURNS,
+        "pytest.ini": "[pytest]\nmarkers =\n  long\n  sampled\n",
+    }
+    stored = {f"fault tests.fault.test_few::{name}": cost for name, cost in HEAVY.items()}
+    stored["fault tests.fault.test_few::test_parameters[x::y]"] = 7.0
+    del stored["fault tests.fault.test_few::test_d"]
+    stored["fault tests.fault.test_few.TestIn::test_d"] = 6.0
+    files["tests/cpu.json"] = json.dumps({"tests": stored, "sampled": {}})
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_heavy_tests_take_turns_and_all_others_run(turns: Path) -> None:
+    always = {"test_c", "test_e", "test_new"}
+    found = [names_run(turns, "tests", MPIPS_TEST_TURN=str(commit)) for commit in (70, 71, 72)]
+    assert found[0] == found[2] != found[1]
+    assert found[0] & found[1] == always
+    heavy = {"test_a", "test_b", "test_parameters[x::y]", "TestIn::test_d"}
+    assert found[0] | found[1] == always | heavy
+    assert {len(part - always) for part in found} == {2}
+    named = names_run(turns, "tests/fault/test_few.py", MPIPS_TEST_TURN="70")
+    assert named == always | heavy
+    long = names_run(turns, "tests", MPIPS_TEST_LONG="1")
+    assert long == heavy | {"test_c"}
 
 
 def function_of(name: str) -> str:

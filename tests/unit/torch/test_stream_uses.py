@@ -151,8 +151,8 @@ def test_other_hooks_for_saved_tensors_have_the_activations():
     assert_trains_alike(train)
 
 
-# Dynamo asks for the gradient of each tensor and hides torch's warning, which hides no warning that is an error.
-# Torch gives it once in a process, so only the test that comes first would fail.
+# Dynamo asks for the gradient of each tensor and hides torch's warning, but not where it is an error. Torch
+# gives it once in a process, so only the test that comes first would fail.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_torch_compile_around_the_model_changes_no_bit():
     def train(model, optimizer):
