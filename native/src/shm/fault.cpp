@@ -32,6 +32,7 @@ static_assert(std::size(names) == static_cast<std::size_t>(Point::residual_tagge
 
 Point chosen = Point::any;
 std::uint64_t left = 0, count = 0;  // passage that kills, counted from 1 (0: none); passages so far
+Hook hook = nullptr;                // called in place of the kill, after `left` further passages
 
 Point point_of(const std::string& name) {
   std::string known;
@@ -64,6 +65,7 @@ void arm_from_environment() {
 
 void arm(const char* text) {
   count = 0;
+  hook = nullptr;
   detail::armed = false;
   if (text == nullptr || *text == '\0') return;
   const char* colon = std::strchr(text, ':');
@@ -77,6 +79,16 @@ void arm(const char* text) {
   detail::armed = true;
 }
 
+void arm_hook(Hook called, std::uint64_t first) {
+  count = 0;
+  chosen = Point::any;
+  hook = called;
+  left = first;
+  detail::armed = hook != nullptr;
+}
+
+void hook_after(std::uint64_t passages) noexcept { left = passages; }
+
 std::uint64_t passed() noexcept { return count; }
 
 void pass_named(const char* name) {
@@ -86,6 +98,11 @@ void pass_named(const char* name) {
 void detail::pass(Point point) noexcept {
   if (chosen != Point::any && chosen != point) return;
   ++count;
+  if (hook != nullptr) {
+    // Other stacks pass points while the hook has switched to them: `left` is theirs then, too.
+    if (left != 0 && --left == 0) hook(names[static_cast<std::size_t>(point)]);
+    return;
+  }
   if (count == left) {
     kill(getpid(), SIGKILL);
     for (;;) pause();
@@ -107,6 +124,13 @@ void arm(const char* text) {
       "', but this build of mpips has no fault points; unset it, or build with them: "
       "MPIPS_SETUP_TESTS=1 bash jobs/setup.sh (CMake option MPIPS_FAULTS=ON)");
 }
+
+void arm_hook(Hook hook, std::uint64_t) {
+  if (hook != nullptr)
+    throw std::runtime_error("this build of mpips has no fault points (CMake option MPIPS_FAULTS)");
+}
+
+void hook_after(std::uint64_t) noexcept {}
 
 std::uint64_t passed() noexcept { return 0; }
 

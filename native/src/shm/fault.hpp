@@ -75,6 +75,13 @@ void arm_from_environment();
 // Arm anew, for a process that goes on after a fork; "" disarms. Throws like
 // `arm_from_environment`.
 void arm(const char* text);
+// Call `hook(name)` at the `first`-th passage of any point from here on, in place of SIGKILL; 0:
+// at none until `hook_after` says so. The hook may switch to another stack and come back late or
+// never. Null disarms. For simulations of a job in one thread.
+using Hook = void (*)(const char* name);
+void arm_hook(Hook hook, std::uint64_t first);
+// Let so many passages go by until the next call of the hook; 0: it is called no more.
+void hook_after(std::uint64_t passages) noexcept;
 // Number of points passed since the last `arm`.
 std::uint64_t passed() noexcept;
 // Pass the point of this name. Throws std::invalid_argument for a name that does not exist.

@@ -1,0 +1,139 @@
+"""Checkpoints of the simulation: what servers write together, or fail to write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from simulation.world import World
+
+from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead
+from mpips.checkpoint.shards import ShardData
+from mpips.errors import DiskFullError
+from mpips.snapshot.server_part import ServerPart
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint.
+
+    Attributes:
+        head: Its description of the job, with the states of the workers.
+        dense: Values of dense tables, by name, flat.
+        rows: Rows of embedding tables, by name and key.
+        versions: Number of updates of each table, by name.
+        era: Number of the era in which it was written.
+    """
+
+    head: ManifestHead
+    dense: dict[str, np.ndarray]
+    rows: dict[str, dict[int, np.ndarray]]
+    versions: dict[str, int]
+    era: int
+
+
+class Disk:
+    """The checkpoints of a run, oldest first, and the one that is being written."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.written: list[Checkpoint] = []
+        self.failures = self.era = 0
+        self.fails = 0.0  # chance that an attempt to write fails
+        self._parts: dict[tuple[int, int], dict[int, Sequence[ShardData]]] = {}
+        self._ends: dict[tuple[int, int], CheckpointInfo | None] = {}
+
+    def forget(self) -> None:
+        """Drop what was not published when the launch ended."""
+        self._parts, self._ends = {}, {}
+
+    def write(
+        self,
+        attempt: tuple[int, int],
+        server: int,
+        n_servers: int,
+        head: ManifestHead,
+        shards: Sequence[ShardData],
+    ) -> Iterator[CheckpointInfo | None]:
+        """Write a server's part in steps; yield None until all parts are there, then what was written."""
+        parts = self._parts.setdefault(attempt, {})
+        for _ in range(self.world.random.randrange(3)):
+            yield None
+        parts[server] = shards
+        while len(parts) < n_servers:
+            yield None
+        if attempt not in self._ends:
+            # The last one publishes, or all of them find the same failure.
+            self._ends[attempt] = None
+            if self.world.random.random() < self.fails:
+                self.failures += 1
+            else:
+                heads = self.written
+                heads.append(joined(self.era, head, list(parts.values())))
+                path = Path(f"/sim/step-{head.step}-{len(heads)}")
+                self._ends[attempt] = CheckpointInfo(path, head.step, 0, 0.0, (), ())
+        yield None
+        found = self._ends[attempt]
+        if found is None:
+            raise DiskFullError("the disk is full")
+        yield found
+
+
+def joined(era: int, head: ManifestHead, parts: Sequence[Sequence[ShardData]]) -> Checkpoint:
+    """Return a checkpoint with copies of all shards."""
+    found = Checkpoint(head, {}, {}, {}, era)
+    for shard in (each for part in parts for each in part):
+        before = found.versions.setdefault(shard.table, shard.version)
+        found.versions[shard.table] = max(before, shard.version)
+        if isinstance(shard, DenseShardData):
+            size = next(t.n_elements for t in head.tables if t.name == shard.table)
+            whole = found.dense.setdefault(shard.table, np.full(size, np.nan, np.float32))
+            whole[shard.start : shard.start + shard.values.size] = shard.values
+            continue
+        rows = found.rows.setdefault(shard.table, {})
+        for key, row in zip(shard.keys.tolist(), shard.values, strict=True):
+            assert key not in rows, f"two servers have the row {key}"
+            rows[key] = np.array(row)
+    return found
+
+
+class DiskWriter:
+    """The writer of a server's part, as mpips.checkpoint.CheckpointWriter."""
+
+    info: CheckpointInfo
+
+    def __init__(self, disk: Disk, *rest: Any) -> None:
+        self._disk, self._rest = disk, rest
+
+    def steps(self) -> Iterator[object]:
+        """Write in steps."""
+        for info in self._disk.write(*self._rest):
+            if info is not None:
+                self.info = info
+            yield True
+
+
+class DiskServerPart(ServerPart):
+    """A server's part in snapshots that writes to the disk of the simulation."""
+
+    def __init__(self, disk: Disk, n_servers: int, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._disk, self._n_servers = disk, n_servers
+        self._tries: Counter[int] = Counter()
+
+    def _make_writer(self, shards: list[ShardData], number: int, block_bytes: int = 0) -> Any:
+        # Only the last checkpoint is tried again, by all servers.
+        self._tries[number] += 1
+        return DiskWriter(
+            self._disk,
+            (number, self._tries[number]),
+            self._server.index,
+            self._n_servers,
+            self._head(number),
+            shards,
+        )
+
+    def _retain(self, written: Path) -> str:
+        return ""

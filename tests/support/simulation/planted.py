@@ -1,0 +1,187 @@
+"""Defects that a simulation must find: each breaks one rule of the protocol, as a wrong change of it would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from simulation import disk, launch
+
+from mpips import BSP, SSP, _native
+from mpips.checkpoint import position
+from mpips.recovery import memory
+from mpips.snapshot import coordinator, server_part, worker_part
+from mpips.worker import arrivals, connection, residuals, ticks, waits
+
+
+def _tick_before_position() -> list[Any]:
+    """A worker's tick is sent before the position at which it continues after it."""
+    write, place = ticks.Ticks._write, ticks.Ticks._write_position
+
+    def both(self: ticks.Ticks) -> None:
+        write(self)
+        place(self)
+
+    nothing = mock.patch.object(ticks.Ticks, "_write_position", lambda self: None)
+    return [nothing, mock.patch.object(ticks.Ticks, "_write", both)]
+
+
+def _no_fence() -> list[Any]:
+    """A worker sends ticks before all servers have the records in front of them."""
+    return [mock.patch.object(arrivals.Arrivals, "wait", lambda self: None)]
+
+
+def _greatest_clock() -> list[Any]:
+    """A worker continues at the clock of the server that has come furthest."""
+    real = memory.place_of
+
+    def wrong(worker: int, positions: Any, origin: Any, skips_clocks: bool = False) -> Any:
+        ahead = max(at.clock for at in positions)
+        return real(worker, [p for p in positions if p.clock == ahead], origin, skips_clocks)
+
+    return [mock.patch.object(launch, "place_of", wrong)]
+
+
+def _old_cursor() -> list[Any]:
+    """The position in front of a tick has the cursor of the clock before."""
+
+    def wrong(self: position.Position, clock: int, steps: int | None = None) -> bytes:
+        part = self._part(clock, steps, self._raw_random())
+        before = getattr(self, "_before", {})
+        self._before = dict(part.cursor)  # type: ignore[attr-defined]
+        self._in_memory = position.msgspec.structs.replace(part, cursor=before)
+        return position._encode(self._in_memory)
+
+    return [mock.patch.object(position.Position, "coming_part", wrong)]
+
+
+def _residual_of_the_last_try() -> list[Any]:
+    """After a restart a residual is that of a push which has not arrived."""
+    real = residuals.Residuals.settle
+    return [
+        mock.patch.object(
+            residuals.Residuals, "settle", lambda self, n: real(self, [at + 1 for at in n])
+        )
+    ]
+
+
+def _pushes_again() -> list[Any]:
+    """A restarted worker does not know which pushes of its clock a server has."""
+    real = launch.resume
+
+    def wrong(channel: Any, at: memory.At, skips_clocks: bool) -> None:
+        real(channel, memory.msgspec.structs.replace(at, pushes=0, tag=0), skips_clocks)
+
+    return [mock.patch.object(launch, "resume", wrong)]
+
+
+def _commits_early() -> list[Any]:
+    """The coordinator commits to a cut before all workers have agreed to its clock."""
+    real = coordinator.Coordinator.agreed
+
+    def wrong(self: coordinator.Coordinator, worker: int, answer: Any) -> None:
+        if self._cut is not None and self._cut.id == answer.id:
+            self._cut.unanswered.clear()
+        real(self, worker, answer)
+
+    return [mock.patch.object(coordinator.Coordinator, "agreed", wrong)]
+
+
+def _agrees_late() -> list[Any]:
+    """A worker agrees to a cut at a clock that it has passed, and cuts at its next tick."""
+
+    def wrong(self: worker_part.WorkerPart, now: int, wait_until: Any) -> None:
+        cut = self._control.cut
+        if isinstance(cut.pending, worker_part.Commit) and now >= cut.pending.clock:
+            number, cut.pending = cut.pending.id, None
+            self._put_tick(number)
+
+    return [mock.patch.object(worker_part.WorkerPart, "at_tick", wrong)]
+
+
+def _cuts_after_a_push() -> list[Any]:
+    """A worker that waits writes its cut record although it has pushed since its tick."""
+    return [mock.patch.object(connection.Connection, "has_pushed", property(lambda self: False))]
+
+
+def _positions_of_later() -> list[Any]:
+    """A server reads the positions for a checkpoint when it writes it, not at the cut."""
+    real = disk.DiskServerPart._head
+
+    def wrong(self: Any, writer: Any, number: int) -> Iterator[object]:
+        writer._rest = (*writer._rest[:3], real(self, number), *writer._rest[4:])
+        return server_part.ServerPart._write(self, writer, number)
+
+    return [mock.patch.object(disk.DiskServerPart, "_write", wrong, create=True)]
+
+
+def _one_clock_too_old() -> list[Any]:
+    """A pull under SSP takes values that are one clock older than the bound allows."""
+
+    def wrong(c: connection.Connection, table: Any) -> tuple[int, int]:
+        if isinstance(table.consistency, BSP):
+            return c.now, 0
+        if isinstance(table.consistency, SSP):
+            return 0, max(0, c.now - table.consistency.bound - 1)
+        return 0, 0
+
+    return [mock.patch.object(waits, "minimum_clock", wrong)]
+
+
+def _releases_before_the_copy() -> list[Any]:
+    """A server lets records go on before it has copied its shards for a checkpoint."""
+    real = server_part.ServerPart._copy
+
+    def wrong(self: Any) -> None:
+        self._server.core.release_cut(self._id)
+        self._server.drain()
+        real(self)
+
+    return [mock.patch.object(server_part.ServerPart, "_copy", wrong)]
+
+
+def _forgets_its_pushes() -> list[Any]:
+    """A pull of rows does not wait for this worker's own pushes in front of it."""
+    real = _native.RingWriter.collected_before
+
+    class Channel(launch.TurnChannel):
+        def wait_collected(self, before: int, max_s: float) -> bool:
+            self._world.pause()
+            return real(self.writer) >= before - 1
+
+    return [mock.patch.object(launch, "TurnChannel", Channel)]
+
+
+PLANTED: dict[str, Callable[[], list[Any]]] = {
+    function.__name__.strip("_").replace("_", "-"): function
+    for function in (
+        _tick_before_position,
+        _no_fence,
+        _greatest_clock,
+        _old_cursor,
+        _residual_of_the_last_try,
+        _pushes_again,
+        _commits_early,
+        _agrees_late,
+        _cuts_after_a_push,
+        _positions_of_later,
+        _one_clock_too_old,
+        _releases_before_the_copy,
+        _forgets_its_pushes,
+    )
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Within the block mpips has this defect."""
+    patches = PLANTED[name]()
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.stop()

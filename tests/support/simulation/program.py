@@ -1,0 +1,333 @@
+"""What the workers of a job do, and what must be in its tables: computed from the seed alone.
+
+A program does not depend on the order of events: which pushes a worker makes in a clock is a function of the
+seed, the era, the worker and the clock. So what a table holds after given clocks of all workers is known without
+a look at mpips, and in whole numbers, which float32 adds exactly.
+
+Every element belongs to one worker, which adds positive numbers to it, and only to it. The elements of one
+worker are of two kinds: to the one kind each push adds 1, to the other a number that depends on the push.
+So a push that is lost shows in the first kind, and one that is lost while another is doubled in the second.
+
+An era is the time from one start without memory to the next: a job begins, continues in memory, and ends or loses
+its memory. The next era starts from a checkpoint, possibly with other tables, servers and workers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mpips import ASP, BSP, SGD, SSP, DenseTable, EmbeddingTable
+from mpips.model.codec import RandomK, TopK
+from mpips.model.table import Table
+
+KEYS = 6  # keys of an embedding table
+
+
+class Push(NamedTuple):
+    """A push: index of the table, keys (None: dense), the number that elements of the second kind get."""
+
+    table: int
+    keys: tuple[int, ...] | None
+    number: int
+
+
+class Pull(NamedTuple):
+    """A pull: index of the table, keys (None: dense)."""
+
+    table: int
+    keys: tuple[int, ...] | None
+
+
+class Pace(NamedTuple):
+    """A wait until no worker is more than so many clocks behind."""
+
+    bound: int
+
+
+Op = Push | Pull | Pace
+
+
+class Shape(NamedTuple):
+    """What may differ from era to era.
+
+    Attributes:
+        tables: The tables.
+        n_servers, n_workers: Numbers of ranks.
+        clocks: Number of clocks of each worker.
+        n_slots: Slots of a ring.
+        every_steps: Steps between checkpoints; 0: none.
+        asks: Workers ask for a checkpoint from time to time.
+        nodes: Node of each server, and of each worker.
+        kind: How workers reach servers on other nodes: "rma" or "p2p".
+        fails: Chance that an attempt to write a checkpoint fails.
+        patience_s: Timeout of the coordinator.
+    """
+
+    tables: tuple[Table, ...]
+    n_servers: int
+    n_workers: int
+    clocks: tuple[int, ...]
+    n_slots: int
+    every_steps: int
+    asks: bool
+    nodes: tuple[tuple[int, ...], tuple[int, ...]]
+    kind: str
+    fails: float
+    patience_s: float
+
+
+def lengths(draws: random.Random) -> dict[str, int]:
+    """Draw the sizes of a run's tables, which all eras have; 0: an embedding table."""
+    n = draws.choice((1, 1, 2, 3))
+    return {f"t{i}": draws.choice((0, 1, 7, 16, 40)) for i in range(n)}
+
+
+def draw_shape(
+    draws: random.Random, sizes: dict[str, int], clocks: int, may_keep_residuals: bool
+) -> Shape:
+    """Draw the shape of an era."""
+    n_workers, n_servers = draws.choice((1, 2, 2, 3, 3, 3, 4)), draws.choice((1, 2, 2, 2, 3))
+    common = draws.choice((None, BSP("sum"), ASP()))
+    tables: list[Table] = []
+    for name, size in sizes.items():
+        consistency = common or draws.choice((BSP("sum"), SSP(1), SSP(3), ASP()))
+        if not size:
+            # One column for each worker there may ever be, for each kind.
+            tables.append(EmbeddingTable(name, 8, consistency=consistency, optimizer=SGD(1.0)))
+            continue
+        codec = None
+        if may_keep_residuals and draws.random() < 0.3:
+            codec = draws.choice((TopK(0.2), RandomK(0.4)))
+        tables.append(
+            DenseTable(
+                name,
+                (size,),
+                consistency=consistency,
+                optimizer=SGD(1.0),
+                compression=codec,
+            )
+        )
+    uneven = draws.random() < 0.3
+    mine = tuple(draws.randrange(1, clocks + 1) if uneven else clocks for _ in range(n_workers))
+    return Shape(
+        tables=tuple(tables),
+        n_servers=n_servers,
+        n_workers=n_workers,
+        clocks=mine,
+        n_slots=draws.choice((4, 4, 16, 64)),
+        every_steps=draws.choice((0, 0, 4, 9)),
+        asks=draws.random() < 0.3,
+        nodes=_nodes(draws, n_servers, n_workers),
+        kind=draws.choice(("rma", "p2p")),
+        fails=draws.choice((0.0, 0.0, 0.4)),
+        patience_s=draws.choice((1e6, 1e6, 0.2)),
+    )
+
+
+def _nodes(
+    draws: random.Random, n_servers: int, n_workers: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Draw the nodes of the ranks: all on one, servers and workers apart, or any of two."""
+    how = draws.choice(("one", "apart", "any"))
+    if how == "one":
+        return (0,) * n_servers, (0,) * n_workers
+    if how == "apart":
+        return (0,) * n_servers, (1,) * n_workers
+    return tuple(draws.choices((0, 1), k=n_servers)), tuple(draws.choices((0, 1), k=n_workers))
+
+
+class Contents:
+    """The values of all tables: dense ones by index, rows by index and key. Not found: zeros."""
+
+    def __init__(self, dense: dict[int, np.ndarray], rows: dict[int, np.ndarray]) -> None:
+        self.dense, self.rows = dense, rows
+
+    def add(self, other: Contents) -> Contents:
+        """Return the sum."""
+        return Contents(
+            {i: a + other.dense[i] for i, a in self.dense.items()},
+            {i: a + other.rows[i] for i, a in self.rows.items()},
+        )
+
+    def of(self, table: int) -> np.ndarray:
+        """Return the values of a dense table, (n,), or all rows of an embedding table, (KEYS, dim)."""
+        return self.dense[table] if table in self.dense else self.rows[table]
+
+
+class Era:
+    """The programs of all workers of an era, and what the tables must hold.
+
+    Attributes:
+        shape: Its shape.
+        number: Its number, from 0.
+        base: What the tables held at its start.
+    """
+
+    def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
+        self.shape, self.number, self._seed = shape, number, seed
+        self.has_residuals = any(
+            isinstance(t, DenseTable) and t.compression is not None for t in shape.tables
+        )
+        self._ops = [
+            [self._draw(w, clock) for clock in range(shape.clocks[w])]
+            for w in range(shape.n_workers)
+        ]
+        self.base = base if base is not None else self._zeros()
+        self._prefix = [self._sums(w) for w in range(shape.n_workers)]
+
+    def ops(self, worker: int, clock: int) -> Sequence[Op]:
+        """What a worker does in a clock, in its order."""
+        return self._ops[worker][clock]
+
+    def _draw(self, worker: int, clock: int) -> list[Op]:
+        draws = random.Random(f"{self._seed}/{self.number}/{worker}/{clock}")
+        ops: list[Op] = []
+        if draws.random() < 0.1:
+            ops.append(Pace(draws.choice((0, 1, 4))))
+        for i, table in enumerate(self.shape.tables):
+            is_rows = isinstance(table, EmbeddingTable)
+            for _ in range(draws.choice((0, 1, 1, 1, 2))):
+                keys = self._some_keys(draws) if is_rows else None
+                ops.append(Push(i, keys, draws.randrange(1, 30)))
+            if draws.random() < 0.5:
+                ops.append(Pull(i, self._some_keys(draws) if is_rows else None))
+        draws.shuffle(ops)
+        return ops
+
+    @staticmethod
+    def _some_keys(draws: random.Random) -> tuple[int, ...]:
+        return tuple(draws.sample(range(KEYS), draws.randrange(1, KEYS + 1)))
+
+    def update(self, worker: int, push: Push) -> np.ndarray:
+        """Return what a push adds: (n,) for a dense table, (number of keys, dim) for rows."""
+        table = self.shape.tables[push.table]
+        if push.keys is None:
+            assert isinstance(table, DenseTable)
+            found = np.zeros(table.n_elements, np.float32)
+            own = np.arange(worker, table.n_elements, self.shape.n_workers)
+            found[own] = np.where((own // self.shape.n_workers) % 2 == 0, 1, push.number)
+            return found
+        rows = np.zeros((len(push.keys), 8), np.float32)
+        rows[:, worker], rows[:, 4 + worker] = 1, push.number
+        return rows
+
+    def _zeros(self) -> Contents:
+        tables = list(enumerate(self.shape.tables))
+        return Contents(
+            {i: np.zeros(t.n_elements, np.float32) for i, t in tables if isinstance(t, DenseTable)},
+            {
+                i: np.zeros((KEYS, 8), np.float32)
+                for i, t in tables
+                if isinstance(t, EmbeddingTable)
+            },
+        )
+
+    def sums_of(self, worker: int, ops: Sequence[Op]) -> Contents:
+        """Return what some pushes add together."""
+        found = self._zeros()
+        for op in ops:
+            if not isinstance(op, Push):
+                continue
+            if op.keys is None:
+                found.dense[op.table] += self.update(worker, op)
+            else:
+                found.rows[op.table][list(op.keys)] += self.update(worker, op)
+        return found
+
+    def _sums(self, worker: int) -> list[Contents]:
+        """What a worker has added before each of its clocks, and at its end."""
+        found = [self._zeros()]
+        for ops in self._ops[worker]:
+            found.append(found[-1].add(self.sums_of(worker, ops)))
+        return found
+
+    def added(self, table: int, worker: int, clock: int) -> np.ndarray:
+        """Return what a worker has added to a table before a clock, as `Contents.of` has it."""
+        prefix = self._prefix[worker]
+        return prefix[max(0, min(clock, len(prefix) - 1))].of(table)
+
+    def values(self, table: int, clocks: Sequence[int]) -> np.ndarray:
+        """Return what a table holds after all clocks of the workers before these ones."""
+        found = self.base.of(table).copy()
+        for worker, clock in enumerate(clocks):
+            found += self.added(table, worker, clock)
+        return found
+
+    def contents(self, clocks: Sequence[int]) -> Contents:
+        """Return what all tables hold after all clocks of the workers before these ones."""
+        found = self._zeros()
+        for i in found.dense:
+            found.dense[i] = self.values(i, clocks)
+        for i in found.rows:
+            found.rows[i] = self.values(i, clocks)
+        return found
+
+
+class Watch:
+    """What a worker has seen and done in an era; it checks every pull. It lives over restarts in memory."""
+
+    def __init__(self, era: Era, worker: int) -> None:
+        self.era, self.worker = era, worker
+        self._seen: dict[int, np.ndarray] = {}
+        self.begin(0)
+        # A server has this worker's clocks before this one: pulls of repeated clocks may see them.
+        self.ahead = 0
+        # The most that it has ever sent: a restart repeats a part of it.
+        self._most = (0, 0)
+
+    def begin(self, clock: int) -> None:
+        """Note that a clock begins."""
+        self.clock, self._done = clock, 0
+
+    def note(self) -> None:
+        """Note that the next operation of the clock begins."""
+        self._done += 1
+        self._most = max(self._most, (self.clock, self._done))
+
+    def sent(self, table: int) -> np.ndarray:
+        """Return what it may have added to a table."""
+        clock, done = self._most
+        era = self.era
+        if clock >= era.shape.clocks[self.worker]:
+            return era.added(table, self.worker, clock)
+        partly = era.sums_of(self.worker, era.ops(self.worker, clock)[:done])
+        return era.added(table, self.worker, clock) + partly.of(table)
+
+    def check(self, table: int, found: np.ndarray, watches: Sequence[Watch], keys: object) -> None:
+        """Check what a pull has returned, as `Contents.of`, only the rows of `keys`."""
+        era, consistency = self.era, self.era.shape.tables[table].consistency
+        where = f"table {table} at clock {self.clock} of worker {self.worker}"
+        if isinstance(consistency, BSP) and self.clock >= self.ahead:
+            expected = era.values(table, [self.clock] * era.shape.n_workers)
+            if keys is not None:
+                expected = expected[keys]  # type: ignore[index]
+            assert np.array_equal(found, expected), f"{where}: {found} is not {expected}"
+            return
+        least = era.base.of(table).copy()
+        most = least.copy()
+        bound = 0 if isinstance(consistency, BSP) else self.clock
+        bound = consistency.bound if isinstance(consistency, SSP) else bound
+        for watch in watches:
+            w = watch.worker
+            most += watch.sent(table)
+            if w != self.worker:
+                least += era.added(table, w, self.clock - bound)
+        least += era.added(table, self.worker, self.clock)
+        if not isinstance(consistency, BSP):
+            own = era.ops(self.worker, self.clock)[: self._done]
+            least += era.sums_of(self.worker, own).of(table)
+        if table in self._seen:
+            least = np.maximum(least, self._seen[table])
+        seen = least.copy()
+        if keys is None:
+            seen[:] = found
+        else:
+            least, most = least[keys], most[keys]  # type: ignore[index]
+            seen[keys] = found  # type: ignore[index]
+        assert (found >= least).all(), f"{where}: {found} is less than {least}"
+        assert (found <= most).all(), f"{where}: {found} is more than {most}"
+        self._seen[table] = seen
