@@ -3,7 +3,7 @@
 `world.py` runs the actors one at a time in an order drawn from a seed, and gives them a clock of its own.
 `memory.py` is shared memory that outlives a launch, `network.py` the channels between workers and servers,
 `messages.py` the messages of the scheduler, `disk.py` the checkpoints. `launch.py` puts the parts of mpips
-together to one launch, `program.py` says what workers do and what must come out, `history.py` runs launches
-one after the other until the job is done. `python -m simulation` runs many histories; docs/design/simulation.md says
-what is real and what is imitated.
+together to one launch, `program.py` computes what workers do and what must come out, `history.py` runs
+launches one after the other until the job is done, and `planted.py` has defects that must be found.
+docs/design/simulation.md lists what is real and what is imitated.
 """

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from simulation.world import World
 
 from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead
 from mpips.checkpoint.shards import ShardData
 from mpips.errors import DiskFullError
 from mpips.snapshot.server_part import ServerPart
+from simulation.world import World
 
 
 class Checkpoint(NamedTuple):

@@ -17,15 +17,15 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
+
+from mpips import EmbeddingTable
+from mpips.transport.region import SHM
 from simulation.disk import Checkpoint, Disk
 from simulation.launch import Launch
 from simulation.memory import Node, small_tables
 from simulation.planted import PLANTED, planted
 from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths
 from simulation.world import World
-
-from mpips import EmbeddingTable
-from mpips.transport.region import SHM
 
 
 class Outcome(NamedTuple):
@@ -152,7 +152,11 @@ class FoundError(AssertionError):
 
 
 def batch(seeds: Sequence[int], until: float) -> tuple[list[int], str]:
-    """Run histories in a process of its own until a time (monotonic s); return sums of outcomes and the failure."""
+    """Run histories in a process of its own until a time, monotonic s.
+
+    Returns:
+        Numbers of histories, launches, deaths, eras, checkpoints and turns; the failure, or "".
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -8,12 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from simulation.disk import Checkpoint, Disk, DiskServerPart
-from simulation.memory import Node, NodeRegions
-from simulation.messages import Mail, WorkerControl
-from simulation.network import TurnChannel, TurnNetwork, remote_channel, rig_of
-from simulation.program import KEYS, Era, Pace, Pull, Watch
-from simulation.world import World
 
 from mpips import DenseTable, EmbeddingTable, _native
 from mpips.config.triggers import Triggers
@@ -30,6 +24,12 @@ from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions, needs_common_clock
 from mpips.worker.residuals import Residuals, residual_layout
 from mpips.worker.worker import Worker
+from simulation.disk import Checkpoint, Disk, DiskServerPart
+from simulation.memory import Node, NodeRegions
+from simulation.messages import Mail, WorkerControl
+from simulation.network import TurnChannel, TurnNetwork, remote_channel, rig_of
+from simulation.program import KEYS, Era, Pace, Pull, Watch
+from simulation.world import World
 
 TIMEOUT_S = 1e9
 SLOT_BYTES = 1024
@@ -299,14 +299,16 @@ class Launch:
         server, part, world = self.servers[s], self._parts[s], self._world
         stopped = False
         while not stopped:
-            server.drain()
+            if server.drain():
+                world.changed()
             for _, message in self._to_servers[s].receive():
                 if message == "stop":
                     stopped = True
                 else:
                     part.take(message)
-            part.poll()
-            world.pause()
+            if part.poll():
+                world.changed()
+            world.wait()
         server.drain()
         part.save(world.pause)
 
@@ -315,7 +317,7 @@ class Launch:
         while not self._is_over:
             for network in self._networks:
                 network.carry()
-            self._world.pause()
+            self._world.wait()
 
     def _schedule(self) -> None:
         world, coordinator, shape = self._world, self._coordinator, self._era.shape
@@ -342,7 +344,7 @@ class Launch:
             coordinator.poll()
             if n_done == shape.n_workers and not coordinator.busy:
                 break
-            world.pause()
+            world.wait()
         for mail in self._to_servers:
             mail.send(0, "stop")
         self._is_over = True

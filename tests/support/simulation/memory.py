@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Any
 from unittest import mock
 
 from mpips import _native
@@ -18,8 +19,8 @@ _numbers = itertools.count()
 class Node:
     """The shared-memory files of one node. They stay when a launch ends.
 
-    They have no owner, because one process is all launches: memory that a dead actor still refers to is in use
-    for as long as this process lives.
+    They have no owner, because one process is all launches: memory to which a dead actor still refers is in
+    use for as long as this process lives.
 
     Attributes:
         files: Names in /dev/shm by part.
@@ -80,8 +81,8 @@ class NodeRegions(Regions):
         return self.node.open(part)
 
 
-def small_tables() -> mock._patch[object]:
+def small_tables() -> Any:
     """Within this context the memory of an embedding table begins small."""
     sizes = EmbeddingMemory(first=1 << 16, reserve=1 << 16, buffers=1 << 20)
     assert region.embedding_memory(1).first > sizes.first
-    return mock.patch.object(server_module, "embedding_memory", lambda n_tables: sizes)
+    return mock.patch.object(server_module, "embedding_memory", return_value=sizes)

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from simulation.world import World
-
 from mpips.mpi.pending import PendingCut
+from simulation.world import World
 
 
 class Mail:
@@ -21,6 +20,7 @@ class Mail:
     def send(self, sender: int, message: Any) -> None:
         """Send a message; it is received later."""
         self._queues.setdefault(sender, deque()).append(message)
+        self._world.changed()
 
     def receive(self) -> list[tuple[int, Any]]:
         """Return some of the messages that are under way, in the order of each sender."""
@@ -33,6 +33,8 @@ class Mail:
             queue = self._queues[sender]
             while queue and draws.random() < 0.6:
                 found.append((sender, queue.popleft()))
+        if found or any(self._queues.values()):
+            self._world.changed()
         return found
 
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fake_network import Network, Question
-from simulation.world import World
+from fake_network import PACES, Network, Question
 
 from mpips import _native
 from mpips.transport.channel import MemoryChannel
 from mpips.transport.remote import RemoteChannel
+from simulation.world import World
 
 
 class TurnChannel(MemoryChannel):
@@ -40,38 +40,44 @@ class TurnChannel(MemoryChannel):
         self._world.maybe_pause()
 
     def wait_applied(self, count: int, max_s: float) -> bool:
-        self._world.pause()
-        return super().wait_applied(count, 0.0)
+        self._world.wait()
+        return self.writer.applied >= count
 
     def wait_received(self, count: int, max_s: float) -> bool:
-        self._world.pause()
+        self._world.wait()
         return super().wait_received(count, 0.0)
 
     def wait_credit(self, max_s: float) -> bool:
-        self._world.pause()
-        return super().wait_credit(0.0)
+        self._world.wait()
+        self.writer.collect()
+        return self.writer.credits > 0
 
     def wait_collected(self, before: int, max_s: float) -> bool:
-        self._world.pause()
-        return super().wait_collected(before, 0.0)
+        self._world.wait()
+        self.writer.collect()
+        return self.writer.collected_before() >= before
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
-        if super().wait_head(table, version, min_clock, 0.0):
+        if self._has_come(table, version, min_clock):
             return True
-        self._world.pause()
-        return super().wait_head(table, version, min_clock, 0.0)
+        self._world.wait()
+        return self._has_come(table, version, min_clock)
+
+    def _has_come(self, table: int, version: int, min_clock: int) -> bool:
+        head = _native.read_head(self.memory, self.layout.head_offset(table))
+        return head is not None and head[0] >= version and head[1] >= min_clock
 
     def read_version(self, table: int) -> int:
         # A server may have its turn only when this one pauses.
         while _native.read_head(self.memory, self.layout.head_offset(table)) is None:
-            self._world.pause()
+            self._world.wait()
         return super().read_version(table)
 
     def read_dense(self, table: int, out: np.ndarray, max_s: float) -> bool:
         self._world.maybe_pause(0.1)
         if super().read_dense(table, out, 0.0):
             return True
-        self._world.pause()
+        self._world.wait()
         return False
 
 
@@ -87,25 +93,47 @@ class TurnNetwork(Network):
 
     def wander(self) -> None:
         """Some time goes by: messages of anybody may arrive, and others have turns."""
-        super().wander()
+        draws = self._world.random
+        for network in self.networks:
+            if network.messages and draws.random() < network.pace:
+                network.arrive(1)
+        if self.values is not None:
+            self.values.wander()
         self._world.maybe_pause()
 
+    def send(self, arrive: Any, waits: bool = False) -> None:
+        """Send a message; see Network.send."""
+        super().send(arrive, waits)
+        self._world.changed()
+
+    def arrive(self, most: int | None = None) -> None:
+        """Let messages arrive; see Network.arrive."""
+        for _ in range(len(self.messages) if most is None else most):
+            self.messages.popleft()[0]()
+        self.pace = self._world.random.choice(PACES)
+        self._world.changed()
+
     def flush(self) -> None:
-        """Return when all puts and gets have moved, and with p2p when the server has taken the last long one."""
+        """Return when all puts and gets have moved; with p2p when the server has taken the last long one."""
+        self.flushes += 1
         while self.pending:
             self._move_one()
-            self._between()
-        super().flush()
+            self.wander()
+        while any(waits for _, waits in self.messages):
+            self.arrive(1)
+            self.wander()
 
     def _move_one(self) -> None:
-        to, source = self.pending.pop(int(self.rng.integers(len(self.pending))))
+        to, source = self.pending.pop(self._world.random.randrange(len(self.pending)))
         to[:] = source
+        self._world.changed()
 
     def carry(self) -> None:
         """Let a message arrive, or a piece of a put or get move, while its worker does something else."""
-        if self.messages and self.rng.random() < 0.5:
+        draws = self._world.random
+        if self.messages and draws.random() < 0.5:
             self.arrive(1)
-        if self.pending and self.rng.random() < 0.5:
+        if self.pending and draws.random() < 0.5:
             self._move_one()
         if self.values is not None:
             self.values.wander()

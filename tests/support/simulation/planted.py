@@ -1,4 +1,4 @@
-"""Defects that a simulation must find: each breaks one rule of the protocol, as a wrong change of it would."""
+"""Defects that a simulation must find: each breaks a rule of the protocol, as a wrong change of it would."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from simulation import disk, launch
-
 from mpips import BSP, SSP, _native
 from mpips.checkpoint import position
 from mpips.recovery import memory
 from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import arrivals, connection, residuals, ticks, waits
+from simulation import disk, launch
 
 
 def _tick_before_position() -> list[Any]:
@@ -24,13 +23,13 @@ def _tick_before_position() -> list[Any]:
         write(self)
         place(self)
 
-    nothing = mock.patch.object(ticks.Ticks, "_write_position", lambda self: None)
+    nothing = mock.patch.object(ticks.Ticks, "_write_position")
     return [nothing, mock.patch.object(ticks.Ticks, "_write", both)]
 
 
 def _no_fence() -> list[Any]:
     """A worker sends ticks before all servers have the records in front of them."""
-    return [mock.patch.object(arrivals.Arrivals, "wait", lambda self: None)]
+    return [mock.patch.object(arrivals.Arrivals, "wait")]
 
 
 def _greatest_clock() -> list[Any]:

@@ -1,15 +1,15 @@
 """What the workers of a job do, and what must be in its tables: computed from the seed alone.
 
 A program does not depend on the order of events: which pushes a worker makes in a clock is a function of the
-seed, the era, the worker and the clock. So what a table holds after given clocks of all workers is known without
-a look at mpips, and in whole numbers, which float32 adds exactly.
+seed, the era, the worker and the clock. So what a table holds after given clocks of all workers is known
+without mpips, and in whole numbers, which float32 adds exactly.
 
 Every element belongs to one worker, which adds positive numbers to it, and only to it. The elements of one
 worker are of two kinds: to the one kind each push adds 1, to the other a number that depends on the push.
 So a push that is lost shows in the first kind, and one that is lost while another is doubled in the second.
 
-An era is the time from one start without memory to the next: a job begins, continues in memory, and ends or loses
-its memory. The next era starts from a checkpoint, possibly with other tables, servers and workers.
+An era is the time from one start without memory to the next: a job begins, continues in memory, and ends or
+loses its memory. The next era starts from a checkpoint, possibly with other options, servers and workers.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ class Era:
         self.has_residuals = any(
             isinstance(t, DenseTable) and t.compression is not None for t in shape.tables
         )
+        self._updates: dict[tuple[int, Push], np.ndarray] = {}
         self._ops = [
             [self._draw(w, clock) for clock in range(shape.clocks[w])]
             for w in range(shape.n_workers)
@@ -203,7 +204,13 @@ class Era:
         return tuple(draws.sample(range(KEYS), draws.randrange(1, KEYS + 1)))
 
     def update(self, worker: int, push: Push) -> np.ndarray:
-        """Return what a push adds: (n,) for a dense table, (number of keys, dim) for rows."""
+        """Return what a push adds: (n,) for a dense table, (number of keys, dim) for rows. Read-only."""
+        found = self._updates.get((worker, push))
+        if found is None:
+            found = self._updates[worker, push] = self._update(worker, push)
+        return found
+
+    def _update(self, worker: int, push: Push) -> np.ndarray:
         table = self.shape.tables[push.table]
         if push.keys is None:
             assert isinstance(table, DenseTable)

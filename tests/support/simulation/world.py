@@ -3,9 +3,9 @@
 Every actor is a greenlet. It gives up its turn in `World.pause`: where it waits, where it sends, and at some
 fault points within native code. The world then chooses the next one. So a history depends on its seed alone.
 
-Death. A launch ends like a job whose rank is killed. The actor that dies stops where it is: at its last pause, or
-within native code at a fault point. The others go on for some turns, because a kill is not noticed at
-once. Then none of them runs again. Those that have paused in Python are unwound by an exception; an actor
+Death. A launch ends like a job whose rank is killed. The actor that dies stops where it is: at its last
+pause, or within native code at a fault point. The others go on for some turns, because a kill is not noticed
+at once. Then none of them runs again. Those that have paused in Python are unwound by an exception; an actor
 within native code is left as it is, with its stack, for as long as the process lives.
 """
 
@@ -46,11 +46,12 @@ class Actor:
         dead: It has been killed.
         weight: Chance of its turn, relative to others.
         in_native: It has paused within native code.
+        waits_since: Number of changes up to which it has found nothing to do; -1: it does not wait.
     """
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         self.name, self.done, self.dead = name, False, False
-        self.weight, self.in_native = 1.0, False
+        self.weight, self.in_native, self.waits_since = 1.0, False, -1
         self.greenlet = greenlet.greenlet(work)
 
 
@@ -61,13 +62,13 @@ class World:
         random: Draws all that is random.
         now: The clock, seconds.
         turns: Number of turns so far.
-        trace: Last turns, for a failure: name of the actor.
+        changes: Number of turns that have changed anything for others, so far.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 1000.0
-        self.turns = 0
+        self.turns = self.changes = 0
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.ending = False
@@ -95,7 +96,7 @@ class World:
     def sleep(self, seconds: float) -> None:
         """Let time go by, and others have their turns."""
         self.now += seconds
-        self.pause()
+        self.wait()
 
     @contextlib.contextmanager
     def as_time(self) -> Iterator[None]:
@@ -142,6 +143,16 @@ class World:
         self._hub.switch()
         if self.ending:
             raise LaunchEndedError
+
+    def wait(self) -> None:
+        """Give up the turn until another actor has changed anything, or nobody has anything to do."""
+        if self.current is not None:
+            self.current.waits_since = self.changes
+        self.pause()
+
+    def changed(self) -> None:
+        """Note that this actor has changed something for which others may wait."""
+        self.changes += 1
 
     def maybe_pause(self, chance: float = 0.3) -> None:
         """Give up the turn, or not."""
@@ -214,13 +225,30 @@ class World:
             self._tick_s = draws.choice((1e-5, 1e-4, 1e-3))
         self.turns += 1
         self.now += self._tick_s
-        actor = draws.choices(able, [each.weight for each in able])[0]
+        ready = [each for each in able if each.waits_since != self.changes]
+        if not ready:
+            # Everybody waits: for a message that is late, or for time to go by.
+            self.now += draws.choice((1e-4, 1e-3, 1e-2))
+            ready = able
+        actor = self._one_of(ready)
         if not self._dies_within and self._is_due():
             self._mark_dead(actor)
             return
-        self.current = actor
+        self.current, actor.waits_since = actor, -1
         actor.greenlet.switch()
         self.current = None
+        if actor.waits_since < 0:
+            self.changes += 1
+
+    def _one_of(self, ready: list[Actor]) -> Actor:
+        if len(ready) == 1:
+            return ready[0]
+        at = self.random.random() * sum([actor.weight for actor in ready])
+        for actor in ready:
+            at -= actor.weight
+            if at < 0:
+                return actor
+        return ready[-1]
 
     def _is_due(self) -> bool:
         return self._dies_at is not None and self.turns >= self._dies_at

@@ -1,0 +1,62 @@
+"""Simulated jobs: new histories in every run, and defects that the simulator must find."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from long_runs import LONG, taking_turns, turn
+
+pytest.importorskip("greenlet", reason="the simulator needs greenlet")
+
+from simulation.planted import PLANTED
+
+from mpips import _native
+
+SUPPORT = Path(__file__).parents[2] / "support"
+SEEDS = 1_000_000  # of one commit
+
+pytestmark = pytest.mark.skipif(
+    not _native.HAS_FAULT_POINTS, reason="this build of mpips has no fault points"
+)
+
+
+def simulate(*arguments: object, timeout_s: float = 280.0) -> tuple[int, str]:
+    """Run the simulator in a process of its own; return its exit code and what it has printed."""
+    command = [sys.executable, "-m", "simulation.history", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=SUPPORT, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.sampled
+@pytest.mark.timeout(4000)
+def test_histories_of_this_commit_keep_every_promise() -> None:
+    """A minute of seeds that nobody has run before, an hour in the long run; a failure names its seed."""
+    seconds = 3600 if LONG else 60
+    code, text = simulate(
+        turn() * SEEDS, "--count", SEEDS, "--seconds", seconds, timeout_s=seconds + 300
+    )
+    print(text)
+    assert code == 0, text
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [3, 17, 28])
+def test_a_seed_replays_to_the_same_end(seed: int) -> None:
+    first, second = (simulate(seed)[1].rpartition(" in ")[0] for _ in range(2))
+    assert "turns" in first
+    assert first == second
+
+
+@pytest.mark.sampled
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", taking_turns(sorted(PLANTED), 4))
+def test_a_planted_defect_is_found_within_two_minutes(name: str) -> None:
+    code, text = simulate(0, "--count", 100_000, "--seconds", 120, "--planted", name)
+    print(text)
+    assert code == 1, f"{name} was not found: {text}"
+    assert "seed" in text
