@@ -40,11 +40,16 @@ def names(source: Source) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
 
 
+# Names of libraries.
+FOREIGN = {"loader_life_support"}
+
+
 def native_names(text: str) -> Iterator[tuple[int, str]]:
     """Every word of a C++ file outside comments and strings, and its line."""
     for number, line in enumerate(text.splitlines(), 1):
         for name in re.findall(r"[A-Za-z_]\w*", re.sub(r'//.*|"[^"]*"', "", line)):
-            yield number, name
+            if name not in FOREIGN:
+                yield number, name
 
 
 def words(name: str) -> set[str]:

@@ -167,8 +167,10 @@ class Era:
         base: What the tables held at its start.
     """
 
-    def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
-        self.shape, self.number, self._seed = shape, number, seed
+    def __init__(
+        self, seed: int, number: int, shape: Shape, base: Contents | None, any_order: bool = False
+    ) -> None:
+        self.shape, self.number, self._seed, self._any_order = shape, number, seed, any_order
         self.has_residuals = any(
             isinstance(t, DenseTable) and t.compression is not None for t in shape.tables
         )
@@ -197,6 +199,9 @@ class Era:
             if draws.random() < 0.5:
                 ops.append(Pull(i, self._some_keys(draws) if is_rows else None))
         draws.shuffle(ops)
+        if not self._any_order and any(isinstance(t.consistency, BSP) for t in self.shape.tables):
+            # Pulls behind pushes of the same clock can stop a restarted job: docs/design/simulation.md.
+            ops.sort(key=lambda op: isinstance(op, Push))
         return ops
 
     @staticmethod

@@ -52,6 +52,14 @@ def test_a_seed_replays_to_the_same_end(seed: int) -> None:
     assert first == second
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.xfail(strict=True, reason="docs/design/simulation.md, Open")
+def test_pulls_behind_pushes_of_the_same_clock_go_on_after_a_restart() -> None:
+    code, text = simulate(500_137, "--any-order")
+    assert code == 0, text
+
+
 @pytest.mark.sampled
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", taking_turns(sorted(PLANTED), 4))
