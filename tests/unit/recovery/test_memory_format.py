@@ -175,3 +175,23 @@ def test_a_build_names_its_version_and_its_commit(commit):
     known = f"commit {commit}" if commit else "no commit known"
     assert str(Build("0.2.0", commit)) == f"mpips 0.2.0 ({known})"
     assert this_build() == Build("0.2.0", _native.commit)
+
+
+def test_memory_of_another_commit_is_continued_with_a_note(start):
+    one = start(format=FORMAT, build=OTHER)
+    done: list[str] = []
+    notes: list[str] = []
+    one.takeover._partnership = SimpleNamespace(
+        notes=notes,
+        make_copies=lambda _: done,
+        mark=lambda _: done.append("marked"),
+        clean=lambda: done.append("cleaned"),
+    )
+    one.takeover._memory = memory_file.read_memory(one.takeover._run)
+    assert one.takeover.join(None) is None
+    assert done == ["marked", "cleaned"]
+    assert notes == [
+        f"the memory is from mpips 0.1.9 (commit 0123456789ab), and this is {this_build()}"
+    ]
+    written = memory_file.read_memory(one.takeover._run)
+    assert (written.build, written.served) == (this_build(), 1)
