@@ -320,7 +320,7 @@ install_docs() {
 }
 
 # What only the tests use, a line each: name, package and what is tested with it. The build of PyTorch without CUDA
-# is the small one. What needs h5py comes last: pip would fetch one without MPI.
+# is the small one; where an index lacks a pinned package, `any_version` of it is installed. What needs h5py comes last: pip would fetch one without MPI.
 test_libraries="torch torch==2.13.0+cpu mpips.torch
 jax jax==0.10.2 mpips.jax
 pyarrow pyarrow>=14 Parquet
@@ -338,10 +338,16 @@ pandas pandas>=2 mpips bench data
 vowpalwabbit vowpalwabbit==9.11.9 mpips bench logistic"
 test_libraries_with_h5py="keras keras==3.15.1 mpips.keras"
 
+# any_version NAME: print what is installed where the index has not the version with which the tests were written: any
+# version that mpips supports, by the extras of pyproject.toml. Print nothing if no extra names it.
+any_version() {
+  sed -n "s/^$1 = \[\"\($1>=[^\"]*\)\".*/\1/p" "$root/pyproject.toml"
+}
+
 # install_libraries LINES: install libraries for the tests if they are wanted, in one go, or one by one if that fails.
 # A failure is no error, because the tests then skip that part.
 install_libraries() {
-  local name package part lack=()
+  local name package part other lack=()
   [[ -n ${MPIPS_SETUP_TESTS:-} ]] || return 0
   # Leave any version that is there already as it is.
   while read -r name package part; do
@@ -351,7 +357,12 @@ install_libraries() {
   say "installing what only tests use: ${lack[*]} ..."
   (pip_install "installing ${lack[*]}" "${lack[@]}") 2>/dev/null && return 0
   while read -r name package part; do
-    if [[ " ${lack[*]} " == *" $package "* ]] && ! (pip_install "installing $package" "$package"); then
+    [[ " ${lack[*]} " == *" $package "* ]] || continue
+    (pip_install "installing $package" "$package") 2>/dev/null && continue
+    other=$(any_version "$name")
+    if [[ -n $other && $package == *==* ]] && (pip_install "installing $other" "$other"); then
+      say "$package cannot be installed here: the tests of $part use another version, $other"
+    else
       say "$name cannot be installed here; the tests of $part will be skipped (pip install $name into .venv to run them)"
     fi
   done <<<"$1"

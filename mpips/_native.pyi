@@ -15,6 +15,12 @@ from mpips.errors import ConfigError
 
 _Result = TypeVar("_Result")
 
+# the build: native/src/process/commit.hpp, shm/memory_format.hpp and server/memory_layout.hpp
+commit: str
+memory_format: int
+
+def memory_layout() -> list[tuple[str, int, int]]: ...
+
 # kernels: native/src/kernels, mpips/kernels
 class OptimizerConfig:
     """The hyperparameters of an optimizer."""

@@ -3,6 +3,8 @@
 #
 #   bash tests/run.sh [long] [unit] [mpi] [fault] [jobs] [sanitize] [lint]
 #
+# Tests of a library that is not installed are skipped; a line above the last one counts them, by library.
+#
 # `long` runs what the daily run leaves out: tests with the marker `long`, and all cases of those with the marker
 # `sampled`; its sanitizers check every unit test. Sets up .venv first. Reports and logs are in build/tests. The last line is
 # "N passed, N failed, N skipped"; the exit code is 0 only if nothing failed. A stage that takes longer than its
@@ -386,6 +388,9 @@ finish() {
   printf '\n=== summary\n'
   if ((${#summary[@]})); then
     printf '%s\n' "${summary[@]}"
+  fi
+  if [[ -n $(compgen -G "$out/*.xml") ]]; then
+    python tests/tally.py --missing "$out"/*.xml
   fi
   echo "$passed passed, $failed failed, $skipped skipped"
 }

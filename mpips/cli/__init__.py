@@ -10,7 +10,6 @@ import sys
 
 import click
 
-from mpips import __version__
 from mpips.errors import CapabilityError, MpipsError
 from mpips.mpi import failure_report
 from mpips.mpi.launch import launched_rank, say_and_exit
@@ -57,8 +56,24 @@ class _Lazy(click.Group):
         return command
 
 
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from mpips.model.build import described
+
+    click.echo(f"mpips, version {described()}")
+    context.exit()
+
+
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show version and commit, and exit.",
+)
 def cli() -> None:
     """mpips: a parameter server for MPI clusters.
 

@@ -161,6 +161,7 @@ def command(
             _refuse_changes(existing, given, assignments, options)
             config = load_config(str(existing.config_file), list(run_keys(options).items()))
     if existing is not None and not discard_memory:
+        _refuse_other_format(existing)
         _refuse_other_shape(existing, options["ranks"])
     pool = pool_of(config)
     if existing is not None and discard_memory:
@@ -349,6 +350,22 @@ def _refuse_changes(
             f"{', '.join(changed)}: {run.path} continues with the configuration it began with; leave the "
             "option out, or begin a new run with --resume CHECKPOINT"
         )
+
+
+def _refuse_other_format(run: RunFolder) -> None:
+    """Refuse memory on this machine that an mpips with another format of memory has left.
+
+    Raises:
+        ConfigError: Names both builds of mpips and the ways out.
+    """
+    from mpips.recovery.memory import read_head, why_other_build
+    from mpips.supervisor.left_memory import is_memory_here
+
+    head = read_head(run)
+    if head is None or not is_memory_here(run.info().token):
+        return
+    if why := why_other_build(head, run.path):
+        raise ConfigError(why)
 
 
 def _refuse_other_shape(run: RunFolder, ranks: int | None) -> None:

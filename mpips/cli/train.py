@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from mpips import __version__
 from mpips.checkpoint import open_checkpoint
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import CheckpointError
+from mpips.model.build import described
 from mpips.monitor import summary, summary_text
 from mpips.mpi import launch
 from mpips.rundir import directory
@@ -249,4 +249,4 @@ def _versions(report: Mapping[str, Any]) -> dict[str, str]:
     if "path" in saved:
         with open_checkpoint(Path(saved["path"])) as checkpoint:
             hdf5 = checkpoint.manifest.versions.get("hdf5", "")
-    return {"mpips": __version__, "MPI": launch.mpi_version(), "HDF5": hdf5}
+    return {"mpips": described(), "MPI": launch.mpi_version(), "HDF5": hdf5}

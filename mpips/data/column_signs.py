@@ -5,6 +5,8 @@
 - A column with a different value in each row, whole numbers or text, is named as an identifier.
 - A column of text whose cells are numbers or dates in a notation that is not read as such is named, since its
   cells are words.
+- In data with columns of text, numbers with leading zeros and whole numbers with more digits than float32 has
+  are named, since they are probably codes. So are words that differ in upper and lower case only.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from fnmatch import fnmatchcase
 from glob import escape
 
 import msgspec
+import numpy as np
 
+from mpips.data.columns import Column, as_text
 from mpips.data.options import ReadOptions
-from mpips.data.words import is_missing
+from mpips.data.words import is_missing, word_of
 
 _UNNAMED = re.compile(r"(Unnamed: [0-9]+|__index_level_[0-9]+__)?")
 _WHOLE = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
+_LEADING_ZERO = re.compile(r"0[0-9]+")
 _LEAST_ROWS = 100  # in which all values of an identifier differ
 _SHARE = 0.9  # of the cells of a column that have one notation
 
@@ -109,20 +114,44 @@ def without_indices(
     return msgspec.structs.replace(options, ignore=ignore), notes
 
 
-def notes_on(path: str, samples: Sequence[Sample], used: Sequence[str]) -> tuple[str, ...]:
-    """Return sentences on columns that look like identifiers, or like numbers or dates in other notations.
+def is_asked(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if one of the patterns of an option names a column."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def notes_on(
+    path: str, samples: Sequence[Sample], features: Sequence[Column], options: ReadOptions
+) -> tuple[str, ...]:
+    """Return sentences on columns that look like identifiers, codes, or numbers or dates in other notations.
 
     Args:
         path: The file, for messages.
         samples: The columns.
-        used: Names of the columns that are features.
+        features: The columns that are features.
+        options: Options of the reader.
     """
     notes = []
+    used = {column.name: column for column in features}
+    is_hashed = any(column.categorical for column in features)
     for own in samples:
         if own.name not in used:
             continue
         ignore = f'data.ignore = ["{own.name}"]'
-        notation = _notation_of(own.cells) if own.is_text else None
+        is_text = used[own.name].categorical
+        if is_hashed and (sign := _code_of(own.cells) if not is_text else ""):
+            notes.append(
+                f"{path}: column '{own.name}' {sign}: to read it as words, set "
+                f"{as_text(features, own.name)}; or leave it out: {ignore}"
+            )
+        if is_text and (pair := _other_case(own.cells)):
+            notes.append(
+                f"{path}: column '{own.name}' has words that differ in upper and lower case only "
+                f"('{pair[0]}', '{pair[1]}'), and are different words here: write them alike if they mean "
+                "the same"
+            )
+        # Who names a column as categorical knows what its cells are.
+        asked = is_asked(own.name, options.categorical)
+        notation = _notation_of(own.cells) if is_text and not asked else None
         if notation is not None:
             what, example = notation
             notes.append(
@@ -135,6 +164,36 @@ def notes_on(path: str, samples: Sequence[Sample], used: Sequence[str]) -> tuple
                 f" like an identifier: leave it out ({ignore}) unless it says something about other samples"
             )
     return tuple(notes)
+
+
+def _code_of(cells: Sequence[str]) -> str:
+    """Return why cells of a column of numbers are probably codes; "": they are not."""
+    there = [cell for cell in cells if not is_missing(cell)]
+    if not there or not all(map(_WHOLE.fullmatch, there)):
+        return ""
+    zeros = next((cell for cell in there if _LEADING_ZERO.fullmatch(cell)), None)
+    if zeros is not None:
+        return f"has numbers with leading zeros ('{zeros}'), which are read without these"
+    values = {float(cell) for cell in there}
+    n_values = len({np.float32(value) for value in values})
+    if n_values < len(values):
+        return (
+            f"has whole numbers with more digits than float32 has ('{there[0]}'), so that {len(values)} "
+            f"values of the first {len(cells):,} rows are {n_values} here"
+        )
+    return ""
+
+
+def _other_case(cells: Sequence[str]) -> tuple[str, str] | None:
+    """Return two words that differ in upper and lower case only; None: there are none."""
+    first: dict[str, str] = {}
+    for cell in cells:
+        if is_missing(cell) or word_of(cell) != cell:
+            continue
+        other = first.setdefault(cell.casefold(), cell)
+        if other != cell:
+            return other, cell
+    return None
 
 
 def _notation_of(cells: Sequence[str]) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ equal on all machines, and equal for all formats of files and all forms of a val
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -237,9 +238,19 @@ def _find_features(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the names in quotes, at most the first ten."""
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(f"'{name}'" for name in names[:10]) + more
+    """Return the names in quotes, the first ten if they are more than 20."""
+    shown = names if len(names) <= 20 else names[:10]
+    more = f" and {len(names) - 10} more" if shown is not names else ""
+    return ", ".join(f"'{name}'" for name in shown) + more
+
+
+def as_text(features: Sequence[Column], also: str) -> str:
+    """Return the option that reads a further column as text.
+
+    The option names all columns of text, so those that are text without it are part of it.
+    """
+    names = [column.name for column in features if column.categorical or column.name == also]
+    return f"data.categorical = {json.dumps(names, ensure_ascii=False)}"
 
 
 def _plural(names: Sequence[str]) -> str:

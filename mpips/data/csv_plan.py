@@ -12,7 +12,7 @@ from typing import IO, TypeAlias
 import msgspec
 
 from mpips._native import CsvParser, csv_last_end, csv_record_end
-from mpips.data.column_signs import Sample, notes_on, without_indices
+from mpips.data.column_signs import Sample, is_asked, notes_on, without_indices
 from mpips.data.columns import Column, TableColumns, choose_columns
 from mpips.data.csv_dialect import SAMPLE_ROWS, find_delimiter, is_text_column, number, text_columns
 from mpips.data.options import ReadOptions
@@ -89,11 +89,13 @@ class CsvPlan(msgspec.Struct, frozen=True):
         places = []
         if options.finds_text and not options.categorical:
             places = _text_columns(file, start, delimiter, len(header), strict)
+        elif options.categorical:
+            places = [i for i, name in enumerate(header) if is_asked(name, options.categorical)]
         samples = _samples(file, start, delimiter, header, places) if not options.columns else []
         asked, left_out = without_indices(path, samples, options)
-        chosen = choose_columns(path, header, asked, [header[place] for place in places])
-        used = [column.name for column in chosen.features]
-        notes = (*chosen.notes, *left_out, *notes_on(path, samples, used))
+        found = [] if options.categorical else [header[place] for place in places]
+        chosen = choose_columns(path, header, asked, found)
+        notes = (*chosen.notes, *left_out, *notes_on(path, samples, chosen.features, options))
         chosen = msgspec.structs.replace(chosen, notes=notes)
         return cls(path, options, delimiter, header, chosen, start, n_lines)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mpips._native import count_csv_lines
 from mpips.data.cells import ColumnCells, NumberCells, TextCells, text_keys
-from mpips.data.columns import FLOAT32_MAX, Column, Float64, hash_key
+from mpips.data.columns import FLOAT32_MAX, Column, Float64, as_text, hash_key
 from mpips.data.csv_dialect import number
 from mpips.data.csv_plan import CsvPlan, Text
 from mpips.data.words import is_missing, truth
@@ -154,10 +154,15 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
         )
     elif is_missing(cell):
         wayout = 'set data.empty = "zero" to read missing numbers as 0'
+    elif math.isfinite(number(cell)):
+        wayout = "features are numbers of float32, up to 3.4e38; scale the column"
     elif cell:
-        wayout = (
-            f'features are finite numbers; to hash text, set data.categorical = ["{column.name}"]'
-        )
+        wayout = "features are finite numbers"
+        if plan.allows_missing:
+            wayout += "; leave the cell empty (or NA) if its number is missing"
+        # The columns of a model are what they were in its training.
+        if not plan.options.columns:
+            wayout += f"; to hash text, set {as_text(plan.columns.features, column.name)}"
     shown = cell if len(cell) <= _SHOWN else f"{cell[:_SHOWN]}..."
     found = f"'{shown}'" if cell else "an empty cell"
     return f"{plan.path}:{line}: column '{column.name}' contains {found}: {wayout}"

@@ -22,6 +22,7 @@ from mpips.data.column_signs import Sample, notes_on, without_indices
 from mpips.data.columns import (
     FLOAT32_MAX,
     Column,
+    as_text,
     choose_columns,
     hash_key,
     listed,
@@ -106,11 +107,15 @@ class TypedTable:
         samples: list[Sample] = []
         if not options.columns:
             options, left_out = _without_metadata_index(path, schema, options)
-            samples = self._first_cells(text if finds_text else [])
+            samples = self._first_cells(text)
         asked, unnamed = without_indices(path, samples, options)
         chosen = choose_columns(path, schema.names, asked, text if finds_text else [])
-        used = [column.name for column in chosen.features]
-        notes = (*chosen.notes, *left_out, *unnamed, *notes_on(path, samples, used))
+        notes = (
+            *chosen.notes,
+            *left_out,
+            *unnamed,
+            *notes_on(path, samples, chosen.features, options),
+        )
         self.columns = msgspec.structs.replace(chosen, notes=notes)
         self._check_types(text)
         self.is_hashed = any(column.categorical for column in self.columns.features)
@@ -316,7 +321,7 @@ class TypedTable:
             if name in text and column is not label and not column.categorical:
                 raise DataError(
                     f"{self._path}: column '{name}' contains text: features are finite numbers; to hash "
-                    f'text, set data.categorical = ["{name}"]'
+                    f"text, set {as_text(self.columns.features, name)}"
                 )
 
 

@@ -58,7 +58,14 @@ def _write_npz(model: Model, file: IO[bytes]) -> None:
         "classes": model.classes,
         "columns": np.array(model.info.columns, "U"),
     }
+    if _has_numbered_features(model):
+        texts["index_base"] = model.info.index_base
     np.savez(file, **texts, **_arrays(model))
+
+
+def _has_numbered_features(model: Model) -> bool:
+    """Return True if the keys of tables are numbers of features, counted from 0, as of LIBSVM."""
+    return model.info.kind == "sparse" and not model.info.columns
 
 
 def _arrays(model: Model) -> dict[str, Any]:
@@ -83,6 +90,8 @@ def _write_safetensors(model: Model, file: IO[bytes]) -> None:
         "step": model.manifest.step,
     }
     arrays = _arrays(model)
+    if _has_numbered_features(model):
+        facts["index_base"] = model.info.index_base
     if is_dense(model):
         layers = dense_layers(model)
         arrays, facts["widths"] = layers.arrays(), layers.widths

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mpips.data.columns import FLOAT32_MAX
 from mpips.inference.dense import dense_layers
 from mpips.tasks.features import MAX_DEVIATION
 
@@ -58,7 +59,7 @@ class Network(nn.Module):
             )
         raw = x.to(self.mean.dtype)
         traced = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
-        if not traced and not bool(torch.isfinite(raw).all()):
+        if not traced and not bool((raw.abs() <= FLOAT32_MAX).all()):
             raise ValueError("the features contain NaN, infinity or a number beyond float32")
         scaled = (raw - self.mean) * self.scale
         logits: torch.Tensor = self.layers(scaled.float().clamp(-MAX_DEVIATION, MAX_DEVIATION))

@@ -31,20 +31,28 @@ memory; the next one starts from the newest checkpoint.
 Clocks. Clocks count from the launch that created the memory, in all launches that continue in it.
 `memory.json` in the run directory describes the state from which that launch started. The scheduler writes
 the file.
+
+Format. `memory.json` has the number of the format of all that memory (native/src/shm/memory_format.hpp), and
+the build of mpips that served from it last. A launch of a build with another format reads nothing else of the
+memory and removes nothing: it ends with a ConfigError, which names both builds (`why_other_build`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mpips import _native
 from mpips.checkpoint import Manifest, WorkerState
 from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.errors import RecoveryError
-from mpips.rundir.directory import Supervised, read_json, replace_json
+from mpips.model.build import Build, this_build
+from mpips.rundir.directory import RunFolder, Supervised, read_json, replace_json
 
+FORMAT = _native.memory_format
 FILE = "memory.json"
 REFUSED_FILE = "memory-refused.json"
 
@@ -65,6 +73,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         sampling: Meaning of the workers' cursors; see `mpips.checkpoint.Manifest`.
         data: Description of the training data; see `mpips.checkpoint.Manifest`.
         first_checkpoint: Generation number of the checkpoints of the launch that created the memory.
+        format: Format of the memory; 0: of mpips before it had a number.
+        build: The mpips of the last launch that completed its start-up.
     """
 
     generation: int
@@ -78,6 +88,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     sampling: dict[str, Any] = {}
     data: dict[str, Any] = {}
     first_checkpoint: int = 0
+    format: int = 0
+    build: Build = Build()
 
     def write(self, run: Supervised) -> None:
         """Write memory.json for later launches, durably: no launch could continue beside a damaged one.
@@ -91,6 +103,41 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 def read_memory(run: Supervised) -> Memory | None:
     """Return the content of memory.json; None if there is no such file."""
     return read_json(run.folder.path / FILE, Memory)
+
+
+class MemoryHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of memory.json that every format has; see Memory."""
+
+    format: int = 0
+    build: Build = Build()
+
+
+def read_head(folder: RunFolder) -> MemoryHead | None:
+    """Return format and build of memory.json, whatever else the file has; None if there is no such file."""
+    return read_json(folder.path / FILE, MemoryHead)
+
+
+def why_other_build(head: MemoryHead, run: Path, alike: bool = True) -> str:
+    """Return why this mpips does not continue in the memory of a run, and the ways out; "" if it can.
+
+    Args:
+        head: Format and build of the memory.
+        run: The run directory.
+        alike: The memory has the tables and options of this job. If not, the build that computes them may be
+            the cause.
+    """
+    here = this_build()
+    if head.format == FORMAT and (alike or head.build == here):
+        return ""
+    if head.format != FORMAT:
+        what = f"in format {head.format}, and this is {here}, which has format {FORMAT}"
+    else:
+        what = f"with other tables or options than this one has with {here}"
+    return (
+        f"{run}: its shared memory was written by {head.build} {what}: the memory stays as it is; continue "
+        f"in it with that mpips and mpips run {run}, or remove it and begin from the newest checkpoint with: "
+        f"mpips run --discard-memory {run} && mpips run {run}"
+    )
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """The choice of memory of a launch of a supervised run: the memory of the launch before, or new memory.
 
-All ranks make the same choice. They continue in memory only if the state of every server is there. Where it
+All ranks make the same choice. Memory of an mpips with another format is neither read nor removed: all ranks
+raise ConfigError. They continue in memory only if the state of every server is there. Where it
 is necessary, the state is first brought to the server's node, from another node or from a partner's copy
 (mpips/recovery/replica_start.py). Otherwise all ranks start from the newest checkpoint, or without one.
 
@@ -20,9 +21,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mpips import _native
-from mpips.errors import RecoveryError, RegionError
-from mpips.recovery.memory import At, Memory, Place, place_of, read_memory, why_refused
-from mpips.transport.region import attach, staging_part, unlink_job, unlink_staging
+from mpips.errors import ConfigError, RecoveryError, RegionError
+from mpips.model.build import this_build
+from mpips.recovery.memory import (
+    FORMAT,
+    At,
+    Memory,
+    MemoryHead,
+    Place,
+    place_of,
+    read_head,
+    read_memory,
+    why_other_build,
+    why_refused,
+)
+from mpips.transport.region import (
+    attach,
+    own_segments,
+    staging_part,
+    unlink_job,
+    unlink_staging,
+)
 
 if TYPE_CHECKING:
     from mpips.mpi.cluster import Cluster
@@ -96,6 +115,9 @@ class Takeover:
 
         Returns:
             What the job saves, and the places or the checkpoint from which it starts.
+
+        Raises:
+            ConfigError: Another build of mpips wrote the memory, and this one cannot continue in it.
         """
         memory = self._read() if self._run.generation > 0 else None
         if memory is not None:
@@ -113,24 +135,53 @@ class Takeover:
         return saving
 
     def _read(self) -> Memory | None:
-        """Return memory.json as the scheduler reads it, None without one; store why it is refused."""
+        """Return memory.json as the scheduler reads it, None without one; store why it is refused.
+
+        Raises:
+            ConfigError: The memory has another format.
+        """
         c, run = self._cluster, self._run
 
         def read() -> list[Any]:
-            memory = read_memory(run) if c.is_scheduler else None
+            head = read_head(run.folder) if c.is_scheduler else None
+            # Only the head of another format is known to have a meaning here.
+            memory = read_memory(run) if head is not None and head.format == FORMAT else None
             why = why_refused(run, memory) if memory is not None else ""
-            return [msgspec.to_builtins(memory), why]
+            return [msgspec.to_builtins(head), msgspec.to_builtins(memory), why]
 
-        found, self._refused = c.agree("reading memory.json", read)[c.assignment.scheduler]
+        rows = c.agree("reading memory.json", read)
+        head, found, self._refused = rows[c.assignment.scheduler]
+        if found is None and head is not None:
+            self._refuse(msgspec.convert(head, MemoryHead))
         return msgspec.convert(found, Memory) if found is not None else None
+
+    def _refuse(self, head: MemoryHead, alike: bool = True) -> None:
+        """Raise ConfigError if another build wrote memory that any node still has. Collective.
+
+        Args:
+            head: Format and build of the memory.
+            alike: The memory has the tables and options of this job.
+        """
+        c = self._cluster
+        why = why_other_build(head, self._run.folder.path, alike)
+        if not why:
+            return
+        left = c.agree("looking for memory", lambda: any(True for _ in own_segments(c.token)))
+        if any(left):
+            raise ConfigError(why)
+        self.cold = "it is not there any more"
 
     def _try(self, memory: Memory) -> str:
         """Take over the memory of the launch before. Return the reason why not, equal on all ranks, or ""."""
         c, p = self._cluster, self._partnership
         if self._refused:
             return self._refused
-        if (memory.tables, memory.shape) != (self._tables, self._shape):
-            return "tables, options or numbers of ranks have changed"
+        if memory.shape != self._shape:
+            before, now = (f"servers = {s}, workers = {w}" for s, w in (memory.shape, self._shape))
+            return f"it is of {before}, and this launch has {now}"
+        if memory.tables != self._tables:
+            self._refuse(MemoryHead(format=memory.format, build=memory.build), alike=False)
+            return "tables or options have changed"
         # Find the sets on all nodes, and bring each to its server.
         held = c.agree("looking for what the launch before has left", p.held)
         if reason := p.choose(held, memory.served):
@@ -235,6 +286,8 @@ class Takeover:
             sampling=dict(saving.sampling),
             data=dict(saving.data),
             first_checkpoint=saving.checkpoint_generation(run.generation),
+            format=FORMAT,
+            build=this_build(),
         )
         c.agree("removing old regions", lambda: unlink_job(c.token))
         c.agree("noting the start", lambda: new.write(run) if c.is_scheduler else None)
@@ -264,7 +317,10 @@ class Takeover:
                 tables.clean()
 
         c.agree("marking the memory", mark)
-        served = msgspec.structs.replace(self._memory, served=run.generation)
+        here = this_build()
+        if self._memory.build != here:
+            p.notes.append(f"the memory is from {self._memory.build}, and this is {here}")
+        served = msgspec.structs.replace(self._memory, served=run.generation, build=here)
         c.agree("noting the memory", lambda: served.write(run) if c.is_scheduler else None)
         c.agree("removing old memory", clean)
         return p.mirror(server, copies) if server is not None else None

@@ -57,6 +57,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mpips.errors import CheckpointError, ConfigError
+from mpips.model.build import this_build
 from mpips.rundir.files import Event, Finished, Lease, Places, RankPlace, Ranks, RunInfo, Status
 from mpips.rundir.reading import DAMAGED, open_regular, read_regular
 
@@ -189,6 +190,7 @@ class RunFolder:
             token=secrets.token_hex(16),
             created_s=time.time(),
             cwd=os.getcwd(),
+            build=this_build(),
         )
         try:
             folder.path.mkdir(parents=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from mpips.model.build import Build
+
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     """The activity of a rank. Rates are means over the last few seconds.
@@ -198,12 +200,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             generations.
         created_s: Unix time at which the directory was made.
         cwd: Folder to which relative paths of the configuration are relative.
+        build: The mpips that made the directory.
     """
 
     run_id: str
     token: str
     created_s: float
     cwd: str
+    build: Build = Build()
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -39,6 +39,7 @@ from mpips.session.session import (
 )
 
 if TYPE_CHECKING:
+    from mpips.checkpoint import WorkerState
     from mpips.model.table import Table
     from mpips.mpi.cluster import Cluster
     from mpips.rundir import directory
@@ -174,11 +175,10 @@ class Script:
     def cursor(self) -> Mapping[str, Any]:
         """The cursor at which the script continues; empty: it begins. Only after the start."""
         assert self.worker is not None
-        cursor, start = self.worker.cursor, self.worker.start
-        # An empty cursor is the beginning of the run, unless the checkpoint is of another number of workers.
-        if cursor or start is None or start.cursor is not None or not start.workers:
-            return cursor
-        places = [int(one.cursor.get("steps", one.clock)) for one in start.workers]
+        others = self.other_workers
+        if not others:
+            return self.worker.cursor
+        places = [int(one.cursor.get("steps", one.clock)) for one in others]
         if min(places) != max(places):
             raise ConfigError(
                 f"the checkpoint is of {len(places)} workers, which were at different places in their data "
@@ -186,7 +186,21 @@ class Script:
                 f"would lose or repeat samples; continue with {len(places)} workers, or begin anew by "
                 "resume='never'"
             )
-        return start.workers[0].cursor
+        return others[0].cursor
+
+    @property
+    def other_workers(self) -> Sequence[WorkerState]:
+        """The workers of the checkpoint that the job starts from, if their number is another one; else none.
+
+        Only after the start. `cursor` is that of all of them, or raises ConfigError if they were at different
+        places.
+        """
+        assert self.worker is not None
+        cursor, start = self.worker.cursor, self.worker.start
+        # An empty cursor is the beginning of the run, unless the checkpoint is of another number of workers.
+        if cursor or start is None or start.cursor is not None:
+            return ()
+        return start.workers
 
     def declare(self, table: Table, values: Values | None = None, group: str = "") -> None:
         """Declare a table; see Declared.add.

@@ -20,11 +20,13 @@ from mpi4py import MPI
 
 from mpips.checkpoint import Manifest
 from mpips.errors import ConfigError, MpipsError
+from mpips.model.build import this_build
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, replicated_tables
+from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import SYNC, check_tables
 from mpips.server.durability import Durability, backup_workers
 from mpips.session.grouping import connect_groups
@@ -157,9 +159,17 @@ def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Group
 
 
 def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:
-    """Compare tables and options of all ranks. Collective."""
+    """Compare the mpips, the tables and the options of all ranks. Collective."""
     mine = _fingerprint(tables, options)
-    prints = cluster.agree("comparing the ranks' tables", lambda: mine)
+    here = [str(this_build()), this_build().version, FORMAT]
+    rows = cluster.agree("comparing the ranks' tables", lambda: [mine, *here])
+    # One version may be built several times, so its commits need not be equal.
+    odd = next((r for r, row in enumerate(rows) if row[2:] != rows[0][2:]), None)
+    if odd is not None:
+        raise ConfigError(
+            f"rank {odd} runs {rows[odd][1]} and rank 0 {rows[0][1]}: install the same on every host"
+        )
+    prints = [row[0] for row in rows]
     other = next((r for r, p in enumerate(prints) if p != prints[0]), None)
     if other is not None:
         raise ConfigError(

@@ -12,8 +12,8 @@ import os
 import runpy
 import sys
 
-from mpips import __version__
 from mpips.errors import ConfigError, MpipsError
+from mpips.model.build import described
 from mpips.monitor import summary
 from mpips.mpi import failure_report, launch
 from mpips.process import forked
@@ -71,7 +71,7 @@ def leave_summary(outcome: Outcome) -> None:
     if run is None or not outcome.role.startswith("scheduler"):
         return
     report = summary.figures(outcome.statistics, outcome.transports)
-    versions = {"mpips": __version__, "MPI": launch.mpi_version()}
+    versions = {"mpips": described(), "MPI": launch.mpi_version()}
     name = os.path.basename(sys.argv[0])
     figures = summary.summarize_script(name, report, outcome.ranks, versions, run.folder)
     try:

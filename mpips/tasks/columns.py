@@ -85,7 +85,9 @@ class ColumnFeatures:
             )
         self._keys = SparseFeatures(info, task)
         is_text = np.array([name in info.categorical for name in info.columns])
-        self._names = np.array(info.columns)[~is_text]
+        self._all_names = np.array(info.columns)
+        self._names = self._all_names[~is_text]
+        self._has_no_word = self._all_names[:0]  # columns of text with empty cells
         self._is_text = is_text
         # Place of a column among those of its kind.
         self._place = np.where(is_text, np.cumsum(is_text), np.cumsum(~is_text)) - 1
@@ -113,6 +115,8 @@ class ColumnFeatures:
         varies = variance > (1e-14 * self._mean) ** 2
         self._scale = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1.0)), 0.0)
         self._has_empty = present < columns.count
+        texts = np.flatnonzero(self._is_text)
+        self._has_no_word = self._all_names[texts[columns.present[texts] < columns.count]]
 
     def announce(self, batch: Batch) -> Int64:
         """Return the unique keys of the text in a batch, and store them for the call of `of` with it."""
@@ -138,6 +142,8 @@ class ColumnFeatures:
         parts = [f"{self.n_texts} columns of text, {self.n_numbers} of numbers (standardised)"]
         if len(empty):
             parts.append(f"with empty cells, which are inputs of their own: {_listed(empty)}")
+        if len(self._has_no_word):
+            parts.append(f"with empty cells, which are no words: {_listed(self._has_no_word)}")
         if len(constant):
             parts.append(f"constant, without influence: {_listed(constant)}")
         return "; ".join(parts)

@@ -18,7 +18,8 @@ at their places: the script has passed the complete epochs by then, and has step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -166,9 +167,18 @@ class TorchJob:
 
     def _resume(self) -> None:
         """Continue at the cursor of the checkpoint or of the launch before, if there is one."""
-        cursor = self.script.cursor
+        # Loaders divide what other workers have left; the rest continues as the one farthest behind was.
+        everyone: list[Mapping[str, Any]] = [
+            one.cursor for one in (self.script.other_workers if self._loaders else ())
+        ]
+        begun = [cursor for cursor in everyone if cursor]
+        cursor = min(begun, key=itemgetter("steps")) if begun else self.script.cursor
         if not cursor:
             return
+        if not everyone:
+            assert self._worker is not None
+            start = self._worker.start
+            everyone = [one.cursor for one in start.workers] if start is not None else [cursor]
         names = [name for name in cursor if name not in self._own_cursor()]
         if cursor.get("torch") != 1 or set(names) != set(self._restored):
             raise ConfigError(
@@ -178,7 +188,10 @@ class TorchJob:
         self._steps = cursor["steps"]
         for name, part in self._restored.items():
             position = cursor[name]
-            if self._loaders and part not in self._loaders:
+            if part in self._loaders:
+                part.resume_among(position, [one.get(name, {}) for one in everyone])
+                continue
+            if self._loaders:
                 self._coming[name] = position
             part.resume(position)
 

@@ -13,6 +13,11 @@ drops the last step if it is incomplete. Otherwise its samples are divided into 
 divide evenly, samples from the beginning of the order are repeated, as DistributedSampler does. All workers
 make equally many steps, with equally long batches.
 
+A job of another number of workers or another batch size that continues within an epoch divides what is left
+of it in the same way: the items of the order, in their order, that no worker of the earlier job has read
+(`EarlierShare`). Workers of the earlier job may have been at different places, as under SSP and ASP. Nothing
+is lost, and nothing is read twice but what completes a last step.
+
 Batches of a script's batch_sampler: step k gives batch k*n + w to worker w. The first batches are repeated to
 complete the last step.
 """
@@ -21,11 +26,70 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import cycle, islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import DataLoader, SequentialSampler
 
 from mpips.torch.generators import GENERATOR_TYPES, ORDER_TAG, seeded
+
+Int64 = npt.NDArray[np.int64]
+
+
+class EarlierShare(NamedTuple):
+    """What the workers of an earlier job have read of a loader.
+
+    Attributes:
+        per_step: Items that all of them took in one step.
+        places: Epoch and step of each worker; of one that stands for all if they are equal.
+    """
+
+    per_step: int
+    places: tuple[tuple[int, int], ...]
+
+    def has_read(self, epoch: int) -> bool:
+        """Return True if a worker has read of an epoch."""
+        return max(self.places) > (epoch, 0)
+
+    def left(self, items: Int64, epoch: int, drop_last: bool) -> Int64:
+        """Return what is left of the items of an epoch that this job divided among its workers.
+
+        Args:
+            items: Places in the order of the epoch, int64, shape (n,).
+            epoch: Number of the epoch.
+            drop_last: An incomplete step is dropped.
+        """
+        n_workers, n = len(self.places), len(items)
+        n_whole = n // self.per_step
+        n_steps = n_whole if drop_last else -(-n // self.per_step)
+        read = np.zeros(n, np.bool_)
+        steps = read[: n_whole * self.per_step].reshape(n_whole, n_workers, -1)
+        behind = 0
+        for worker, (at, step) in enumerate(self.places):
+            done = n_steps if at > epoch else min(step, n_steps) if at == epoch else 0
+            behind += done < n_steps
+            steps[:done, worker] = True
+            if done > n_whole:
+                share = share_of(range(n_whole * self.per_step, n), range(n), worker, n_workers)
+                read[list(share)] = True
+        # Where all are at the end of the epoch, what drop_last dropped is done, too.
+        return items[~read] if behind else items[:0]
+
+
+def earlier_share(per_step: int, places: Sequence[Sequence[int]]) -> EarlierShare:
+    """Return an EarlierShare from plain lists, as cursors have it."""
+    return EarlierShare(per_step, tuple((epoch, step) for epoch, step in places))
+
+
+def share_of(
+    items: Sequence[Any], order: Sequence[Any], worker: int, n_workers: int
+) -> Sequence[Any]:
+    """Return a worker's part of the items of a step, completed from the beginning of the order."""
+    if missing := -len(items) % n_workers:
+        items = [*items, *islice(cycle(order), missing)]
+    each = len(items) // n_workers
+    return items[worker * each : (worker + 1) * each]
 
 
 class WorkerBatches:
@@ -33,10 +97,12 @@ class WorkerBatches:
 
     Attributes:
         start: (epoch, step) at which the next iterator begins.
+        earlier: What earlier jobs have read, the oldest first.
     """
 
     def __init__(self, loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> None:
         self.start = (0, 0)
+        self.earlier: tuple[EarlierShare, ...] = ()
         self._source = source_of(loader)
         self._batch_size = loader.batch_size  # None: the source yields batches
         self._drop_last = loader.drop_last
@@ -53,20 +119,35 @@ class WorkerBatches:
         length = len(cast(Sized, self._source))
         return length // self.per_step if self._drop_last else -(-length // self.per_step)
 
+    def left(self, epoch: int) -> Int64 | None:
+        """Return the places in the order of an epoch that this job divides; None: all."""
+        found = None
+        for share in self.earlier:
+            if share.has_read(epoch):
+                before = np.arange(len(cast(Sized, self._source))) if found is None else found
+                found = share.left(before, epoch, self._drop_last)
+        return found
+
+    def n_steps(self, epoch: int) -> int:
+        """Return the number of steps of an epoch in this job; equal on all workers."""
+        left = self.left(epoch)
+        if left is None:
+            return len(self)
+        return len(left) // self.per_step if self._drop_last else -(-len(left) // self.per_step)
+
     def __iter__(self) -> Iterator[Any]:
         # The body of a generator runs at the first `next`, when `start` can be that of a newer iterator.
         return self._from(*self.start)
 
     def _from(self, epoch: int, first: int) -> Iterator[Any]:
         order = draw(self._source, self._seed, epoch)
+        if (left := self.left(epoch)) is not None:
+            order = [order[i] for i in left]
         for begin in range(first * self.per_step, len(order), self.per_step):
             items = order[begin : begin + self.per_step]
-            if len(items) < self.per_step:
-                if self._drop_last:
-                    return
-                items = [*items, *islice(cycle(order), -len(items) % self._n_workers)]
-            share = len(items) // self._n_workers
-            own = items[self._worker * share : (self._worker + 1) * share]
+            if len(items) < self.per_step and self._drop_last:
+                return
+            own = share_of(items, order, self._worker, self._n_workers)
             yield own[0] if self._batch_size is None else list(own)
 
 

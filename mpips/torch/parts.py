@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mpips.worker.worker import Worker
@@ -51,3 +52,6 @@ class PlacedLoader(Restored, Protocol):
     @property
     def has_arrived(self) -> bool:
         """True from the beginning of the epoch of the restart on."""
+
+    def resume_among(self, own: Any, everyone: Sequence[Any]) -> None:
+        """Continue where the workers of a run stood; see StartingLoader."""

@@ -22,6 +22,7 @@ from mpips.torch.embedding import Embedding
 from mpips.torch.job import TorchJob, job_of
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
+from mpips.torch.order import earlier_share
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.rules import rule_of
 from mpips.torch.sampling import PreparedLoader, split
@@ -57,22 +58,46 @@ class StartingLoader(PreparedLoader):
     @property
     def has_arrived(self) -> bool:
         """True from the beginning of the epoch of the restart on."""
-        return self._resumed == (0, 0) or (self._begun > 0 and self._epoch >= self._resumed[0])
+        begins = self._resumed == (0, 0) and not self._own.earlier
+        return begins or (self._begun > 0 and self._epoch >= self._resumed[0])
 
-    def position(self) -> dict[str, int]:
-        """Return the place after the batches that were yielded, with the samples of a step."""
-        return {**super().position(), "per_step": self._own.per_step, "steps": len(self)}
+    def position(self) -> dict[str, Any]:
+        """Return the place after the batches that were yielded, with the samples of a step.
 
-    def resume(self, position: Mapping[str, int]) -> None:
-        """Continue at a place, also of a run whose steps had another number of samples.
-
-        The number of workers or the batch size may differ. A place within a step of this run is rounded down,
-        so less than one step is repeated; a complete epoch stays complete.
+        It has what earlier jobs have read, as long as that is of an epoch that has not passed.
         """
-        done = position["batch"] * position["per_step"] // self._own.per_step
-        if position["batch"] >= position["steps"]:
-            done = len(self)
-        super().resume({"epoch": position["epoch"], "batch": min(done, len(self))})
+        at = super().position()
+        earlier = [share for share in self._own.earlier if share.has_read(at["epoch"])]
+        found: dict[str, Any] = {**at, "per_step": self._own.per_step, "steps": len(self)}
+        return {**found, "earlier": [list(share) for share in earlier]} if earlier else found
+
+    def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
+        """Continue where the workers of a run stood.
+
+        If their number or the number of samples of a step differs, this job divides what they have left of
+        the epoch; see mpips.torch.order.
+
+        Args:
+            own: Position of this worker, or of any if their number differs.
+            everyone: Positions of all workers of the run; {}: at its beginning.
+        """
+        size = own["per_step"]
+        same = size == self._own.per_step and len(everyone) == self._job.script.n_workers
+        places = [(p.get("epoch", 0), p.get("batch", 0)) for p in everyone]
+        epoch, batch = (own["epoch"], own["batch"]) if same else min(places)
+        first = own if same else everyone[places.index((epoch, batch))]
+        earlier = [earlier_share(*share) for share in first.get("earlier", ())]
+        if not same:
+            together = len(set(places)) == 1
+            done, rest = divmod(batch * size, self._own.per_step)
+            # Whole steps of this job keep their numbers.
+            if together and not rest and not earlier and batch < own["steps"]:
+                batch = done
+            else:
+                earlier.append(earlier_share(size, places[:1] if together else places))
+                batch = 0
+        self._own.earlier = tuple(earlier)
+        self.resume({"epoch": epoch, "batch": batch})
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""

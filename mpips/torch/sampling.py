@@ -153,7 +153,8 @@ class PreparedLoader:
     def __iter__(self) -> Iterator[Any]:
         epoch, (resumed, done) = self._begun, self._resumed
         first = done if epoch == resumed else 0
-        is_complete = epoch < resumed or 0 < first == len(self)
+        n_steps = self._own.n_steps(epoch)
+        is_complete = epoch < resumed or (first >= n_steps and (first > 0 or len(self) > 0))
         batches: Iterator[Any] = _CompleteEpoch(epoch)
         if not is_complete:
             self._own.start = (epoch, first)

@@ -64,7 +64,12 @@ class Attack:
         """Write a whole record of worker 0, a valid one but for `fields`."""
         slot = self.slot(number)
         slot[:64] = 0
-        valid = {"magic": 0x504D, "version": 8, "flags": FIRST | LAST, "sequence": number}
+        valid = {
+            "magic": 0x504D,
+            "version": _native.memory_format,
+            "flags": FIRST | LAST,
+            "sequence": number,
+        }
         self.set(number, **{**valid, "payload_bytes": len(payload), **fields})
         slot[64 : 64 + len(payload)] = np.frombuffer(payload, np.uint8)
         self.stamp(number)

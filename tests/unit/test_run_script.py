@@ -77,6 +77,36 @@ def test_the_slowest_tests_are_listed_first(tmp_path: Path) -> None:
     ]
 
 
+SKIPPED = """<testsuites><testsuite>
+<testcase classname="" name="tests.unit.a"><skipped type="pytest.skip" message="collection skipped">
+('{folder}/test_a.py', 3, "Skipped: could not import 'torch': No module named 'torch'")</skipped></testcase>
+<testcase classname="" name="tests.unit.b"><skipped type="pytest.skip" message="collection skipped">
+('{folder}/test_b.py', 3, 'Skipped: mpips.torch needs PyTorch')</skipped></testcase>
+<testcase classname="t" name="c"><skipped type="pytest.skip" message="compares with PyTorch"/></testcase>
+<testcase classname="t" name="d"><skipped type="pytest.skip" message="keras is not installed"/></testcase>
+<testcase classname="t" name="e"><skipped type="pytest.skip" message="jax has no such device"/></testcase>
+<testcase classname="t" name="f"><skipped type="pytest.skip" message="long: run by tests/run.sh"/></testcase>
+<testcase classname="t" name="g"/>
+</testsuite></testsuites>"""
+
+
+def test_tests_without_their_library_are_counted(
+    tallying: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_a.py").write_text("def test_1(): ...\ndef test_2(): ...\ndef other(): ...\n")
+    (tmp_path / "test_b.py").write_text("class TestIt:\n    def test_1(self): ...\n")
+    reports = [tmp_path / "unit.xml", tmp_path / "again.xml", tmp_path / "none.xml"]
+    for report in reports[:2]:
+        report.write_text(SKIPPED.format(folder=tmp_path))
+    monkeypatch.setattr(tallying, "importable", lambda name: name == "jax")
+    assert tallying.missing(reports) == [
+        "keras is not installed: 1 tests were skipped for it",
+        "torch is not installed: 4 tests were skipped for it, in 2 modules as a whole",
+    ]
+    monkeypatch.setattr(tallying, "importable", lambda name: True)
+    assert tallying.missing(reports) == []
+
+
 @pytest.fixture(scope="module")
 def tallying() -> ModuleType:
     """The module tests/tally.py."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from script_machine import Machine
+import pytest
+from script_machine import ROOT, Machine
 
 
 def test_without_root_and_hdf5_one_message_names_every_way_out(machine: Machine) -> None:
@@ -208,3 +210,29 @@ def test_a_foreign_folder_called_venv_is_left_alone(machine: Machine) -> None:
     assert done.returncode == 1
     assert "move it away" in done.stderr
     assert keep.exists()
+
+
+@pytest.mark.parametrize("index", ["pinned", "others", "nothing"])
+def test_a_library_of_the_tests_may_have_another_version(machine: Machine, index: str) -> None:
+    (machine.root / ".venv/.mpips").mkdir(parents=True)
+    (machine.root / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    (machine.bin / "sed").symlink_to(shutil.which("sed") or "")
+    # The index has no local versions, and no jax at all.
+    takes = {"pinned": "true", "others": "[[ $* != *==* && $* != *jax* ]]", "nothing": "false"}
+    pip = 'pip_install() { echo "pip ${*:2}"; ' + takes[index] + "; }"
+    lines = "torch torch==2.13.0+cpu mpips.torch\njax jax==0.10.2 mpips.jax\npyarrow pyarrow>=14 Parquet"
+    done = machine.call(f"{pip}; install_libraries $'{lines}'", MPIPS_SETUP_TESTS="1")
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if "cannot be installed" in line]
+    if index == "pinned":
+        assert said == []
+    elif index == "others":
+        assert "pip torch>=2.4" in done.stdout
+        assert (
+            "torch==2.13.0+cpu cannot be installed here: the tests of mpips.torch use another"
+            in said[0]
+        )
+        assert "jax cannot be installed here; the tests of mpips.jax will be skipped" in said[1]
+        assert len(said) == 2
+    else:
+        assert [line.split()[2] for line in said] == ["torch", "jax", "pyarrow"]

@@ -30,7 +30,7 @@ py::array dense_view(const py::object& owner, const Layout& layout, std::uint32_
 void write_header(SharedMemory& memory, const Layout& layout, std::uint32_t generation,
                   std::uint32_t server, std::uint64_t token_low, std::uint64_t token_high) {
   RegionHeader h{};
-  h.version = layout_version;
+  h.version = memory_format;
   h.generation = generation;
   h.token[0] = token_low;
   h.token[1] = token_high;
@@ -50,7 +50,7 @@ bool header_matches(const py::array_t<std::uint8_t>& bytes, const Layout& layout
   RegionHeader h{};
   if (static_cast<std::size_t>(bytes.size()) < sizeof h) return false;
   std::memcpy(&h, bytes.data(), sizeof h);
-  return h.magic == region_magic && h.version == layout_version && h.generation == generation &&
+  return h.magic == region_magic && h.version == memory_format && h.generation == generation &&
          h.server == server && h.token[0] == token_low && h.token[1] == token_high &&
          h.n_workers == layout.n_workers() && h.n_slots == layout.geometry().n_slots &&
          h.slot_bytes == layout.geometry().slot_bytes && h.total_bytes == layout.total_bytes();

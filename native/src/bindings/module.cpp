@@ -16,6 +16,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_feedback(m);
   mpips::register_shared_memory(m);
   mpips::register_layout(m);
+  mpips::register_memory_layout(m);
   mpips::register_region_reads(m);
   mpips::register_ring(m);
   mpips::register_messages(m);

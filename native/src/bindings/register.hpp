@@ -29,6 +29,7 @@ void register_held_rows(pybind11::module_& m);
 void register_shared_rows(pybind11::module_& m);
 void register_process(pybind11::module_& m);
 void register_checkpoint(pybind11::module_& m);
+void register_memory_layout(pybind11::module_& m);
 void register_trace(pybind11::module_& m);
 
 }  // namespace mpips

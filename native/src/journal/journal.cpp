@@ -10,7 +10,6 @@ namespace mpips {
 namespace {
 
 constexpr std::uint64_t journal_magic = 0x4c4e524a5350504dULL;
-constexpr std::uint64_t journal_version = 5;
 constexpr std::size_t first_scratch_bytes = std::size_t{1} << 18;
 
 }  // namespace
@@ -99,13 +98,13 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> Journal::ended(std::size_t 
 }
 
 bool Journal::usable() const noexcept {
-  return head_->magic == journal_magic && head_->version == journal_version &&
+  return head_->magic == journal_magic && head_->version == memory_format &&
          head_->n_workers == n_workers_ && head_->n_tables == n_tables_ && head_->in_use == 1;
 }
 
 void Journal::begin_use() noexcept {
   head_->magic = journal_magic;
-  head_->version = journal_version;
+  head_->version = memory_format;
   head_->n_workers = n_workers_;
   head_->n_tables = n_tables_;
   head_->active = head_->undo.position = head_->n_logged = 0;

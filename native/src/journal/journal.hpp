@@ -70,6 +70,8 @@ class RecoveryError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+struct LayoutEntry;
+
 class Journal {
  public:
   // Words of the image, by their owner.
@@ -264,6 +266,9 @@ class Journal {
   void forget() noexcept { commit(); }
   bool resuming() const noexcept { return resuming_; }
   bool untouched() const noexcept { return head_->undo.position == 0; }
+
+  // Return the layout of the journal; see server/memory_layout.hpp.
+  static std::vector<LayoutEntry> entries();
 
   static void barrier() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ring/codec.hpp"
+#include "shm/memory_format.hpp"
 #include "shm/memory_order.hpp"
 
 // Layout of a server's region. It is pure arithmetic: every rank computes the same offsets from the
@@ -24,7 +25,6 @@ namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint16_t record_magic = 0x504dU;
-constexpr std::uint32_t layout_version = 8;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record. So one put carries both, and processors that fetch lines

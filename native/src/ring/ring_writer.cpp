@@ -46,7 +46,7 @@ RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,
                                 std::uint64_t clock) const noexcept {
   RecordHeader h{};
   h.magic = record_magic;
-  h.version = layout_version;
+  h.version = memory_format;
   h.kind = static_cast<std::uint8_t>(kind);
   h.generation = generation_;
   h.worker = worker_;

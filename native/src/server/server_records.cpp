@@ -67,9 +67,9 @@ bool ServerCore::check(std::size_t worker, std::uint64_t sequence, const RecordH
                           " was expected");
   }
   ring.bad_since = 0.0;
-  if (h.version != layout_version)
+  if (h.version != memory_format)
     violation(worker, "a record of format version " + std::to_string(h.version) +
-                          ", expected version " + std::to_string(layout_version));
+                          ", expected version " + std::to_string(memory_format));
   if (h.generation != generation_ && (h.sequence >= ring.inherited || h.generation > generation_))
     violation(worker, "a record of generation " + std::to_string(h.generation) +
                           ", this job is generation " + std::to_string(generation_));

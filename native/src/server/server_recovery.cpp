@@ -288,7 +288,7 @@ bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHead
   const Mailbox& box = rings_[worker].box;
   if (load_acquire(box.stamp(sequence)) != sequence + 1) return false;
   std::memcpy(h, box.slot(sequence), sizeof *h);
-  if (h->magic != record_magic || h->version != layout_version || h->sequence != sequence ||
+  if (h->magic != record_magic || h->version != memory_format || h->sequence != sequence ||
       h->worker != worker || h->generation >= generation_ ||
       h->payload_bytes > box.geometry.payload_capacity())
     return false;

@@ -70,6 +70,11 @@ def test_another_number_of_ranks_does_not_cost_the_memory_of_a_run(
         ):
             invoke("--dry-run", str(path), "-n", "4")
         assert "-n 3 " in invoke("--dry-run", str(path), "-n", "3")
+        # Memory of another format stays as it is until a person removes it.
+        (path / "memory.json").write_text('{"format": 999}')
+        with pytest.raises(ConfigError, match=r"earlier mpips .* in format 999, and this is mpips"):
+            invoke("--dry-run", str(path), "-n", "3")
+        assert mark.exists()
         invoke("--discard-memory", str(path), "-n", "4")
         assert not mark.exists()
     finally:

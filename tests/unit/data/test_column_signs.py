@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpips
-from mpips.data import read
+from mpips.data import ReadOptions, read
 from mpips.errors import DataError
 
 pandas = pytest.importorskip("pandas")
@@ -120,3 +122,70 @@ def test_float32_is_named_or_refused_where_it_loses_differences() -> None:
         network(torch.from_numpy(seconds).float())
     with pytest.raises(ValueError, match="beyond float32"):
         network(torch.full((1, 1), float("inf"), dtype=torch.float64))
+
+
+def test_codes_and_words_in_other_letters_are_named(tmp_path: Path) -> None:
+    data = frame()
+    data["zip"] = [f"{7900 + i % 70:05d}" for i in range(N)]
+    data["ad"] = [10**15 + i % 40 for i in range(N)]
+    data["plain"] = [10**6 + i % 40 for i in range(N)]
+    data["device"] = [["ios", "IOS", " android", "NA", "True", "true"][i % 6] for i in range(N)]
+    data["city"] = [["Ulm", "Bonn", ""][i % 3] for i in range(N)]
+    path = tmp_path / "a.csv"
+    data.to_csv(path, index=False)
+    notes = read(path).notes
+    (zips,) = [note for note in notes if "leading zeros" in note]
+    assert "column 'zip' has numbers with leading zeros ('07900')" in zips
+    # The option names all columns of text, also those that are text without it.
+    assert 'set data.categorical = ["zip", "device", "city"]' in zips
+    (ads,) = [note for note in notes if "more digits than float32" in note]
+    assert f"column 'ad' has whole numbers with more digits than float32 has ('{10**15}')" in ads
+    assert "40 values of the first 150 rows are 1 here" in ads
+    (letters,) = [note for note in notes if "upper and lower case" in note]
+    assert (
+        "column 'device' has words that differ in upper and lower case only ('ios', 'IOS')"
+        in letters
+    )
+    asked = read(path, options=ReadOptions(categorical=("zip", "ad", "device", "city"))).notes
+    assert [note for note in asked if "leading zeros" in note or "digits" in note] == []
+    assert any("upper and lower case" in note for note in asked)
+    # A task of dense numbers has no columns of words, so it gets no such advice.
+    data[["zip", "a", "label"]].to_csv(path, index=False)
+    assert not any("leading zeros" in note for note in read(path).notes)
+
+
+MESSY = Path(os.environ.get("MPIPS_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")
+
+
+@pytest.mark.skipif(not (MESSY / "messy.csv").exists(), reason="needs shared/data/messy.csv")
+def test_a_click_log_as_people_have_it_says_what_to_do_with_each_column() -> None:
+    """What a newcomer reads: first the refusals, then notes on each column that is no feature as it is."""
+    path = MESSY / "messy.csv"
+    with pytest.raises(DataError, match="which column holds the label") as refused:
+        read(path)
+    assert "'clicked'" in str(refused.value)
+    texts = ["user_id", "timestamp", "date_de", "device", "city", "bid", "premium", "tags"]
+    with pytest.raises(DataError, match="column 'age' contains 'unknown'") as refused:
+        read(path, options=ReadOptions(label="clicked"))
+    assert "leave the cell empty (or NA) if its number is missing" in str(refused.value)
+    wanted = [*texts[:5], "age", *texts[5:]]
+    assert f"set data.categorical = {json.dumps(wanted)}" in str(refused.value)
+    # What the sentence says is enough.
+    assert read(path, options=ReadOptions(label="clicked", categorical=tuple(wanted))).data.n
+    result = mpips.fit(
+        "wide_deep",
+        str(path),
+        epochs=1,
+        settings={"data.label": "clicked", "data.ignore": ["age"], "options.hidden": [4]},
+    )
+    signs = {
+        "row_id": "like an identifier",
+        "ad_id": "more digits than float32",
+        "timestamp": "has dates",
+        "date_de": "has dates",
+        "device": "upper and lower case",
+        "zip": "leading zeros",
+        "bid": "amounts of money",
+    }
+    for name, sign in signs.items():
+        assert any(f"column '{name}' " in note and sign in note for note in result.notes), name

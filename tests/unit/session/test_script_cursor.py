@@ -16,7 +16,10 @@ from mpips.session.script import Script
 def script(position: Position, n_workers: int) -> Any:
     """Return what `Script.cursor` reads of a script."""
     worker = SimpleNamespace(cursor=position.cursor, start=position.start)
-    return SimpleNamespace(worker=worker, n_workers=n_workers)
+    others: Any = Script.other_workers.fget  # type: ignore[attr-defined]
+    found = SimpleNamespace(worker=worker, n_workers=n_workers)
+    found.other_workers = others(found)
+    return found
 
 
 def cursor(position: Position, n_workers: int) -> Any:

@@ -308,7 +308,7 @@ def test_the_report_names_empty_and_constant_columns() -> None:
     task, _ = prepared("wide_deep", DEFAULTS)
     assert task.report() == (
         "2 columns of text, 3 of numbers (standardised); with empty cells, which are inputs of their own: "
-        "'age'; constant, without influence: 'flat'"
+        "'age'; with empty cells, which are no words: 'colour', 'kind'; constant, without influence: 'flat'"
     )
 
 

@@ -32,7 +32,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch_rig import State, assert_equal, pulled, torch_job, values_of
 
 import mpips
+from mpips.checkpoint import WorkerState
 from mpips.errors import ConfigError
+from mpips.session.script import Script
 from mpips.snapshot import cut
 from mpips.torch import Embedding, prepare
 
@@ -333,7 +335,7 @@ def seen_of(folder: Path, n_workers: int, batch_size: int, crash_at: int = -1) -
         ((2, 4), 4, (1, 8), 32),  # 8 samples a step before and after
         ((2, 4), 6, (1, 8), 48),
         ((1, 8), 5, (4, 2), 40),
-        ((1, 8), 5, (2, 8), 32),  # 16 samples a step: half a step is repeated
+        ((1, 8), 5, (2, 8), 40),  # 16 samples a step: what is left is divided anew
         ((2, 8), 3, (1, 8), 48),
         ((3, 16), 2, (1, 16), None),  # two steps of 48 are the whole epoch
     ],
@@ -343,6 +345,34 @@ def test_a_restart_with_other_workers_continues_with_the_next_samples(
 ):
     seen_of(tmp_path, *before, crash_at=steps)
     assert seen_of(tmp_path, *after)[:1] == ([] if first is None else [first])
+
+
+@pytest.mark.parametrize("places", [(3, 5), (5, 3)])
+def test_workers_at_different_places_leave_their_samples_to_other_workers(
+    tmp_path, monkeypatch, places
+):
+    seen_of(tmp_path, 2, 4, crash_at=4)
+    asked = []
+
+    def at_places(script: Script) -> list[WorkerState]:
+        start = script.worker.start if script.worker is not None else None
+        assert start is not None
+        cursor = dict(start.workers[0].cursor)
+        assert cursor["loader 0"]["batch"] == cursor["steps"] == 4
+        found = []
+        for worker, step in enumerate(places):
+            loader = {**cursor["loader 0"], "batch": step}
+            own = {**cursor, "steps": step, "loader 0": loader}
+            found.append(WorkerState(worker=worker, clock=step, cursor=own))
+        asked.append(found)
+        return found
+
+    monkeypatch.setattr(Script, "other_workers", property(at_places))
+    left = [
+        8 * k + 4 * w + i for k in range(10) for w in (0, 1) for i in range(4) if k >= places[w]
+    ]
+    assert seen_of(tmp_path, 1, 8) == left
+    assert asked
 
 
 @pytest.mark.parametrize("looks", [True, False])

@@ -117,7 +117,7 @@ def test_stamp_of_two_rounds_ago_is_a_gap():
 
 FORGED = {
     "generation": ({"generation": 7}, "generation 7, this job is generation 0"),
-    "format": ({"version": 9}, "a record of format version 9"),
+    "format": ({"version": 99}, "a record of format version 99"),
     "worker": ({"worker": 1}, "of worker 1 where"),
     "sequence": ({"sequence": 4}, "a record with number 4"),
     "kind 0": ({"kind": 0}, "unknown kind 0"),

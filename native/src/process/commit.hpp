@@ -1,0 +1,9 @@
+#pragma once
+
+namespace mpips {
+
+// Return the commit of the sources when this module was configured, with "-dirty" if they were
+// changed since that commit; "" if git or the repository was not there.
+const char* commit() noexcept;
+
+}  // namespace mpips
