@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
 from mpips.torch.device_table import DeviceTable
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.parts import Pulled
+from mpips.torch.skips import Skipping
 from mpips.worker.by_use import PullsByUse
 from mpips.worker.worker import connection_of
 
@@ -26,6 +27,7 @@ class ModelPart:
     Attributes:
         is_stale: True if a step has changed values since the newest pull.
         is_accumulating: True within `no_sync`.
+        optimizers: The prepared optimizers of the model.
         waits: The waits of the forward pass that is running, if it waits by use; None: it does not.
     """
 
@@ -41,6 +43,7 @@ class ModelPart:
         """
         self.is_stale = True
         self.is_accumulating = False
+        self.optimizers: list[Skipping] = []
         self.waits: UseWaits | None = None
         self._job = job
         self._pulled = pulled
@@ -82,6 +85,14 @@ class ModelPart:
         """Let the current streams of devices wait for the newest values, pulled on these or on others."""
         for table in self._on_devices:
             table.follow_stream()
+
+    def note_forward(self, is_training: bool) -> None:
+        """Note a forward pass before its pull. `is_training`: it records gradients."""
+        self._job.skips.note_forward(is_training)
+
+    def dropping(self, sets_to_none: bool) -> AbstractContextManager[None]:
+        """Return a block that drops the gradients of the model."""
+        return self._job.skips.dropping(self.optimizers, sets_to_none)
 
     def check_unchanged(self) -> None:
         """Raise ConfigError if the script has changed a parameter since the newest pull. Cheap."""
