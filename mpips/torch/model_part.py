@@ -14,6 +14,7 @@ from mpips.torch.device_table import DeviceTable
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.parts import Pulled
 from mpips.torch.skips import Skipping
+from mpips.torch.watching import Watch
 from mpips.worker.by_use import PullsByUse
 from mpips.worker.worker import connection_of
 
@@ -48,6 +49,7 @@ class ModelPart:
         self._job = job
         self._pulled = pulled
         self._on_devices = [table for table in pulled if isinstance(table, DeviceTable)]
+        self._watch = Watch([table for table in pulled if isinstance(table, ParameterTable)])
         self._by_use: list[ParameterTable] = list(by_use)
 
     @property
@@ -75,6 +77,7 @@ class ModelPart:
         if self.is_stale:
             self._job.start()
             self._job.settle()
+            self._watch.next()
             for table in reversed(self._pulled):
                 table.pull()
             self.is_stale = False
@@ -115,6 +118,7 @@ class ModelPart:
             self.refresh()
             yield
             return
+        self._watch.next()
         pulls = PullsByUse.asked(connection_of(worker), wanted)
         for table in reversed(self._pulled):
             if not isinstance(table, ParameterTable) or table.name not in asked:
