@@ -1,9 +1,9 @@
 """Add up what pytest reports.
 
 `python tally.py EXIT_CODE REPORT.xml...` prints three numbers: passed, failed, skipped. `python tally.py
---slowest N REPORT.xml...` prints the N slowest tests; `--missing` a line for each library that is not installed
-and for which tests were skipped; `--cpu` the processor time of each report and the tests that grew since
-`tests/cpu.json`, which `--store` writes; by it heavy tests take turns (support/long_runs.py).
+--slowest N REPORT.xml...` prints the N slowest tests; `--missing` a line for each library that is not
+installed and for which tests were skipped; `--cpu` the processor time of each report and the tests that grew
+since `tests/cpu.json`, which `--store` writes; by it heavy tests take turns (support/long_runs.py).
 
 Several reports are those of the ranks of one launch, where a test failed if
 it failed on any rank. A launch that went wrong in a way that no report tells counts as a failure, and

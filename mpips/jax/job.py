@@ -65,11 +65,13 @@ class JaxJob:
         self.steps = int(cursor["steps"])
 
     def _check_end(self) -> None:
+        """Raise ConfigError for a push without a step; let the scheduler compare the steps of all workers."""
         if self.has_pushed:
             raise ConfigError(
                 "the script ended after a push without mpips.jax.step(): call it after the pushes of each "
                 "step"
             )
+        self.script.compare_steps("the end of the script", self.steps)
 
 
 def jax_job(what: str) -> JaxJob:
@@ -85,7 +87,9 @@ def step() -> None:
     """End the step: its pushes are complete. Not collective; blocks only while a ring is full.
 
     Under BSP the next pull waits until all workers have ended the step. Call it once per step, also where
-    this worker had nothing to push.
+    this worker had nothing to push, such as a gradient that is not finite: a mean over all workers then has
+    zeros in place of its gradients. Without the call its later gradients would be averaged with those of
+    other steps, and the job ends with an error.
 
     Raises:
         ConfigError: `mpips.init` has not been called.

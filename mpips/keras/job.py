@@ -110,7 +110,7 @@ class KerasJob:
             for part in self._parts:
                 part.open(worker)
             self._resume()
-            self.script.before_end.append(self.settle)
+            self.script.before_end.append(self._end)
         return self._worker
 
     def settle(self) -> None:
@@ -133,6 +133,10 @@ class KerasJob:
             )
             worker.clock()
             self.is_open = False
+
+    def _end(self) -> None:
+        self.settle()
+        self.script.compare_steps("the end of the script", self.steps)
 
     def begin_fit(self) -> int | None:
         """Begin a fit; return the epoch at which a restart continues it.
@@ -163,6 +167,7 @@ class KerasJob:
         self.place.is_within = False
         self.is_open = True
         self.settle()
+        self.script.compare_steps(f"the end of fit {self.place.fit}", self.steps)
 
     def begin_epoch(self, epoch: int) -> int:
         """Begin an epoch of the fit; return the number of its batches that were complete before a restart."""

@@ -156,6 +156,18 @@ class Evaluated(msgspec.Struct, tag="evaluated"):
     metrics: dict[str, float]
 
 
+class StepCount(msgspec.Struct, tag="steps"):
+    """Number of steps that a worker has made at a place of its program.
+
+    Attributes:
+        place: The place, for errors; the same on all workers.
+        steps: Steps since the beginning of the run.
+    """
+
+    place: str
+    steps: int
+
+
 class Done(msgspec.Struct, tag="done"):
     """Sent when a worker has finished or a server has stopped, with its statistics as JSON."""
 
@@ -358,6 +370,7 @@ Message = (
     | TraceEnd
     | Report
     | Evaluated
+    | StepCount
     | Done
     | Stop
     | Bye

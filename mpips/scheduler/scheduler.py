@@ -37,6 +37,7 @@ from mpips.mpi.messages import (
     Pong,
     Report,
     Saved,
+    StepCount,
     Stop,
     Taken,
     ToServer,
@@ -45,6 +46,7 @@ from mpips.mpi.messages import (
 from mpips.mpi.siblings import process_state
 from mpips.scheduler.job_failure import JobFailure
 from mpips.scheduler.job_statistics import JobStatistics
+from mpips.scheduler.step_counts import StepCounts
 from mpips.snapshot.coordinator import Coordinator
 
 if TYPE_CHECKING:
@@ -121,6 +123,7 @@ class Scheduler:
         self._states = dict.fromkeys(self._watched, ("starting", 0))  # activity and clock, by rank
         self._speeds: dict[int, float] = {}  # inner steps per second of workers, by rank
         self._statistics = JobStatistics()
+        self._step_counts = StepCounts(len(assignment.workers))
         # Workers that still work, and ranks whose statistics have not come yet.
         self._working = set(assignment.workers)
         self._unfinished = {*assignment.servers, *assignment.workers}
@@ -156,6 +159,7 @@ class Scheduler:
         Raises:
             JobFailure: A rank has failed, or has sent nothing for `timeout_s`.
             LeavingError: The checkpoint after which the job was to end is durable.
+            ConfigError: Workers have made different numbers of steps at the same place.
             ProtocolError: A rank sent a message of a wrong type.
         """
         messages = self._endpoint.receive()
@@ -237,7 +241,7 @@ class Scheduler:
         up to the interval at which the ranks look for messages.
 
         Raises:
-            JobFailure, LeavingError, ProtocolError: See `poll`.
+            JobFailure, LeavingError, ConfigError, ProtocolError: See `poll`.
         """
         shortest = min(max(_PAUSE_S, len(self._pids) * _PAUSE_PER_RANK_S), _MOST_PAUSE_S)
         pause = shortest
@@ -277,6 +281,8 @@ class Scheduler:
         elif isinstance(message, Evaluated):
             if self._rank_table is not None:
                 self._rank_table.evaluated(message)
+        elif isinstance(message, StepCount):
+            self._step_counts.note(a.worker_of[source], message.place, message.steps)
         elif isinstance(message, Done):
             self._take_done(source, message)
         elif isinstance(message, Failure):

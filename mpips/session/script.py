@@ -25,7 +25,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from mpips.errors import ConfigError, MpipsError
+from mpips.model.consistency import BSP
+from mpips.model.local_sgd import Local
 from mpips.mpi import failure_report, launch
+from mpips.mpi.messages import StepCount
 from mpips.mpi.signals import TerminatedError
 from mpips.process import forked
 from mpips.session.calling import ExitedError
@@ -79,6 +82,7 @@ class Script:
         self._is_over = False
         self._parts: dict[Callable[[Script], Any], Any] = {}  # of other libraries, by their makers
         self._cursor_owner = ""
+        self._compares = False  # tables need equal numbers of steps of all workers
         self._exit_code: object = None  # of the sys.exit that ends the process
         self._exits = ExitFunctions(self.note_exit)
         self._old_hook = sys.excepthook
@@ -214,6 +218,21 @@ class Script:
                 "and embeddings before the first forward pass"
             )
         self._program.declared.add(table, values, group)
+        self._compares = self._compares or _has_common_steps(table.consistency)
+
+    def compare_steps(self, place: str, steps: int) -> None:
+        """Let the scheduler compare the numbers of steps of all workers. Not collective; returns at once.
+
+        It does so if tables need equal numbers; the job ends with a ConfigError where they differ.
+
+        Args:
+            place: A place that each worker passes once, for the error.
+            steps: Steps of this worker since the beginning of the run.
+        """
+        if self._compares and self.n_workers > 1 and self.worker is not None:
+            from mpips.worker.worker import connection_of
+
+            connection_of(self.worker).control.tell(StepCount(place, steps))
 
     def start(self) -> Worker:
         """Return the worker; at the first call start the job. Collective over all ranks then; blocks.
@@ -380,6 +399,13 @@ class Script:
                 self._enter(self._ranks)
         except EndedEarlyError:
             return
+
+
+def _has_common_steps(consistency: object) -> bool:
+    """Return True if updates of the same step of all workers are put together."""
+    if isinstance(consistency, BSP):
+        return consistency.backup == 0
+    return isinstance(consistency, Local) and not getattr(consistency, "asynchronous", False)
 
 
 def _let_first_worker_print() -> None:

@@ -149,6 +149,21 @@ class DeviceTable(ParameterTable):
         with device_errors(memory.device, memory.place, f"read the gradient of {self.name!r}"):
             return memory.fingerprints.of(self.parameter.grad)
 
+    @property
+    def is_watched_whole(self) -> bool:
+        """See Watched. The host waits for the device where bits are compared."""
+        return True
+
+    def _bits(self, start: int, stop: int) -> Fingerprint:
+        """See ParameterTable. The host does not wait for the device."""
+        memory = self._memory_of_device
+        with device_errors(memory.device, memory.place, f"read {self.name!r}"):
+            return memory.fingerprints.of(self.parameter.detach().reshape(-1)[start:stop])
+
+    def _newest(self) -> torch.Tensor | None:
+        """See ParameterTable: the values that were copied to the device."""
+        return self._host
+
     def begin_push(self) -> bool:
         """Request the copy of the gradient to the host; a copy that was requested before does not count.
 

@@ -270,6 +270,16 @@ class Embedding(torch.nn.Module):
             return keys, on_host(gradient.float())
         return keys[on_host(gradient._indices()[0])], on_host(gradient._values().float())
 
+    @property
+    def waits(self) -> bool:
+        """True if gradients of rows wait for a step."""
+        return self._gradients.waits
+
+    @property
+    def n_gradients(self) -> int:
+        """Number of gradients that backward passes have brought so far."""
+        return self._gradients.n_notes
+
     def drop(self) -> None:
         """Drop the gradients since the last step: `zero_grad` calls this."""
         self._gradients.drop()

@@ -3,6 +3,7 @@
     start      at the first forward pass, or the first iteration of a prepared loader: the job starts
     push       a step of an optimizer: gradients are pushed
     settle     before the next batch, pull or step: the cursor is set and the worker's clock ends
+    skip       a batch without a step: its clock ends without a push (see skips.py)
     refresh    before a forward pass that follows a step: all values of the model are pulled
     arrive     at each epoch of a loader: a restart that passed the complete epochs continues here
 
@@ -32,6 +33,7 @@ from mpips.torch.generators import reseed
 from mpips.torch.model_part import ModelPart
 from mpips.torch.parts import Opened, PlacedLoader, Pushed, Restored
 from mpips.torch.scheduler_state import SchedulerState
+from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
 
 
@@ -41,6 +43,7 @@ class TorchJob:
     Attributes:
         script: The script.
         devices: Devices of its models.
+        skips: Batches in which it makes no step.
     """
 
     def __init__(self, script: Script) -> None:
@@ -48,6 +51,7 @@ class TorchJob:
         script.own_cursor("mpips.torch")
         self.script = script
         self.devices = Devices(script)
+        self.skips = Skips(self)
         self._opened: list[Opened] = []
         self._restored: dict[str, Restored] = {}
         self._loaders: list[PlacedLoader] = []
@@ -77,6 +81,18 @@ class TorchJob:
         self.restore("loader", loader)
         self._loaders.append(loader)
 
+    def loader_positions(self) -> dict[str, Any]:
+        """Return the places of the loaders, as in the cursor."""
+        parts = self._restored.items()
+        return {name: part.position() for name, part in parts if part in self._loaders}
+
+    def begin_epoch(self, loader: PlacedLoader) -> None:
+        """Let the scheduler compare the steps that the workers have made before an epoch of a loader."""
+        number = self._loaders.index(loader)
+        name = f" of loader {number}" if len(self._loaders) > 1 else ""
+        place, steps = f"the beginning of epoch {loader.epoch}{name}", self._steps
+        self.skips.when_decided(lambda n: self.script.compare_steps(place, steps + n))
+
     def claim(self, parameter: torch.Tensor, name: str) -> None:
         """Note the table of a parameter.
 
@@ -89,6 +105,11 @@ class TorchJob:
                 "prepare one module that contains both models"
             )
         self._prepared[id(parameter)] = parameter, name
+
+    @property
+    def has_loaders(self) -> bool:
+        """True if a loader was prepared."""
+        return bool(self._loaders)
 
     @property
     def n_optimizers(self) -> int:
@@ -109,7 +130,7 @@ class TorchJob:
             for part in self._opened:
                 part.open(worker)
             self._resume()
-            self.script.before_end.append(self.settle)
+            self.script.before_end.append(self._end)
             self._reseed(worker)
         return self._worker
 
@@ -139,18 +160,27 @@ class TorchJob:
         for model in models:
             model.is_stale = True
 
-    def settle(self) -> None:
-        """Set the cursor and end the clock of the newest step, if it has not ended. Not collective."""
+    def settle(self, places: Mapping[str, Any] | None = None) -> None:
+        """Set the cursor and end the clock of the newest step, if it has not ended. Not collective.
+
+        Args:
+            places: Places of the loaders for the cursor; None: their present ones.
+        """
         if not self._is_open:
             return
         worker = self.start()
         cursor = {name: part.position() for name, part in self._restored.items()}
-        worker.set_cursor({**self._own_cursor(), **cursor})
+        worker.set_cursor({**self._own_cursor(), **cursor, **(places or {})})
         for buffer in self._buffers:
             buffer.push()
         worker.clock()
         self._is_open = False
         self._reseed(worker)
+
+    def _end(self) -> None:
+        self.skips.end()
+        self.settle()
+        self.script.compare_steps("the end of the script", self._steps)
 
     def warn_of_late_schedulers(self) -> None:
         """Warn if a scheduler was stepped after the clock of its step had ended. Called within an epoch."""

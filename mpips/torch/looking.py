@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 import torch
 
 from mpips.torch.job import job_of
+from mpips.torch.prepare import StartingLoader
 from mpips.torch.sampling import PreparedLoader
+from mpips.torch.skips import BatchClocks
 from mpips.worker.lookahead import Keys
 from mpips.worker.lookahead import lookahead as rows_ahead
 
@@ -37,7 +39,8 @@ def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterato
     worker = job.start()
 
     def counted() -> Iterator[tuple[int, Batch]]:
-        for batch in loader:
+        read = loader.reading() if isinstance(loader, StartingLoader) else loader
+        for batch in read:
             yield (loader.batch if isinstance(loader, PreparedLoader) else 0), batch
 
     ahead: Any = rows_ahead(
@@ -55,7 +58,10 @@ def _on_host(keys: Any) -> Any:
 
 def _settled(job: Any, loader: Any, ahead: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:
     """Yield batches; end the clock of each step before its successor's rows are asked for."""
+    clocks = BatchClocks(job.skips) if isinstance(loader, PreparedLoader) else None
     while True:
+        if clocks is not None and clocks.next():
+            job.warn_of_late_schedulers()
         job.settle()
         numbered = next(ahead, None)
         if numbered is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,8 @@ from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
 from mpips.torch.device_table import DeviceTable
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.parts import Pulled
+from mpips.torch.skips import Skipping
+from mpips.torch.watching import Watch
 from mpips.worker.by_use import PullsByUse
 from mpips.worker.worker import connection_of
 
@@ -26,6 +28,7 @@ class ModelPart:
     Attributes:
         is_stale: True if a step has changed values since the newest pull.
         is_accumulating: True within `no_sync`.
+        optimizers: The prepared optimizers of the model.
         waits: The waits of the forward pass that is running, if it waits by use; None: it does not.
     """
 
@@ -41,10 +44,12 @@ class ModelPart:
         """
         self.is_stale = True
         self.is_accumulating = False
+        self.optimizers: list[Skipping] = []
         self.waits: UseWaits | None = None
         self._job = job
         self._pulled = pulled
         self._on_devices = [table for table in pulled if isinstance(table, DeviceTable)]
+        self._watch = Watch([table for table in pulled if isinstance(table, ParameterTable)])
         self._by_use: list[ParameterTable] = list(by_use)
 
     @property
@@ -72,6 +77,7 @@ class ModelPart:
         if self.is_stale:
             self._job.start()
             self._job.settle()
+            self._watch.next()
             for table in reversed(self._pulled):
                 table.pull()
             self.is_stale = False
@@ -82,6 +88,14 @@ class ModelPart:
         """Let the current streams of devices wait for the newest values, pulled on these or on others."""
         for table in self._on_devices:
             table.follow_stream()
+
+    def note_forward(self, is_training: bool) -> None:
+        """Note a forward pass before its pull. `is_training`: it records gradients."""
+        self._job.skips.note_forward(is_training)
+
+    def dropping(self, sets_to_none: bool) -> AbstractContextManager[None]:
+        """Return a block that drops the gradients of the model."""
+        return self._job.skips.dropping(self.optimizers, sets_to_none)
 
     def check_unchanged(self) -> None:
         """Raise ConfigError if the script has changed a parameter since the newest pull. Cheap."""
@@ -104,6 +118,7 @@ class ModelPart:
             self.refresh()
             yield
             return
+        self._watch.next()
         pulls = PullsByUse.asked(connection_of(worker), wanted)
         for table in reversed(self._pulled):
             if not isinstance(table, ParameterTable) or table.name not in asked:

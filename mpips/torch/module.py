@@ -7,7 +7,7 @@ pickles of a prepared model are plain models again, with the values at that time
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -88,7 +88,9 @@ class PreparedModule(torch.nn.Module):
         if torch.compiler.is_compiling() or part is None:
             return super().__call__(*arguments, **named)
         # Without gradients the script may look at other values, such as averages of weights.
-        if self.training and torch.is_grad_enabled():
+        is_training = self.training and torch.is_grad_enabled()
+        part.note_forward(is_training)
+        if is_training:
             part.check_unchanged()
         if not part.is_stale:
             part.follow_stream()
@@ -124,18 +126,20 @@ class PreparedModule(torch.nn.Module):
 
         Does not pull: a script that calls it before `scheduler.step()` still has the step's clock open.
         """
-        for module in self.modules():
-            if isinstance(module, Embedding):
-                module.drop()
-        for _, parameter in super().named_parameters():
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                if parameter.grad.grad_fn is not None:
-                    parameter.grad.detach_()
-                else:
-                    parameter.grad.requires_grad_(False)
-                parameter.grad.zero_()
+        part = _part_of(self)
+        with part.dropping(set_to_none) if part is not None else nullcontext():
+            for module in self.modules():
+                if isinstance(module, Embedding):
+                    module.drop()
+            for _, parameter in super().named_parameters():
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    if parameter.grad.grad_fn is not None:
+                        parameter.grad.detach_()
+                    else:
+                        parameter.grad.requires_grad_(False)
+                    parameter.grad.zero_()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
         """As in torch, with the current values: a plain dict of torch. Blocks like a pull after a step."""

@@ -272,6 +272,25 @@ class Overlap:
         self._next = 0
         self._has_sent = self._is_held = False
 
+    def drop(self) -> None:
+        """Let the clock have no gradients. `begin` has been called by the caller.
+
+        Raises:
+            ConfigError: Gradients have been sent, or the clock was refused before.
+        """
+        if self._refusal:
+            raise ConfigError(self._refusal)
+        if self._has_sent:
+            self._refuse(
+                "the step of a batch was skipped after backward had sent gradients of it: skip it before "
+                "backward, or use prepare(..., overlap=False), which sends gradients in step()"
+            )
+        self._digests.clear()
+        self._versions.clear()
+        self._begun.clear()
+        self._next = 0
+        self._is_held = False
+
     @property
     def has_sent(self) -> bool:
         """True if gradients of this clock have been sent."""

@@ -5,8 +5,9 @@ master values. A worker writes pulled values into the memory of the parameter it
 contiguous float32 array of the CPU, and through a buffer elsewhere; see device_table.py for CUDA.
 
 The worker is the only writer of a parameter between two pulls, and a script must not change parameters in
-place once the job has started: the next pull would overwrite the change. torch counts changes of a tensor
-in place, so `ParameterTable` notices one and raises ConfigError.
+place once the job has started: the next pull would overwrite the change. `ParameterTable` notices one and
+raises ConfigError: torch counts changes of a tensor in place, memory that is replaced (`w.data = ...`) has
+another address and other bits, and for other writes bits are compared from time to time (watching.py).
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.parameter import UninitializedParameter
 
+from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.replicated import TablePlacement
 from mpips.model.table import DenseTable
-from mpips.torch.fingerprints import Fingerprint, digest_of
+from mpips.torch.fingerprints import Fingerprint, differing, digest_of
 from mpips.torch.row_gradients import RowParameter
 from mpips.worker.by_use import PullsByUse
 from mpips.worker.dense import DenseHandle
@@ -66,6 +68,12 @@ class ParameterTable:
         )  # torch's count of changes in place after the newest pull; -1: no pull yet
         self._array: Float32 | None = None  # the parameter's memory, if pulls can write into it
         self._place = 0  # address of that memory
+        self._storage: torch.UntypedStorage | None = None  # the storage of that memory
+        self._storage_place = 0  # its address
+        self._pulled = 0  # address of the parameter's memory after the newest pull
+        self._window = 0, 0  # elements that are watched from the next pull on
+        # Those of the newest pull, with the parameter's dtype and their bits.
+        self._seen: tuple[int, int, torch.dtype, Fingerprint] | None = None
 
     def table(
         self,
@@ -127,6 +135,7 @@ class ParameterTable:
         frozen later is pulled on, since a server may still apply updates to it.
         """
         if not self._needs_pull():
+            self._look()
             return
         assert self._handle is not None
         self._receive(self._handle.pull(self._target()))
@@ -143,6 +152,37 @@ class ParameterTable:
         # A graph that was recorded before the pull must not be used with the new values.
         torch.autograd.graph.increment_version(p)
         self._version = p._version
+        self._pulled = p.data_ptr()
+        self._look()
+
+    def _look(self) -> None:
+        """Take the bits of the elements that are watched from now on."""
+        start, stop = self._window
+        dtype = self.parameter.dtype
+        self._seen = (start, stop, dtype, self._bits(start, stop)) if start < stop else None
+
+    @property
+    def n_elements(self) -> int:
+        """See Watched."""
+        return self.parameter.numel()
+
+    @property
+    def is_watched_whole(self) -> bool:
+        """See Watched. Elements of other layouts have no flat memory."""
+        return not self.parameter.is_contiguous()
+
+    def watch(self, start: int, stop: int) -> None:
+        """See Watched."""
+        self._window = start, stop
+
+    def _bits(self, start: int, stop: int) -> Fingerprint:
+        """Return a fingerprint of elements of the parameter."""
+        p = self.parameter
+        if self._array is None or p.data_ptr() != self._place or p.dtype != torch.float32:
+            return digest_of(p.detach().reshape(-1)[start:stop])
+        hashing = _native.Xxh3()
+        hashing.update(self._array.reshape(-1)[start:stop].view(np.uint8))
+        return hashing.digest()
 
     def ask(self) -> tuple[DenseHandle, Float32] | None:
         """Return table and array to ask for, if values come from other nodes; `wait_for` must follow.
@@ -184,13 +224,45 @@ class ParameterTable:
         Raises:
             ConfigError: Names the parameter.
         """
-        if self._version >= 0 and self.parameter._version != self._version:
+        p = self.parameter
+        if self._version < 0:
+            return
+        if p._version != self._version or self._is_replaced() or not self._is_as_seen():
             raise ConfigError(
                 f"the parameter {self.name!r} was changed in place after the job had started; its values are "
                 "those of the servers, and the next pull would overwrite the change: prepare the optimizer "
-                "that steps it, and change parameters before the first forward pass; for values that the "
-                "script itself sets, use a buffer"
+                "that steps it, and change parameters before the first forward pass; for bounds on weights "
+                "use its weight_decay, or clamp them in forward(); for values that the script itself sets, "
+                "use a buffer"
             )
+
+    def _is_replaced(self) -> bool:
+        """Return True if the script has given the parameter other memory, with other values."""
+        p = self.parameter
+        if p.data_ptr() == self._pulled:
+            return False
+        pulled = self._newest()
+        if pulled is None or p.dtype != pulled.dtype:
+            return False
+        return digest_of(p) != digest_of(pulled.reshape(p.shape))
+
+    def _newest(self) -> torch.Tensor | None:
+        """Return the values of the newest pull on the host, if the parameter's memory then is known."""
+        # The array refers to that memory and keeps it, unless the storage itself was moved or freed.
+        storage = self._storage
+        if self._array is None or storage is None or storage.data_ptr() != self._storage_place:
+            return None
+        return torch.from_numpy(self._array)
+
+    def _is_as_seen(self) -> bool:
+        """Return True if the elements that are watched have the bits of the newest pull."""
+        if self._seen is None:
+            return True
+        start, stop, dtype, bits = self._seen
+        if dtype != self.parameter.dtype:
+            return True  # the script has converted the model
+        now = self._bits(start, stop)
+        return now == bits if type(now) is int else not differing([(0, now, bits)])
 
     def fingerprint(self) -> Fingerprint:
         """Return a fingerprint of the gradient, by which changes of it are found."""
@@ -257,6 +329,8 @@ class ParameterTable:
             )
             self._array = data.numpy().reshape(self._shape) if direct else None
             self._place = data.data_ptr()
+            self._storage = data.untyped_storage() if direct else None
+            self._storage_place = self._storage.data_ptr() if self._storage is not None else 0
         return self._array
 
 

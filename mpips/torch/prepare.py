@@ -27,6 +27,7 @@ from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.rules import rule_of
 from mpips.torch.sampling import PreparedLoader, split
 from mpips.torch.scheduler_state import SchedulerState
+from mpips.torch.skips import BatchClocks
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
     Make,
@@ -101,11 +102,17 @@ class StartingLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
+        return _SettlingBatches(self._job, self.reading())
+
+    def reading(self) -> Iterator[Any]:
+        """Begin an epoch, as `iter` does. The caller ends the clocks of the batches that it uses."""
         self._job.start()
         self._job.settle()
         batches = super().__iter__()
         self._job.arrive()
-        return _SettlingBatches(self._job, batches)
+        if (self._epoch, 0) >= self._resumed and self._batch == 0:
+            self._job.begin_epoch(self)
+        return batches
 
 
 class _SettlingBatches(Iterator[Any]):
@@ -114,13 +121,12 @@ class _SettlingBatches(Iterator[Any]):
     def __init__(self, job: TorchJob, batches: Iterator[Any]) -> None:
         self._job = job
         self._batches = batches
-        self._has_begun = False
+        self._clocks = BatchClocks(job.skips)
 
     def __next__(self) -> Any:
         # Between two epochs a scheduler may be stepped behind the end of the clock.
-        if self._has_begun:
+        if self._clocks.next():
             self._job.warn_of_late_schedulers()
-        self._has_begun = True
         self._job.settle()
         return next(self._batches)
 

@@ -109,12 +109,14 @@ class RowGradients:
 
     Attributes:
         name: Name of the layer, for errors.
+        n_notes: Number of gradients of leaves that have come.
         is_converted: The layer's parameter is being moved to a device or converted, which may set its data.
     """
 
     def __init__(self, parameter: RowParameter) -> None:
         """Show the gradients in `parameter`; there are none yet."""
         self.name = "embedding"
+        self.n_notes = 0
         parameter.rows = self
         self._parameter = weakref.ref(parameter)  # the parameter refers to this object
         self._dtype = parameter.dtype
@@ -137,6 +139,7 @@ class RowGradients:
             keys: int64, shape (n,), ascending.
             leaf: float32, shape (n, dim), their rows.
         """
+        self.n_notes += 1
         if not any(leaf is other for _, other in self._waiting):
             self._waiting.append((keys, leaf))
 
@@ -173,6 +176,11 @@ class RowGradients:
                 "step"
             )
         self._gradient = gradient
+
+    @property
+    def waits(self) -> bool:
+        """True if there are gradients that no step has taken."""
+        return bool(self._waiting) or self._gradient is not None
 
     def take(self) -> list[tuple[Int64, torch.Tensor]]:
         """Return gradients and drop them: keys, some of which may be equal, with one tensor for all keys.

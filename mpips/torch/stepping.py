@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +24,7 @@ from mpips.torch.parameters import ParameterTable
 from mpips.torch.parts import Pushed
 from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
+from mpips.torch.skips import Marks
 from mpips.torch.streamed_gradients import StreamedGradients
 from mpips.torch.streamed_table import StreamedTable
 from mpips.worker.connection import Connection
@@ -40,7 +42,7 @@ class Stepping:
         optimizer: torch.optim.Optimizer,
         groups: Sequence[Sequence[ParameterTable]],
         tables: Sequence[ParameterTable],
-        layers: Sequence[Pushed],
+        layers: Sequence[Embedding],
         buffers: Sequence[Pushed],
         model: ModelPart,
         overlap: bool | None,
@@ -81,6 +83,11 @@ class Stepping:
         self._made = [_hyperparameters(group) for group in optimizer.param_groups]
         self._known = list(self._made)  # those that the script gives at its beginning
         self._connection: Connection | None = None  # until backward sends gradients
+        trained = [t.parameter for own in groups for t in own if not isinstance(t, StreamedTable)]
+        self._marks = Marks(trained)
+        self._n_rows = [0] * len(layers)  # gradients of each layer that do not wait
+        model.optimizers.append(self)
+        job.skips.add(self)
 
     def open(self, worker: Worker) -> None:
         """Make the hooks of the parameters at the start of the job."""
@@ -104,10 +111,68 @@ class Stepping:
             )
         self._overlap.step()
         self._job.push(self._layers, self._buffers, [self._model])
+        self._job.skips.note_step(self)
         if self._overlap.is_on and self._connection is not None:
             # Let gradients that backward sends travel while it computes.
             self._connection.begin_progress()
             self._connection = None
+
+    def skip(self) -> None:
+        """Make a step that pushes nothing: under BSP the other workers' gradients of it count.
+
+        Hyperparameters that have changed are sent: the other workers send them with this step.
+
+        Raises:
+            ConfigError: Backward has pushed gradients.
+        """
+        self._job.start()
+        if not self._overlap.has_sent:
+            self._begin()
+        self._overlap.drop()
+        for layer in self._layers:
+            layer.drop()
+        self._job.push((), self._buffers, [self._model])
+        self._job.skips.note_step(self)
+
+    @property
+    def waits(self) -> bool:
+        """True if a backward pass has made or changed gradients since `note_gradients`."""
+        layers = any(
+            layer.waits and layer.n_gradients != n
+            for layer, n in zip(self._layers, self._n_rows, strict=True)
+        )
+        return layers or self._overlap.has_sent or self._marks.has_others()
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if a parameter has a gradient."""
+        layers = any(layer.waits for layer in self._layers)
+        return layers or self._overlap.has_sent or self._marks.has_any()
+
+    def note_gradients(self) -> None:
+        """Note that the gradients that parameters have now do not wait for a step."""
+        if self._job.has_loaders:
+            self._marks.note()
+            self._n_rows = [layer.n_gradients for layer in self._layers]
+
+    def dropping(self, sets_to_none: bool) -> AbstractContextManager[None]:
+        """Return a block that drops the gradients of the optimizer."""
+        return self._job.skips.dropping([self], sets_to_none)
+
+    def unscale(self, scale: torch.Tensor) -> None:
+        """Divide all gradients by the factor by which GradScaler has multiplied the loss, in place.
+
+        Raises:
+            ValueError: A gradient is float16, as in GradScaler.unscale_.
+        """
+        inverse = float(scale.double().reciprocal().float())
+        with torch.no_grad():
+            for gradient in (p.grad for g in self._optimizer.param_groups for p in g["params"]):
+                if gradient is None:
+                    continue
+                if gradient.dtype == torch.float16:
+                    raise ValueError("Attempting to unscale FP16 gradients.")
+                (gradient._values() if gradient.is_sparse else gradient).mul_(inverse)
 
     def _in_order_of_use(self) -> Sequence[ParameterTable]:
         """Return the tables in the order of their use; empty where the order of pushes must not change.
@@ -272,20 +337,29 @@ class PreparedOptimizer(torch.optim.Optimizer):
         """Push the gradients and end the worker's clock; the servers apply the rule.
 
         Not collective; blocks only while a ring is full. The next forward pass waits for the values.
+        Called by a GradScaler that has found infinity, it ends the clock without a push.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._opt_called = True
+        # GradScaler sets both while it calls this method; the scale is None if `unscale_` was called before.
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found is not None and float(found):
+            self._mpips_stepping.skip()
+            return loss
+        if scale is not None:
+            self._mpips_stepping.unscale(scale)
         self._mpips_stepping.step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; also drops gradients of embeddings that no step has pushed."""
-        for embedding in self._mpips_embeddings:
-            embedding.drop()
-        super().zero_grad(set_to_none)
+        with self._mpips_stepping.dropping(set_to_none):
+            for embedding in self._mpips_embeddings:
+                embedding.drop()
+            super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with an empty "state": moments and sums lie on the servers and in checkpoints."""
@@ -326,8 +400,8 @@ def make_stepping(
     optimizer.__dict__.pop("step", None)  # the wrapper of a scheduler, around torch's own step
     body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
     optimizer.__class__ = type(plain.__name__, (PreparedOptimizer, plain), body)
-    # GradScaler leaves unscaling to a fused optimizer, whose kernel does it; servers have no such kernel.
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    # GradScaler then calls `step` also where it has found infinity: the clock ends on this worker, too.
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     optimizer._mpips_stepping = stepping  # type: ignore[attr-defined]
     optimizer._mpips_plain = plain  # type: ignore[attr-defined]
     optimizer._mpips_embeddings = embeddings  # type: ignore[attr-defined]

@@ -124,6 +124,22 @@ class StreamedGradients:
             table.is_sent = False
         self.has_sent = False
 
+    def drop(self) -> None:
+        """Let the clock have no gradients. `begin` has been called by the caller.
+
+        Raises:
+            ConfigError: Gradients have been sent, or the clock was refused before.
+        """
+        if self._refusal:
+            raise ConfigError(self._refusal)
+        if self.has_sent:
+            self._refuse(
+                "the step of a batch was skipped after backward had sent gradients of it: skip it before "
+                f"backward, or {self.way_out}"
+            )
+        for table in self._tables:
+            table.stream.end_copies()  # the clock ends after this step
+
     def check_end(self) -> None:
         """Raise ConfigError at the end of the script if gradients were sent that no step followed."""
         if self.has_sent:

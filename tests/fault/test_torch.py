@@ -191,6 +191,27 @@ def test_gradients_that_were_refused_never_count(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+def test_a_worker_that_skips_steps_stays_at_the_clock_of_the_others(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Its batches count as zeros; an epoch that it leaves early ends the job, with the numbers of steps."""
+    program = Path(__file__).with_name("programs") / "skipping_script.py"
+    launched = launch(4, [sys.executable, str(program), str(tmp_path)], timeout=60.0)
+    assert launched.wait() == 2, launched.tail(60)
+    text = launched.stderr()
+    assert (
+        "different numbers of steps at the beginning of epoch 4: worker 0: 16; worker 1: 15;"
+        in text
+    )
+    expected, value = [], 0
+    skipped = {(0, 1), (1, 2), (2, 3)}
+    for step in [(epoch, k) for epoch in range(4) for k in range(4)][:15]:
+        expected.append(value)
+        value -= (step[1] + 1) * (1 if step in skipped else 11)
+    found = [(tmp_path / f"{w}.txt").read_text().split() for w in range(2)]
+    assert [[int(v) for v in worker[:15]] for worker in found] == [expected, expected]
+
+
 @pytest.mark.parametrize(
     ("n_ranks", "consistency"), [pytest.param(3, "ssp", marks=pytest.mark.long), (6, "bsp")]
 )

@@ -186,3 +186,16 @@ def test_a_checkpoint_of_other_models_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises((ConfigError, mpips.CheckpointError)):
         script()
+
+
+def test_steps_of_all_workers_are_compared_at_the_end_of_each_fit_and_of_the_script():
+    found: list[tuple[str, int]] = []
+    x, y = data()
+    with script_job() as script:
+        script.compare_steps = lambda *counted: found.append(counted)  # type: ignore[method-assign]
+        model = mpips.keras.prepare(make_model(keras.optimizers.SGD(0.02)))
+        for _ in range(2):
+            model.fit(x, y, batch_size=len(x), epochs=3, verbose=0)
+        model.train_on_batch(x, y)
+    places = ["the end of fit 1", "the end of fit 2", "the end of the script"]
+    assert found == list(zip(places, (3, 6, 7), strict=True))

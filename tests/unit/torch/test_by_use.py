@@ -23,6 +23,7 @@ from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_prepared
 from mpips.torch.parameters import ParameterTable
+from mpips.torch.skips import Skips
 
 
 class LateTable(ParameterTable):
@@ -239,6 +240,9 @@ def test_a_function_of_torch_jit_in_the_process_means_whole_pulls() -> None:
 
 class _Job:
     has_started = True
+
+    def __init__(self) -> None:
+        self.skips = Skips(self)  # type: ignore[arg-type]
 
 
 def test_a_module_that_another_thread_calls_is_refused() -> None:

@@ -1,0 +1,50 @@
+"""The numbers of steps that workers have made at the same places of their programs.
+
+Servers number the clocks of a worker by its steps. Where a clock is common to all workers (BSP), gradients of
+a worker that has made fewer steps than the others are averaged with those of other batches from then on.
+"""
+
+from __future__ import annotations
+
+from mpips.errors import ConfigError
+
+_MOST_NAMED = 8  # workers that the message names for each number of steps
+
+
+class StepCounts:
+    """The numbers of steps at places that not all workers have passed."""
+
+    def __init__(self, n_workers: int) -> None:
+        """Know no place yet."""
+        self._n_workers = n_workers
+        self._places: dict[str, dict[int, int]] = {}  # steps by worker
+
+    def note(self, worker: int, place: str, steps: int) -> None:
+        """Store the steps of a worker at a place.
+
+        Raises:
+            ConfigError: Another worker had another number there. The message names both.
+        """
+        counts = self._places.setdefault(place, {})
+        counts[worker] = steps
+        if len(set(counts.values())) > 1:
+            raise ConfigError(
+                f"the workers have made different numbers of steps at {place}: {_described(counts)}; since "
+                "then gradients of different batches have been averaged. Let all workers make equally many: "
+                "for a batch that a worker skips it makes an empty step (torch: optimizer.zero_grad() and "
+                "optimizer.step(); JAX: mpips.jax.step()), data of different lengths need the same number "
+                "of batches; or use consistency='asp'"
+            )
+        if len(counts) == self._n_workers:
+            del self._places[place]
+
+
+def _described(counts: dict[int, int]) -> str:
+    """Return the numbers of steps with their workers, the most steps first."""
+    found = []
+    for steps in sorted(set(counts.values()), reverse=True):
+        workers = sorted(w for w, n in counts.items() if n == steps)
+        names = ", ".join(map(str, workers[:_MOST_NAMED]))
+        more = f" and {len(workers) - _MOST_NAMED} more" if len(workers) > _MOST_NAMED else ""
+        found.append(f"worker{'s' * (len(workers) > 1)} {names}{more}: {steps}")
+    return "; ".join(found)

@@ -1,0 +1,259 @@
+"""Batches in which a script makes no step: each has its clock, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
+
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+from torch_rig import torch_job
+
+import mpips
+import mpips.torch
+from mpips.errors import ConfigError
+from mpips.scheduler.step_counts import StepCounts
+
+N = 8  # batches of an epoch
+SKIPPED = (0, 2, 3, 7)
+Loop = Callable[[Any, Any, Any], None]
+
+
+class Net(nn.Module):
+    """A weight and rows, whose gradients are whole numbers."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        rule: dict[str, Any] = {"optimizer": mpips.SGD(1.0), "init": "zeros"}
+        rows = torch.zeros(N, 1)
+        self.rows = mpips.torch.Embedding(1, **rule) if own else nn.Embedding(N, 1, _weight=rows)
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x + self.rows(x.long()).reshape(-1)).sum()
+
+
+def zero_first(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = model(x)
+        if int(x) in SKIPPED:
+            continue
+        loss.backward()
+        optimizer.step()
+
+
+def before_forward(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        if int(x) in SKIPPED:
+            continue
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+
+
+def behind_backward(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).backward()
+        if int(x) in SKIPPED:
+            continue
+        optimizer.step()
+
+
+def behind_some_backward(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        model.zero_grad(set_to_none=False)
+        loss = model(x)
+        if int(x) in SKIPPED[::2]:
+            continue
+        loss.backward()
+        if int(x) in SKIPPED:
+            continue
+        optimizer.step()
+
+
+def by_hand(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        for p in model.parameters():
+            p.grad = None
+        model(x).backward()
+        if int(x) in SKIPPED[:-1]:
+            continue
+        optimizer.step()
+
+
+def zero_last(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        loss = model(x)
+        if int(x) in SKIPPED:
+            continue
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def mined(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        with torch.no_grad():
+            model(x)
+        if int(x) in SKIPPED[1:]:
+            continue
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+
+
+def by_scaler(model: Any, optimizer: Any, loader: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = model(x)
+        scaler.scale(loss * torch.inf if int(x) in SKIPPED else loss).backward()
+        if int(x) % 2:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 4.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def read_ahead(model: Any, optimizer: Any, loader: Any) -> None:
+    batches = loader
+    if not isinstance(loader, DataLoader):
+        batches = mpips.torch.lookahead(loader, keys=lambda batch: batch[0].long())
+    zero_first(model, optimizer, batches)
+
+
+LOOPS = [zero_first, before_forward, behind_backward, behind_some_backward, by_hand, zero_last]
+LOOPS += [mined, by_scaler, read_ahead]
+
+
+def prepared(net: nn.Module, **options: Any) -> Any:
+    data = TensorDataset(torch.arange(float(N)))
+    optimizer = SGD(net.parameters(), 1.0)
+    return mpips.torch.prepare(net, optimizer, DataLoader(data), **options)
+
+
+@pytest.mark.parametrize("overlap", [False, None])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_each_batch_has_a_clock_and_values_are_those_of_torch(loop: Loop, overlap: bool | None):
+    if overlap is None and loop in (behind_backward, behind_some_backward, by_hand):
+        pytest.skip("backward may have sent what the script drops; see the test below")
+    plain = Net(own=False)
+    loader = DataLoader(TensorDataset(torch.arange(float(N))))
+    loop(plain, SGD([*plain.parameters()], 1.0), loader)
+    loop(plain, SGD([*plain.parameters()], 1.0), loader)
+    with torch_job() as script:
+        model, optimizer, loader = prepared(Net(own=True), overlap=overlap)
+        for epoch in range(2):
+            loop(model, optimizer, loader)
+            optimizer.zero_grad()
+            assert mpips.torch.steps() == (epoch + 1) * N
+        assert script.worker is not None
+        assert script.worker.now == 2 * N
+        assert torch.equal(model.weight, plain.weight)
+        rows = script.worker.table("rows").pull(torch.arange(N).numpy())
+        assert torch.equal(torch.from_numpy(rows), plain.rows.weight)
+
+
+def accumulated(model: Any, optimizer: Any, loader: Any, zeros: bool) -> None:
+    for i, (x,) in enumerate(loader):
+        loss = model(x)
+        if i not in (1, 6):
+            loss.backward()
+        if i % 4 == 3:
+            if i != 7 or not zeros:
+                optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_gradients_that_are_accumulated_have_one_clock(zeros: bool):
+    with torch_job():
+        model, optimizer, loader = prepared(Net(own=True), overlap=False)
+        for _ in range(2):
+            accumulated(model, optimizer, loader, zeros)
+        assert mpips.torch.steps() == 4
+        assert model.weight.item() == -2 * (0 + 2 + 3 + (0 if zeros else 4 + 5 + 7))
+
+
+def test_a_pass_that_evaluates_has_no_clocks():
+    with torch_job():
+        model, _, loader = prepared(Net(own=True))
+        with torch.no_grad():
+            for (x,) in loader:
+                model(x)
+        model.eval()
+        for (x,) in loader:
+            model(x)
+        assert mpips.torch.steps() == 0
+
+
+def test_two_optimizers_skip_two_clocks():
+    with torch_job():
+        data = TensorDataset(torch.arange(float(N)))
+        first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+        first, a, loader = mpips.torch.prepare(
+            first, SGD(first.parameters(), 0.5), DataLoader(data)
+        )
+        second, b = mpips.torch.prepare(second, SGD(second.parameters(), 0.5), name="second")
+        other = DataLoader(data)
+        for (x,), (_,) in zip(loader, other, strict=True):
+            if int(x) in SKIPPED:
+                continue
+            for model, optimizer in ((first, a), (second, b)):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+        assert mpips.torch.steps() == 2 * N
+
+
+def test_a_batch_that_is_skipped_after_backward_has_sent_it_is_an_error():
+    found = pytest.raises(ConfigError, match=r"skipped after backward .* overlap=False")
+    with found, torch_job():
+        behind_backward(*prepared(Net(own=True), overlap=True))
+
+
+def test_a_restart_repeats_the_batch_that_dropped_the_gradients_of_the_one_before():
+    with torch_job() as script:
+        model, optimizer, loader = prepared(Net(own=True), overlap=False)
+        batches = iter(loader)
+        model(next(batches)[0]).backward()
+        next(batches)
+        optimizer.zero_grad()
+        assert script.worker is not None
+        assert loader.position()["batch"] == 2
+        assert script.worker.cursor["loader 0"]["batch"] == 1
+        assert script.worker.cursor["steps"] == 1
+
+
+def test_different_numbers_of_steps_at_a_place_name_the_workers():
+    counts = StepCounts(3)
+    for worker, place, steps in [(0, "a", 4), (1, "a", 4), (0, "b", 8), (2, "a", 4), (1, "b", 8)]:
+        counts.note(worker, place, steps)
+    with pytest.raises(ConfigError, match=r"steps at b: workers 0, 1: 8; worker 2: 7; since then"):
+        counts.note(2, "b", 7)
+
+
+def test_gradients_that_wait_at_the_end_of_the_script_have_a_clock():
+    with torch_job() as script:
+        behind_backward(*prepared(Net(own=True), overlap=False))
+    assert script._outcome is not None
+    (worker,) = script._outcome.statistics["workers"]
+    assert worker["clock"] == N
+
+
+def test_steps_are_compared_behind_the_clocks_of_gradients_that_wait():
+    found: list[int] = []
+    with torch_job() as script:
+        script.compare_steps = lambda place, steps: found.append(steps)  # type: ignore[method-assign]
+        model, optimizer, loader = prepared(Net(own=True), overlap=False)
+        for _ in range(2):
+            behind_backward(model, optimizer, loader)
+    assert found == [0, N, 2 * N]
