@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import StallError
+from mpips.process.patience import Patience
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -69,10 +70,10 @@ class Peers:
         Raises:
             StallError: They were not finished within the time limit.
         """
-        deadline = time.monotonic() + self._timeout_s
+        wait = Patience(self._timeout_s)
         for request in requests:
             while not request.Test():
-                if time.monotonic() > deadline:
+                if wait.is_over:
                     raise StallError(
                         f"{self._what}: server {self.rank} has waited {self._timeout_s:g} s for the "
                         f"other {self.size - 1} servers; look at those ranks and at the file system, or "

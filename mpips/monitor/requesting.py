@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.top import View, look
+from mpips.process.patience import Patience
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.requests import Kind, RequestFolder
 
@@ -102,9 +103,9 @@ def _make(run: RunFolder, kind: Kind, timeout_s: float, tell: Callable[[str], No
         RequestError: The supervisor does not take it within `timeout_s`; it is withdrawn.
     """
     path = RequestFolder(run).make(kind)
-    deadline = time.monotonic() + timeout_s
+    wait = Patience(timeout_s)
     while path.exists():
-        if time.monotonic() >= deadline or not look(run).alive:
+        if wait.is_over or not look(run).alive:
             path.unlink(missing_ok=True)
             raise RequestError(
                 f"{run.path.name}: its supervisor has not taken the request; is it stopped, or its host cut "
@@ -116,11 +117,11 @@ def _make(run: RunFolder, kind: Kind, timeout_s: float, tell: Callable[[str], No
 
 def _wait(run: RunFolder, timeout_s: float, is_met: Callable[[View], bool]) -> View | None:
     """Read the run until `is_met`; return that view, or None after `timeout_s`. Blocks."""
-    deadline = time.monotonic() + timeout_s
+    wait = Patience(timeout_s)
     while True:
         view = look(run)
         if is_met(view):
             return view
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             return None
         time.sleep(_LOOK_S)

@@ -9,6 +9,7 @@ import time
 from mpips.errors import ConfigError
 from mpips.monitor.requesting import RequestError
 from mpips.monitor.top import look
+from mpips.process.patience import Patience
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.tracing import PARTS_S, TraceFolder, TraceIndex, traces
 
@@ -69,7 +70,7 @@ def record_trace(run: RunFolder, steps: int, timeout_s: float) -> TraceFolder:
 
 def _wait(run: RunFolder, folder: TraceFolder, steps: int, timeout_s: float) -> None:
     """Wait until a trace is complete; see `record_trace`."""
-    deadline = time.monotonic() + timeout_s + PARTS_S + _SLACK_S
+    wait = Patience(timeout_s + PARTS_S + _SLACK_S)
     while True:
         # Look first at the run and the request: a trace may be completed directly before the end of both.
         alive, is_asked = look(run).alive, folder.request_file.exists()
@@ -78,7 +79,7 @@ def _wait(run: RunFolder, folder: TraceFolder, steps: int, timeout_s: float) -> 
             return
         if not alive:
             raise RequestError(f"{run.path.name}: ended before the trace was complete")
-        if index is not None or not is_asked or time.monotonic() >= deadline:
+        if index is not None or not is_asked or wait.is_over:
             raise RequestError(
                 f"{run.path.name}: no rank has written a trace of {steps} steps within {timeout_s:g} s; give "
                 "a longer --timeout, or wait until no other trace of the run is under way"

@@ -37,6 +37,9 @@ from typing import NoReturn
 import numpy as np
 from mpi4py import MPI
 
+from mpips.process import patience
+from mpips.process.patience import Patience
+
 _TAG = 31
 _ASK, _HERE, _BUSY = 0, 1, 2
 _ANSWER_S = 1.0  # s to wait for answers; waiting ranks read questions every few milliseconds
@@ -101,7 +104,7 @@ class Attendance:
         def look() -> None:
             next_sign = 0.0
             while not done.wait(_LOOK_S):
-                now = time.monotonic()
+                now = patience.running_s()
                 # Do not answer for a main thread that has been idle for too long: it counts as late.
                 if effort.idle_s() > self._timeout_s:
                     continue
@@ -140,7 +143,7 @@ class Attendance:
         self._asked_by.clear()
         self._all_were_here = False
         self._answer()
-        start = time.monotonic()
+        wait = Patience(self._timeout_s)
         looks = 0
         while not request.Test():
             looks += 1
@@ -152,11 +155,11 @@ class Attendance:
             self._answer()
             meanwhile()
             time.sleep(_PAUSE_S)
-            if time.monotonic() - start > self._timeout_s:
+            if wait.is_over:
                 patience_s = _BUSY_ANSWER_S if lengthy else _ANSWER_S
                 if not self._ends_while_lower_asks(request, patience_s):
                     self._ask(request, f"{phase} ({what})", patience_s)
-                start = time.monotonic()
+                wait = Patience(self._timeout_s)
 
     def _ends_while_lower_asks(self, request: MPI.Request, patience_s: float) -> bool:
         """Leave the questions to a lower rank if one asks; return False if this rank is to ask."""
@@ -218,8 +221,8 @@ class Attendance:
             seconds: Longest time to wait.
             is_enough: Returns True if there is no need to wait longer; then the result is False.
         """
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not is_enough():
+        wait = Patience(seconds)
+        while not wait.is_over and not is_enough():
             if request.Test():
                 return True
             self._answer()
@@ -252,11 +255,11 @@ class Effort:
         """Start to observe the calling thread."""
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._seen_ns = time.clock_gettime_ns(self._clock)
-        self._at = time.monotonic()
+        self._at = patience.running_s()
 
     def idle_s(self) -> float:
         """Return the seconds since a call found that the thread had used the processor."""
-        used_ns, now = time.clock_gettime_ns(self._clock), time.monotonic()
+        used_ns, now = time.clock_gettime_ns(self._clock), patience.running_s()
         if used_ns != self._seen_ns:
             self._seen_ns, self._at = used_ns, now
-        return now - self._at
+        return patience.waited_s(self._at)

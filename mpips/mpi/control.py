@@ -46,6 +46,7 @@ from mpips.mpi.messages import (
 )
 from mpips.mpi.pending import PendingCut
 from mpips.mpi.reports import PendingReport
+from mpips.process.patience import Patience
 
 TAG = 21
 POLL_INTERVAL_S = 0.005  # s, least time between two looks for messages
@@ -173,7 +174,7 @@ class Client:
         self._next_poll = self._next_beat = 0.0
         self._reports = PendingReport(report_interval_s(n_ranks), self._send)
         self._own_statistics = b"{}"
-        self._waiting_since: float | None = None
+        self._waiting: Patience | None = None  # for the answer to a heartbeat
         self.speed = self.fastest = 0.0
         self.stopped = False
         self.final_statistics: bytes | None = None
@@ -223,12 +224,12 @@ class Client:
             self._send(beat)
             self._next_beat = now + (self._beat_s if self._next_beat else self._first_beat_s)
             self._work.each_heartbeat()
-            if self._waiting_since is None:
-                self._waiting_since = now
-        if self._waiting_since is not None and now - self._waiting_since > self._timeout_s:
+            if self._waiting is None:
+                self._waiting = Patience(self._timeout_s)
+        if self._waiting is not None and self._waiting.is_over:
             raise StallError(
                 f"the scheduler (rank {self._scheduler} on {self._where}) has not answered for "
-                f"{now - self._waiting_since:.1f} s; look at that rank's log and host"
+                f"{self._waiting.age_s:.1f} s; look at that rank's log and host"
             )
 
     def beat(self) -> None:
@@ -247,7 +248,7 @@ class Client:
         return Heartbeat(work.activity() or self.state, self.clock, work.figures(), self.speed)
 
     def _take(self, message: Message) -> None:
-        self._waiting_since = None
+        self._waiting = None
         if isinstance(message, Stop):
             self.stopped = True
         elif isinstance(message, Bye):
@@ -319,7 +320,7 @@ class Client:
         """
         self._reports.flush()
         self._send(Failure(message, exit_code))
-        end = time.monotonic() + patience_s
-        while time.monotonic() < end:
+        wait = Patience(patience_s)
+        while not wait.is_over:
             self._endpoint.receive_none()
             time.sleep(0.01)

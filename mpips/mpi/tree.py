@@ -30,7 +30,6 @@ them in that interval.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeAlias
 
@@ -48,6 +47,7 @@ from mpips.mpi.mail import (
     answer,
     clip,
 )
+from mpips.process import patience
 
 Merge: TypeAlias = Callable[[Buffer, Buffer], Buffer]
 Late: TypeAlias = list[tuple[int, str]]
@@ -95,7 +95,7 @@ class Operation:
         awaited: Workers whose messages are needed next.
         sending: Workers that have not received a value yet, while nothing else is needed.
         asking: True: questions about late workers are sent.
-        since: Monotonic s of the call.
+        since: Running s of the call.
     """
 
     def __init__(self, number: int, call: str) -> None:
@@ -109,7 +109,7 @@ class Operation:
         self.awaited: tuple[int, ...] = ()
         self.sending: tuple[int, ...] = ()
         self.asking = False
-        self.since = time.monotonic()
+        self.since = patience.running_s()
         self._steps: Steps | None = None
 
     def run(self, steps: Steps) -> None:
@@ -165,9 +165,9 @@ class WorkerTree:
         self._heads: dict[
             tuple[int, int], Head
         ] = {}  # heads that have arrived, by sender and number
-        self._asked: dict[tuple[int, int], float] = {}  # monotonic s of the first question
+        self._asked: dict[tuple[int, int], float] = {}  # running s of the first question
         self._answers: dict[tuple[int, int], Late] = {}
-        self._answered: dict[tuple[int, int], float] = {}  # monotonic s of the last answer
+        self._answered: dict[tuple[int, int], float] = {}  # running s of the last answer
         self._next_question = self._next_poll = 0.0
         self.waits = False
 
@@ -206,7 +206,7 @@ class WorkerTree:
 
     def glance(self) -> None:
         """Do the same as `poll` if the last time is long enough ago. Cheap; call it in every other wait."""
-        if time.monotonic() >= self._next_poll:
+        if patience.running_s() >= self._next_poll:
             self.poll()
 
     def poll(self) -> None:
@@ -218,7 +218,7 @@ class WorkerTree:
         for worker, note in self._mail.poll():
             self._take(worker, note)
         self._advance()
-        now = time.monotonic()
+        now = patience.running_s()
         self._next_poll = now + POLL_INTERVAL_S
         if self._open and now >= self._next_question:
             self._next_question = now + _ASK_EVERY * self._timeout_s
@@ -235,8 +235,8 @@ class WorkerTree:
         for worker in operation.awaited:
             key = worker, operation.number
             # A neighbour that has stopped since its last answer is late itself, whomever it named.
-            now = time.monotonic()
-            silent_s = now - self._answered.get(key, self._asked.get(key, now))
+            since = self._answered.get(key, self._asked.get(key, patience.running_s()))
+            silent_s = patience.waited_s(since)
             if silent_s > self._timeout_s / 8:
                 found[worker] = found.get(worker) or f"no answer for {silent_s:.1f} s"
             elif key not in self._answers:
@@ -321,7 +321,7 @@ class WorkerTree:
             self._mail.tell(worker, self._answer(note.number))
         else:
             self._answers[worker, note.number] = note.late
-            self._answered[worker, note.number] = time.monotonic()
+            self._answered[worker, note.number] = patience.running_s()
 
     def _check(self, operation: Operation) -> None:
         """Compare the call with those of all heads of its number."""

@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -28,7 +27,7 @@ import msgspec
 from mpips.errors import StallError
 from mpips.mpi import failure_report, launch
 from mpips.mpi.signals import ONE_SIGNAL_S, SignalRequests, unwinding_s
-from mpips.process import forked
+from mpips.process import forked, patience
 
 _TICK_S = 0.2
 _FATAL = (signal.SIGTERM, signal.SIGINT)
@@ -45,7 +44,7 @@ class Guard:
     def __init__(self) -> None:
         """Start without open calls."""
         self._what = ""
-        self._open: list[tuple[str, float]] = []
+        self._open: list[tuple[str, float]] = []  # with the running s of their begin
 
     def __call__(self, what: str) -> Guard:
         """Name the call that the next block contains, for the error."""
@@ -54,7 +53,7 @@ class Guard:
 
     def __enter__(self) -> None:
         """Start to measure the time of the named call."""
-        self._open.append((self._what, time.monotonic()))
+        self._open.append((self._what, patience.running_s()))
 
     def __exit__(
         self,
@@ -65,14 +64,14 @@ class Guard:
         """Forget the innermost call: it has returned."""
         self._open.pop()
 
-    def overdue(self, now: float, limit_s: float) -> tuple[str, float] | None:
+    def overdue(self, limit_s: float) -> tuple[str, float] | None:
         """Return the innermost call that has been open for longer than `limit_s`, and its time in seconds."""
-        late = [(what, now - since) for what, since in list(self._open) if now - since > limit_s]
-        return late[-1] if late else None
+        late = [entry for entry in list(self._open) if patience.is_over(entry[1], limit_s)]
+        return (late[-1][0], patience.running_s() - late[-1][1]) if late else None
 
 
 class _Termination(msgspec.Struct):
-    """The schedule from the first SIGTERM or SIGINT to the end of the process, in monotonic seconds."""
+    """The schedule from the first SIGTERM or SIGINT to the end of the process, in running seconds."""
 
     number: int  # of the signal
     since: float  # when it came
@@ -158,7 +157,7 @@ class Watchdog:
                 received = self._reader.recv(64)
             except TimeoutError:
                 received = b""
-            now = time.monotonic()
+            now = patience.running_s()
             if self._signal_requests is not None and signal.SIGCONT in received:
                 self._signal_requests.continued()
             fatal = [number for number in received if number in _FATAL]
@@ -170,8 +169,8 @@ class Watchdog:
             if dying is not None:
                 self._enforce(dying, now)
             # End the process where an MPI call does not return.
-            late = self.guard.overdue(now, self._timeout_s)
-            if late := late or self.thread_guard.overdue(now, self._timeout_s):
+            late = self.guard.overdue(self._timeout_s)
+            if late := late or self.thread_guard.overdue(self._timeout_s):
                 self._leave(
                     StallError.exit_code,
                     f"{self._who}: {late[0]} has not returned for {late[1]:.1f} s; that "

@@ -27,6 +27,7 @@ import numpy as np
 
 from mpips import _native
 from mpips.errors import ProtocolError, StallError
+from mpips.process.patience import Patience
 from mpips.server.server import Server
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Mirror:
         Raises:
             StallError: A partner has not finished in time.
         """
-        deadline = time.monotonic() + timeout_s
+        wait = Patience(timeout_s)
         ended = self._outgoing is None
         while True:
             moved = self.poll()
@@ -255,7 +256,7 @@ class Mirror:
             if ours and all(incoming.closed for incoming in self._incoming):
                 break
             between()
-            if time.monotonic() > deadline:
+            if wait.is_over:
                 raise StallError(
                     f"server {self._server.index} and its partners have not come to an end within "
                     f"{timeout_s:g} s (its own is server {self._partner}); look at the ranks of these servers"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from mpips.errors import RegionError
+from mpips.process.patience import Patience
 from mpips.transport.region import (
     MARK,
     SHM,
@@ -241,12 +242,12 @@ def _suffixes(token: str, name: str) -> list[str]:
 
 
 def _lock(fd: int) -> None:
-    deadline = time.monotonic() + TAKE_OVER_S
+    wait = Patience(TAKE_OVER_S)
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if wait.is_over:
                 raise OSError(errno.EBUSY, "a running process uses it") from None
         time.sleep(0.02)
 

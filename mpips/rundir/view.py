@@ -97,7 +97,7 @@ def judge(run: RunFolder, status: Status | None, lease: Lease | None, now: float
     if age > STALE_S:
         note = (
             f"its supervisor (pid {lease.pid} on {lease.host}) last renewed its lease {age_text(age)} ago: "
-            f"it was killed, or that host is down; continue with: mpips run {run.path}"
+            f"it was killed or suspended, or that host is down; continue with: mpips run {run.path}"
         )
         return RunState("dead", False, note)
     silence = now - status.time_s

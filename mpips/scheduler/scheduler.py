@@ -44,6 +44,7 @@ from mpips.mpi.messages import (
     Waits,
 )
 from mpips.mpi.siblings import process_state
+from mpips.process import patience
 from mpips.scheduler.job_failure import JobFailure
 from mpips.scheduler.job_statistics import JobStatistics
 from mpips.scheduler.step_counts import StepCounts
@@ -114,11 +115,11 @@ class Scheduler:
         self._on_report = on_report
         self._rank_table = rank_table
         self._visible = frozenset(visible)
-        # Ranks from which messages must come, and the monotonic s of the last one of each.
+        # Ranks from which messages must come, and the running s of the last one of each.
         self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
-        now = time.monotonic()
+        now = patience.running_s()
         self._last_seen = dict.fromkeys(self._watched, now)
-        # Monotonic s before which no rank can have been silent for too long.
+        # Running s before which no rank can have been silent for too long.
         self._next_check = now + timeout_s
         self._states = dict.fromkeys(self._watched, ("starting", 0))  # activity and clock, by rank
         self._speeds: dict[int, float] = {}  # inner steps per second of workers, by rank
@@ -165,11 +166,11 @@ class Scheduler:
         messages = self._endpoint.receive()
         self._work["messages"] += len(messages)
         self._work["polls"] += 1
-        now = time.monotonic()
+        now = patience.running_s()
         for source, message in messages:
             self._last_seen[source] = now
             self._take(source, message)
-        # Measure silence anew if this process itself was stopped meanwhile.
+        # Measure silence anew if a call has blocked this process meanwhile.
         if now - self._last_poll > self._timeout_s / 2:
             self._last_seen = dict.fromkeys(self._last_seen, now)
         self._last_poll = now
@@ -362,7 +363,9 @@ class Scheduler:
         """Raise JobFailure if a rank has sent nothing for the timeout; else set the next check."""
         oldest = min((self._last_seen[rank] for rank in self._watched), default=now)
         self._next_check = oldest + self._timeout_s
-        if now <= self._next_check:
+        if not any(
+            patience.is_over(self._last_seen[rank], self._timeout_s) for rank in self._watched
+        ):
             return
         raise self._silence(now)
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection
 
 from mpips.mpi.messages import Trace, TraceEnd
+from mpips.process.patience import running_s
 from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.tracing import PARTS_S, TraceFolder, TraceIndex, TraceRequest, traces
 
@@ -37,7 +38,7 @@ class TraceOrders:
         servers: Collection[int],
         send: Send,
         first_steps: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = running_s,
     ) -> None:
         """Order nothing yet.
 
@@ -47,7 +48,7 @@ class TraceOrders:
             servers: Ranks of the servers; a rank may be both.
             send: Sends an order to a rank; returns at once.
             first_steps: Clocks to trace from the begin of the attempt on; 0: none.
-            clock: Returns monotonic time, seconds.
+            clock: Returns the running time of this process, seconds.
         """
         self._run = run
         self._workers, self._servers = set(workers), set(servers)

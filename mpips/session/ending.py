@@ -18,6 +18,7 @@ from mpi4py import MPI
 from mpips.checkpoint.start import newest_name
 from mpips.errors import LeavingError, MpipsError, ProtocolError, RecoveryError, ReplayError
 from mpips.mpi import failure_report, launch
+from mpips.process.patience import Patience
 from mpips.recovery.memory import refuse_memory
 from mpips.scheduler.job_failure import JobFailure
 
@@ -131,11 +132,11 @@ class Ending:
 
     def _come_together(self) -> bool:
         """Wait for all ranks; False if one is late. A rank that is gone had seen all of them here."""
-        deadline = time.monotonic() + _PARTING_S
+        wait = Patience(_PARTING_S)
         try:
             request = self._cluster.comm.Ibarrier()
             while not request.Test():
-                if time.monotonic() > deadline:
+                if wait.is_over:
                     return False
                 time.sleep(0.001)
         except MPI.Exception:

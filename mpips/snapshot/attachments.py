@@ -8,7 +8,6 @@ before its first clock. Server 0 begins no checkpoint before all of them are the
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from mpips.errors import CheckpointError
 from mpips.mpi.messages import Attachment
+from mpips.process.patience import Patience
 
 # Bytes of a part. MPI sends a message of this size without waiting for the receiver, so the scheduler never
 # waits for the rest of a message of worker 0, which may compute for long after it has sent it.
@@ -81,9 +81,9 @@ class Attachments:
         Raises:
             CheckpointError: They do not come within `limit_s` seconds.
         """
-        until = time.monotonic() + limit_s
+        wait = Patience(limit_s)
         while missing := self.missing:
-            if time.monotonic() > until:
+            if wait.is_over:
                 raise CheckpointError(
                     f"worker 0 has not sent {', '.join(missing)}, which checkpoints of this job contain"
                 )

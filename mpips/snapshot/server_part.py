@@ -44,6 +44,7 @@ from mpips.mpi.messages import (
     ToServer,
     Write,
 )
+from mpips.process.patience import Patience
 from mpips.recovery.memory import worker_states
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised
@@ -120,7 +121,7 @@ class ServerPart:
         self._server_copy = ServerCopy(server, placement, tables)
         self._attachments = Attachments(saving.attached)
         self._id = 0  # number of the cut under way; 0: there is none
-        self._held_since = 0.0  # monotonic s of its first record; 0: no record has come
+        self._held: Patience | None = None  # since its first record; None: no record has come
         self._best: BestValue | None = None  # mark of its checkpoint
         self._cannot_copy = 0  # number of the last cut for whose copy there was no memory
         self._writer: CheckpointWriter | None = None  # from the copy to the end of writing
@@ -147,7 +148,7 @@ class ServerPart:
         if isinstance(message, Attachment):
             self._attachments.take(message)
         elif isinstance(message, Commit):
-            self._id, self._held_since, self._best = message.id, 0.0, message.best
+            self._id, self._held, self._best = message.id, None, message.best
             self._ahead = True
             self._server.core.expect_cut(message.id)
         elif isinstance(message, Abandon):
@@ -198,16 +199,15 @@ class ServerPart:
         If they are not all held in time, report that to the coordinator.
         """
         core = self._server.core
-        now = time.monotonic()
-        if not self._held_since and core.holds_cut():
-            self._held_since = now
+        if self._held is None and core.holds_cut():
+            # A worker that waits for a held ring fails after `timeout_s`, so report it well before.
+            self._held = Patience(self._timeout_s / 2)
         if core.cut_ready() and self._cannot_copy != self._id:
             _native.fault_point("cut-held")
             self._copy()
             return True
-        if self._held_since and now - self._held_since > self._timeout_s / 2:
-            # A worker that waits for a held ring fails after `timeout_s`, so report it well before.
-            self._held_since = 0.0
+        if self._held is not None and self._held.is_over:
+            self._held = None
             self._send(Taken(self._id, False))
         return False
 
@@ -221,7 +221,7 @@ class ServerPart:
             shards = self._server_copy.copy()
         except MemoryError:
             # Rings stay held until the coordinator's Abandon; do not try again until then.
-            self._held_since = 0.0
+            self._held = None
             self._cannot_copy = self._id
             why = f"server {self._server.index} has no memory for the copy of its shards"
             self._send(Taken(self._id, False, why))
@@ -234,8 +234,9 @@ class ServerPart:
         end = time.monotonic()
         cuts = self.cuts
         cuts["copies"] += 1
+        held_s = self._held.age_s if self._held is not None else 0.0
         cuts["longest_copy_s"] = max(cuts["longest_copy_s"], round(end - start, 6))
-        cuts["longest_hold_s"] = max(cuts["longest_hold_s"], round(end - self._held_since, 6))
+        cuts["longest_hold_s"] = max(cuts["longest_hold_s"], round(held_s, 6))
         self._send(Taken(self._id, True))
 
     def _write(self, writer: CheckpointWriter, number: int) -> Iterator[object]:

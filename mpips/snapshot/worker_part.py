@@ -18,6 +18,7 @@ from mpips.errors import ConfigError
 from mpips.model.best_value import BestValue
 from mpips.mpi.messages import HERE, Ask, Commit, Message, Propose, Waits
 from mpips.mpi.pending import PendingCut
+from mpips.process.patience import Patience
 
 _DECISION_S = 0.0005  # s between two polls for a decision that is due
 _PAUSE_S = 0.001  # s between two polls while a checkpoint of the best values is written
@@ -88,7 +89,8 @@ class WorkerPart:
         self._common_clock = common_clock
         self._room = room
         self._last_cut = 0  # number of the last record's cut; 0: there is no wait to report
-        self._behind_since = 0.0  # monotonic s of the first wait behind that record; 0: none so far
+        # Since the first wait behind that record; None: none so far.
+        self._behind: Patience | None = None
         self._in_gather = False
         self._waits_before = 0  # number of the cut reported as not possible in this gather; 0: none
         # With a common clock the coordinator plans these cuts itself.
@@ -299,14 +301,13 @@ class WorkerPart:
         if not self._last_cut or self._in_gather:
             return
         if not self._is_behind():
-            self._last_cut, self._behind_since = 0, 0.0
+            self._last_cut, self._behind = 0, None
             return
-        now = time.monotonic()
-        if not self._behind_since:
-            self._behind_since = now
-        elif now - self._behind_since > _BEHIND_S:
+        if self._behind is None:
+            self._behind = Patience(_BEHIND_S)
+        elif self._behind.is_over:
             self._control.tell(Waits(self._last_cut, "behind"))
-            self._last_cut, self._behind_since = 0, 0.0
+            self._last_cut, self._behind = 0, None
 
     def leave(
         self, now: int, step: int | None = None, no_residuals: FileError | None = None
@@ -345,7 +346,7 @@ class WorkerPart:
         """Write a record into the rings of all servers; `number` is that of the cut, 0 for no cut."""
         self._write(number, clock, self._fitting(part))
         if number:
-            self._last_cut, self._behind_since = number, 0.0
+            self._last_cut, self._behind = number, None
 
     def _fitting(self, part: bytes) -> bytes:
         """Return a payload with this part that fits into a record; compressed only if it must be.

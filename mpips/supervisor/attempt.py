@@ -26,10 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpips.errors import CapabilityError, ConfigError
+from mpips.process.patience import is_over, running_s, was_suspended
 from mpips.rundir.directory import RunFolder, replace_json, version_of
 from mpips.rundir.files import Status
 from mpips.supervisor.hosts import is_here
-from mpips.supervisor.reap import belongs, is_dead, orphans_of, reap, state_of
+from mpips.supervisor.reap import belongs, is_dead, orphans_of, reap
+from mpips.supervisor.suspended import is_suspended
 
 LAUNCHER_LOG = "launcher.log"
 STARTING = "starting"  # state of a run until the scheduler of an attempt writes its first status
@@ -117,6 +119,7 @@ class Attempt:
         self._generation = generation
         self._stderr: deque[str] = deque()
         self._stderr_bytes = 0
+        # Running time at which a rank was first seen suspended, by rank.
         self._stopped: dict[int, float] = {}
         self._gone: list[int] = []
         self._missed: set[int] = (
@@ -125,7 +128,7 @@ class Attempt:
         self._failure_seen = False  # set by the thread that copies stderr, once
         self._overdue = False
         self._n_here = 0  # ranks of this host; 0 before the first status
-        self._all_gone_at = 0.0  # monotonic time since which all of them have ended
+        self._all_gone_at = 0.0  # running time since which all of them have ended
         self._ends: dict[int, int] = {}  # rank (-1: the launcher) by pidfd
         self._epoll = select.epoll()
         self._killed_before = _memory_kills()
@@ -227,10 +230,10 @@ class Attempt:
 
         A child that outlives its rank holds the pipes of the launcher, which waits for their end.
         """
-        now = time.monotonic()
+        now = running_s()
         if not self._n_here or len(self._missed.union(self._gone)) < self._n_here:
             self._all_gone_at = now
-        elif now - self._all_gone_at > _ORPHANS_S:
+        elif is_over(self._all_gone_at, _ORPHANS_S):
             self._all_gone_at = now
             for pid in orphans_of(self._run.path, self._generation, self._process.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -254,6 +257,16 @@ class Attempt:
             self._at_work_since = self._at_work_since or time.monotonic()
             self._look_at(status)
         return status
+
+    @property
+    def is_suspended(self) -> bool:
+        """True if all ranks of this host were suspended at the last look, none by itself: a whole job is.
+
+        A batch system may stop the ranks and not the supervisor. If only some ranks are stopped, the others
+        find them late. Ranks of other hosts are not seen.
+        """
+        running = self._n_here - len(self._missed.union(self._gone))
+        return 0 < running == len(self._stopped.keys() - self._gone)
 
     def heartbeat(self) -> object:
         """Return a value that changes while the scheduler of this attempt is at work.
@@ -286,8 +299,8 @@ class Attempt:
                     self._watch(place.rank, place.pid)
                 else:
                     self._missed.add(place.rank)
-            if state_of(place.pid) in "tT" and self._is_mine(place.pid):
-                self._stopped.setdefault(place.rank, time.monotonic())
+            if is_suspended(place.pid) and self._is_mine(place.pid):
+                self._stopped.setdefault(place.rank, running_s())
             elif place.rank not in self._gone and not self.poll():
                 self._stopped.pop(place.rank, None)
 
@@ -361,7 +374,8 @@ class Attempt:
             self._process.pid,
             seconds,
             "".join(self._stderr),
-            self._stopped,
+            # A rank that was stopped together with this process was suspended with the whole job.
+            {rank: at for rank, at in self._stopped.items() if not was_suspended(at)},
             tuple(self._gone),
             cut_off,
             interrupted,

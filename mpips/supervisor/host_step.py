@@ -18,9 +18,10 @@ import os
 import selectors
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
+
+from mpips.process.patience import Patience, running_s
 
 _STOPPING_S = 2.0  # seconds between SIGTERM and SIGKILL
 _ERROR_BYTES = 4096  # last bytes of stderr that are stored
@@ -76,7 +77,7 @@ class StepLauncher(Protocol):
         """Wait until a step prints or ends, at most `timeout_s`."""
 
     def now(self) -> float:
-        """Return the monotonic time in seconds."""
+        """Return the running time of this process in seconds; see mpips.process.patience."""
 
 
 def wrapped(command: Sequence[str]) -> list[str]:
@@ -156,7 +157,7 @@ class ProcessStep:
     def stop(self) -> None:
         """Send SIGTERM, with which srun ends its tasks; `kill_overdue` sends SIGKILL later."""
         if self._kill_at is None and self._process.poll() is None:
-            self._kill_at = time.monotonic() + _STOPPING_S
+            self._kill_at = running_s() + _STOPPING_S
             self._signal(signal.SIGTERM)
 
     def kill_overdue(self, now: float) -> None:
@@ -221,14 +222,14 @@ class ProcessLauncher:
         """Wait for output of a step and read it, at most `timeout_s`."""
         for key, _ in self._selector.select(timeout_s):
             key.data.read()
-        now = time.monotonic()
+        now = running_s()
         for step in self._steps:
             step.kill_overdue(now)
         self._steps = [step for step in self._steps if step.ended() is None]
 
     def now(self) -> float:
-        """Return the monotonic time in seconds."""
-        return time.monotonic()
+        """Return the running time of this process in seconds; see mpips.process.patience."""
+        return running_s()
 
     def __enter__(self) -> ProcessLauncher:
         """Return this launcher."""
@@ -236,7 +237,7 @@ class ProcessLauncher:
 
     def __exit__(self, *error: object) -> None:
         """Wait until all steps have ended, which were stopped; blocks for seconds."""
-        deadline = time.monotonic() + 2 * _STOPPING_S
-        while self._steps and time.monotonic() < deadline:
+        wait = Patience(2 * _STOPPING_S)
+        while self._steps and not wait.is_over:
             self.wait(0.05)
         self._selector.close()

@@ -6,8 +6,8 @@ Two things exclude a second supervisor:
   the file system reach them. The lock ends with the process that holds it.
 * `lease.json` names the host, the process and the generation number of the supervisor, which rewrites it
   every `RENEW_S` seconds. A new supervisor that finds an unreleased lease of another host watches it for
-  `STALE_S` seconds of its own monotonic clock (clocks of two hosts cannot be compared). While the lease
-  changes, the other supervisor runs, and the new one is refused.
+  `STALE_S` seconds of its own running time (clocks of two hosts cannot be compared). While the lease changes,
+  the other supervisor runs, and the new one is refused.
 
 Each attempt has a new generation number, which the supervisor writes to the lease before the attempt starts.
 Before a server publishes a checkpoint, it reads the lease and checks that it still names the server's
@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 
 from mpips.errors import ConfigError, MpipsError
+from mpips.process.patience import Patience
 from mpips.rundir.directory import STALE_S, RunFolder, replace_json, version_of
 from mpips.rundir.files import Lease
 
@@ -106,12 +107,12 @@ class LeaseHolder:
         """
         if lease is None or lease.released or lease.host == self._host:
             return
-        first, deadline = version_of(self._run.lease_file), time.monotonic() + STALE_S
+        first, watch = version_of(self._run.lease_file), Patience(STALE_S)
         tell(
             f"mpips run: {self._run.path} was not released by process {lease.pid} on {lease.host}: "
             f"waiting {STALE_S:.0f} s to see whether it still runs"
         )
-        while time.monotonic() < deadline:
+        while not watch.is_over:
             time.sleep(_WATCH_S)
             if version_of(self._run.lease_file) != first:
                 raise ConfigError(

@@ -187,9 +187,10 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
     begun = time.monotonic()
     # Search again until none is found: a launcher may start processes between the search and the kill.
     # A killed process loses its environment some time before its files are closed: ask for it by its pid.
+    # Read the time before the search: this process may be suspended between them.
     while True:
-        pids = sorted({*processes_of(run_dir, generation), *_dying(killed)})
         waited = time.monotonic() - begun
+        pids = sorted({*processes_of(run_dir, generation), *_dying(killed)})
         if not pids and (waited > _UNCLEAR_S or not _unclear()):
             return len(killed)
         for pid in pids:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 from mpips.mpi import early_signals
 from mpips.mpi.signals import ONE_SIGNAL_S, name_of
+from mpips.process.patience import is_over, running_s
 from mpips.rundir.files import Status
 from mpips.rundir.requests import RequestFolder
 from mpips.supervisor.attempt import Attempt
@@ -96,22 +97,21 @@ class Signals:
 
 
 class Changes:
-    """The time of the last change of a value that another process writes, by the clock of this process.
+    """The running time of this process at the last change of a value that another process writes.
 
-    Times of another host, or of a wall clock that is set, cannot be compared with a monotonic time of this
-    process.
+    Times of another host, or of a wall clock that is set, cannot be compared with it.
 
     Attributes:
-        at: Monotonic time of the last change; before the first one, of the start.
+        at: Running time of the last change; before the first one, of the start.
     """
 
     def __init__(self, now: float) -> None:
-        """No value has been read. `now`: monotonic time."""
+        """No value has been read. `now`: running time."""
         self.at = now
         self._seen: object = None
 
     def see(self, value: object, now: float) -> None:
-        """Note the value that was read. `now`: monotonic time."""
+        """Note the value that was read. `now`: running time."""
         if value != self._seen:
             self._seen, self.at = value, now
 
@@ -131,7 +131,7 @@ class Requests:
         self._attempt = attempt
         self._signals = signals
         self._deferred: list[int] = []  # signals to pass on when the ranks are at work
-        self._since = 0.0  # monotonic time of the first signal that asks for the end
+        self._since = 0.0  # running time of the first signal that asks for the end
         self._asked = False  # the ranks were asked for a last checkpoint
 
     def poll(self, at_work: bool) -> bool:
@@ -140,7 +140,7 @@ class Requests:
         Args:
             at_work: The ranks are at work, so they handle signals.
         """
-        now = time.monotonic()
+        now = running_s()
         for number in self._signals.take():
             # Read the status again: that of the caller may be half a second old.
             at_work = at_work or self._attempt.look() is not None
@@ -182,14 +182,15 @@ def drive(
         attempt: The attempt; it was started.
         requests: The requests of signals to it.
         silence_s: Seconds without a new heartbeat after which the attempt is ended: no watchdog of it runs.
+            Time in which the ranks of this host are suspended does not count, see `Attempt.is_suspended`.
         tick: Called with the status about twice a second.
     """
-    alive = Changes(time.monotonic())
+    alive = Changes(running_s())
     kill_at = float("inf")
     next_look = 0.0
     at_work = False
     while not attempt.wait(0.02):
-        now = time.monotonic()
+        now = running_s()
         if requests.poll(at_work) or now >= kill_at:
             attempt.kill(overdue=now >= kill_at)
             return ""
@@ -203,7 +204,9 @@ def drive(
         status = attempt.look()
         at_work = status is not None
         alive.see(attempt.heartbeat(), now)
-        if now - alive.at > silence_s:
+        if attempt.is_suspended:
+            alive.at = now
+        if is_over(alive.at, silence_s):
             attempt.kill()
             return f"no rank has sent a heartbeat for {silence_s:.0f} s"
         tick(status)

@@ -230,8 +230,17 @@ class Supervisor:
             copy_stdout=self._plan.show is not None and sys.stdout.isatty(),
         )
 
+        printed = False
+
         def tick(status: Status | None) -> None:
+            nonlocal printed
             self._record.warn(lease.renew())
+            if attempt.is_suspended and not printed:
+                self._record.tell(
+                    "mpips run: all ranks on this host are suspended (SIGSTOP, or a frozen control group): "
+                    "waiting until they are continued"
+                )
+            printed = attempt.is_suspended
             if status is not None:
                 self._conclusion.recovered(generation, status)
                 if self._plan.show is not None:

@@ -40,6 +40,7 @@ from typing import Any, Protocol
 import torch
 
 from mpips.errors import CapabilityError, ConfigError, DeviceError
+from mpips.process.patience import Patience
 from mpips.session.init import current
 
 WAIT_S = 1800.0  # limit of a wait for a device, which first ends the kernels of a whole step
@@ -136,9 +137,9 @@ class CudaCopied:
         for _ in range(_SPINS):
             if self.is_done():
                 return
-        deadline = time.monotonic() + limit_s
+        wait = Patience(limit_s)
         while not self.is_done():
-            if time.monotonic() > deadline:
+            if wait.is_over:
                 raise DeviceError(
                     f"{self._copies.place}: the device {self._copies.device} has not ended a copy within "
                     f"{limit_s:g} s ({self._what}): it hangs, or a kernel of the script takes longer"

@@ -24,7 +24,6 @@ after everything that was sent before it, so the answer proves that all of that 
 from __future__ import annotations
 
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -33,6 +32,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from mpips.errors import StallError
+from mpips.process.patience import Patience
 from mpips.transport.awaited import IncomingValues, ValueRequests
 
 Bytes = NDArray[np.uint8]
@@ -156,13 +156,13 @@ class P2pMemory:
 
     def _complete(self, requests: _Requests, leave: int) -> None:
         """Wait until at most `leave` requests are open."""
-        deadline = time.monotonic() + self._timeout_s
+        wait = Patience(self._timeout_s)
         while len(requests) > leave:
             if requests[0][0].Test():
                 requests.popleft()
                 continue
             self._idle()
-            if time.monotonic() > deadline:
+            if wait.is_over:
                 raise StallError(
                     f"the server on rank {self._rank} has not taken a message for "
                     f"{self._timeout_s:g} s: it is stopped, overloaded or gone; look at that rank"

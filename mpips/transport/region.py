@@ -28,6 +28,7 @@ from typing import NamedTuple
 from mpips import _native
 from mpips.errors import RegionError
 from mpips.process import forked
+from mpips.process.patience import Patience
 
 SHM = Path("/dev/shm")
 PREFIX = "mpips"
@@ -306,13 +307,13 @@ class Regions:
         """
         path = self._find(part, look=True) if is_persistent(self.token) else None
         name = path.name if path is not None else _name_of(self.token, part)
-        deadline = time.monotonic() + TAKE_OVER_S
+        wait = Patience(TAKE_OVER_S)
         while True:
             with as_region_error():
                 try:
                     return self._note(name, _native.SharedMemory.reopen(name, reserve))
                 except _native.SharedMemoryBusy:
-                    if time.monotonic() > deadline:
+                    if wait.is_over:
                         raise
             time.sleep(0.02)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.errors import ConfigError, StallError
+from mpips.process.patience import Patience
 
 if TYPE_CHECKING:
     from mpips.mpi.mail import Buffer
@@ -142,11 +143,11 @@ class Collectives:
         tree = self._tree
         if tree is None:
             return
-        deadline = time.monotonic() + self._connection.timeout_s
+        wait = Patience(self._connection.timeout_s)
         tree.waits = True
         while not tree.idle:
             tree.poll()
-            if time.monotonic() > deadline:
+            if wait.is_over:
                 raise StallError(self._late("the end of their programs"))
             time.sleep(_PAUSE_S)
 

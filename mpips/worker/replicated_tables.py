@@ -14,7 +14,6 @@ finish (native/src/server/server_store.cpp).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.placement import ShardRange
 from mpips.mpi.messages import Figures, Waits
+from mpips.process.patience import Patience
 from mpips.transport.region import as_region_error
 from mpips.worker import waits
 from mpips.worker.replicated_part import ReplicatedPart
@@ -315,11 +315,11 @@ class ReplicatedTables:
         Returns:
             False if the cut was given up meanwhile: nothing is written.
         """
-        control, since, informed = self._connection.control, time.monotonic(), False
+        control, behind, informed = self._connection.control, Patience(_BEHIND_S), False
 
         def done() -> bool:
             nonlocal informed
-            if not informed and time.monotonic() - since > _BEHIND_S:
+            if not informed and behind.is_over:
                 control.tell(Waits(number, "behind"))
                 informed = True
             return self._is_settled() or control.cut.given_up >= number

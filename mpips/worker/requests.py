@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from mpips.errors import StallError
+from mpips.process.patience import Patience
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
@@ -120,8 +121,8 @@ def stalled_after(
     Raises:
         StallError: It was not True within `limit_s` seconds; the message is that of `late()`.
     """
-    deadline = time.monotonic() + limit_s
+    wait = Patience(limit_s)
     while not advance(min(0.02, limit_s)):
         poll()
-        if time.monotonic() >= deadline:
+        if wait.is_over:
             raise StallError(f"{late()} (waited {limit_s:g} s)")

@@ -12,6 +12,7 @@ from mpips.errors import StallError
 from mpips.model.consistency import BSP, SSP
 from mpips.model.grouping import Groups
 from mpips.model.table import Table
+from mpips.process.patience import Patience
 from mpips.transport.channel import Channel
 from mpips.transport.waiting import wait_for
 
@@ -57,10 +58,10 @@ def until(connection: Connection, done: Callable[[], bool], late: Callable[[], s
     Raises:
         StallError: It was not True within the job's timeout; the message is that of `late()`.
     """
-    began = time.monotonic()
+    began, wait = time.monotonic(), Patience(connection.timeout_s)
     while not done():
         connection.poll()
-        if time.monotonic() >= began + connection.timeout_s:
+        if wait.is_over:
             raise StallError(f"{late()} (waited {connection.timeout_s:g} s)")
     connection.spent.waited(time.monotonic() - began)
 

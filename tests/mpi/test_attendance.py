@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mpi4py import MPI
+from simulated_time import SimulatedTime
 
 from mpips.mpi.attendance import Attendance
 
@@ -103,3 +104,22 @@ class FromRankZero:
 
     def Test(self) -> bool:
         return bool(self._request.test()[0])
+
+
+def test_a_suspension_counts_in_no_wait(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No rank asks: the collective comes within the limit in which this process runs.
+    attendance, simulated = waits(comm), SimulatedTime(monkeypatch)
+    attendance._timeout_s = 40.0
+    simulated.suspend_at, simulated.suspend_s = 20.0, 4000.0
+
+    class Coming:
+        def Test(self) -> bool:
+            simulated.pass_by(0.01)
+            return simulated.ran_s >= 35.0
+
+    attendance.wait(Coming(), "a collective")  # type: ignore[arg-type]
+    assert attendance.asked == 0
+    monkeypatch.undo()
+    meet(comm, attendance)

@@ -16,9 +16,9 @@ namespace mpips {
 // happened and exit with the right code.
 class Deadline {
  public:
-  // `seconds`: from now until the command runs. `name`: the thread's name in /proc, at most 15
-  // bytes. Other processes read it to see that this process has come so far. `command`: path and
-  // arguments.
+  // `seconds`: from now until the command runs, while the process is not suspended. `name`: the
+  // thread's name in /proc, at most 15 bytes. Other processes read it to see that this process has
+  // come so far. `command`: path and arguments.
   Deadline(double seconds, std::string name, std::vector<std::string> command);
   ~Deadline() { cancel(); }
   Deadline(const Deadline&) = delete;

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from crowd import Network, crowd, tree_of
+from simulated_time import SimulatedTime
 
 from mpips.errors import ConfigError, StallError
 from mpips.mpi.mail import INLINE_BYTES, NOTE_BYTES, PIECE_BYTES, answer, clip, pack
@@ -321,13 +322,7 @@ def test_payloads_of_any_length_are_framed() -> None:
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let simulated seconds pass for all trees."""
-    now = [100.0]
-
-    def advance(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr("mpips.mpi.tree.time.monotonic", lambda: now[0])
-    return advance
+    return SimulatedTime(monkeypatch).pass_by
 
 
 def barriers(trees: list[WorkerTree], workers: list[int]) -> None:

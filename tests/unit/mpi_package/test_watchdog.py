@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from harness import python
+from simulated_time import SimulatedTime
 
 from mpips.mpi.watchdog import Guard
 
 
-def test_nothing_is_overdue_outside_a_guarded_call() -> None:
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedTime:
+    return SimulatedTime(monkeypatch)
+
+
+def test_nothing_is_overdue_outside_a_guarded_call(simulated: SimulatedTime) -> None:
     guard = Guard()
     with guard("a flush"):
         pass
-    assert guard.overdue(time.monotonic() + 100, 1.0) is None
+    simulated.pass_by(100.0)
+    assert guard.overdue(1.0) is None
 
 
-def test_a_call_is_overdue_after_its_time_and_not_before() -> None:
+def test_a_call_is_overdue_after_its_time_and_not_before(simulated: SimulatedTime) -> None:
     guard = Guard()
     with guard("a flush"):
-        now = time.monotonic()
-        assert guard.overdue(now, 1.0) is None
-        what, since = guard.overdue(now + 5, 1.0) or ("", 0.0)
-    assert what == "a flush"
-    assert 5 <= since < 6
+        simulated.pass_by(0.5)
+        assert guard.overdue(1.0) is None
+        simulated.pass_by(4.5)
+        assert guard.overdue(1.0) == ("a flush", 5.0)
 
 
-def test_an_outer_call_stays_watched_when_an_inner_one_has_returned() -> None:
+def test_an_outer_call_stays_watched_when_an_inner_one_has_returned(
+    simulated: SimulatedTime,
+) -> None:
     guard = Guard()
     with guard("outer"):
         with guard("inner"):
-            assert (guard.overdue(time.monotonic() + 5, 1.0) or ("",))[0] == "inner"
-        assert (guard.overdue(time.monotonic() + 5, 1.0) or ("",))[0] == "outer"
-    assert guard.overdue(time.monotonic() + 5, 1.0) is None
+            simulated.pass_by(5.0)
+            assert (guard.overdue(1.0) or ("",))[0] == "inner"
+        assert (guard.overdue(1.0) or ("",))[0] == "outer"
+    assert guard.overdue(1.0) is None
 
 
-def test_time_runs_from_the_beginning_of_each_call() -> None:
+def test_time_runs_from_the_beginning_of_each_call(simulated: SimulatedTime) -> None:
     guard = Guard()
     with guard("outer"):
-        time.sleep(0.02)
+        simulated.pass_by(5.0)
         with guard("inner"):
-            assert (guard.overdue(time.monotonic(), 0.015) or ("",))[0] == "outer"
+            assert (guard.overdue(1.0) or ("",))[0] == "outer"
 
 
-def test_an_error_ends_the_watch() -> None:
+def test_an_error_ends_the_watch(simulated: SimulatedTime) -> None:
     guard = Guard()
     with pytest.raises(RuntimeError), guard("outer"), guard("inner"):
         raise RuntimeError
-    assert guard.overdue(time.monotonic() + 100, 1.0) is None
+    simulated.pass_by(100.0)
+    assert guard.overdue(1.0) is None
 
 
 def test_a_step_of_another_thread_that_never_returns_ends_the_process() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import time
+from subprocess import PIPE
 
 import pytest
 from harness import python
@@ -33,6 +36,27 @@ def test_nothing_happens_when_it_is_cancelled_in_time() -> None:
     for _ in range(3):
         _native.Deadline(60.0, "test", [sys.executable, "-c", "1"]).cancel()
     assert time.monotonic() - begun < 30
+
+
+def test_time_in_which_the_process_is_suspended_does_not_count() -> None:
+    program = """if True:
+        import sys
+        from mpips import _native
+        deadline = _native.Deadline(3.0, "test", [sys.executable, "-c", "raise SystemExit(5)"])
+        print("begun", flush=True)
+        sys.stdin.readline()
+        deadline.cancel()
+        """
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3.5)  # the length of the suspension
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.2)  # the old deadline ends the process meanwhile
+        process.communicate("now\n", timeout=30)
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize(("name", "command"), [("", ["a"]), ("a" * 16, ["a"]), ("a", [])])

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from simulated_time import SimulatedTime
 
 from mpips.mpi.messages import Bye, Done, Figures, Heartbeat, Message, Report, Stop, encode
 from mpips.mpi.roles import Assignment
-from mpips.scheduler import scheduler as module
 from mpips.scheduler.job_failure import JobFailure
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.scheduler import Scheduler
@@ -42,9 +42,8 @@ class Job:
     """A scheduler on rank 0, servers behind it, then workers, in time that the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, n_workers: int, n_servers: int) -> None:
-        self.now = 1000.0
+        self._time = SimulatedTime(monkeypatch)
         self.inbox = Inbox()
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         n = 1 + n_servers + n_workers
         servers, workers = tuple(range(1, 1 + n_servers)), tuple(range(1 + n_servers, n))
         self.assignment = Assignment((0,) * n, ("here",), 0, servers, workers)
@@ -57,6 +56,14 @@ class Job:
             None,
             on_poll=lambda coordinator, clocks: self.clocks.append(dict(clocks)),
         )
+
+    @property
+    def now(self) -> float:
+        return self._time.now
+
+    @now.setter
+    def now(self, at: float) -> None:
+        self._time.pass_by(at - self._time.now)
 
     def poll(self, *messages: tuple[int, Message]) -> list[tuple[int, Message]]:
         """Let messages arrive, poll, and return the messages sent."""

@@ -94,6 +94,15 @@ def test_a_status_that_cannot_be_written_is_no_silence(
     assert case.attempts == 1, case.text
 
 
+def test_an_attempt_whose_ranks_are_all_suspended_is_waited_for(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "silence_limit_s", lambda timeout_s: 0.5)
+    assert case.run({"spawn": 2, "stop": True, "sleep": 2.5, "finish": True}) == 0
+    assert case.attempts == 1, case.text
+    assert case.text.count("all ranks on this host are suspended") == 1
+
+
 def test_a_launcher_that_does_not_end_after_its_ranks_is_ended(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
