@@ -21,6 +21,7 @@ from typing import Any
 import greenlet
 
 from mpips import _native
+from mpips.process import patience
 
 # Turns after which a launch in which nobody ends counts as stuck.
 MOST_TURNS = 100_000
@@ -109,11 +110,13 @@ class World:
             for name, function in mine.items():
                 setattr(time, name, function)
             os.sched_yield = lambda: self.sleep(1e-4)
+            patience._clock = patience.RunningClock()
             yield
         finally:
             for name, function in before.items():
                 setattr(time, name, function)
             os.sched_yield = sched_yield
+            patience._clock = patience.RunningClock()
 
     # Turns.
 
