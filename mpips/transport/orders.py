@@ -46,6 +46,7 @@ class Orders:
         writer: The writer of the worker's records, for orders alone.
         area: The allocation in the rendezvous buffer, for orders alone.
         finish: Has all orders written and sent; the connection sets it.
+        n_added: Number of orders so far.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Orders:
         self._places = places
         self._at, self._area_at = at, area_at
         self._waiting: list[tuple[Urgency, int, Writing]] = []
-        self._n_added = 0
+        self.n_added = 0
         self._writing: Writing | None = None
         self._parts: deque[tuple[int, Bytes]] = deque()  # written, and not sent
         self._is_inside = False
@@ -80,8 +81,8 @@ class Orders:
 
     def add(self, urgency: Urgency, writing: Writing) -> None:
         """Add an order. Writes and sends nothing."""
-        heapq.heappush(self._waiting, (urgency, self._n_added, writing))
-        self._n_added += 1
+        heapq.heappush(self._waiting, (urgency, self.n_added, writing))
+        self.n_added += 1
 
     def add_tick(self, clock: int) -> None:
         """Add the end of a clock, behind all orders of the clock."""

@@ -17,6 +17,7 @@ from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.worker.noted import NotedPulls
 from mpips.worker.requests import PolledRequest, PushResult, Request
+from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -103,8 +104,9 @@ class Handle:
         config = self._hyperparameters = optimizer.native()
         clock, n_changes = self._change
         ordinal = n_changes if clock == connection.now else 0
+        with Whole(connection, f"set_optimizer of table {self.name!r}", connection.written):
+            self._write_change(ordinal, config)
         self._change = (connection.now, ordinal + 1)
-        self._write_change(ordinal, config)
         connection.control.state = "computing"
 
     def _write_change(self, ordinal: int, config: _native.OptimizerConfig) -> None:
@@ -168,6 +170,18 @@ class Handle:
                 f"{new['initial_accumulator']!r} must remain {old['initial_accumulator']!r}, with which the "
                 "table's state has begun"
             )
+
+    def _whole_push(self, parts: Sequence[int] | None) -> Whole:
+        """Return the block of a push.
+
+        Args:
+            parts: Servers to which it writes; None: it contributes to the sum of a group.
+        """
+        connection, index = self._connection, self._index
+        what = f"push to table {self.name!r}"
+        if parts is None:
+            return Whole(connection, what)
+        return Whole(connection, what, lambda: connection.pushed(index, parts))
 
     def _start_sending(self, servers: Iterable[int]) -> None:
         """Start to send the records of a push, or of new hyperparameters, to these servers."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpips.errors import ConfigError, StallError
+from mpips.errors import ConfigError, MpipsError, StallError
 from mpips.process.patience import Patience
 
 if TYPE_CHECKING:
@@ -52,21 +52,23 @@ class Collectives:
         self._connection = connection
         self._tree = tree
         self._names = names
+        self._cut_off = ""  # the call that an exception has ended; "": none
 
     def gather(self, name: str, payload: bytes, everyone: bool) -> list[bytes]:
         """Exchange payloads with all workers; see Worker.gather."""
         if self._tree is None:
             return [bytes(payload)]
         call = f"gather {name!r}{_to(everyone)}"
-        operation = self._tree.reduce(call, frame([payload]), join, everyone)
-        found = self._wait(operation, call, everyone)
+        found = self._do(
+            lambda tree: tree.reduce(call, frame([payload]), join, everyone), call, everyone
+        )
         return unframe(found) if found is not None else []
 
     def barrier(self, name: str) -> None:
         """Wait for all workers; see Worker.barrier."""
         if self._tree is not None:
             call = f"barrier {name!r}"
-            self._wait(self._tree.reduce(call, _NOTHING, lambda a, b: a, True), call, True)
+            self._do(lambda tree: tree.reduce(call, _NOTHING, lambda a, b: a, True), call, True)
 
     def reduce(
         self, name: str, array: npt.ArrayLike, combine: Combine = "sum", everyone: bool = True
@@ -93,8 +95,9 @@ class Collectives:
             assert function is not None
             return pack_array(np.asarray(function(low, high), own.dtype))
 
-        operation = self._tree.reduce(call, pack_array(own), merge, everyone)
-        found = self._wait(operation, call, everyone)
+        found = self._do(
+            lambda tree: tree.reduce(call, pack_array(own), merge, everyone), call, everyone
+        )
         if found is None:
             return None
         result = unpack_array(found, own.dtype)
@@ -119,7 +122,7 @@ class Collectives:
             return np.zeros(0, array.dtype)
         value = pack_array(array) if partner != self.index else _NOTHING
         call = f"exchange {name!r} ({array.dtype})"
-        found = self._wait(self._tree.swap(call, value, partner), call, True)
+        found = self._do(lambda tree: tree.swap(call, value, partner), call, True)
         if found is None or not len(found):
             return np.zeros(0, array.dtype)
         return unpack_array(found, array.dtype)
@@ -150,6 +153,27 @@ class Collectives:
             if wait.is_over:
                 raise StallError(self._late("the end of their programs"))
             time.sleep(_PAUSE_S)
+
+    def _do(
+        self, begin: Callable[[WorkerTree], Operation], call: str, everyone: bool
+    ) -> Buffer | None:
+        """Begin an operation and wait for it, see `_wait`; refuse every later one if that is cut off.
+
+        The others may have this worker's value already. If the program called the operation again, or went on
+        without it, each later one would meet another one of theirs.
+        """
+        assert self._tree is not None
+        if self._cut_off:
+            raise MpipsError(
+                f"an earlier {self._cut_off} of worker {self.index} was interrupted (by a stall or Ctrl-C): "
+                "other workers may have its value already, so this worker can take part in no gather, "
+                "reduction or barrier: end the job and start it again"
+            )
+        try:
+            return self._wait(begin(self._tree), call, everyone)
+        except BaseException:
+            self._cut_off = call
+            raise
 
     def _wait(self, operation: Operation, call: str, everyone: bool) -> Buffer | None:
         """Return the result, or None at once if this worker receives none."""

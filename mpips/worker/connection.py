@@ -32,6 +32,7 @@ from mpips.worker.residuals import settled
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
 from mpips.worker.ticks import Ticks
+from mpips.worker.whole import Whole, cut_off_error
 
 if TYPE_CHECKING:
     from mpips.model.table import Table
@@ -68,6 +69,7 @@ class Connection:
         held_rows: Memory for rows that their look-aheads read for each other; None: there is none.
         progress: Advances transfers while the program computes; None: nothing does.
         coming: The values that the worker has asked for in advance; None: there are none.
+        is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Connection:
             if channel.orders is not None:
                 channel.orders.finish = self.finish_orders
         self._finished = False
+        self.is_refused = False
         self._last_files: LastFiles | None = None  # after the end
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
@@ -191,6 +194,30 @@ class Connection:
         for handle in self._handles:
             handle.disown()
 
+    def written(self) -> list[int]:
+        """Return how much is written to each server, or ordered: records of pulls count, too."""
+        return [
+            channel.counting_writer.next_sequence
+            + (channel.orders.n_added if channel.orders is not None else 0)
+            for channel in self.channels
+        ]
+
+    def pushed(self, table: int, servers: Iterable[int]) -> list[int]:
+        """Return how much of a table is pushed to each of these servers, as complete parts, or ordered.
+
+        A server drops a part that is not complete, or the ring refuses what would follow it (BSP).
+        """
+        return [
+            channel.counting_writer.pushed_before(table)
+            + (channel.orders.n_added if channel.orders is not None else 0)
+            for channel in (self.channels[server] for server in servers)
+        ]
+
+    def refuse_after(self, what: str) -> None:
+        """Let every later use raise MpipsError: the operation `what` was cut off. See mpips.worker.whole."""
+        self.is_refused = True
+        self._refuse(lambda: cut_off_error(self.index, what))
+
     def add(self, handle: Disowning) -> None:
         """Register a handle, whose `disown` every forked child calls."""
         self._handles.append(handle)
@@ -224,20 +251,27 @@ class Connection:
         """End the worker's clock; see Worker.clock."""
         if self.coming is not None:
             self.coming.finish()
-        if self.local is None or self.local.step():
+        if self.local is None:
             self._ticks.tick()
             return
-        self.control.clock = self.step
-        self.snapshot.note_inner_step(self.now, self.step)
-        self.control.poll()
-        self.collectives.poll()
+        self.local.settle()
+        with Whole(self, "clock()"):
+            if self.local.step():
+                self._ticks.tick()
+                return
+            self.control.clock = self.step
+            self.snapshot.note_inner_step(self.now, self.step)
+            self.control.poll()
+            self.collectives.poll()
 
     def synchronize(self) -> None:
         """See Worker.synchronize."""
         if self.coming is not None:
             self.coming.finish()
-        if self.local is not None and self.local.synchronize():
-            self._ticks.tick()
+        if self.local is not None and self.local.begin_synchronize():
+            with Whole(self, "synchronize()"):
+                self.local.push_all()
+                self._ticks.tick()
 
     @property
     def repeats(self) -> bool:

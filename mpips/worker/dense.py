@@ -26,6 +26,7 @@ from mpips.worker.paths.feedback import FeedbackPath
 from mpips.worker.paths.ring import closing
 from mpips.worker.paths.shared_scales import SharedScales, SharedScalesPath
 from mpips.worker.requests import PolledRequest, PushResult, Request
+from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
@@ -345,11 +346,12 @@ class DenseHandle(OrderedAccess):
             update = self._checked(update, base)
         self._connection.control.state = self._pushing
         self._connection.clock_state.begin()
-        if self._grouped is not None:
-            self._grouped.push(self._index, update)
-            request = self._noted_request(len(self._shards))
-        else:
-            request = self._request(self._write(update, base, path_checks))
+        with self._whole_push(self._servers if self._grouped is None else None):
+            if self._grouped is not None:
+                self._grouped.push(self._index, update)
+                request = self._noted_request(len(self._shards))
+            else:
+                request = self._request(self._write(update, base, path_checks))
         self._connection.control.state = "computing"
         self._connection.clock_state.end_push()
         self._connection.leave()
@@ -395,6 +397,7 @@ class DenseHandle(OrderedAccess):
         if out is not None:
             check_out(out, self.shape, contiguous=True)
         self.push(update)
-        if isinstance(self._table.consistency, BSP):
-            self._connection.clock()
-        return self.pull(out)
+        with Whole(self._connection, f"push_pull of table {self.name!r}"):
+            if isinstance(self._table.consistency, BSP):
+                self._connection.clock()
+            return self.pull(out)

@@ -22,6 +22,7 @@ from mpips.worker.requests import PushResult, Request
 from mpips.worker.row_access import RowAccess
 from mpips.worker.row_group import RowGroup
 from mpips.worker.table_ahead import TableAhead
+from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -221,9 +222,10 @@ class EmbeddingHandle(Handle):
         direct = self._direct(out, len(keys))
         # The clock, where there is one, writes what is held.
         plan, _, _ = self._send(keys, rows, None)
-        if isinstance(self._table.consistency, BSP):
-            self._connection.clock()
-        return self._filled(out, self._pull(plan, direct))
+        with Whole(self._connection, f"push_pull of table {self.name!r}"):
+            if isinstance(self._table.consistency, BSP):
+                self._connection.clock()
+            return self._filled(out, self._pull(plan, direct))
 
     def _pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Float32:
         """Return the rows of a plan, in `out` if it is given. The plan is free again. Blocks."""
@@ -251,12 +253,13 @@ class EmbeddingHandle(Handle):
         self._connection.control.state = self._pushing
         self._connection.clock_state.begin()
         is_free = True
-        if self._group is not None:
-            n_servers = len(self._groups(plan))
-            is_free = self._group.push(plan, keys, rows, n_servers)
-            request = self._noted_request(n_servers)
-        else:
-            request = self._request(self._write(plan, rows, base, self._push_key()))
+        with self._whole_push(self._servers if self._group is None else None):
+            if self._group is not None:
+                n_servers = len(self._groups(plan))
+                is_free = self._group.push(plan, keys, rows, n_servers)
+                request = self._noted_request(n_servers)
+            else:
+                request = self._request(self._write(plan, rows, base, self._push_key()))
         self._connection.control.state = "computing"
         self._connection.clock_state.end_push()
         return plan, request, is_free

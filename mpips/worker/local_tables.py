@@ -61,6 +61,7 @@ from mpips.worker.local_state import (
     write_file,
 )
 from mpips.worker.pace import Pace
+from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -153,7 +154,7 @@ class LocalTables:
 
     def table(self, index: int) -> _Table:
         """Return a table, ready for use: values whose time has come are taken. May block for them."""
-        self._settle()
+        self.settle()
         return self._tables[index]
 
     def values(self, index: int) -> Float32:
@@ -173,11 +174,12 @@ class LocalTables:
     def push(self, index: int, update: Float32) -> None:
         """Add an update, shape (n,), to the sum of this clock."""
         table = self.table(index)
-        if table.n_pushes:
-            kernels.add(table.gradient, update)
-        else:
-            np.copyto(table.gradient, update)
-        table.n_pushes += 1
+        with Whole(self.connection, f"push to table {table.state.table.name!r}"):
+            if table.n_pushes:
+                kernels.add(table.gradient, update)
+            else:
+                np.copyto(table.gradient, update)
+            table.n_pushes += 1
 
     @property
     def has_pushed(self) -> bool:
@@ -189,12 +191,11 @@ class LocalTables:
         self.table(index).state.rule = rule
 
     def step(self) -> bool:
-        """Make an inner step; push the differences if an outer step follows. May block in both.
+        """Make an inner step, after `settle`; push the differences if an outer step follows. May block.
 
         Returns:
             True if the connection must tick: an outer step ends.
         """
-        self._settle()
         for table in self._tables.values():
             if table.n_pushes:
                 table.state.update(table.gradient)
@@ -221,13 +222,13 @@ class LocalTables:
         """Inner steps of the current period."""
         return self._times.steps
 
-    def synchronize(self) -> bool:
-        """Push the differences of all tables, if there were inner steps since the last time; begin a period.
+    def begin_synchronize(self) -> bool:
+        """Prepare an outer step of all tables, if there were inner steps since the last one. May block.
 
         At the next use all workers have the values of the servers.
 
         Returns:
-            True if the connection must tick.
+            True if the connection must call `push_all`, and then tick.
 
         Raises:
             ConfigError: There were pushes since the last clock.
@@ -245,10 +246,13 @@ class LocalTables:
             self._pending = None if self._pending is None else ALL_TABLES
             return False
         # The differences count from the newest values.
-        self._settle()
+        self.settle()
+        return True
+
+    def push_all(self) -> None:
+        """Push the differences of all tables, and begin a period."""
         self._push_differences(ALL_TABLES, 0)
         self._period = 0
-        return True
 
     def _push_differences(self, fragment: int, delay: int) -> None:
         for table in self._tables.values():
@@ -260,23 +264,26 @@ class LocalTables:
         if fragment == ALL_TABLES or self._times.fragments == 1:
             self._synchronized = self.steps
 
-    def _settle(self) -> None:
-        """Take the new values of a fragment if their time has come. Blocks for them."""
+    def settle(self) -> None:
+        """Take the new values of a fragment if their time has come. Blocks for them; may be repeated."""
         self._begin()
         if self._pending is None or self.steps < self._due:
             return
         # Wait while the values are still pending: a cut during the wait is one of this outer step.
         if self._times.bound is not None:
             self.connection.keep_pace(self._times.bound)
-        fragment, self._pending = self._pending, None
-        for table in self._tables.values():
-            state = table.state
-            if state.pending:
-                self._pull(table, fragment)
+        fragment = self._pending
+        tables = [table for table in self._tables.values() if table.state.pending]
+        for table in tables:
+            self._pull(table, fragment)
+        with Whole(self.connection, "outer step"):
+            self._pending = None
+            for table in tables:
+                state = table.state
                 _mix(state.values, table.base, 0.0 if fragment == ALL_TABLES else state.mix)
                 state.pending = False
-        if self._declared.by_speed:
-            self.pace.begin(self.steps)
+            if self._declared.by_speed:
+                self.pace.begin(self.steps)
 
     def _pull(self, table: _Table, fragment: int) -> None:
         try:

@@ -100,11 +100,14 @@ class PlannedRows:
             while True:
                 if done == 0:
                     starts[server] = channel.writer.next_sequence
-                done = channel.writer.pull_planned(
-                    self._index, connection.now, plan, server, rows, done, codec, *more
-                )
-                ends[server] = channel.writer.next_sequence
-                connection.keep(server, ends[server], (plan, rows))
+                try:
+                    done = channel.writer.pull_planned(
+                        self._index, connection.now, plan, server, rows, done, codec, *more
+                    )
+                finally:
+                    # Ctrl-C may come here: the writer has the addresses of what it must not lose.
+                    ends[server] = channel.writer.next_sequence
+                    connection.keep(server, ends[server], (plan, rows))
                 if done == count:
                     break
                 connection.wait_credit(server)

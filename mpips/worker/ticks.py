@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mpips import _native
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
+from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -46,6 +47,17 @@ class Ticks:
         c = self._connection
         c.control.state = "between clocks"
         c.clock_state.begin()
+        with Whole(c, "clock()", None if self._changes_more else c.written):
+            self._tick()
+
+    @property
+    def _changes_more(self) -> bool:
+        """True if the end of a clock does more than to write the records of the tick."""
+        c = self._connection
+        return c.grouped is not None or c.replicated is not None or self.writes_position
+
+    def _tick(self) -> None:
+        c = self._connection
         if FAULTS:
             _native.fault_point("clock-begun")
         if c.grouped is not None:

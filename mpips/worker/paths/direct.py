@@ -49,6 +49,7 @@ class DirectPath:
         self._connection = connection
         self._shards = shards
         self._name = name
+        self._is_waiting = False  # for room; it stays True where an exception ends the wait
         self._wants_bounces = 4 * sum(s.stop - s.start for s in shards) > BOUNCE_BYTES
 
     def push(self, update: Float32) -> Request[PushResult] | None:
@@ -57,15 +58,22 @@ class DirectPath:
         Returns:
             The request; None if the update must be converted or is not finite: nothing is sent then.
         """
-        request = self.port.push(update, self)
-        if request is None and self._wants_bounces:
-            self._wants_bounces = False
-            self._add_bounces()
+        try:
             request = self.port.push(update, self)
-        while request is False:
-            self._wait_for_room()
-            request = self.port.push(update, self)
-        return request
+            if request is None and self._wants_bounces:
+                self._wants_bounces = False
+                self._add_bounces()
+                request = self.port.push(update, self)
+            while request is False:
+                self._wait_for_room()
+                request = self.port.push(update, self)
+            return request
+        except (KeyboardInterrupt, SystemExit):
+            # It comes during a wait, when nothing is sent, or behind the native call, when all is.
+            was_waiting, self._is_waiting = self._is_waiting, False
+            if not was_waiting:
+                self._connection.refuse_after(f"push to table {self._name!r}")
+            raise
 
     def _add_bounces(self) -> None:
         """Reserve bounce buffers. Without room for them large updates take the shared path, in segments."""
@@ -95,7 +103,9 @@ class DirectPath:
                 f"{connection.blame(server)}"
             )
 
+        self._is_waiting = True
         connection.wait_until(lambda: port.wait_room(0.02), late)
+        self._is_waiting = False
         connection.control.state = "computing"
 
     # The native end calls these two.

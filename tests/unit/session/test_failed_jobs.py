@@ -22,7 +22,10 @@ import mpips
 from mpips import BSP, SGD, DenseTable, DiLoCo, EmbeddingTable, Worker
 from mpips.checkpoint import find_newest, open_checkpoint, writer
 from mpips.checkpoint.residuals import read_file
-from mpips.errors import CheckpointError, ConfigError
+from mpips.errors import CheckpointError, ConfigError, MpipsError
+from mpips.snapshot import server_part
+from mpips.worker import local_tables
+from mpips.worker.worker import connection_of
 
 N, CLOCKS = 200, 6
 KEYS = np.arange(10)
@@ -127,6 +130,52 @@ def checkpoints_fail(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> None
     assert "No space" in outcome.statistics["totals"]["servers"]["checkpoint"]["error"]
 
 
+def while_a_checkpoint_is_written(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    with patch.context() as patched:
+        patched.setattr(server_part, "SMALL_BLOCK_BYTES", 64)
+        with pytest.raises(ProgramError):
+            job(kind, folder, raising(ProgramError()), every_steps=1)
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def push_cut_off(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """The program catches Ctrl-C within a push, and pushes again."""
+
+    def fails(worker: Worker, clock: int) -> None:
+        if clock != 3:
+            return
+        target: Any = connection_of(worker) if kind == "served" else local_tables.kernels
+        with patch.context() as patched:
+            patched.setattr(target, "note_push" if kind == "served" else "add", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                worker.table("t").push(update(clock))
+        worker.table("t").push(update(clock))
+
+    with pytest.raises(
+        MpipsError, match="an earlier push to table 't' of worker 0 was interrupted"
+    ):
+        job(kind, folder, fails)
+
+
+def clock_cut_off(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """The program catches Ctrl-C within the end of a clock, whose tick is written, and ends it again."""
+
+    def fails(worker: Worker, clock: int) -> None:
+        if clock != 3:
+            return
+        with patch.context() as patched:
+            patched.setattr(connection_of(worker).control, "poll", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                worker.clock()
+        worker.clock()
+
+    with pytest.raises(MpipsError, match=r"an earlier clock\(\) of worker 0 was interrupted"):
+        job(kind, folder, fails, every_steps=2)
+
+
 FAILURES = [
     in_main,
     by_interrupt,
@@ -136,6 +185,9 @@ FAILURES = [
     wrong_start,
     wrong_values,
     checkpoints_fail,
+    while_a_checkpoint_is_written,
+    push_cut_off,
+    clock_cut_off,
 ]
 
 
