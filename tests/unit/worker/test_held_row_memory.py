@@ -155,11 +155,14 @@ def test_bad_arguments_are_refused() -> None:
             _native.HeldRows(memory, n_bytes, stride, worker, 2)
 
 
-def _write_and_read(end: _native.HeldRows, worker: int, counts: Any) -> None:
+def _write_and_read(end: _native.HeldRows, worker: int, counts: Any, together: Any) -> None:
     """Publish and read rows of few slots; count rows of others, and rows that nobody has written so."""
     random = np.random.default_rng(worker)
     others = wrong = 0
     for turn in range(3000):
+        # On a loaded machine one process could otherwise end before another has begun.
+        if turn % 100 == 0:
+            together.wait(60)
         keys = np.unique(random.integers(0, 6, 3))
         stamp = 4 * turn + worker
         if random.random() < 0.5:
@@ -183,10 +186,11 @@ def shared() -> Iterator[_native.SharedMemory]:
 
 def test_processes_that_write_the_same_slots_read_whole_rows(shared: _native.SharedMemory) -> None:
     """Rows are so long that their copies overlap in time."""
-    counts = FORK.SimpleQueue()
+    counts, together = FORK.SimpleQueue(), FORK.Barrier(4)
     made = [_native.HeldRows(shared, 8 * (LINE + 4 * LONG), LONG, w, 4) for w in range(4)]
     started = [
-        FORK.Process(target=_write_and_read, args=(end, w, counts)) for w, end in enumerate(made)
+        FORK.Process(target=_write_and_read, args=(end, w, counts, together))
+        for w, end in enumerate(made)
     ]
     for process in started:
         process.start()
