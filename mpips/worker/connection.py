@@ -202,16 +202,20 @@ class Connection:
             for channel in self.channels
         ]
 
-    def pushed(self, table: int, servers: Iterable[int]) -> list[int]:
-        """Return how much of a table is pushed to each of these servers, as complete parts, or ordered.
+    def pushed(self, servers: Iterable[int]) -> list[Callable[[int], int]]:
+        """Return functions of a table: how much of it is pushed to each of these servers, or ordered.
 
-        A server drops a part that is not complete, or the ring refuses what would follow it (BSP).
+        Only complete parts count. A server drops a part that is not complete, or the ring refuses what would
+        follow it (BSP).
         """
-        return [
-            channel.counting_writer.pushed_before(table)
-            + (channel.orders.n_added if channel.orders is not None else 0)
-            for channel in (self.channels[server] for server in servers)
-        ]
+
+        def counter(channel: Channel) -> Callable[[int], int]:
+            orders = channel.orders
+            if orders is None:
+                return channel.writer.pushed_before
+            return lambda table: channel.counting_writer.pushed_before(table) + orders.n_added
+
+        return [counter(self.channels[server]) for server in servers]
 
     def refuse_after(self, what: str) -> None:
         """Let every later use raise MpipsError: the operation `what` was cut off. See mpips.worker.whole."""

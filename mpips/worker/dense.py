@@ -346,12 +346,16 @@ class DenseHandle(OrderedAccess):
             update = self._checked(update, base)
         self._connection.control.state = self._pushing
         self._connection.clock_state.begin()
-        with self._whole_push(self._servers if self._grouped is None else None):
+        before = self._pushed() if self._grouped is None else None
+        try:
             if self._grouped is not None:
                 self._grouped.push(self._index, update)
                 request = self._noted_request(len(self._shards))
             else:
                 request = self._request(self._write(update, base, path_checks))
+        except BaseException as error:
+            self._cut_off(error, before)
+            raise
         self._connection.control.state = "computing"
         self._connection.clock_state.end_push()
         self._connection.leave()

@@ -253,13 +253,17 @@ class EmbeddingHandle(Handle):
         self._connection.control.state = self._pushing
         self._connection.clock_state.begin()
         is_free = True
-        with self._whole_push(self._servers if self._group is None else None):
+        before = self._pushed() if self._group is None else None
+        try:
             if self._group is not None:
                 n_servers = len(self._groups(plan))
                 is_free = self._group.push(plan, keys, rows, n_servers)
                 request = self._noted_request(n_servers)
             else:
                 request = self._request(self._write(plan, rows, base, self._push_key()))
+        except BaseException as error:
+            self._cut_off(error, before)
+            raise
         self._connection.control.state = "computing"
         self._connection.clock_state.end_push()
         return plan, request, is_free

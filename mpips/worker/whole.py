@@ -54,10 +54,15 @@ class Whole:
     ) -> None:
         """Refuse the connection if an error has cut the operation off when something was changed."""
         connection = self._connection
-        if error is None or isinstance(error, LeavingError) or connection.is_refused:
+        if error is None or not is_cut_off(connection, error):
             return
         if self._measure is None or self._measure() != self._before:
             connection.refuse_after(self._what)
+
+
+def is_cut_off(connection: Connection, error: BaseException) -> bool:
+    """Return True if an error may have cut an operation off, behind which the worker can still be used."""
+    return not isinstance(error, LeavingError) and not connection.is_refused
 
 
 def cut_off_error(worker: int, what: str) -> MpipsError:
