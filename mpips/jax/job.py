@@ -14,6 +14,7 @@ from __future__ import annotations
 import jax
 
 from mpips.errors import ConfigError
+from mpips.mpi.messages import END_OF_SCRIPT
 from mpips.session.init import current
 from mpips.session.script import Script
 from mpips.worker.worker import Worker
@@ -71,7 +72,7 @@ class JaxJob:
                 "the script ended after a push without mpips.jax.step(): call it after the pushes of each "
                 "step"
             )
-        self.script.compare_steps("the end of the script", self.steps)
+        self.script.compare_steps(END_OF_SCRIPT, self.steps)
 
 
 def jax_job(what: str) -> JaxJob:

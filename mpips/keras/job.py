@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import msgspec
 
 from mpips.errors import ConfigError
+from mpips.mpi.messages import END_OF_SCRIPT
 from mpips.session.init import current
 from mpips.session.script import Script
 from mpips.worker.worker import Worker
@@ -136,7 +137,7 @@ class KerasJob:
 
     def _end(self) -> None:
         self.settle()
-        self.script.compare_steps("the end of the script", self.steps)
+        self.script.compare_steps(END_OF_SCRIPT, self.steps)
 
     def begin_fit(self) -> int | None:
         """Begin a fit; return the epoch at which a restart continues it.

@@ -156,6 +156,9 @@ class Evaluated(msgspec.Struct, tag="evaluated"):
     metrics: dict[str, float]
 
 
+END_OF_SCRIPT = "the end of the script"  # the last place of a StepCount
+
+
 class StepCount(msgspec.Struct, tag="steps"):
     """Number of steps that a worker has made at a place of its program.
 

@@ -6,7 +6,11 @@ a worker that has made fewer steps than the others are averaged with those of ot
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 from mpips.errors import ConfigError
+from mpips.mpi.messages import END_OF_SCRIPT
 
 _MOST_NAMED = 8  # workers that the message names for each number of steps
 
@@ -14,29 +18,45 @@ _MOST_NAMED = 8  # workers that the message names for each number of steps
 class StepCounts:
     """The numbers of steps at places that not all workers have passed."""
 
-    def __init__(self, n_workers: int) -> None:
-        """Know no place yet."""
+    def __init__(self, n_workers: int, warn: Callable[[str], None] | None = None) -> None:
+        """Know no place yet.
+
+        Args:
+            n_workers: Number of workers.
+            warn: Prints a warning; None: to stderr.
+        """
         self._n_workers = n_workers
+        self._warn = warn or _warn
         self._places: dict[str, dict[int, int]] = {}  # steps by worker
 
     def note(self, worker: int, place: str, steps: int) -> None:
-        """Store the steps of a worker at a place.
+        """Store the steps of a worker at a place; warn of different numbers at the end of the script.
+
+        The job has done its work there, so it saves what it has.
 
         Raises:
-            ConfigError: Another worker had another number there. The message names both.
+            ConfigError: Another worker had another number at a place before the end. The message names both.
         """
         counts = self._places.setdefault(place, {})
         counts[worker] = steps
-        if len(set(counts.values())) > 1:
-            raise ConfigError(
+        differs, is_last = len(set(counts.values())) > 1, place == END_OF_SCRIPT
+        if differs and (not is_last or len(counts) == self._n_workers):
+            text = (
                 f"the workers have made different numbers of steps at {place}: {_described(counts)}; since "
                 "then gradients of different batches have been averaged. Let all workers make equally many: "
                 "for a batch that a worker skips it makes an empty step (torch: optimizer.zero_grad() and "
                 "optimizer.step(); JAX: mpips.jax.step()), data of different lengths need the same number "
                 "of batches; or use consistency='asp'"
             )
+            if not is_last:
+                raise ConfigError(text)
+            self._warn(text)
         if len(counts) == self._n_workers:
             del self._places[place]
+
+
+def _warn(sentence: str) -> None:
+    print(f"mpips: warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def _described(counts: dict[int, int]) -> str:

@@ -223,7 +223,8 @@ class Script:
     def compare_steps(self, place: str, steps: int) -> None:
         """Let the scheduler compare the numbers of steps of all workers. Not collective; returns at once.
 
-        It does so if tables need equal numbers; the job ends with a ConfigError where they differ.
+        It does so if tables need equal numbers; where they differ the job ends with a ConfigError, and at the
+        end of the script with a warning.
 
         Args:
             place: A place that each worker passes once, for the error.

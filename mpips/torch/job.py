@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from mpips.errors import ConfigError
+from mpips.mpi.messages import END_OF_SCRIPT
 from mpips.session.init import current
 from mpips.session.script import Script
 from mpips.torch.device_memory import Devices
@@ -180,7 +181,7 @@ class TorchJob:
     def _end(self) -> None:
         self.skips.end()
         self.settle()
-        self.script.compare_steps("the end of the script", self._steps)
+        self.script.compare_steps(END_OF_SCRIPT, self._steps)
 
     def warn_of_late_schedulers(self) -> None:
         """Warn if a scheduler was stepped after the clock of its step had ended. Called within an epoch."""

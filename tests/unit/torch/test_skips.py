@@ -18,6 +18,7 @@ from torch_rig import torch_job
 import mpips
 import mpips.torch
 from mpips.errors import ConfigError
+from mpips.mpi.messages import END_OF_SCRIPT
 from mpips.scheduler.step_counts import StepCounts
 
 N = 8  # batches of an epoch
@@ -239,6 +240,17 @@ def test_different_numbers_of_steps_at_a_place_name_the_workers():
         counts.note(worker, place, steps)
     with pytest.raises(ConfigError, match=r"steps at b: workers 0, 1: 8; worker 2: 7; since then"):
         counts.note(2, "b", 7)
+
+
+def test_different_numbers_of_steps_at_the_end_of_the_script_are_a_warning():
+    warnings: list[str] = []
+    counts = StepCounts(3, warnings.append)
+    for worker, steps in [(0, 9), (2, 8)]:
+        counts.note(worker, END_OF_SCRIPT, steps)
+        assert not warnings
+    counts.note(1, END_OF_SCRIPT, 9)
+    assert len(warnings) == 1
+    assert "at the end of the script: workers 0, 1: 9; worker 2: 8; since then" in warnings[0]
 
 
 def test_gradients_that_wait_at_the_end_of_the_script_have_a_clock():
