@@ -196,11 +196,13 @@ class Connection:
 
     def written(self) -> list[int]:
         """Return how much is written to each server, or ordered: records of pulls count, too."""
-        return [
-            channel.counting_writer.next_sequence
-            + (channel.orders.n_added if channel.orders is not None else 0)
-            for channel in self.channels
-        ]
+        return [self.written_to(server) for server in range(len(self.channels))]
+
+    def written_to(self, server: int) -> int:
+        """Return how much is written to a server, or ordered: records of pulls count, too."""
+        channel = self.channels[server]
+        ordered = channel.orders.n_added if channel.orders is not None else 0
+        return channel.counting_writer.next_sequence + ordered
 
     def pushed(self, servers: Iterable[int]) -> list[Callable[[int], int]]:
         """Return functions of a table: how much of it is pushed to each of these servers, or ordered.
