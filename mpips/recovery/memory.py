@@ -7,16 +7,23 @@ and the staging memory is there to which records still point. If anything is mis
 newest checkpoint instead.
 
 Positions. The position of a worker at a server is the worker's clock there, and the number of pushes of that
-clock that are there. A worker continues at the least of its clocks over all servers, with the cursor and the
-random state that it had at that clock. What a server already has of the worker is not written again
-(native/src/ring/ring_replay.cpp). Cursor and random state must therefore be known at every clock: a worker
-sends them to all servers before it ticks, in a cut record that belongs to no checkpoint. The record of a
-checkpoint replaces it; under LocalSGD and DiLoCo a checkpoint may be of a later inner step of the same clock,
-and its record then contains both positions.
+clock that are there. A worker continues at the greatest of its clocks over all servers, with the cursor and
+the random state that it had at that clock. What a server already has of the worker's pushes of this clock is
+not written again (native/src/ring/ring_replay.cpp). Cursor and random state must therefore be known at every
+clock: a worker sends them to all servers before it ticks, in a cut record that belongs to no checkpoint. The
+record of a checkpoint replaces it; under LocalSGD and DiLoCo a checkpoint may be of a later inner step of the
+same clock, and its record then contains both positions.
 
 Order. All records before a tick are in the memory of all servers before a tick of that clock is sent to any
 server (mpips.worker.connection.Connection.clock). So if one server has the tick, all servers have the pushes
-of that clock, and no server is more than one tick ahead of another.
+of that clock, and no server is more than one tick ahead of another. The worker sends the missing ticks before
+anything else (Connection.end_clock_behind). The job is then as if the launch before had been killed a moment
+later, when these ticks had arrived. (A worker that repeated the clock instead could wait for ever: its pulls
+would lie, at a server that has the tick, behind pushes of the next clock, which under BSP wait for others,
+who may wait for the missing tick.)
+
+Copies of lost servers. The copy of a server at its partner may lag by more than a tick. Then the worker
+continues at the least of its clocks, and repeats the clocks that some servers have already.
 
 Precondition. A worker that repeats a clock must make the same pushes as before in number, order, tables,
 lengths and keys. Their values may differ; the values of the first time count. Each server computes a tag of
@@ -39,7 +46,7 @@ memory and removes nothing: it ends with a ConfigError, which names both builds 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,15 +229,22 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_of(
-    worker: int, positions: Sequence[At], memory: Memory, skips_clocks: bool = False
+    worker: int,
+    positions: Sequence[At],
+    memory: Memory,
+    skips_clocks: bool = False,
+    copied: Collection[int] = (),
 ) -> Place:
     """Return the place where a worker continues, from its positions at all servers.
+
+    The module says which clock that is.
 
     Args:
         worker: Index of the worker.
         positions: Position of the worker at each server.
         memory: State from which the clocks count.
         skips_clocks: True if there are backup workers, so that a worker may skip clocks.
+        copied: Servers that continue from their copies at partners.
 
     Raises:
         RecoveryError: No server has the worker's cursor at that clock; or the worker may skip clocks, and
@@ -246,8 +260,11 @@ def place_of(
             f"with backup workers, worker {worker} is at clock {clock} on one server and at {ahead} on "
             "another"
         )
-    # Find the states that are known of the worker, up to this clock.
     parts = [decode_part(bytes.fromhex(text)) for at in positions for text in at.texts]
+    lags = any(positions[server].clock < ahead for server in copied)
+    if not skips_clocks and not lags and ahead == clock + 1:
+        clock = max((part.clock for part in parts if part.clock == ahead), default=clock)
+    # Find the states that are known of the worker, up to this clock.
     known = [part for part in parts if 0 < part.clock <= clock]
     same = len(memory.workers) == memory.shape[1]
     base = memory.workers[worker] if same else WorkerState(worker=worker, clock=memory.step)
@@ -280,6 +297,23 @@ def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
         cursor=part.cursor,
         local=part.local,
     )
+
+
+def resumed_at(positions: Sequence[At], place: Place) -> list[At]:
+    """Return a worker's positions as its channels continue at them.
+
+    A server that lacks the last tick before the worker's place has all pushes in front of it, and the worker
+    repeats none of them.
+    """
+    return [
+        msgspec.structs.replace(at, pushes=0, tag=0) if at.clock < place.clock else at
+        for at in positions
+    ]
+
+
+def servers_behind(positions: Sequence[At], place: Place) -> tuple[int, ...]:
+    """Return the servers that lack the last tick of a worker before its place."""
+    return tuple(server for server, at in enumerate(positions) if at.clock < place.clock)
 
 
 def worker_states(

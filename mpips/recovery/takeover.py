@@ -32,6 +32,7 @@ from mpips.recovery.memory import (
     place_of,
     read_head,
     read_memory,
+    resumed_at,
     why_other_build,
     why_refused,
 )
@@ -227,7 +228,8 @@ class Takeover:
             if c.worker is None:
                 return {}
             try:
-                place = place_of(c.worker, self.at, memory, self._skips_clocks)
+                place = place_of(c.worker, self.at, memory, self._skips_clocks, copies)
+                self.at = resumed_at(self.at, place)
                 self._reopen_local(c.worker, place.clock, memory.generation)
             except (RecoveryError, RegionError) as error:
                 return {"reason": str(error)}

@@ -145,6 +145,7 @@ class Roles:
         with threadpool_limits(self._threads):
             try:
                 with forked.children_end_here("main"), ending_with(connection.progress):
+                    connection.end_clock_behind()
                     yield worker
                 connection.finish()
             except _native.ReplayMismatch as error:
@@ -169,6 +170,7 @@ class Roles:
         connection.settle_workers()
 
     def _connect(self) -> Connection:
+        from mpips.recovery.memory import servers_behind
         from mpips.worker.connection import Connection
         from mpips.worker.connection_options import ConnectionOptions
 
@@ -186,6 +188,7 @@ class Roles:
             p.shared_pulls,
             p.held_rows,
             p.groups,
+            servers_behind(p.at, saving.places[c.worker]) if saving.places else (),
         )
         names = [c.name_of(r) for r in c.assignment.workers]
         # The connection drops the image in it after its use.

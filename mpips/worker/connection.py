@@ -132,7 +132,7 @@ class Connection:
             GroupedTables(self, start.grouped, self._names) if start.grouped is not None else None
         )
         self.node_pulls, self.held_rows = start.node_pulls, start.held_rows
-        self._groups = start.groups
+        self._groups, self._behind = start.groups, start.behind
         # What this worker and others do together, beside their pushes and pulls.
         self._shared = [shared for shared in (self.replicated, self.grouped) if shared is not None]
         self.local = LocalTables(self, local, start.first_step) if local is not None else None
@@ -247,6 +247,16 @@ class Connection:
             for channel in self.channels:
                 channel.stream(True)
             self.progress.begin_use()
+
+    def end_clock_behind(self) -> None:
+        """Send the tick of the clock before this one to the servers that lack it; see mpips.recovery.memory.
+
+        The session calls it before the program starts. Blocks while a ring is full.
+        """
+        for server in self._behind:
+            self.write(server, lambda to=self.channels[server]: to.writer.tick(self.now - 1))  # type: ignore[misc]
+        self.publish(self._behind)
+        self._behind = ()
 
     def leave(self) -> None:
         """Return to the program: let the progress thread go on, if anything uses it. Cheap."""

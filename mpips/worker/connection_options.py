@@ -45,6 +45,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
         node_pulls: Pulls that the workers of this node share; None: there are none.
         held_rows: Memory for rows that their look-aheads read for each other; None: there is none.
         groups: All groups of workers of the job, for errors.
+        behind: Servers that lack the tick of the clock before `first_clock`, after a restart in memory.
     """
 
     position: Position | None = None
@@ -58,6 +59,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     node_pulls: NodePulls | None = None
     held_rows: HeldRowsPart | None = None
     groups: Groups = ()
+    behind: tuple[int, ...] = ()
 
 
 class Disowning(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from mpips import _native
 from mpips.model.placement import place
 from mpips.model.table import Table
-from mpips.recovery.memory import At, Memory, Place, place_of
+from mpips.recovery.memory import At, Memory, Place, place_of, resumed_at, servers_behind
 from mpips.recovery.saving import Saving
 from mpips.server.durability import Durability
 from mpips.server.server import Server
@@ -21,7 +21,7 @@ from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 TIMEOUT_S = 10.0
 
@@ -59,6 +59,9 @@ class MortalConnection(Connection):
             super().clock()
         finally:
             self.snapshot.write_position = write_position  # type: ignore[method-assign]
+
+    def refuse_after(self, what: str) -> None:
+        """Do nothing: the process is dead."""
 
     def write(self, server: int, attempt: Callable[[], bool]) -> None:
         """Write a record, or end."""
@@ -129,11 +132,19 @@ class Launches:
             place_of(w, [server[w] for server in at], self.memory)
             for w in range(self.n_workers if generation else 0)
         )
+        self._behind: list[tuple[int, ...]] = [()] * self.n_workers
+        for w, goes_on in enumerate(self.places):
+            found = [server[w] for server in at]
+            self._behind[w] = servers_behind(found, goes_on)
+            for server, own in zip(at, resumed_at(found, goes_on), strict=True):
+                server[w] = own
         self.channels = [
             [self._channel(server, w, at) for server in self.servers] for w in range(self.n_workers)
         ]
         saving = Saving(None, "run", origin=self.memory, places=tuple(self.places))
         self.workers = [self._worker(w, saving) for w in range(self.n_workers)]
+        for worker in self.workers:
+            connection_of(worker).end_clock_behind()
 
     def _server(self, index: int) -> Server:
         life = Durability(self.generation, journal=True, warm=self.generation > 0)
@@ -173,6 +184,12 @@ class Launches:
             LocalScheduler(),
             None,
             TIMEOUT_S,
-            ConnectionOptions(position, 0, self.places[w].clock if self.places else 0, True),
+            ConnectionOptions(
+                position,
+                0,
+                self.places[w].clock if self.places else 0,
+                True,
+                behind=self._behind[w],
+            ),
         )
         return Worker(connection, self.tables, self.placement)

@@ -55,8 +55,6 @@ def run(seed: int, clocks: int = 30) -> Outcome:
 class History:
     """A run of one job."""
 
-    any_order = False  # pulls may follow pushes in a clock under BSP
-
     def __init__(self, seed: int, clocks: int) -> None:
         self.seed, self.draws = seed, random.Random(f"history {seed}")
         self.world = World(seed)
@@ -112,7 +110,7 @@ class History:
         """Begin an era."""
         shape = draw_shape(self.draws, self.sizes, self.clocks, self.keeps_memory)
         base = self._base(start) if start is not None else None
-        era = Era(self.seed, len(self.eras), shape, base, self.any_order)
+        era = Era(self.seed, len(self.eras), shape, base)
         self.eras.append(era)
         self.disk.era = era.number
         self.watches: Sequence[Watch] = [Watch(era, w) for w in range(shape.n_workers)]
@@ -217,9 +215,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
-    parser.add_argument("--any-order", action="store_true", help="pulls behind pushes under BSP")
     options = parser.parse_args()
-    History.any_order = options.any_order
     defect = planted(options.planted) if options.planted else nullcontext()
     try:
         with defect:

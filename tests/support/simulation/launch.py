@@ -13,7 +13,7 @@ from mpips import DenseTable, EmbeddingTable, _native
 from mpips.config.triggers import Triggers
 from mpips.model.placement import place
 from mpips.mpi.messages import Agreed, Ask, Saved, Taken, Waits
-from mpips.recovery.memory import At, Memory, place_of
+from mpips.recovery.memory import At, Memory, place_of, resumed_at, servers_behind
 from mpips.recovery.saving import Saving
 from mpips.recovery.takeover import resume
 from mpips.server.durability import Durability
@@ -90,7 +90,8 @@ class Launch:
             triggers=Triggers(every_steps=shape.every_steps),
         )
         self.servers = [self._server(s, start) for s in range(shape.n_servers)]
-        at = []
+        at: list[list[At]] = []
+        self._behind: list[tuple[int, ...]] = [()] * shape.n_workers
         if memory is not None:
             at = [
                 [At.of(server.core.position(w)) for w in range(shape.n_workers)]
@@ -99,6 +100,12 @@ class Launch:
             places = tuple(
                 place_of(w, [found[w] for found in at], memory) for w in range(shape.n_workers)
             )
+            self._behind = [
+                servers_behind([found[w] for found in at], place) for w, place in enumerate(places)
+            ]
+            # By server, as the servers' positions.
+            rows = [resumed_at([found[w] for found in at], place) for w, place in enumerate(places)]
+            at = [list(column) for column in zip(*rows, strict=True)]
             saving = dataclasses.replace(
                 saving.in_memory(memory, places, ()), triggers=saving.triggers
             )
@@ -210,6 +217,7 @@ class Launch:
                 writes_position=True,
                 first_step=place.steps if place is not None else 0,
                 residuals=self._residuals(w),
+                behind=self._behind[w],
             ),
         )
         return Worker(connection, self._tables, self._placement)
@@ -250,11 +258,11 @@ class Launch:
         connection = worker._connection
         if connection.residuals is not None:
             assert connection.residuals.lost == 0, "a residual is lost"
+        connection.end_clock_behind()
         clock = worker.now
         cursor = dict(worker.cursor)
         at = cursor["clock"] if cursor.get("era") == era.number else 0
         assert at == clock, f"worker {w} continues at clock {clock} with the cursor {cursor}"
-        watch.ahead = self._saving.places[w].ahead if self._saving.places else 0
         for now in range(clock, era.shape.clocks[w]):
             assert worker.now == now
             watch.begin(now)

@@ -32,15 +32,19 @@ def _no_fence() -> list[Any]:
     return [mock.patch.object(arrivals.Arrivals, "wait")]
 
 
-def _greatest_clock() -> list[Any]:
-    """A worker continues at the clock of the server that has come furthest."""
+def _least_clock() -> list[Any]:
+    """A worker continues at the clock of the server that has come least far, and repeats it at the others."""
     real = memory.place_of
 
-    def wrong(worker: int, positions: Any, origin: Any, skips_clocks: bool = False) -> Any:
-        ahead = max(at.clock for at in positions)
-        return real(worker, [p for p in positions if p.clock == ahead], origin, skips_clocks)
+    def wrong(worker: int, positions: Any, origin: Any) -> Any:
+        return real(worker, positions, origin, copied=range(len(positions)))
 
     return [mock.patch.object(launch, "place_of", wrong)]
+
+
+def _missing_ticks() -> list[Any]:
+    """A restarted worker does not send the ticks that servers lack."""
+    return [mock.patch.object(connection.Connection, "end_clock_behind")]
 
 
 def _old_cursor() -> list[Any]:
@@ -158,7 +162,8 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
     for function in (
         _tick_before_position,
         _no_fence,
-        _greatest_clock,
+        _least_clock,
+        _missing_ticks,
         _old_cursor,
         _residual_of_the_last_try,
         _pushes_again,

@@ -167,10 +167,8 @@ class Era:
         base: What the tables held at its start.
     """
 
-    def __init__(
-        self, seed: int, number: int, shape: Shape, base: Contents | None, any_order: bool = False
-    ) -> None:
-        self.shape, self.number, self._seed, self._any_order = shape, number, seed, any_order
+    def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
+        self.shape, self.number, self._seed = shape, number, seed
         self.has_residuals = any(
             isinstance(t, DenseTable) and t.compression is not None for t in shape.tables
         )
@@ -199,9 +197,6 @@ class Era:
             if draws.random() < 0.5:
                 ops.append(Pull(i, self._some_keys(draws) if is_rows else None))
         draws.shuffle(ops)
-        if not self._any_order and any(isinstance(t.consistency, BSP) for t in self.shape.tables):
-            # Pulls behind pushes of the same clock can stop a restarted job: docs/design/simulation.md.
-            ops.sort(key=lambda op: isinstance(op, Push))
         return ops
 
     @staticmethod
@@ -286,8 +281,6 @@ class Watch:
         self.era, self.worker = era, worker
         self._seen: dict[int, np.ndarray] = {}
         self.begin(0)
-        # A server has this worker's clocks before this one: pulls of repeated clocks may see them.
-        self.ahead = 0
         # The most that it has ever sent: a restart repeats a part of it.
         self._most = (0, 0)
 
@@ -313,7 +306,7 @@ class Watch:
         """Check what a pull has returned, as `Contents.of`, only the rows of `keys`."""
         era, consistency = self.era, self.era.shape.tables[table].consistency
         where = f"table {table} at clock {self.clock} of worker {self.worker}"
-        if isinstance(consistency, BSP) and self.clock >= self.ahead:
+        if isinstance(consistency, BSP):
             expected = era.values(table, [self.clock] * era.shape.n_workers)
             if keys is not None:
                 expected = expected[keys]  # type: ignore[index]
@@ -321,17 +314,14 @@ class Watch:
             return
         least = era.base.of(table).copy()
         most = least.copy()
-        bound = 0 if isinstance(consistency, BSP) else self.clock
-        bound = consistency.bound if isinstance(consistency, SSP) else bound
+        bound = consistency.bound if isinstance(consistency, SSP) else self.clock
         for watch in watches:
             w = watch.worker
             most += watch.sent(table)
             if w != self.worker:
                 least += era.added(table, w, self.clock - bound)
-        least += era.added(table, self.worker, self.clock)
-        if not isinstance(consistency, BSP):
-            own = era.ops(self.worker, self.clock)[: self._done]
-            least += era.sums_of(self.worker, own).of(table)
+        own = era.ops(self.worker, self.clock)[: self._done]
+        least += era.added(table, self.worker, self.clock) + era.sums_of(self.worker, own).of(table)
         if table in self._seen:
             least = np.maximum(least, self._seen[table])
         seen = least.copy()

@@ -7,7 +7,7 @@ import pytest
 from mpips.checkpoint import WorkerState
 from mpips.checkpoint.position import Position, compressed, decode_part
 from mpips.errors import RecoveryError
-from mpips.recovery.memory import At, Memory, place_of
+from mpips.recovery.memory import At, Memory, place_of, resumed_at, servers_behind
 from mpips.recovery.saving import Saving
 
 MEMORY = Memory(generation=0, tables="", shape=(2, 1), step=7)
@@ -24,11 +24,25 @@ def at(clock, *texts, **fields):
     return At(clock=clock, texts=list(texts), **{**values, **fields})
 
 
-def test_a_worker_goes_on_at_its_least_clock():
+def test_a_worker_goes_on_at_its_greatest_clock_and_sends_the_missing_tick():
     first, second = text(3, epoch=1, step=2), text(4, epoch=1, step=3)
-    place = place_of(0, [at(3, first, second), at(4, first, second)], MEMORY)
-    assert place.clock == 3
+    found = [at(3, first, second, pushes=2, tag=7), at(4, first, second, pushes=1, tag=5)]
+    place = place_of(0, found, MEMORY)
+    assert (place.clock, place.ahead) == (4, 4)
+    assert (place.state.epoch, place.state.step, place.state.clock) == (1, 3, 11)
+    assert servers_behind(found, place) == (0,)
+    assert [(a.clock, a.pushes, a.tag) for a in resumed_at(found, place)] == [(3, 0, 0), (4, 1, 5)]
+
+
+def test_a_copy_that_lags_takes_a_worker_back_to_its_least_clock():
+    first, second = text(3, epoch=1, step=2), text(4, epoch=1, step=3)
+    found = [at(3, first, second, pushes=2, tag=7), at(4, first, second)]
+    place = place_of(0, found, MEMORY, copied=[0])
+    assert (place.clock, place.ahead) == (3, 4)
     assert (place.state.epoch, place.state.step, place.state.clock) == (1, 2, 10)
+    assert servers_behind(found, place) == ()
+    assert resumed_at(found, place) == found
+    assert place_of(0, found, MEMORY, copied=[1]).clock == 4
 
 
 def test_a_skipped_clock_takes_the_last_cursor_before_it():
@@ -63,7 +77,7 @@ def test_the_greatest_clock_of_all_servers_is_known():
 def test_a_worker_that_has_not_ticked_is_where_the_launch_began():
     began = WorkerState(worker=0, clock=7, epoch=2, step=5, cursor={"epoch": 2})
     memory = Memory(generation=1, tables="", shape=(2, 1), step=7, workers=(began,))
-    assert place_of(0, [at(0, text(1, epoch=9)), at(1)], memory).state == began
+    assert place_of(0, [at(0, text(1, epoch=9)), at(0)], memory).state == began
     assert place_of(0, [at(0), at(0)], MEMORY).state == WorkerState(worker=0, clock=7)
 
 

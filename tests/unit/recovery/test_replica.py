@@ -162,7 +162,7 @@ class Channel:
 
     def __init__(self, layout, server, log, stuck=False):
         self.layout = layout
-        self.writer = Writer(server, log, stuck)
+        self.writer = self.counting_writer = Writer(server, log, stuck)
 
     def send(self):
         pass
