@@ -5,8 +5,9 @@ that continues in memory the file is durable: it outlives the launch, and it has
 optimizer state. The update of clock c reads the version that contains the clocks before c, V(c), and writes
 V(c + 1) over the older one. The memory of all nodes that had a worker contains the same bits.
 
-Position. The servers' memory gives the place of each worker: its least clock over all servers, `clock`, where
-it continues, and its greatest, `ahead` (mpips.recovery.memory). The launch continues at the *base* R, the
+Position. The servers' memory gives the place of each worker: the clock where it continues, `clock`, and the
+greatest of its clocks over all servers, `ahead` (mpips.recovery.memory). They are the same, as if the ticks
+that a server lacks had arrived, unless a server's copy lags. The launch continues at the *base* R, the
 least `clock` of the workers that have not finished. It needs V(R), and the pushes of clock R of each worker
 that has ended R at some server. Such a worker does not make them again, or it repeats R with values of
 servers that may have closed R meanwhile; so the pushes that it made first count, as they do on servers. A

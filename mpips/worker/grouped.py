@@ -75,9 +75,10 @@ ticks of earlier clocks, and servers take pushes under SSP and ASP as they come.
   for no worker. The worker does not wait for sums then; those of a clock that is repeated may come later.
 
 Exactly once. Let a launch end, and the next one continue in the servers' memory (mpips.recovery.memory). A
-worker continues at the least of its clocks at all servers. Let c be any clock, at which some worker of the
-group continues or which it repeats later. A worker that has a tick of c at some server has all its pushes of
-c at all servers. There are three cases.
+worker continues at the greatest of its clocks at all servers, and sends the missing ticks; what follows also
+holds where it goes back to the least of them. Let c be any clock, at which some worker of the group continues
+or which it repeats later. A worker that has a tick of c at some server has all its pushes of c at all
+servers. There are three cases.
 
 1. No worker of the group has a tick of c anywhere. All repeat c. The leader is the same, because whether a
    worker finishes before c depends on its program alone. Servers that have the first sums skip their
