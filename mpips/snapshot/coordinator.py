@@ -9,6 +9,9 @@ writes and reads the request, and it runs on one thread, the scheduler's, so not
 cut ends in `_end`. If the cut is durable, `_end` raises LeavingError; otherwise it sets the time of the next
 cut. Every durable cut that ends after the request fulfils it, whatever began the cut: a restart from it
 repeats only the steps since then.
+
+The pace of the workers and the age of a proposal are in running time (mpips.process.patience): while the job
+is suspended no clock goes on, and no answer can come. Pauses and periods are in monotonic time.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from mpips.mpi.messages import (
     Waits,
     Write,
 )
+from mpips.process.patience import is_over, running_s
 from mpips.snapshot.best import BestRequest
 from mpips.snapshot.cut import ClockPace, CutAttempt, ahead_of, late_text
 from mpips.snapshot.end_request import EndRequest
@@ -114,7 +118,7 @@ class Coordinator:
 
     def note_clock(self, worker: int, clock: int) -> None:
         """Store a worker's clock, from its heartbeat."""
-        self._pace[worker].update(clock, time.monotonic())
+        self._pace[worker].update(clock, running_s())
 
     def worker_done(self, worker: int) -> None:
         """Note that a worker has finished, which makes it ready for any cut.
@@ -194,7 +198,7 @@ class Coordinator:
             self._next_time = now + self._triggers.every_s
             self._request("time")
         cut = self._cut
-        if cut is not None and cut.phase == "proposed" and now - cut.since > self._patience_s:
+        if cut is not None and cut.phase == "proposed" and is_over(cut.since, self._patience_s):
             self._give_up()
         if (
             self._cut is None
@@ -202,7 +206,7 @@ class Coordinator:
             and not self._gathering
             and now >= self._ending.not_before
         ):
-            self._begin(now)
+            self._begin(running_s())
         self._send_to_working(self._best.due(now, self._cut))
 
     def _send_to_working(self, message: ToWorker | None) -> None:
@@ -211,7 +215,7 @@ class Coordinator:
                 self._send_to_worker(worker, message)
 
     def _begin(self, now: float) -> None:
-        """Begin the requested cut, or plan the one at the next multiple of `every_steps`."""
+        """Begin the requested cut, or plan one at the next multiple of `every_steps`; `now`: running s."""
         if self._best.wanted is not None:
             self._propose("best", HERE, now, self._best.take())
         elif self._requested is not None:
@@ -259,7 +263,7 @@ class Coordinator:
 
     def agreed(self, worker: int, answer: Agreed) -> None:
         """Process a worker's answer to a proposal."""
-        self._pace[worker].update(answer.clock, time.monotonic())
+        self._pace[worker].update(answer.clock, running_s())
         cut = self._cut
         if cut is not None and cut.id == answer.id and cut.phase == "proposed":
             cut.unanswered.discard(worker)

@@ -18,9 +18,9 @@ class ClockPace(msgspec.Struct):
     """The clock of a worker at its last message, and its rate."""
 
     clock: int = 0
-    updated_at: float = 0.0  # monotonic s
+    updated_at: float = 0.0  # running s
     rate: float = 0.0  # clocks per second
-    since: tuple[int, float] = (0, 0.0)  # clock and monotonic s where the measurement began
+    since: tuple[int, float] = (0, 0.0)  # clock and running s where the measurement began
 
     def update(self, clock: int, now: float) -> None:
         """Store a clock that has arrived, and measure the rate if enough time has passed."""
@@ -41,7 +41,7 @@ def ahead_of(paces: Sequence[ClockPace], margin: int, now: float) -> int:
     Args:
         paces: Clocks of the workers at work, one at least.
         margin: Least distance from them, clocks.
-        now: Monotonic time, seconds.
+        now: Running time, seconds.
     """
     rate = max(p.rate for p in paces)
     return max(p.expected(now) for p in paces) + max(margin, int(rate * _MARGIN_S))
@@ -56,7 +56,7 @@ class CutAttempt:
     clock: (
         int  # the clock at which all workers cut; 0: each at its next tick; HERE: where they wait
     )
-    since: float  # monotonic s of its begin
+    since: float  # running s of its begin
     phase: str  # "proposed", "committed", "writing", "abandoned"
     unanswered: set[int] = field(default_factory=set)  # workers whose Agreed is awaited
     refused: set[int] = field(default_factory=set)  # workers that have passed the proposed clock

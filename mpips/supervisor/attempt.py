@@ -64,7 +64,8 @@ class Ended:
         pid: Process of the launcher; in a job of one rank it is the rank.
         seconds: Seconds from start to end.
         stderr: The last text of the launcher's stderr, about 1 MiB at most.
-        stopped: Monotonic time at which each stopped rank of this host was first seen stopped by a signal.
+        stopped: Ranks of this host that a signal had stopped, in the order in which that was seen, with a
+            running time at which they were.
         gone: Ranks of this host in the order in which their processes ended.
         cut_off: Why the supervisor ended the attempt by itself, or "".
         interrupted: The signal that asked the supervisor to end; 0: none.
@@ -119,8 +120,10 @@ class Attempt:
         self._generation = generation
         self._stderr: deque[str] = deque()
         self._stderr_bytes = 0
-        # Running time at which a rank was first seen suspended, by rank.
+        # Ranks that are suspended, in the order in which that was seen, with the running time of the first
+        # time; of a later one, if this process was suspended in between and others went on.
         self._stopped: dict[int, float] = {}
+        self._is_ended = False  # `_stopped` is final
         self._gone: list[int] = []
         self._missed: set[int] = (
             set()
@@ -246,9 +249,21 @@ class Attempt:
             overdue: The launcher is killed because it did not end by itself.
         """
         self._overdue = overdue
+        self._settle()
         self._process.kill()
         self._process.wait()
         reap(self._run.path, self._generation)
+
+    def _settle(self) -> None:
+        """Forget ranks that were suspended together with this process, with the whole job: they go on.
+
+        The attempt ends. What follows may block for seconds, as if this process were suspended itself.
+        """
+        if not self._is_ended:
+            self._is_ended = True
+            self._stopped = {
+                rank: at for rank, at in self._stopped.items() if not was_suspended(at)
+            }
 
     def look(self) -> Status | None:
         """Read the status of this attempt and watch its ranks; return None before there is a status."""
@@ -303,6 +318,11 @@ class Attempt:
                 self._stopped.setdefault(place.rank, running_s())
             elif place.rank not in self._gone and not self.poll():
                 self._stopped.pop(place.rank, None)
+        if not self.is_suspended:
+            # Others go on: these are stopped by themselves, also where this process has paused meanwhile.
+            for rank, at in self._stopped.items():
+                if rank not in self._gone and was_suspended(at):
+                    self._stopped[rank] = running_s()
 
     def _is_mine(self, pid: int) -> bool:
         """Return True if a process of this host belongs to the run: a pid may be in use again."""
@@ -352,6 +372,7 @@ class Attempt:
             interrupted: See Ended.
             hurried: See Ended.
         """
+        self._settle()
         # Note processes that ended since the last wait, before all others are killed.
         self.wait(0.0)
         now = time.monotonic()
@@ -374,8 +395,7 @@ class Attempt:
             self._process.pid,
             seconds,
             "".join(self._stderr),
-            # A rank that was stopped together with this process was suspended with the whole job.
-            {rank: at for rank, at in self._stopped.items() if not was_suspended(at)},
+            self._stopped,
             tuple(self._gone),
             cut_off,
             interrupted,

@@ -200,7 +200,7 @@ def _stopped(ended: Ended) -> Death | None:
     """Return the rank that was first seen stopped, or None."""
     if not ended.stopped:
         return None
-    rank = min(ended.stopped, key=lambda r: (ended.stopped[r], r))
+    rank = min(ended.stopped, key=lambda r: ended.stopped[r])
     return Death("stopped by a signal (SIGSTOP) and never continued", rank)
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
 from mpips.transport.waiting import wait_for
+from mpips.worker.whole import is_cut_off
 
 if TYPE_CHECKING:
     from mpips.transport.orders import Orders
@@ -121,8 +122,9 @@ class PullsByUse:
     ) -> None:
         """Push the updates, ask for the values and end the worker's clock.
 
-        What can be ordered is checked before anything is sent. The other tables come next. Nothing fails
-        between the request for values and the end of the clock that brings them but what ends the job.
+        What can be ordered is checked before anything is sent. The other tables come next: an update that
+        `push` does not take leaves the pushes before it, as the program expects. Whatever else cuts this off
+        behind the first push refuses the worker; see mpips.worker.whole.
 
         Args:
             updates: By table, in the order of their use.
@@ -136,9 +138,28 @@ class PullsByUse:
             for name, handle in by_name.items()
             if (found := handle.check_order(updates[name])) is not None
         }
-        for name, update in updates.items():
-            if name not in checked:
-                self._coming[name].handle.push(update, closes=True)
+        has_begun = False
+        try:
+            for name, update in updates.items():
+                if name not in checked:
+                    self._coming[name].handle.push(update, closes=True)
+                    has_begun = True
+            has_begun = True
+            self._end_clock(outs, by_name, checked)
+        except BaseException as error:
+            is_use = isinstance(error, (ConfigError, TypeError, ValueError))
+            if has_begun and not is_use and is_cut_off(connection, error):
+                connection.refuse_after("push_pull")
+            raise
+
+    def _end_clock(
+        self,
+        outs: Mapping[str, Float32],
+        by_name: Mapping[str, OrderedTable],
+        checked: Mapping[str, Float32],
+    ) -> None:
+        """Ask for the values, order the checked updates and end the worker's clock; see `push_pull`."""
+        connection = self._connection
         self._begin()
         for name, coming in self._coming.items():
             coming.out = outs.get(name)
@@ -146,7 +167,7 @@ class PullsByUse:
                 handle = by_name[name]
                 coming.out = coming.out if coming.out is not None else handle.empty()
                 coming.incoming = handle.expect(coming.out, connection.now + 1)
-        for place, name in enumerate(updates):
+        for place, name in enumerate(self._coming):
             if name in checked:
                 by_name[name].order_checked(checked[name], place)
         connection.clock()

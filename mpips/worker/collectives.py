@@ -56,12 +56,14 @@ class Collectives:
 
     def gather(self, name: str, payload: bytes, everyone: bool) -> list[bytes]:
         """Exchange payloads with all workers; see Worker.gather."""
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise TypeError(
+                f"gather {name!r}: the payload must be bytes, not {type(payload).__name__}"
+            )
         if self._tree is None:
             return [bytes(payload)]
-        call = f"gather {name!r}{_to(everyone)}"
-        found = self._do(
-            lambda tree: tree.reduce(call, frame([payload]), join, everyone), call, everyone
-        )
+        call, framed = f"gather {name!r}{_to(everyone)}", frame([bytes(payload)])
+        found = self._do(lambda tree: tree.reduce(call, framed, join, everyone), call, everyone)
         return unframe(found) if found is not None else []
 
     def barrier(self, name: str) -> None:
@@ -95,9 +97,8 @@ class Collectives:
             assert function is not None
             return pack_array(np.asarray(function(low, high), own.dtype))
 
-        found = self._do(
-            lambda tree: tree.reduce(call, pack_array(own), merge, everyone), call, everyone
-        )
+        packed = pack_array(own)
+        found = self._do(lambda tree: tree.reduce(call, packed, merge, everyone), call, everyone)
         if found is None:
             return None
         result = unpack_array(found, own.dtype)

@@ -12,6 +12,7 @@ from mpips.model.arrays import check_out
 from mpips.model.table import DenseTable
 from mpips.worker.base import Handle
 from mpips.worker.requests import PolledRequest, PushResult, Request
+from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -83,5 +84,6 @@ class HeldHandle(Handle, ABC):
         if out is not None:
             check_out(out, self.shape, contiguous=True)
         self.push(update)
-        self._connection.clock()
-        return self.pull(out)
+        with Whole(self._connection, f"push_pull of table {self.name!r}"):
+            self._connection.clock()
+            return self.pull(out)

@@ -123,26 +123,31 @@ class OrderedAccess(Handle):
             # The push closes the table: servers may apply the clock while they still send its values.
             connection.coming.finish()
         key = self._random_key() if self._encoded_paths else 0
-        for part, path in zip(self._shards, self._any_paths, strict=True):
-            channel, own = connection.channels[part.server], update[part.start : part.stop]
-            orders = channel.orders
-            if orders is None:
-                with closing(channel.writer):
-                    if isinstance(path, EncodedPath):
-                        path.push(update, key)
-                    elif isinstance(path, SharedPath):
-                        path.push(own, None, False)
-                channel.send()
-                continue
-            if orders.is_empty:
-                channel.begin_orders()
-            if isinstance(path, EncodedPath):
-                orders.add((clock, place), path.in_order(update, key, orders, clock))
-            elif isinstance(path, RingPath | RendezvousPath):
-                orders.add((clock, place), path.in_order(own, orders, clock))
-            channel.advance_orders(0.0)
-        connection.note_push()
-        self._closed_at = clock
+        before = self._pushed()
+        try:
+            for part, path in zip(self._shards, self._any_paths, strict=True):
+                channel, own = connection.channels[part.server], update[part.start : part.stop]
+                orders = channel.orders
+                if orders is None:
+                    with closing(channel.writer):
+                        if isinstance(path, EncodedPath):
+                            path.push(update, key)
+                        elif isinstance(path, SharedPath):
+                            path.push(own, None, False)
+                    channel.send()
+                    continue
+                if orders.is_empty:
+                    channel.begin_orders()
+                if isinstance(path, EncodedPath):
+                    orders.add((clock, place), path.in_order(update, key, orders, clock))
+                elif isinstance(path, RingPath | RendezvousPath):
+                    orders.add((clock, place), path.in_order(own, orders, clock))
+                channel.advance_orders(0.0)
+            connection.note_push()
+            self._closed_at = clock
+        except BaseException as error:
+            self._cut_off(error, before)
+            raise
 
     @property
     def _any_paths(self) -> Sequence[object]:

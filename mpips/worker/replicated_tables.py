@@ -28,6 +28,7 @@ from mpips.process.patience import Patience
 from mpips.transport.region import as_region_error
 from mpips.worker import waits
 from mpips.worker.replicated_part import ReplicatedPart
+from mpips.worker.whole import is_cut_off
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -100,14 +101,20 @@ class ReplicatedTables:
         if number and not repeats:
             with as_region_error():
                 self._part.memory.commit(at, update.nbytes)
-        if not reduction.push(table, update, check_finite):
-            return False
-        self._pushed += 1
-        self._pushed_bytes += update.nbytes
-        if self._contributions is not None and not repeats:
-            raw = self._part.memory.view(at, update.nbytes, False)
-            rule = reduction.rule_hash(table)
-            self._contributions.push(table, reduction.clock, number + 1, rule, raw)
+        try:
+            if not reduction.push(table, update, check_finite):
+                return False
+            self._pushed += 1
+            self._pushed_bytes += update.nbytes
+            if self._contributions is not None and not repeats:
+                raw = self._part.memory.view(at, update.nbytes, False)
+                rule = reduction.rule_hash(table)
+                self._contributions.push(table, reduction.clock, number + 1, rule, raw)
+        except BaseException as error:
+            connection = self._connection
+            if is_cut_off(connection, error) and reduction.pushes(table) != number:
+                connection.refuse_after(f"push to table {self._tables[table].name!r}")
+            raise
         return True
 
     def close(self, table: int) -> None:

@@ -322,6 +322,7 @@ class Worker:
         Raises:
             ConfigError: Another worker called something else at this place of its program.
             StallError: A worker did not call `gather` within the job's timeout; the message names it.
+            TypeError: The payload is not bytes. Nothing was sent.
         """
         return self._connection.collectives.gather(name, payload, everyone)
 

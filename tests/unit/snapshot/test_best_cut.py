@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from coordinator_rig import Stage
+from simulated_time import SimulatedTime
 
 from mpips.errors import LeavingError
 from mpips.model.best_value import BestValue
@@ -81,8 +80,7 @@ def test_a_cut_that_is_not_copied_gives_way_to_the_best_values(phase: str, commo
 def test_the_best_values_wait_for_a_checkpoint_that_is_being_written(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    now = SimulatedTime(monkeypatch)
     stage = Stage(timeout_s=60.0)
     stage.coordinator.ask(Ask("call"))
     first = stage.proposed()
@@ -98,7 +96,7 @@ def test_the_best_values_wait_for_a_checkpoint_that_is_being_written(
         assert stage.take() == to_workers(stage, WAIT)
         stage.coordinator.poll()
         assert stage.take() == []
-        now += 15.0
+        now.pass_by(15.0)
     for server in range(2):
         stage.coordinator.saved(server, Saved(first.id, "path", ""))
     assert stage.take() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from coordinator_rig import Stage
+from simulated_time import SimulatedTime
 
 from mpips.mpi.messages import (
     Abandon,
@@ -30,6 +31,37 @@ def test_rings_that_are_held_for_too_long_are_let_go():
         stage.coordinator.saved(server, Saved(number, "", "given up"))
     assert not stage.coordinator.busy
     assert stage.coordinator.statistics["given_up"] == 1
+    assert "not all workers reached it within 30 s" in stage.warnings[0]
+
+
+def test_a_job_that_is_suspended_gives_no_cut_up_and_expects_no_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    now = SimulatedTime(monkeypatch)
+    stage = Stage(timeout_s=60.0)
+    for clock in (100, 200):
+        now.pass_by(1.0)
+        for worker in (0, 1):
+            stage.coordinator.note_clock(worker, clock)
+    stage.coordinator.ask(Ask("call"))
+    proposal = stage.proposed()
+    now.suspend(3600.0)
+    # Workers make 100 clocks in a second, and the job is as far as before.
+    stage.coordinator.poll()
+    assert stage.take() == []
+    stage.agree(proposal.id, 200, 200, clock=proposal.clock)
+    assert stage.committed() == Commit(proposal.id, proposal.clock)
+    stage.write(proposal.id)
+    now.suspend(3600.0)
+    stage.coordinator.ask(Ask("call"))
+    again = stage.proposed()
+    assert again.clock - proposal.clock < 1000
+    # Without an answer, the others have their full time behind the suspension.
+    now.pass_by(29.0)
+    stage.coordinator.poll()
+    assert stage.warnings == []
+    now.pass_by(2.0)
+    stage.coordinator.poll()
     assert "not all workers reached it within 30 s" in stage.warnings[0]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 from coordinator_rig import Stage
+from simulated_time import SimulatedTime
 
 from mpips.config.triggers import Triggers
 from mpips.errors import LeavingError
@@ -46,13 +46,12 @@ def test_after_the_signal_the_job_ends_once_the_checkpoint_is_durable():
     assert caught.value.exit_code == 75
 
 
-def begun_again(stage: Stage, now: pytest.MonkeyPatch) -> int:
+def begun_again(stage: Stage, now: SimulatedTime) -> int:
     """Return the number of the cut that follows a failed one, after a pause."""
     stage.take()
     stage.coordinator.poll()
     assert stage.take() == []
-    later = time.monotonic() + 3600
-    now.setattr(time, "monotonic", lambda: later)
+    now.pass_by(60.0)
     stage.coordinator.poll()
     return stage.committed().id
 
@@ -61,6 +60,7 @@ def begun_again(stage: Stage, now: pytest.MonkeyPatch) -> int:
 def test_a_requested_exit_is_asked_for_again_after_a_cut_that_failed_or_was_given_up(
     reason, monkeypatch
 ):
+    now = SimulatedTime(monkeypatch)
     stage = Stage(Triggers(on_usr1="exit"), common=False, n_servers=1)
     stage.coordinator.ask(Ask(reason, 100.0, why="SIGTERM"))
     stage.coordinator.poll()
@@ -68,12 +68,12 @@ def test_a_requested_exit_is_asked_for_again_after_a_cut_that_failed_or_was_give
     stage.coordinator.taken(0, Taken(number, True))
     stage.coordinator.saved(0, Saved(number, "", "the disk is full"))
     assert "the disk is full; the job is still to end and tries again in" in stage.warnings[0]
-    number = begun_again(stage, monkeypatch)
+    number = begun_again(stage, now)
     stage.coordinator.taken(0, Taken(number, False))
     stage.coordinator.saved(0, Saved(number, "", "given up"))
     assert "a checkpoint was given up" in stage.warnings[1]
     assert "tries again in" in stage.warnings[1]
-    number = begun_again(stage, monkeypatch)
+    number = begun_again(stage, now)
     stage.coordinator.taken(0, Taken(number, True))
     with pytest.raises(LeavingError, match="SIGTERM: wrote checkpoint step-7, exit 75"):
         stage.coordinator.saved(0, Saved(number, "step-7", ""))
@@ -81,14 +81,14 @@ def test_a_requested_exit_is_asked_for_again_after_a_cut_that_failed_or_was_give
 
 
 def test_a_proposal_that_comes_to_nothing_does_not_end_a_requested_exit(monkeypatch):
+    now = SimulatedTime(monkeypatch)
     stage = Stage(n_servers=1, timeout_s=0.0)
     stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
     stage.proposed()
     stage.coordinator.poll()
     assert not stage.coordinator.busy
     stage.take()
-    later = time.monotonic() + 3600
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    now.pass_by(60.0)
     with pytest.raises(LeavingError, match="SIGTERM"):
         stage.whole()
 
@@ -109,16 +109,15 @@ def test_a_job_that_is_to_end_leaves_after_a_durable_cut_that_had_another_reason
 
 def test_while_a_job_that_is_to_end_waits_none_of_its_tries_follows_at_once(monkeypatch):
     """Without pauses the servers would write to a full disk all the time, and training would stop."""
+    now, tries = SimulatedTime(monkeypatch), []
     stage = Stage(common=False, n_servers=1)
     stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
-    now, tries = time.monotonic(), []
     while len(tries) < 8:
-        monkeypatch.setattr(time, "monotonic", lambda at=now: at)
         stage.coordinator.poll()
         if not stage.take():
-            now += 0.25
+            now.pass_by(0.25)
             continue
-        tries.append(now)
+        tries.append(now.now)
         number = len(tries)
         stage.coordinator.taken(0, Taken(number, True))
         stage.coordinator.saved(0, Saved(number, "", "no room"))

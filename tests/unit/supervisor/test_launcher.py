@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from simulated_time import SimulatedTime
 
 from mpips.errors import CapabilityError
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Places, RankPlace, StartPoint, Status
+from mpips.supervisor import attempt as attempt_module
 from mpips.supervisor.attempt import STARTING, Attempt
 from mpips.supervisor.launcher import find_launcher
 
@@ -84,3 +87,65 @@ def test_the_start_of_an_attempt_is_what_its_scheduler_wrote(tmp_path: Path) -> 
     finally:
         attempt.kill()
         attempt.close()
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Ranks of this host that a signal stops."""
+    ranks: set[int] = set()
+    monkeypatch.setattr(attempt_module, "is_suspended", lambda pid: pid - 100 in ranks)
+    monkeypatch.setattr(attempt_module, "is_here", lambda host: host == "here")
+    monkeypatch.setattr(attempt_module, "is_dead", lambda pid: False)
+    monkeypatch.setattr(Attempt, "_is_mine", lambda self, pid: True)
+    monkeypatch.setattr(Attempt, "_watch", lambda self, rank, pid: None)
+    return ranks
+
+
+def looking(tmp_path: Path) -> Attempt:
+    """Return an attempt of three ranks on this host."""
+    run = RunFolder.create(tmp_path, "job")
+    run.attempt(0).mkdir(parents=True)
+    ranks = tuple(RankPlace(rank=r, role="worker", host="here", pid=100 + r) for r in range(3))
+    attempt = Attempt(run, 0, ["sleep", "60"], os.environ, str(tmp_path))
+    run.write_status(Status(state="running", generation=0, time_s=0.0, ranks=ranks))
+    replace_json(run.places_file, Places(generation=0, ranks=ranks))
+    return attempt
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_rank_that_was_stopped_is_known_behind_an_end_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: set[int], is_killed: bool
+) -> None:
+    time_of_test = SimulatedTime(monkeypatch)
+    attempt = looking(tmp_path)
+    monkeypatch.setattr(attempt_module, "reap", lambda *_: time_of_test.suspend(6.0))
+    stopped.add(1)
+    assert attempt.look() is not None
+    if is_killed:
+        attempt.kill()
+    else:
+        attempt.signal(signal.SIGKILL)
+        while not attempt.wait(0.02):
+            pass
+    assert attempt.close().stopped.keys() == {1}
+
+
+@pytest.mark.parametrize("others", ["run", "suspended", "unknown"])
+def test_a_rank_that_is_stopped_by_itself_is_known_behind_a_pause_of_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: set[int], others: str
+) -> None:
+    time_of_test = SimulatedTime(monkeypatch)
+    attempt = looking(tmp_path)
+    monkeypatch.setattr(attempt_module, "reap", lambda *_: None)
+    for rank in (2, 1):
+        stopped.add(rank)
+        attempt.look()
+    time_of_test.suspend(30.0)
+    if others == "suspended":
+        stopped.add(0)
+    if others != "unknown":
+        attempt.look()
+    attempt.kill()
+    expected = {"run": [2, 1], "suspended": [0], "unknown": []}[others]
+    # The one that was stopped first comes first.
+    assert list(attempt.close().stopped) == expected

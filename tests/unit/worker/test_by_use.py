@@ -7,7 +7,7 @@ import pytest
 from fake_network import KINDS, Network, by_turns, remote
 from harness import Rig, dense, floats, rows
 
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, MpipsError
 from mpips.model.consistency import BSP
 from mpips.transport.remote import RemoteChannel
 from mpips.worker.by_use import PullsByUse
@@ -182,6 +182,26 @@ def test_a_push_that_closes_a_table_waits_for_its_values(lone: tuple[Rig, Networ
     other.clock()
     assert (table.pull() == -2).all()
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize("place", ["begin_orders", "advance_orders"])
+def test_an_order_that_is_cut_off_counts_once(
+    place: str, lone: tuple[Rig, Network, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    _, _, worker = lone
+    table, connection = worker.table("w"), connection_of(worker)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.channels[0], place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            table.order(floats(LONG), 0)
+    if place == "begin_orders":
+        assert table.order(floats(LONG), 0)
+    else:
+        with pytest.raises(MpipsError, match="an earlier push to table 'w' of worker 0 was inter"):
+            table.order(floats(LONG), 0)
 
 
 def test_values_that_another_request_fails_to_ask_for_are_still_waited_for(

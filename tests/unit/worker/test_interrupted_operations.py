@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from harness import TIMEOUT_S, make_writer
 
-from mpips import ASP, BSP, SGD, DenseTable, DiLoCo, EmbeddingTable, MpipsError
+from mpips import ASP, BSP, SGD, DenseTable, DiLoCo, EmbeddingTable, LocalSGD, MpipsError
 from mpips.config.options import SessionOptions
 from mpips.errors import StallError
 from mpips.model.placement import place
@@ -285,6 +285,113 @@ def test_the_short_path_is_cut_off_behind_its_native_call_or_in_its_wait() -> No
     assert sent == ["push to table 't'"]
 
 
+PLACES: dict[str, dict[str, Any]] = {
+    "asp": {"consistency": ASP()},
+    "bsp": {},
+    "local": {"consistency": LocalSGD(2)},
+    "replicated": {"placement": "replicated"},
+}
+ALONE = np.ones(4, np.float32)
+
+
+def at_once(worker: Worker, bad: bool = False) -> Any:
+    second = np.full(4, np.nan, np.float32) if bad else ALONE
+    return worker.push_pull({"t": ALONE, "u": second})
+
+
+def after_interrupt(
+    monkeypatch: pytest.MonkeyPatch, place: str, at: str, call: Callable[[Worker], object]
+) -> tuple[bool, list[float]]:
+    """Interrupt a call within a job in this process; return whether the worker is refused, and its values.
+
+    `at`: "clock", or the table whose push is interrupted before it does anything.
+    """
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def main(worker: Worker) -> tuple[bool, list[float]]:
+        handle = worker.table(at) if at != "clock" else None
+        with monkeypatch.context() as patch:
+            if handle is None:
+                patch.setattr(Connection, "clock", interrupted)
+            else:
+                patch.setattr(handle, "push", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call(worker)
+        if connection_of(worker).is_refused:
+            call(worker)
+        call(worker)
+        values = [float(worker.table(name).pull()[0]) for name in "tu"]
+        return connection_of(worker).is_refused, values
+
+    tables = [DenseTable(name, (4,), SGD(1.0), **PLACES[place]) for name in "tu"]
+    return run_local(main, tables, SessionOptions())[0]
+
+
+@pytest.mark.parametrize("place", ["local", "replicated"])
+def test_push_pull_of_values_in_the_worker_counts_once(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MpipsError, match="an earlier push_pull of table 't' of worker 0 was inter"):
+        after_interrupt(monkeypatch, place, "clock", lambda w: w.table("t").push_pull(ALONE))
+
+
+@pytest.mark.parametrize("at", ["clock", "u"])
+@pytest.mark.parametrize("place", PLACES)
+def test_push_pull_of_several_tables_counts_once(
+    place: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MpipsError, match="an earlier push_pull of worker 0 was interrupted"):
+        after_interrupt(monkeypatch, place, at, at_once)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_push_pull_of_several_tables_may_be_repeated_when_it_has_done_nothing(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert after_interrupt(monkeypatch, place, "t", at_once) == (False, [-1.0, -1.0])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_update_that_push_pull_refuses_leaves_those_before_it(place: str) -> None:
+    def main(worker: Worker) -> list[float]:
+        with pytest.raises(ValueError, match="nan"):
+            at_once(worker, bad=True)
+        worker.clock()
+        return [float(worker.table(name).pull()[0]) for name in "tu"]
+
+    tables = [DenseTable(name, (4,), SGD(1.0), **PLACES[place]) for name in "tu"]
+    assert run_local(main, tables, SessionOptions())[0] == [-1.0, 0.0]
+
+
+def test_a_push_to_a_replicated_table_counts_once() -> None:
+    class Reduction:
+        """The worker's end of the tables, behind whose push Ctrl-C comes."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real[0], name)
+
+        def push(self, *arguments: Any) -> bool:
+            real[0].push(*arguments)
+            raise KeyboardInterrupt
+
+    real: list[Any] = []
+
+    def main(worker: Worker) -> None:
+        tables = connection_of(worker).replicated
+        assert tables is not None
+        real.append(tables._reduction)
+        tables._reduction = Reduction()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            worker.table("t").push(ALONE)
+        tables._reduction = real[0]
+        worker.table("t").push(ALONE)
+
+    with pytest.raises(MpipsError, match="an earlier push to table 't' of worker 0"):
+        run_local(main, [DenseTable("t", (4,), SGD(1.0), **PLACES["replicated"])], SessionOptions())
+
+
 LOCAL = [DenseTable("t", (8,), SGD(1.0), DiLoCo(2, SGD(0.5)), init="zeros")]
 STEP = np.ones(8, np.float32)
 
@@ -379,3 +486,28 @@ def test_a_gather_that_is_cut_off_refuses_the_next_ones_by_name() -> None:
             MpipsError, match="an earlier gather 'losses' of worker 1 was interrupted"
         ):
             call()
+
+
+@pytest.mark.parametrize("payload", ["text", 5, np.ones(2), None])
+def test_a_payload_that_is_not_bytes_is_refused_before_anything_is_sent(payload: Any) -> None:
+    class Tree:
+        waits = False
+
+        def reduce(self, call: str, value: Any, *arguments: Any) -> Any:
+            return SimpleNamespace(done=True, result=value)
+
+        def poll(self) -> None:
+            pass
+
+    connection: Any = SimpleNamespace(
+        index=0,
+        control=SimpleNamespace(state="", poll=lambda: None),
+        snapshot=SimpleNamespace(end_gather=lambda: None),
+        wait_until=lambda done, late: done(),
+    )
+    names = ["worker 0", "worker 1"]
+    for tree in (None, Tree()):
+        collectives = Collectives(connection, tree, names)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="gather 'losses': the payload must be bytes, not "):
+            collectives.gather("losses", payload, everyone=True)
+        assert collectives.gather("losses", bytearray(b"1"), everyone=True) == [b"1"]
