@@ -15,20 +15,22 @@ pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 from loader_rig import SEED, flat, loader_of
 
 from mpips.torch.prepare import StartingLoader
+from mpips.torch.skips import Skips
 
 
 class Job:
     """The workers of one job, each with a loader of the same samples."""
 
     def __init__(self, n_workers: int, before: Job | None = None, **options: Any) -> None:
-        def nothing() -> None:
+        def nothing(*arguments: Any) -> None:
             pass
 
         self.loaders = []
         for rank in range(n_workers):
             script = SimpleNamespace(rank=rank, n_workers=n_workers)
-            names = ("start", "settle", "arrive", "warn_of_late_schedulers")
+            names = ("start", "settle", "arrive", "begin_epoch", "warn_of_late_schedulers")
             job: Any = SimpleNamespace(script=script, **dict.fromkeys(names, nothing))
+            job.skips = Skips(job)
             self.loaders.append(StartingLoader(loader_of(**options), job, SEED))
         self._iterators: list[Any] = [None] * n_workers
         self.read: list[tuple[int, int]] = []
