@@ -106,6 +106,28 @@ def test_unequal_places_are_divided_without_loss(places, n_after, size, shuffle)
     assert all(number < n_after for number in per_epoch.values())
 
 
+@pytest.mark.parametrize(
+    ("n", "places", "n_after", "size"),
+    [
+        (10, (1, 1), 3, 8),
+        (10, (1, 0), 1, 8),
+        (10, (3, 3), 3, 8),  # in the next epoch
+        (5, (1,), 1, 4),
+        (1, (1, 0), 3, 8),
+    ],
+)
+def test_an_epoch_of_less_than_one_step_is_divided_too(n, places, n_after, size):
+    before = Job(len(places), n=n, batch_size=8, shuffle=True)
+    before.steps(places)
+    after = Job(n_after, before, n=n, batch_size=size, shuffle=True)
+    after.finish(3)
+    found = counts(before, after)
+    assert found.keys() == each_once(n, 3).keys()
+    repeated = found - each_once(n, 3)
+    per_epoch = Counter(epoch for epoch, _ in repeated.elements())
+    assert all(number < max(n_after, len(places)) for number in per_epoch.values())
+
+
 def test_all_workers_make_equally_many_steps_of_equal_batches():
     before = Job(2, n=50, batch_size=4, shuffle=True)
     before.steps((1, 4))
