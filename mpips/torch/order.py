@@ -64,7 +64,8 @@ class EarlierShare(NamedTuple):
         n_whole = n // self.per_step
         n_steps = n_whole if drop_last else -(-n // self.per_step)
         read = np.zeros(n, np.bool_)
-        steps = read[: n_whole * self.per_step].reshape(n_whole, n_workers, -1)
+        each = self.per_step // n_workers  # not -1: there may be no whole step
+        steps = read[: n_whole * self.per_step].reshape(n_whole, n_workers, each)
         behind = 0
         for worker, (at, step) in enumerate(self.places):
             done = n_steps if at > epoch else min(step, n_steps) if at == epoch else 0

@@ -128,7 +128,11 @@ class _SettlingBatches(Iterator[Any]):
         if self._clocks.next():
             self._job.warn_of_late_schedulers()
         self._job.settle()
-        return next(self._batches)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._clocks.end()
+            raise
 
 
 def prepare(

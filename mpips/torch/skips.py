@@ -5,14 +5,17 @@ skips the step of a batch (`continue`, since its loss is not finite) must end th
 later gradients would be averaged with those of other batches. The clocks end
 
     at the next batch of a prepared loader, if no gradient waits for a step;
-    at `zero_grad`, if gradients of batches before wait, which it drops;
+    at `zero_grad`, if gradients of batches before wait, which it drops, also for batches since then that
+    brought no gradients;
     in `step`, if GradScaler has found infinity (see stepping.py).
 
 As many clocks end as the newest batch with a step had: a GAN has two. Gradients that wait and are not dropped
 are accumulated: the next step pushes them. In a script that has done that, a batch without a step is no
 reason for a clock, but gradients that `zero_grad` drops are.
 
-A pass over the loader that has made no step so far, and whose forward passes record no gradients, evaluates.
+A pass over the loader that has made no step so far, and whose forward passes record no gradients, evaluates,
+or looks at its samples. Its batches have no clocks, unless a training forward pass follows in the same pass:
+then they have been skipped.
 
 What this cannot see is found later: at each beginning of an epoch, and at the end of the script, the
 scheduler compares the numbers of steps of all workers.
@@ -28,6 +31,7 @@ from typing import Any, Protocol
 import torch
 
 Mark = tuple["weakref.ref[torch.Tensor]", int] | None
+Places = dict[str, Any]  # of the loaders, as in the cursor
 
 
 class Marks:
@@ -45,13 +49,23 @@ class Marks:
     def has_others(self) -> bool:
         """Return True if there is a gradient that is not marked, or that has been changed since."""
         return any(
-            p.grad is not None and _mark(p.grad) != mark
+            p.grad is not None and _mark(p.grad) != mark and not _is_zeroed(p.grad, mark)
             for p, mark in zip(self._parameters, self._marks, strict=True)
         )
 
     def has_any(self) -> bool:
-        """Return True if there is a gradient."""
-        return any(p.grad is not None for p in self._parameters)
+        """Return True if there is a gradient that has not been set to 0 since it was marked."""
+        return any(
+            p.grad is not None and not _is_zeroed(p.grad, mark)
+            for p, mark in zip(self._parameters, self._marks, strict=True)
+        )
+
+
+def _is_zeroed(gradient: torch.Tensor, mark: Mark) -> bool:
+    """Return True if a gradient that was marked has been changed in place since, to 0."""
+    if mark is None or mark[0]() is not gradient or _mark(gradient) == mark:
+        return False
+    return not (gradient._values() if gradient.is_sparse else gradient).any()
 
 
 def _mark(gradient: torch.Tensor | None) -> Mark:
@@ -94,10 +108,10 @@ class Skipping(Protocol):
 class SkippingJob(Protocol):
     """The script's job."""
 
-    def loader_positions(self) -> dict[str, Any]:
+    def loader_positions(self) -> Places:
         """Return the places of the loaders, as in the cursor."""
 
-    def settle(self, places: dict[str, Any] | None = None) -> None:
+    def settle(self, places: Places | None = None) -> None:
         """End the clock of the newest step, with these places of the loaders."""
 
 
@@ -106,22 +120,24 @@ class Skips:
 
     Attributes:
         n_steps: Number of steps that the script has made.
+        n_left: Number of batches without a step that the script has left.
+        n_trainings: Number of forward passes that record gradients, and of `zero_grad`.
+        passes: Passes over loaders that have not ended.
     """
 
     def __init__(self, job: SkippingJob) -> None:
         """Know no optimizer yet."""
-        self.n_steps = 0
+        self.n_steps = self.n_left = self.n_trainings = 0
+        self.passes: weakref.WeakSet[BatchClocks] = weakref.WeakSet()
         self._job = job
         self._optimizers: list[Skipping] = []
         self._stepped: list[Skipping] = []  # since the newest batch, in the order of their steps
         self._pattern: list[Skipping] = []  # those of the newest batch with a step
         self._carried: list[Skipping] = []  # those with gradients of batches before, which wait
-        self._places: dict[
-            str, Any
-        ] = {}  # of the loaders before the batch at which they began to wait
+        # Of the loaders behind the batch at which they began to wait, and behind each one since then.
+        self._places: list[Places] = []
         self._accumulates = False
-        self._waiting: Callable[[int], None] | None = None
-        self._has_trained = self._has_evaluated = False  # forward passes since the newest batch
+        self._waiting: list[tuple[Callable[[int], None], int]] = []  # with the batches before each
 
     def add(self, optimizer: Skipping) -> None:
         """Add a prepared optimizer."""
@@ -130,7 +146,9 @@ class Skips:
     def note_step(self, optimizer: Skipping) -> None:
         """Note a step of an optimizer, also one that pushes nothing."""
         self.n_steps += 1
-        optimizer.note_gradients()
+        # The backward pass may have left gradients in parameters of other optimizers: they do not wait.
+        for one in self._optimizers:
+            one.note_gradients()
         self._stepped.append(optimizer)
         if optimizer in self._carried:
             self._accumulates = True
@@ -138,35 +156,69 @@ class Skips:
 
     def note_forward(self, is_training: bool) -> None:
         """Note a forward pass, before it pulls. `is_training`: it records gradients."""
-        if is_training:
-            self._has_trained = True
-            # The script may drop gradients by hand, with p.grad = None.
-            if self._carried and not any(one.has_gradients for one in self._carried):
-                self._end(self._places)
-        else:
-            self._has_evaluated = True
+        if not is_training:
+            return
+        # The script may drop gradients by hand, with p.grad = None or p.grad.zero_().
+        if self._carried and not any(one.has_gradients for one in self._carried):
+            self._end(self._places)
+        self._note_training()
 
-    def begin_batch(self, is_later: bool, has_stepped: bool, trains: bool) -> None:
+    def _note_training(self) -> None:
+        """End the clocks of batches of which it was not known whether their pass trains."""
+        self.n_trainings += 1
+        places = self._take_early()
+        # Behind a step of the newest batch it is too late for clocks before it.
+        if not places or self._accumulates or self._stepped:
+            return
+        if self._carried:
+            self._places += places
+        else:
+            self._end(places)
+
+    def _take_early(self) -> list[Places]:
+        """Return the longest list of early batches of a pass, and empty all.
+
+        Passes that a script reads side by side have equal ones.
+        """
+        lists = [one.early for one in self.passes]
+        longest = max(map(list, lists), key=len, default=[])
+        for early in lists:
+            early.clear()
+        return longest
+
+    def begin_batch(self, has_ended: bool, early: list[Places] | None) -> None:
         """End what the batch before has left open, before the next one is read.
 
         Args:
-            is_later: The pass over the loader has had a batch before.
-            has_stepped: There was a step since then.
-            trains: The pass has had a step.
+            has_ended: The pass over the loader has had no batch before, or there was a step since then, or
+                another pass has ended it.
+            early: Takes the batch before if nothing says that its pass trains. None: it does.
         """
         if self._stepped:
             self._pattern, self._stepped = self._stepped, []
-        elif is_later and not has_stepped and self._optimizers:
-            waiting = [one for one in self._optimizers if one.waits]
-            evaluates = self._has_evaluated and not self._has_trained and not trains
-            if waiting or self._carried:
-                self._places = self._job.loader_positions()
-                self._carried += [one for one in waiting if one not in self._carried]
-                for one in waiting:
-                    one.note_gradients()
-            elif not self._accumulates and not evaluates:
-                self._end(None)
-        self._has_trained = self._has_evaluated = False
+        elif not has_ended and self._optimizers:
+            if early is not None:
+                early.append(self._job.loader_positions())
+            elif (waiting := [one for one in self._optimizers if one.waits]) or self._carried:
+                self._carry(waiting)
+            elif not self._accumulates:
+                self.n_left += 1
+                self._end([None])
+
+    def _carry(self, waiting: Sequence[Skipping]) -> None:
+        """Leave a batch open until the gradients that wait are pushed or dropped.
+
+        Args:
+            waiting: Optimizers to which the batch has brought gradients.
+        """
+        self.n_left += 1
+        self._carried += [one for one in waiting if one not in self._carried]
+        for one in waiting:
+            one.note_gradients()
+        # Gradients that came to those that wait are of one clock with them.
+        if waiting or self._accumulates:
+            self._places = []
+        self._places.append(self._job.loader_positions())
 
     def when_decided(self, call: Callable[[int], None]) -> None:
         """Call a function when it is known whether the batches so far had clocks that have not ended.
@@ -174,67 +226,84 @@ class Skips:
         It receives the number of these clocks.
         """
         if self._carried:
-            self._waiting = call
+            self._waiting.append((call, len(self._places)))
         else:
             call(0)
 
     def end(self) -> None:
         """End the clocks of the newest batch at the end of the script."""
         if self._carried and not self._accumulates:
-            self._end(None)
+            self._end([*self._places[:-1], None])
 
     def _decide(self, n_clocks: int) -> None:
+        """Forget gradients that wait. `n_clocks`: the clocks of each batch that they left open."""
         self._carried.clear()
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting(n_clocks)
+        self._places = []
+        waiting, self._waiting = self._waiting, []
+        for call, n_batches in waiting:
+            call(n_clocks * n_batches)
 
     @contextmanager
     def dropping(self, optimizers: Sequence[Skipping], sets_to_none: bool) -> Iterator[None]:
         """Let the block drop all gradients of some optimizers."""
         dropped = [one for one in self._carried if one in optimizers]
+        places: list[Places | None] = [*self._places]
         # Has a backward pass added to them since, the newest batch has been used, too.
-        places = None if any(one.waits for one in dropped) else self._places
+        if any(one.waits for one in dropped):
+            places[-1] = None
         yield
         if not sets_to_none:
             for one in optimizers:
                 one.note_gradients()
         if dropped:
             self._end(places)
+        self._note_training()
 
-    def _end(self, places: dict[str, Any] | None) -> None:
-        """End the clocks of a batch without steps.
+    def _end(self, places: Sequence[Places | None]) -> None:
+        """End the clocks of batches without steps.
 
         Args:
-            places: Places of the loaders, if it is the batch before the newest one. None: it is the newest,
-                and the last clock stays open.
+            places: Places of the loaders behind each batch, if it is before the newest one. None: it is the
+                newest, and its last clock stays open.
         """
         skipped = self._pattern or self._optimizers
         self._decide(len(skipped))
-        n_steps, stepped = (
-            self.n_steps,
-            list(self._stepped),
-        )  # a skip is no step of the newest batch
-        for one in skipped:
-            one.skip()
-            if places is not None:
-                self._job.settle(places)
+        # A skip is no step of the newest batch.
+        n_steps, stepped = self.n_steps, list(self._stepped)
+        for place in places:
+            for one in skipped:
+                one.skip()
+                if place is not None:
+                    self._job.settle(place)
         self.n_steps, self._stepped = n_steps, stepped
 
 
 class BatchClocks:
-    """The clocks of one pass over a loader."""
+    """The clocks of one pass over a loader.
+
+    Attributes:
+        early: Places of the loaders behind each batch, until a step or a training forward pass comes.
+    """
 
     def __init__(self, skips: Skips) -> None:
         """Begin a pass."""
+        self.early: list[Places] = []
         self._skips = skips
-        self._steps: int | None = None  # when the newest batch was read
-        self._trains = False
+        self._ended: tuple[int, int] | None = None  # steps and batches, when the newest was read
+        self._so_far = 0, 0  # steps and training forward passes, at the beginning
+        skips.passes.add(self)
 
     def next(self) -> bool:
         """End the clocks of the batch before, but for the last one; return False before the first batch."""
-        is_later, has_stepped = self._steps is not None, self._steps != self._skips.n_steps
-        self._trains = self._trains or (is_later and has_stepped)
-        self._skips.begin_batch(is_later, has_stepped, self._trains)
-        self._steps = self._skips.n_steps
+        skips, is_later = self._skips, self._ended is not None
+        trains = self._so_far != (skips.n_steps, skips.n_trainings)
+        has_ended = self._ended != (skips.n_steps, skips.n_left)
+        skips.begin_batch(not is_later or has_ended, None if trains else self.early)
+        if not is_later:
+            self._so_far = skips.n_steps, skips.n_trainings
+        self._ended = skips.n_steps, skips.n_left
         return is_later
+
+    def end(self) -> None:
+        """End the pass: if nothing in it has trained, its batches have no clocks."""
+        self.early.clear()

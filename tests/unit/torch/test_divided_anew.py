@@ -15,20 +15,22 @@ pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 from loader_rig import SEED, flat, loader_of
 
 from mpips.torch.prepare import StartingLoader
+from mpips.torch.skips import Skips
 
 
 class Job:
     """The workers of one job, each with a loader of the same samples."""
 
     def __init__(self, n_workers: int, before: Job | None = None, **options: Any) -> None:
-        def nothing() -> None:
+        def nothing(*arguments: Any) -> None:
             pass
 
         self.loaders = []
         for rank in range(n_workers):
             script = SimpleNamespace(rank=rank, n_workers=n_workers)
-            names = ("start", "settle", "arrive", "warn_of_late_schedulers")
+            names = ("start", "settle", "arrive", "begin_epoch", "warn_of_late_schedulers")
             job: Any = SimpleNamespace(script=script, **dict.fromkeys(names, nothing))
+            job.skips = Skips(job)
             self.loaders.append(StartingLoader(loader_of(**options), job, SEED))
         self._iterators: list[Any] = [None] * n_workers
         self.read: list[tuple[int, int]] = []
@@ -102,6 +104,28 @@ def test_unequal_places_are_divided_without_loss(places, n_after, size, shuffle)
     repeated = found - each_once(n, 4)
     per_epoch = Counter(epoch for epoch, _ in repeated.elements())
     assert all(number < n_after for number in per_epoch.values())
+
+
+@pytest.mark.parametrize(
+    ("n", "places", "n_after", "size"),
+    [
+        (10, (1, 1), 3, 8),
+        (10, (1, 0), 1, 8),
+        (10, (3, 3), 3, 8),  # in the next epoch
+        (5, (1,), 1, 4),
+        (1, (1, 0), 3, 8),
+    ],
+)
+def test_an_epoch_of_less_than_one_step_is_divided_too(n, places, n_after, size):
+    before = Job(len(places), n=n, batch_size=8, shuffle=True)
+    before.steps(places)
+    after = Job(n_after, before, n=n, batch_size=size, shuffle=True)
+    after.finish(3)
+    found = counts(before, after)
+    assert found.keys() == each_once(n, 3).keys()
+    repeated = found - each_once(n, 3)
+    per_epoch = Counter(epoch for epoch, _ in repeated.elements())
+    assert all(number < max(n_after, len(places)) for number in per_epoch.values())
 
 
 def test_all_workers_make_equally_many_steps_of_equal_batches():

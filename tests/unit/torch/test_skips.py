@@ -90,6 +90,17 @@ def by_hand(model: Any, optimizer: Any, loader: Any) -> None:
         optimizer.step()
 
 
+def behind_backward_and_before(model: Any, optimizer: Any, loader: Any) -> None:
+    for (x,) in loader:
+        if int(x) in (0, 3):
+            continue
+        optimizer.zero_grad()
+        model(x).backward()
+        if int(x) in (2, 7):
+            continue
+        optimizer.step()
+
+
 def zero_last(model: Any, optimizer: Any, loader: Any) -> None:
     for (x,) in loader:
         loss = model(x)
@@ -104,7 +115,7 @@ def mined(model: Any, optimizer: Any, loader: Any) -> None:
     for (x,) in loader:
         with torch.no_grad():
             model(x)
-        if int(x) in SKIPPED[1:]:
+        if int(x) in SKIPPED:
             continue
         optimizer.zero_grad()
         model(x).backward()
@@ -132,7 +143,9 @@ def read_ahead(model: Any, optimizer: Any, loader: Any) -> None:
 
 
 LOOPS = [zero_first, before_forward, behind_backward, behind_some_backward, by_hand, zero_last]
-LOOPS += [mined, by_scaler, read_ahead]
+LOOPS += [behind_backward_and_before, mined, by_scaler, read_ahead]
+
+BEHIND_BACKWARD = [behind_backward, behind_some_backward, by_hand, behind_backward_and_before]
 
 
 def prepared(net: nn.Module, **options: Any) -> Any:
@@ -141,10 +154,16 @@ def prepared(net: nn.Module, **options: Any) -> Any:
     return mpips.torch.prepare(net, optimizer, DataLoader(data), **options)
 
 
+def beside() -> Any:
+    """Return another prepared loader of as many batches."""
+    data = TensorDataset(torch.arange(float(N)))
+    return mpips.torch.prepare(nn.Flatten(), None, DataLoader(data), name="other")[-1]
+
+
 @pytest.mark.parametrize("overlap", [False, None])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_each_batch_has_a_clock_and_values_are_those_of_torch(loop: Loop, overlap: bool | None):
-    if overlap is None and loop in (behind_backward, behind_some_backward, by_hand):
+    if overlap is None and loop in BEHIND_BACKWARD:
         pytest.skip("backward may have sent what the script drops; see the test below")
     plain = Net(own=False)
     loader = DataLoader(TensorDataset(torch.arange(float(N))))
@@ -215,6 +234,131 @@ def test_two_optimizers_skip_two_clocks():
         assert mpips.torch.steps() == 2 * N
 
 
+def test_gradients_that_the_step_of_another_optimizer_leaves_do_not_wait():
+    with torch_job():
+        data = TensorDataset(torch.arange(float(N)).reshape(-1, 1))
+        first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+        first, a, loader = mpips.torch.prepare(
+            first, SGD(first.parameters(), 0.5), DataLoader(data)
+        )
+        second, b, other = mpips.torch.prepare(
+            second, SGD(second.parameters(), 0.5), DataLoader(data), name="second"
+        )
+        for _ in range(2):
+            for (x,) in loader:
+                if int(x) in SKIPPED:
+                    continue
+                second.zero_grad()
+                second(x).sum().backward()
+                b.step()
+                a.zero_grad()
+                second(first(x)).sum().backward()
+                a.step()
+            with torch.no_grad():
+                for (x,) in other:
+                    second(x)
+        assert mpips.torch.steps() == 4 * N
+
+
+@pytest.mark.parametrize("n_optimizers", [1, 2])
+def test_two_loaders_side_by_side_skip_one_clock(n_optimizers: int):
+    pairs: list[Any] = []
+    with torch_job():
+        data = TensorDataset(torch.arange(float(N)).reshape(-1, 1))
+        loaders = []
+        for i in range(2):
+            net = nn.Linear(1, 1)
+            optimizer = SGD(net.parameters(), 0.5) if i < n_optimizers else None
+            for p in net.parameters():
+                p.requires_grad_(optimizer is not None)
+            *pair, loader = mpips.torch.prepare(
+                net, optimizer, DataLoader(data), name=f"m{i}", overlap=False
+            )
+            loaders.append(loader)
+            pairs += [pair] if optimizer else []
+        for _ in range(2):
+            for (x,), (_,) in zip(*loaders, strict=True):
+                if int(x) in (0, 3, 4):
+                    continue
+                for model, optimizer in pairs:
+                    optimizer.zero_grad()
+                    model(x).sum().backward()
+                if int(x) in (2, 7):
+                    continue
+                for _, optimizer in pairs:
+                    optimizer.step()
+        for _, optimizer in pairs:
+            optimizer.zero_grad()
+        assert mpips.torch.steps() == 2 * N * n_optimizers
+
+
+@pytest.mark.parametrize("is_before_step", [False, True])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_pass_that_looks_at_samples_has_no_clocks(is_before_step: bool, evaluates: bool):
+    with torch_job():
+        model, optimizer, loader = prepared(Net(own=True), overlap=False)
+        other = beside()
+
+        def look(n: int) -> None:
+            for i, (x,) in enumerate(other):
+                if evaluates:
+                    with torch.no_grad():
+                        model(x)
+                if i == n:
+                    break
+
+        for _ in range(2):
+            for (x,) in loader:
+                if int(x) in SKIPPED:
+                    continue
+                optimizer.zero_grad()
+                model(x).backward()
+                if is_before_step:
+                    look(3)
+                optimizer.step()
+                look(3)
+            look(N)
+        assert mpips.torch.steps() == 2 * N
+
+
+@pytest.mark.parametrize("overlap", [False, None])
+def test_gradients_that_are_set_to_0_by_hand_do_not_wait(overlap: bool | None):
+    with torch_job():
+        net = nn.Linear(1, 1)
+        data = TensorDataset(torch.arange(float(N)).reshape(-1, 1))
+        model, optimizer, loader = mpips.torch.prepare(
+            net, SGD(net.parameters(), 1.0), DataLoader(data), overlap=overlap
+        )
+        for _ in range(2):
+            for (x,) in loader:
+                for p in model.parameters():
+                    if p.grad is not None:
+                        p.grad.zero_()
+                if int(x) in SKIPPED:
+                    continue
+                model(x).sum().backward()
+                if int(x) == 5 and overlap is False:
+                    continue
+                optimizer.step()
+        optimizer.zero_grad()
+        assert mpips.torch.steps() == 2 * N
+
+
+def test_gradients_that_are_0_are_accumulated():
+    with torch_job():
+        net = nn.Linear(1, 1, bias=False)
+        data = TensorDataset(torch.arange(float(N)).reshape(-1, 1))
+        model, optimizer, loader = mpips.torch.prepare(
+            net, SGD(net.parameters(), 1.0), DataLoader(data), overlap=False
+        )
+        for i, (x,) in enumerate(loader):
+            model(x).sum().backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert mpips.torch.steps() == 2
+
+
 def test_a_batch_that_is_skipped_after_backward_has_sent_it_is_an_error():
     found = pytest.raises(ConfigError, match=r"skipped after backward .* overlap=False")
     with found, torch_job():
@@ -261,11 +405,16 @@ def test_gradients_that_wait_at_the_end_of_the_script_have_a_clock():
     assert worker["clock"] == N
 
 
-def test_steps_are_compared_behind_the_clocks_of_gradients_that_wait():
-    found: list[int] = []
+@pytest.mark.parametrize("loop", [behind_backward, behind_backward_and_before])
+def test_steps_are_compared_behind_the_clocks_of_gradients_that_wait(loop: Loop):
+    found: list[tuple[str, int]] = []
     with torch_job() as script:
-        script.compare_steps = lambda place, steps: found.append(steps)  # type: ignore[method-assign]
+        script.compare_steps = lambda *place: found.append(place)  # type: ignore[method-assign]
         model, optimizer, loader = prepared(Net(own=True), overlap=False)
+        other = beside()
         for _ in range(2):
-            behind_backward(model, optimizer, loader)
-    assert found == [0, N, 2 * N]
+            loop(model, optimizer, loader)
+            next(iter(other))
+    begins = [f"the beginning of epoch {e} of loader {i}" for e in range(2) for i in range(2)]
+    assert [place for place, _ in found[:-1]] == begins
+    assert [n for _, n in found] == [0, N, N, 2 * N, 2 * N]
