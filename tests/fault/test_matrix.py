@@ -16,7 +16,7 @@ from mpips.testing import beside, matrix
 
 CHANGED = set(matrix_rows.changed())
 SAMPLE = taking_turns(
-    matrix.sample(), 4, always=lambda run: not CHANGED.isdisjoint(matrix_rows.rows_of(run))
+    matrix.sample(), 6, always=lambda run: not CHANGED.isdisjoint(matrix_rows.rows_of(run))
 )
 
 

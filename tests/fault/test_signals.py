@@ -72,9 +72,11 @@ def test_a_stopped_rank_ends_the_job_with_its_name(
         text = job.stderr()
     assert code == 124, text
     first = next(line for line in text.splitlines() if "mpips: error:" in line)
-    # A flush or a message to the stopped rank may be the first to notice; they know the rank only.
+    # A worker that waits for the stopped rank, a flush or a message to it may be the first to notice; these
+    # know the role or the rank only.
     names = (
         f"{ROLES[rank]} (rank {rank} on",
+        f"{ROLES[rank]} has not",
         f"a flush to rank {rank}",
         f"the server on rank {rank}",
     )

@@ -257,7 +257,7 @@ def turns(tmp_path: Path) -> Path:
         "tests/conftest.py": (ROOT / "tests/conftest.py").read_text(),
         "tests/support/long_runs.py": (ROOT / "tests/support/long_runs.py")
         .read_text()
-        .replace('"fault": 4}', '"fault": 2}'),
+        .replace('"fault": 6}', '"fault": 2}'),
         "tests/fault/test_few.py": TURNS,
         "pytest.ini": "[pytest]\nmarkers =\n  long\n  sampled\n",
     }
