@@ -317,10 +317,10 @@ start_beside() {
 
 jobs_job=""
 jobs_done=0
-# start_jobs: the jobs mostly wait for Slurm, so they run in one lane beside the unit tests, where their stage is
-# still to come.
+# start_jobs: the jobs' ranks wait for each other actively, so on more than two cores they run in one lane beside
+# the unit tests, where their stage is still to come.
 start_jobs() {
-  if wants jobs && ((!jobs_done)) && can_run_beside && has_tests tests/jobs; then
+  if wants jobs && ((!jobs_done && $(env -u OMP_NUM_THREADS nproc) > 2)) && can_run_beside && has_tests tests/jobs; then
     (
       trap - INT QUIT TERM
       launch_jobs 1
