@@ -22,8 +22,11 @@ later, when these ticks had arrived. (A worker that repeated the clock instead c
 would lie, at a server that has the tick, behind pushes of the next clock, which under BSP wait for others,
 who may wait for the missing tick.)
 
-Copies of lost servers. The copy of a server at its partner may lag by more than a tick. Then the worker
-continues at the least of its clocks, and repeats the clocks that some servers have already.
+Copies of lost servers. A server that continues from its partner's copy may lack pushes of clocks that other
+servers have, and so may the memory of a launch that has repeated these clocks and was killed in between. The
+position that a worker sends before a tick shows it, because it lies behind the pushes in the ring: a server
+that has the position of the next clock has all pushes of this one. If a server without the tick lacks that
+position, the worker continues at the least of its clocks, and repeats what some servers have already.
 
 Precondition. A worker that repeats a clock must make the same pushes as before in number, order, tables,
 lengths and keys. Their values may differ; the values of the first time count. Each server computes a tag of
@@ -46,7 +49,7 @@ memory and removes nothing: it ends with a ConfigError, which names both builds 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +203,15 @@ class At(msgspec.Struct, frozen=True):
     ended: list[tuple[int, int]]
     texts: list[str]
 
+    @property
+    def parts(self) -> list[PositionPart]:
+        """The decoded texts."""
+        return [decode_part(bytes.fromhex(text)) for text in self.texts]
+
+    def has_pushes_before(self, clock: int) -> bool:
+        """Return True if the server has all pushes of the clock before this one: its position is there."""
+        return any(part.clock == clock for part in self.parts)
+
     @classmethod
     def of(cls, found: dict[str, Any]) -> At:
         """Return the position from the dictionary that ServerCore.position returns."""
@@ -233,7 +245,6 @@ def place_of(
     positions: Sequence[At],
     memory: Memory,
     skips_clocks: bool = False,
-    copied: Collection[int] = (),
 ) -> Place:
     """Return the place where a worker continues, from its positions at all servers.
 
@@ -244,7 +255,6 @@ def place_of(
         positions: Position of the worker at each server.
         memory: State from which the clocks count.
         skips_clocks: True if there are backup workers, so that a worker may skip clocks.
-        copied: Servers that continue from their copies at partners.
 
     Raises:
         RecoveryError: No server has the worker's cursor at that clock; or the worker may skip clocks, and
@@ -260,10 +270,14 @@ def place_of(
             f"with backup workers, worker {worker} is at clock {clock} on one server and at {ahead} on "
             "another"
         )
-    parts = [decode_part(bytes.fromhex(text)) for at in positions for text in at.texts]
-    lags = any(positions[server].clock < ahead for server in copied)
-    if not skips_clocks and not lags and ahead == clock + 1:
-        clock = max((part.clock for part in parts if part.clock == ahead), default=clock)
+    parts = [part for at in positions for part in at.parts]
+    behind = [at for at in positions if at.clock < ahead]
+    if (
+        not skips_clocks
+        and ahead == clock + 1
+        and all(at.has_pushes_before(ahead) for at in behind)
+    ):
+        clock = ahead
     # Find the states that are known of the worker, up to this clock.
     known = [part for part in parts if 0 < part.clock <= clock]
     same = len(memory.workers) == memory.shape[1]

@@ -228,7 +228,7 @@ class Takeover:
             if c.worker is None:
                 return {}
             try:
-                place = place_of(c.worker, self.at, memory, self._skips_clocks, copies)
+                place = place_of(c.worker, self.at, memory, self._skips_clocks)
                 self.at = resumed_at(self.at, place)
                 self._reopen_local(c.worker, place.clock, memory.generation)
             except (RecoveryError, RegionError) as error:

@@ -29,10 +29,11 @@ from simulation.world import World
 
 
 class Outcome(NamedTuple):
-    """What happened in a history: numbers of launches, deaths, eras, checkpoints and turns."""
+    """Numbers of launches, deaths, copies that lagged, eras, checkpoints and turns of a history."""
 
     launches: int
     deaths: int
+    copies: int
     eras: int
     checkpoints: int
     turns: int
@@ -62,7 +63,7 @@ class History:
         self.sizes = lengths(self.draws)
         # Residuals of checkpoints lie in files, which the simulation does not have.
         self.keeps_memory = self.draws.random() < 0.3
-        self.clocks = clocks
+        self.clocks, self.copies = clocks, 0
         self.eras: list[Era] = []
 
     def run(self) -> Outcome:
@@ -91,7 +92,13 @@ class History:
             if self.world.deaths > before:
                 deaths_left -= 1
                 memory = launch.memory
-                if not era.has_residuals and self.draws.random() < 0.25:
+                if launch.copy and self.draws.random() < 0.5:
+                    # The server's node is lost, and its partner's copy lags.
+                    self.node.restore(launch.copy)
+                    self.copies += 1
+                    for watch in self.watches:
+                        watch.has_lagged = True
+                elif not era.has_residuals and self.draws.random() < 0.25:
                     memory, start = None, self._checkpoint()
                     self.node.remove()
                 continue
@@ -103,7 +110,12 @@ class History:
             memory, start = None, self._checkpoint()
             self.node.remove()
         return Outcome(
-            launches, self.world.deaths, len(self.eras), len(self.disk.written), self.world.turns
+            launches,
+            self.world.deaths,
+            self.copies,
+            len(self.eras),
+            len(self.disk.written),
+            self.world.turns,
         )
 
     def _begin(self, start: Checkpoint | None) -> None:
@@ -144,6 +156,7 @@ class History:
             self._base(start)
 
 
+N_COUNTS = 1 + len(Outcome._fields)
 BATCH = 25  # histories of one process: actors that died in native code keep their memory
 
 
@@ -155,12 +168,12 @@ def batch(seeds: Sequence[int], until: float) -> tuple[list[int], str]:
     """Run histories in a process of its own until a time, monotonic s.
 
     Returns:
-        Numbers of histories, launches, deaths, eras, checkpoints and turns; the failure, or "".
+        Numbers of histories, and as in Outcome; the failure, or "".
     """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        failure, total, seed = "", np.zeros(len(Outcome._fields) + 1, int), -1
+        failure, total, seed = "", np.zeros(N_COUNTS, int), -1
         try:
             os.close(reader)
             for seed in seeds:
@@ -180,7 +193,9 @@ def batch(seeds: Sequence[int], until: float) -> tuple[list[int], str]:
     for path in SHM.glob(f"mpips-simulation-{pid}-*"):
         path.unlink()
     if not text:
-        return [0] * 6, f"one of the seeds {seeds[0]} to {seeds[-1]} ended its process: {status}"
+        return [
+            0
+        ] * N_COUNTS, f"one of the seeds {seeds[0]} to {seeds[-1]} ended its process: {status}"
     total, failure = json.loads(text)
     return total, failure
 
@@ -189,13 +204,13 @@ def search(first: int, count: int, seconds: float) -> tuple[list[int], float]:
     """Run the histories of `count` seeds from `first` on, for so many seconds at most.
 
     Returns:
-        Numbers of histories, launches, deaths, eras, checkpoints and turns; seconds.
+        Numbers of histories, and as in Outcome; seconds.
 
     Raises:
         FoundError: A history has failed.
     """
     began = time.monotonic()
-    total = [0] * 6
+    total = [0] * N_COUNTS
     for seed in range(first, first + count, BATCH):
         if time.monotonic() > began + seconds:
             break

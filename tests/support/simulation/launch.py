@@ -40,7 +40,8 @@ class Launch:
     """The ranks of one launch.
 
     Attributes:
-        finished: Every rank has come to its end.
+        memory: The state from which clocks in memory count.
+        copy: The files of a server at some time of the launch, by part; {}: none was copied.
     """
 
     def __init__(
@@ -139,6 +140,10 @@ class Launch:
         self._rigs = [rig_of(server, shape.n_workers, self._tables) for server in self.servers]
         self.workers = [self._worker(w, at) for w in range(shape.n_workers)]
         self._is_over = False
+        # The server that is copied, and from which turn on.
+        self._copied = world.random.randrange(shape.n_servers)
+        self._copied_from = world.turns + world.random.randrange(1000)
+        self.copy: dict[str, bytes] = {}
         for w in range(shape.n_workers):
             world.spawn(f"worker {w}", lambda w=w: self._work(w))
         for s in range(shape.n_servers):
@@ -316,9 +321,15 @@ class Launch:
                     part.take(message)
             if part.poll():
                 world.changed()
+            if self._is_due_for_copy(s):
+                self.copy = self._node.copy_of(s)
             world.wait()
         server.drain()
         part.save(world.pause)
+
+    def _is_due_for_copy(self, s: int) -> bool:
+        wanted = s == self._copied and self._era.may_lag and not self.copy
+        return wanted and self._world.turns >= self._copied_from
 
     def _carry(self) -> None:
         """Let messages arrive, until nobody sends any more."""

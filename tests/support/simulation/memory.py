@@ -54,6 +54,17 @@ class Node:
             raise RegionError(f"the file of {part} is not there")
         return _native.SharedMemory.attach(self.files[part], 1 << 62)
 
+    def copy_of(self, server: int) -> dict[str, bytes]:
+        """Return the content of a server's files by part."""
+        own = (f"s{server}", f"s{server}-")
+        mine = [part for part in self.files if part == own[0] or part.startswith(own[1])]
+        return {part: (SHM / self.files[part]).read_bytes() for part in mine}
+
+    def restore(self, copy: dict[str, bytes]) -> None:
+        """Give files the content that they had at a copy. No live actor may use them."""
+        for part, content in copy.items():
+            (SHM / self.files[part]).write_bytes(content)
+
     def remove(self) -> None:
         """Remove all files."""
         for name in self.files.values():

@@ -34,12 +34,12 @@ def _no_fence() -> list[Any]:
 
 def _least_clock() -> list[Any]:
     """A worker continues at the clock of the server that has come least far, and repeats it at the others."""
-    real = memory.place_of
+    return [mock.patch.object(memory.At, "has_pushes_before", return_value=False)]
 
-    def wrong(worker: int, positions: Any, origin: Any) -> Any:
-        return real(worker, positions, origin, copied=range(len(positions)))
 
-    return [mock.patch.object(launch, "place_of", wrong)]
+def _ticks_without_pushes() -> list[Any]:
+    """A worker sends a missing tick also where the server lacks pushes in front of it, behind a copy that lags."""
+    return [mock.patch.object(memory.At, "has_pushes_before", return_value=True)]
 
 
 def _missing_ticks() -> list[Any]:
@@ -164,6 +164,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _no_fence,
         _least_clock,
         _missing_ticks,
+        _ticks_without_pushes,
         _old_cursor,
         _residual_of_the_last_try,
         _pushes_again,
