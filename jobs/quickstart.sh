@@ -23,6 +23,6 @@ What to try next (source jobs/env.sh first):
   python -m mpips train mlp --train digits     the same on one process, without mpirun
   python -m mpips train --help                 tasks, consistency, optimizers and their options
   python -m mpips --help                       all commands
-  bash tests/run.sh                            all tests
+  bash tests/run.sh                            the tests (bash tests/run.sh long: the rest)
   jobs/README.md                               which script to use on a cluster
 END

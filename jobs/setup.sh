@@ -320,7 +320,8 @@ install_docs() {
 }
 
 # What only the tests use, a line each: name, package and what is tested with it. The build of PyTorch without CUDA
-# is the small one; where an index lacks a pinned package, `any_version` of it is installed. What needs h5py comes last: pip would fetch one without MPI.
+# is the small one; where an index lacks a pinned package, `any_version` of it is installed. What needs h5py comes
+# last: pip would fetch one without MPI.
 test_libraries="torch torch==2.13.0+cpu mpips.torch
 jax jax==0.10.2 mpips.jax
 pyarrow pyarrow>=14 Parquet

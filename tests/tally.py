@@ -30,7 +30,7 @@ _STORED = Path(__file__).with_name("cpu.json")
 _STORED_S = 0.5
 # Words by which reasons of skips name libraries.
 _WORDS = {"torch": r"\btorch\b|PyTorch", "keras": r"\b[Kk]eras\b", "jax": r"\b(jax|JAX)\b"}
-# Wall-clock seconds of `_work` on the idle machine on which the budgets of tests/run.sh were measured.
+# Wall-clock seconds of the work in `pace` on the idle machine on which the budgets of tests/run.sh were measured.
 _REFERENCE_S = 1.5
 
 
@@ -40,6 +40,19 @@ def outcome(case: ElementTree.Element) -> str:
     if tags & {"failure", "error"}:
         return "failed"
     return "skipped" if "skipped" in tags else "passed"
+
+
+def cases_of(report: Path) -> list[ElementTree.Element] | None:
+    """Return the test cases of a report; None if it cannot be read."""
+    try:
+        return list(ElementTree.parse(report).iter("testcase"))
+    except (OSError, ElementTree.ParseError):
+        return None
+
+
+def name_of(case: ElementTree.Element) -> str:
+    """Return the name of a test."""
+    return f"{case.get('classname')}::{case.get('name')}"
 
 
 def tally(code: int, reports: list[Path]) -> tuple[int, int, int, str]:
@@ -55,13 +68,11 @@ def tally(code: int, reports: list[Path]) -> tuple[int, int, int, str]:
     tests: dict[str, str] = {}
     lost = []
     for report in reports:
-        try:
-            cases = list(ElementTree.parse(report).iter("testcase"))
-        except (OSError, ElementTree.ParseError):
+        cases = cases_of(report)
+        if cases is None:
             lost.append(report.name)
-            continue
-        for case in cases:
-            name = f"{case.get('classname')}::{case.get('name')}"
+        for case in cases or ():
+            name = name_of(case)
             tests[name] = max(outcome(case), tests.get(name, "skipped"), key=_ORDER.index)
     passed, failed, skipped = (
         sum(outcome == kind for outcome in tests.values())
@@ -84,11 +95,7 @@ def missing(reports: list[Path]) -> list[str]:
     """
     tests: dict[str, dict[str, int]] = {}
     for report in reports:
-        try:
-            cases = list(ElementTree.parse(report).iter("testcase"))
-        except (OSError, ElementTree.ParseError):
-            continue
-        for case in cases:
+        for case in cases_of(report) or ():
             for skip in case.iterfind("skipped"):
                 reason = f"{skip.get('message', '')} {skip.text or ''}"
                 name = next((n for n in wanted_by(reason) if not importable(n)), None)
@@ -96,7 +103,7 @@ def missing(reports: list[Path]) -> list[str]:
                     continue
                 is_module = skip.get("message") == "collection skipped"
                 path = re.search(r"\('([^']+\.py)'", reason) if is_module else None
-                key = path[1] if path else f"{case.get('classname')}::{case.get('name')}"
+                key = path[1] if path else name_of(case)
                 tests.setdefault(name, {})[key] = functions(Path(path[1])) if path else 1
     return [
         f"{name} is not installed: {sum(found.values())} tests were skipped for it"
@@ -129,13 +136,8 @@ def slowest(n: int, reports: list[Path]) -> list[str]:
     """Return a line for each of the `n` slowest tests: seconds, report, name."""
     found = []
     for report in reports:
-        try:
-            cases = list(ElementTree.parse(report).iter("testcase"))
-        except (OSError, ElementTree.ParseError):
-            continue
-        for case in cases:
-            name = f"{case.get('classname')}::{case.get('name')}"
-            found.append((float(case.get("time", 0)), report.stem, name))
+        for case in cases_of(report) or ():
+            found.append((float(case.get("time", 0)), report.stem, name_of(case)))
     return [f"{time:7.1f} s  {stem:<9} {name}" for time, stem, name in sorted(found)[: -n - 1 : -1]]
 
 
@@ -145,16 +147,14 @@ def cpu_times(
     """Return the processor seconds of each test that ran, with its children, by report stem and name."""
     found: dict[str, dict[str, float]] = {}
     for report in reports:
-        try:
-            cases = list(ElementTree.parse(report).iter("testcase"))
-        except (OSError, ElementTree.ParseError):
+        cases = cases_of(report)
+        if cases is None:
             continue
         times = found.setdefault(report.stem, {})
         for case in cases:
             for value in case.iterfind("properties/property"):
                 if value.get("name") in kinds and outcome(case) != "skipped":
-                    name = f"{case.get('classname')}::{case.get('name')}"
-                    times[name] = float(value.get("value", 0))
+                    times[name_of(case)] = float(value.get("value", 0))
     return found
 
 
@@ -162,11 +162,7 @@ def names(reports: list[Path]) -> set[str]:
     """Return `report stem` and name of all tests of the reports, also of those that were skipped."""
     found = set()
     for report in reports:
-        try:
-            cases = list(ElementTree.parse(report).iter("testcase"))
-        except (OSError, ElementTree.ParseError):
-            continue
-        found |= {f"{report.stem} {case.get('classname')}::{case.get('name')}" for case in cases}
+        found |= {f"{report.stem} {name_of(case)}" for case in cases_of(report) or ()}
     return found
 
 

@@ -149,7 +149,7 @@ def notes_on(
                 f"('{pair[0]}', '{pair[1]}'), and are different words here: write them alike if they mean "
                 "the same"
             )
-        # Who names a column as categorical knows what its cells are.
+        # A column that the job names as categorical needs no note on the notation of its cells.
         asked = is_asked(own.name, options.categorical)
         notation = _notation_of(own.cells) if is_text and not asked else None
         if notation is not None:

@@ -1,4 +1,4 @@
-"""Whether a process of this host is suspended: stopped by a signal, or frozen with its control group."""
+"""Finds suspended processes of this host: stopped by a signal, or frozen with their control group."""
 
 from __future__ import annotations
 

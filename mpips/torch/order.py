@@ -38,7 +38,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class EarlierShare(NamedTuple):
-    """What the workers of an earlier job have read of a loader.
+    """The items of a loader that the workers of an earlier job have read.
 
     Attributes:
         per_step: Items that all of them took in one step.

@@ -38,7 +38,7 @@ def _least_clock() -> list[Any]:
 
 
 def _ticks_without_pushes() -> list[Any]:
-    """A worker sends a missing tick also where the server lacks pushes in front of it, behind a copy that lags."""
+    """A worker sends a missing tick where the server lacks pushes in front of it, behind a copy that lags."""
     return [mock.patch.object(memory.At, "has_pushes_before", return_value=True)]
 
 
