@@ -30,7 +30,7 @@ _STORED = Path(__file__).with_name("cpu.json")
 _STORED_S = 0.5
 # Words by which reasons of skips name libraries.
 _WORDS = {"torch": r"\btorch\b|PyTorch", "keras": r"\b[Kk]eras\b", "jax": r"\b(jax|JAX)\b"}
-# Wall-clock seconds of the work in `pace` on the idle machine on which the budgets of tests/run.sh were measured.
+# Wall-clock seconds of the work in `pace` on the idle machine on which the budgets of run.sh were measured.
 _REFERENCE_S = 1.5
 
 
