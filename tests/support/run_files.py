@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,15 @@ class RunFiles:
     """A run directory that a test fills."""
 
     def __init__(self, parent: Path, name: str = "job", begin: float = BEGIN) -> None:
-        made = RunFolder.create(parent, "x")
+        # Whoever lists the folder meanwhile sees the run under its name alone.
         path = parent / name
-        made.path.rename(path)
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".") as staging:
+            made = RunFolder.create(Path(staging), "x")
+            info = msgspec.structs.replace(made.info(), run_id=name, created_s=begin)
+            replace_json(made.info_file, info)
+            made.path.rename(path)
         self.run = RunFolder(path)
         self.begin = begin
-        info = msgspec.structs.replace(self.run.info(), run_id=name, created_s=begin)
-        replace_json(self.run.info_file, info)
         self.step = 0
         self._samples = 0
 

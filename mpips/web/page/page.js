@@ -80,10 +80,12 @@ const page = (() => {
     source.onerror = () => { lost = true; schedule(); };
   };
 
-  // At the first list of runs show the newest one.
+  // At the first list of runs show the newest one, also in place of runs that were deleted or renamed since.
   const choose = () => {
-    if (shown.length || !list.length) return;
-    show([list[0].name]);
+    if (!list.length) return;
+    const still = shown.filter((name) => list.some((row) => row.name === name));
+    if (!still.length) show([list[0].name]);
+    else if (still.length < shown.length) show(still);
   };
 
   const show = (names) => {

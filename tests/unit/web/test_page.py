@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -210,6 +211,32 @@ def test_a_folder_without_runs_shows_the_first_one_as_it_begins(
         window.wait("document.querySelector('#notice').innerText.includes('No run here yet')")
         full_run(tmp_path)
         window.wait("document.querySelector('#panel-loss')")
+
+
+def test_a_run_that_was_renamed_is_shown_under_its_new_name(
+    window: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpips.web.runs_data._LIST_S", 0.05)
+    full_run(tmp_path, "before")
+    with shown(window, tmp_path):
+        window.wait("document.querySelector('[data-run=before]')")
+        (tmp_path / "before").rename(tmp_path / "after")
+        window.wait("document.querySelector('[data-run=after]')")
+        assert not window.has("[data-run=before]")
+
+
+def test_a_deleted_run_leaves_the_others_shown(
+    window: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpips.web.runs_data._LIST_S", 0.05)
+    full_run(tmp_path, "kept")
+    full_run(tmp_path, "deleted")
+    with shown(window, tmp_path):
+        show_all(window, "kept", "deleted")
+        window.wait("document.querySelectorAll('.head[data-run]').length === 2")
+        shutil.rmtree(tmp_path / "deleted")
+        window.wait("document.querySelectorAll('.head[data-run]').length === 1")
+        assert window.has(".head[data-run=kept]")
 
 
 def test_a_lost_server_is_reported(window: Browser, tmp_path: Path) -> None:
