@@ -144,25 +144,34 @@ def slowest(n: int, reports: list[Path]) -> list[str]:
 def cpu_times(
     reports: list[Path], kinds: tuple[str, ...] = ("cpu_s", "sampled_s")
 ) -> dict[str, dict[str, float]]:
-    """Return the processor seconds of each test that ran, with its children, by report stem and name."""
+    """Return the processor seconds of each test that ran, with its children, by stage and name.
+
+    Those of the ranks of one launch, and of launches on several numbers of ranks, are added up.
+    """
     found: dict[str, dict[str, float]] = {}
     for report in reports:
         cases = cases_of(report)
         if cases is None:
             continue
-        times = found.setdefault(report.stem, {})
+        times = found.setdefault(stage_of(report), {})
         for case in cases:
             for value in case.iterfind("properties/property"):
                 if value.get("name") in kinds and outcome(case) != "skipped":
-                    times[name_of(case)] = float(value.get("value", 0))
+                    name = name_of(case)
+                    times[name] = times.get(name, 0.0) + float(value.get("value", 0))
     return found
 
 
+def stage_of(report: Path) -> str:
+    """Return the stage of a report: that of mpi-3-0.xml, of rank 0 of three, is mpi."""
+    return report.stem.partition("-")[0]
+
+
 def names(reports: list[Path]) -> set[str]:
-    """Return `report stem` and name of all tests of the reports, also of those that were skipped."""
+    """Return stage and name of all tests of the reports, also of those that were skipped."""
     found = set()
     for report in reports:
-        found |= {f"{report.stem} {name_of(case)}" for case in cases_of(report) or ()}
+        found |= {f"{stage_of(report)} {name_of(case)}" for case in cases_of(report) or ()}
     return found
 
 
@@ -176,13 +185,13 @@ def stored() -> dict[str, dict[str, float]]:
 
 def merged(reports: list[Path], kind: str, old: dict[str, float]) -> dict[str, float]:
     """Return what to store: the times of the reports, and of tests that were skipped what is stored."""
-    stems = {report.stem for report in reports}
+    stages = {stage_of(report) for report in reports}
     there = names(reports)
-    kept = {n: s for n, s in old.items() if n.partition(" ")[0] not in stems or n in there}
-    for stem, times in cpu_times(reports, (kind,)).items():
+    kept = {n: s for n, s in old.items() if n.partition(" ")[0] not in stages or n in there}
+    for stage, times in cpu_times(reports, (kind,)).items():
         for name in times:
-            kept.pop(f"{stem} {name}", None)
-        kept |= {f"{stem} {name}": round(s, 1) for name, s in times.items() if s >= _STORED_S}
+            kept.pop(f"{stage} {name}", None)
+        kept |= {f"{stage} {name}": round(s, 1) for name, s in times.items() if s >= _STORED_S}
     return dict(sorted(kept.items()))
 
 
@@ -204,11 +213,11 @@ def grown(now: dict[str, float], before: dict[str, float], n: int) -> list[str]:
 def show_cpu(reports: list[Path], store: bool) -> None:
     """Print the processor time of each report and what grew; store the times."""
     found = cpu_times(reports)
-    now = {f"{stem} {name}": s for stem, times in found.items() for name, s in times.items()}
-    for stem, times in found.items():
+    now = {f"{stage} {name}": s for stage, times in found.items() for name, s in times.items()}
+    for stage, times in found.items():
         top = sorted(times.values())[-max(1, len(times) // 10) :]
         share = sum(top) / max(sum(times.values()), 1e-9)
-        print(f"{stem:<9} {sum(times.values()):7.0f} s   {share:4.0%} in a tenth of the tests")
+        print(f"{stage:<9} {sum(times.values()):7.0f} s   {share:4.0%} in a tenth of the tests")
     before = stored()
     if store:
         new = {

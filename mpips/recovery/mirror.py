@@ -134,6 +134,9 @@ class Incoming:
         self._answered = self._now()
         self._answering: MPI.Request | None = None
         self._ending = self._end_answered = False
+        # The copy may have records already. While it has not consumed them, its server may have no room to
+        # send the next one.
+        self._is_new = True
 
     def _expect(self, batch: np.ndarray) -> None:
         self._open.append((self._comm.Irecv(batch, self._rank, _TAG_BATCH), batch))
@@ -159,6 +162,8 @@ class Incoming:
         if moved:
             # Report the arrival before the copy consumes: arrival alone opens the server's gate.
             self._reply(self._now())
+        if moved or self._is_new:
+            self._is_new = False
             self.copy.drain()
         now = self._now()
         if self._needs_reply(now):
@@ -169,6 +174,8 @@ class Incoming:
         """Return True if records have arrived, the server may be short of slots, or END has arrived."""
         if self._ending and not self._end_answered:
             return True
+        if now.tobytes() == self._answered.tobytes():
+            return False
         arrived, consumed = now[:, 0] != self._answered[:, 0], now[:, 1] != self._answered[:, 1]
         short = now[:, 0] - self._answered[:, 1] > self._slots // 2
         return bool(arrived.any() or (consumed & short).any())

@@ -104,10 +104,15 @@ def is_own(path: Path) -> bool:
 def own_segments(token: str) -> Iterator[tuple[str, Path]]:
     """Yield part and path of each file of a job on this node that belongs to this user, sorted by path."""
     prefix = _prefix(token)
-    for path in sorted(SHM.glob(f"{prefix}[.-]*")):
-        match = _REST.fullmatch(path.name.removeprefix(prefix))
-        if match is not None and is_own(path):
-            yield match[1], path
+    try:
+        with os.scandir(SHM) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.startswith(prefix))
+    except FileNotFoundError:
+        return
+    for name in names:
+        match = _REST.fullmatch(name.removeprefix(prefix))
+        if match is not None and is_own(SHM / name):
+            yield match[1], SHM / name
 
 
 def find_segment(token: str, part: str) -> Path | None:

@@ -101,7 +101,7 @@ class GroupLevel:
         self._contributions.poll()
         # The push before may be under way to other nodes.
         wait_s = min(max_s, waits.BETWEEN_POLLS_S)
-        return self._reduction.wait_room(table, wait_s) and self._contributions.is_idle
+        return self._reduction.wait_room(table, wait_s) and self.is_sent(wait_s)
 
     def close(self, table: int) -> None:
         """Note that the worker pushes no more to a table in its clock."""

@@ -14,6 +14,7 @@ finish (native/src/server/server_store.cpp).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -219,6 +220,10 @@ class ReplicatedTables:
         if self._contributions is not None:
             self._contributions.sent(clocks)
 
+    def _is_confirmed(self) -> bool:
+        self._confirm()
+        return self._unconfirmed is None
+
     def _compare(self, clock: int) -> None:
         """Send digests of the tables that are to be compared at this clock to other nodes."""
         assert self._contributions is not None
@@ -257,7 +262,13 @@ class ReplicatedTables:
             return wait(table, max_s)
         self._contributions.poll()
         # Nothing of this worker is under way when it goes on: a network may need its calls.
-        return wait(table, min(max_s, waits.BETWEEN_POLLS_S)) and self._contributions.is_idle
+        wait_s = min(max_s, waits.BETWEEN_POLLS_S)
+        if not wait(table, wait_s):
+            return False
+        if self._contributions.is_idle:
+            return True
+        time.sleep(wait_s)
+        return False
 
     def wait(self, table: int, doing: str, room: bool = False) -> None:
         """Wait until the values of the worker's clock are complete.
@@ -346,7 +357,11 @@ class ReplicatedTables:
             self._connection.flush()
 
     def leave(self) -> None:
-        """Let other workers go on without this one. Call it when all servers have the worker's end."""
+        """Let other workers go on without this one. Call it when all servers have the worker's end.
+
+        Blocks until what others wait for is sent: they receive nothing behind the end.
+        """
+        self._wait_for(self._is_confirmed, "ending")
         self._reduction.finish()
         if self._contributions is not None:
             self._contributions.finish(self._reduction.clock)

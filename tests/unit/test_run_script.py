@@ -123,13 +123,15 @@ CPU = """<testcase classname="t" name="{}"><properties>
 
 
 def test_processor_times_are_read_from_each_report(tallying: ModuleType, tmp_path: Path) -> None:
-    unit, ranks, broken = (tmp_path / f"{name}.xml" for name in ("unit", "mpi-2-0", "broken"))
+    names = ("unit", "mpi-2-0", "mpi-2-1", "mpi-3-2", "broken")
+    unit, *ranks, broken = (tmp_path / f"{name}.xml" for name in names)
     cases = CPU.format("a", "1.5") + CPU.format("b", "0.25") + '<testcase name="skipped"/>'
     unit.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    ranks.write_text(f"<testsuites>{CPU.format('a', 3)}</testsuites>")
+    for seconds, rank in enumerate(ranks, 3):
+        rank.write_text(f"<testsuites>{CPU.format('a', seconds)}</testsuites>")
     broken.write_text("<testsuites>")
-    found = tallying.cpu_times([unit, ranks, broken, tmp_path / "none.xml"])
-    assert found == {"unit": {"t::a": 1.5, "t::b": 0.25}, "mpi-2-0": {"t::a": 3.0}}
+    found = tallying.cpu_times([unit, *ranks, broken, tmp_path / "none.xml"])
+    assert found == {"unit": {"t::a": 1.5, "t::b": 0.25}, "mpi": {"t::a": 3.0 + 4.0 + 5.0}}
 
 
 def test_what_was_skipped_keeps_its_stored_time(tallying: ModuleType, tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def turns(tmp_path: Path) -> Path:
         "tests/conftest.py": (ROOT / "tests/conftest.py").read_text(),
         "tests/support/long_runs.py": (ROOT / "tests/support/long_runs.py")
         .read_text()
-        .replace('"fault": 6}', '"fault": 2}'),
+        .replace('"fault": 8}', '"fault": 2}'),
         "tests/fault/test_few.py": TURNS,
         "pytest.ini": "[pytest]\nmarkers =\n  long\n  sampled\n",
     }

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpips import DenseTable
 from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead
+from mpips.checkpoint.residual_entry import ResidualEntry
+from mpips.checkpoint.residuals import collect, restored
 from mpips.checkpoint.shards import ShardData
-from mpips.errors import DiskFullError
+from mpips.errors import DiskFullError, MpipsError
+from mpips.model.table import Table
+from mpips.server.server import Server
 from mpips.snapshot.server_part import ServerPart
 from simulation.world import World
 
@@ -25,6 +32,8 @@ class Checkpoint(NamedTuple):
         rows: Rows of embedding tables, by name and key.
         versions: Number of updates of each table, by name.
         era: Number of the era in which it was written.
+        path: Its folder.
+        residuals: Its files of residuals; None: no table has any.
     """
 
     head: ManifestHead
@@ -32,18 +41,59 @@ class Checkpoint(NamedTuple):
     rows: dict[str, dict[int, np.ndarray]]
     versions: dict[str, int]
     era: int
+    path: Path
+    residuals: ResidualEntry | None
+
+    @property
+    def manifest(self) -> Any:
+        """What readers of residuals need of its manifest."""
+        return SimpleNamespace(
+            residuals=self.residuals, workers=self.head.workers, tables=self.head.tables
+        )
+
+    def unsent(self, table: Table) -> np.ndarray:
+        """Return the sum of the residuals of all workers of a table."""
+        args = self.path, self.manifest, list(self.head.tables), 0, 1
+        found = restored(*args, lambda name, worker: [worker])  # type: ignore[arg-type]
+        return found.get(table.name, np.float32(0))
 
 
 class Disk:
-    """The checkpoints of a run, oldest first, and the one that is being written."""
+    """The checkpoints of a run, oldest first, and the one that is being written.
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    Attributes:
+        folder: Where the workers of mpips write their own files of checkpoints.
+    """
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder = world, folder
         self.written: list[Checkpoint] = []
         self.failures = self.era = 0
         self.fails = 0.0  # chance that an attempt to write fails
-        self._parts: dict[tuple[int, int], dict[int, Sequence[ShardData]]] = {}
-        self._ends: dict[tuple[int, int], CheckpointInfo | None] = {}
+        self._parts: dict[tuple[int, int], dict[int, tuple[ManifestHead, Any]]] = {}
+        self._ends: dict[tuple[int, int], CheckpointInfo | MpipsError] = {}
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        return self.written[-1] if self.written else None
+
+    def restore(self, server: Server, placement: Any, tables: Sequence[Any], path: Path) -> None:
+        """Fill a server's shards, as mpips.recovery.restore does from HDF5."""
+        start = next(each for each in self.written if each.path == path)
+        for i, table in enumerate(tables):
+            server.core.set_steps_before(i, start.versions[table.name])
+            if isinstance(table, DenseTable):
+                for part in placement.dense[table.name]:
+                    if part.server == server.index:
+                        values = start.dense[table.name][part.start : part.stop]
+                        server.core.set_dense(i, np.ascontiguousarray(values))
+                continue
+            partitioner = placement.partitioners[table.name]
+            rows = start.rows.get(table.name, {})
+            keys = np.array([k for k in rows if partitioner.owner(k) == server.index], np.int64)
+            if len(keys):
+                server.core.load_rows(i, keys, np.stack([rows[int(k)] for k in keys]))
 
     def forget(self) -> None:
         """Drop what was not published when the launch ended."""
@@ -61,29 +111,48 @@ class Disk:
         parts = self._parts.setdefault(attempt, {})
         for _ in range(self.world.random.randrange(3)):
             yield None
-        parts[server] = shards
+        parts[server] = head, shards
         while len(parts) < n_servers:
             yield None
         if attempt not in self._ends:
             # The last one publishes, or all of them find the same failure.
-            self._ends[attempt] = None
-            if self.world.random.random() < self.fails:
-                self.failures += 1
-            else:
-                heads = self.written
-                heads.append(joined(self.era, head, list(parts.values())))
-                path = Path(f"/sim/step-{head.step}-{len(heads)}")
-                self._ends[attempt] = CheckpointInfo(path, head.step, 0, 0.0, (), ())
+            try:
+                self._ends[attempt] = self._publish(parts)
+            except MpipsError as error:
+                self._ends[attempt] = error
         yield None
         found = self._ends[attempt]
-        if found is None:
-            raise DiskFullError("the disk is full")
+        if isinstance(found, MpipsError):
+            raise found
         yield found
 
+    def _publish(self, parts: dict[int, tuple[ManifestHead, Any]]) -> CheckpointInfo:
+        if self.world.random.random() < self.fails:
+            self.failures += 1
+            raise DiskFullError("the disk is full")
+        head = parts[0][0]
+        path = self.folder / f"step-{head.step}-{len(self.written)}"
+        path.mkdir(parents=True, exist_ok=True)
+        residuals = collect(self.folder, path, head)
+        shards = [part for _, part in parts.values()]
+        self.written.append(joined(self.era, head, shards, path, residuals))
+        return CheckpointInfo(path, head.step, 0, 0.0, (), ())
 
-def joined(era: int, head: ManifestHead, parts: Sequence[Sequence[ShardData]]) -> Checkpoint:
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[Any]:
+        """Open a checkpoint, as mpips.checkpoint.reader.open_checkpoint does."""
+        yield next(each for each in self.written if each.path == path)
+
+
+def joined(
+    era: int,
+    head: ManifestHead,
+    parts: Sequence[Sequence[ShardData]],
+    path: Path,
+    residuals: ResidualEntry | None,
+) -> Checkpoint:
     """Return a checkpoint with copies of all shards."""
-    found = Checkpoint(head, {}, {}, {}, era)
+    found = Checkpoint(head, {}, {}, {}, era, path, residuals)
     for shard in (each for part in parts for each in part):
         before = found.versions.setdefault(shard.table, shard.version)
         found.versions[shard.table] = max(before, shard.version)

@@ -1,6 +1,6 @@
 """One history: launches of a job, killed and changed, until a last one ends undisturbed.
 
-`python -m simulation.history SEED` runs one, and `--count N` so many from this seed on.
+`python -m simulation SEED` runs one, and `--count N` so many from this seed on.
 """
 
 from __future__ import annotations
@@ -9,130 +9,231 @@ import argparse
 import json
 import os
 import random
-import sys
+import shutil
+import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from mpips import EmbeddingTable
+from mpips import DenseTable, EmbeddingTable
+from mpips.recovery.memory import Memory
+from mpips.rundir.directory import RunFolder
+from mpips.session.parts import Parts
 from mpips.transport.region import SHM
 from simulation.disk import Checkpoint, Disk
-from simulation.launch import Launch
-from simulation.memory import Node, small_tables
+from simulation.launch import Launch, Layout, simulated_start_up
+from simulation.memory import Node, files_of, simulated_memory
 from simulation.planted import PLANTED, planted
 from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths
 from simulation.world import World
 
+N_NODES = 3  # of which a launch uses two
+START_UP_TURNS = 500
+
 
 class Outcome(NamedTuple):
-    """Numbers of launches, deaths, copies that lagged, eras, checkpoints and turns of a history."""
+    """Numbers of launches, deaths, lost nodes, moves of ranks, eras, checkpoints and turns of a history."""
 
     launches: int
     deaths: int
-    copies: int
+    losses: int
+    moves: int
     eras: int
     checkpoints: int
     turns: int
 
 
-def run(seed: int, clocks: int = 30) -> Outcome:
-    """Run one history.
+def run(seed: int, clocks: int = 0) -> Outcome:
+    """Run one history, with so many clocks of each worker in a launch; 0: the seed draws their number.
 
     Raises:
         AssertionError: mpips does not keep a promise, or does not come to an end.
     """
-    history = History(seed, clocks)
-    try:
-        with history.world.as_time(), small_tables():
-            return history.run()
-    finally:
-        history.node.remove()
+    with tempfile.TemporaryDirectory(prefix=f"mpips-simulation-{os.getpid()}-", dir=SHM) as folder:
+        history = History(seed, clocks, Path(folder))
+        try:
+            with (
+                history.world.as_time(),
+                simulated_memory(history.world),
+                simulated_start_up(history.disk, lambda: history.launch),
+            ):
+                return history.run()
+        finally:
+            for node in history.nodes:
+                node.remove()
 
 
 class History:
-    """A run of one job."""
+    """A run of one job.
 
-    def __init__(self, seed: int, clocks: int) -> None:
+    Attributes:
+        launch: The launch at work.
+    """
+
+    launch: Launch
+
+    def __init__(self, seed: int, clocks: int, folder: Path) -> None:
         self.seed, self.draws = seed, random.Random(f"history {seed}")
-        self.world = World(seed)
-        self.node, self.disk = Node(), Disk(self.world)
+        self.world, self._folder = World(seed), RunFolder(folder)
+        self.nodes, self.disk = [Node() for _ in range(N_NODES)], Disk(self.world, folder / "files")
         self.sizes = lengths(self.draws)
-        # Residuals of checkpoints lie in files, which the simulation does not have.
-        self.keeps_memory = self.draws.random() < 0.3
-        self.clocks, self.copies = clocks, 0
+        self._has_residuals = self.draws.random() < 0.3
+        self.clocks = clocks or self.draws.choice((4, 8, 15, 30))
+        self._losses = self._moves = 0
         self.eras: list[Era] = []
+        # Nodes lost since a launch was the last to complete its start-up; and whether servers have copies.
+        self._lost: set[int] = set()
+        self._has_copies = False
+        # Turns from the end of start-up on after which a rank of this launch dies; None: none does then.
+        self._dies_in: int | None = None
+        # The launch that has made the memory of the last era.
+        self._memory = -1
+        # Reason for which the next launch may start without memory; "": it must continue in it.
+        self._may_be_cold = "there is no memory"
 
     def run(self) -> Outcome:
         """Run launches until the job has ended."""
-        launches, start = 0, None
-        deaths_left = self.draws.choice((0, 1, 1, 2, 3, 6))
-        changes_left = self.draws.choice((0, 0, 1, 2))
-        memory = None
+        launches, draws = 0, self.draws
+        deaths_left = draws.choice((0, 1, 1, 2, 3, 6))
+        changes_left = draws.choice((0, 0, 1, 2))
+        self._change()
         while True:
-            if memory is None:
-                self._begin(start)
-            era = self.eras[-1]
             self.disk.forget()
-            self.disk.fails = era.shape.fails
-            launch = Launch(
-                self.world, self.node, self.disk, era, self.watches, launches, memory, start
+            self.disk.fails = self.shape.fails
+            self.launch = Launch(
+                self.world,
+                self.nodes,
+                self.disk,
+                self._folder,
+                self.layout,
+                launches,
+                self.shape,
+                self._begin,
             )
             launches += 1
-            dies_at, within = None, False
+            dies_at, within, self._dies_in = None, False, None
             if deaths_left:
-                dies_at = int(self.draws.expovariate(1 / (8 * self.clocks)))
-                within = self.draws.random() < 0.6
-            stride = self.draws.choice((0, 400, 60)) if not within else 40
+                within = draws.random() < 0.6
+                if draws.random() < 0.15:
+                    dies_at = draws.randrange(START_UP_TURNS)
+                else:
+                    self._dies_in = int(draws.expovariate(1 / (20 * self.clocks)))
+            stride = draws.choice((0, 400, 60)) if not within else 40
             before = self.world.deaths
             self.world.run(stride, dies_at, within)
             if self.world.deaths > before:
                 deaths_left -= 1
-                memory = launch.memory
-                if launch.copy and self.draws.random() < 0.5:
-                    # The server's node is lost, and its partner's copy lags.
-                    self.node.restore(launch.copy)
-                    self.copies += 1
-                    for watch in self.watches:
-                        watch.has_lagged = True
-                elif not era.has_residuals and self.draws.random() < 0.25:
-                    memory, start = None, self._checkpoint()
-                    self.node.remove()
+                changes_left -= self._suffer(changes_left > 0)
                 continue
-            launch.check_end()
+            self.launch.check_end()
             self._check_last()
-            if not changes_left or era.has_residuals:
+            if not changes_left:
                 break
             changes_left -= 1
-            memory, start = None, self._checkpoint()
-            self.node.remove()
+            self._lose_all()
+            self._change()
         return Outcome(
             launches,
             self.world.deaths,
-            self.copies,
+            self._losses,
+            self._moves,
             len(self.eras),
             len(self.disk.written),
             self.world.turns,
         )
 
-    def _begin(self, start: Checkpoint | None) -> None:
-        """Begin an era."""
-        shape = draw_shape(self.draws, self.sizes, self.clocks, self.keeps_memory)
-        base = self._base(start) if start is not None else None
-        era = Era(self.seed, len(self.eras), shape, base)
-        self.eras.append(era)
-        self.disk.era = era.number
-        self.watches: Sequence[Watch] = [Watch(era, w) for w in range(shape.n_workers)]
+    def _change(self) -> None:
+        """Change the job."""
+        self.shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
+        self._place()
 
-    def _checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint."""
-        return self.disk.written[-1] if self.disk.written else None
+    def _place(self, keeps: Sequence[int] = ()) -> None:
+        """Choose where the ranks are. `keeps`: nodes where one of them must be, to reach memory there."""
+        draws, shape = self.draws, self.shape
+        while True:
+            others = [node for node in range(N_NODES) if node not in keeps]
+            nodes = [*keeps, *draws.sample(others, 2 - len(keeps))]
+            draws.shuffle(nodes)
+            how = draws.choice(("one", "apart", "any", "any"))
+            servers = draws.choices(nodes[: 1 if how == "one" else 2], k=shape.n_servers)
+            workers = draws.choices(nodes[: 1 if how == "one" else 2], k=shape.n_workers)
+            if how == "apart":
+                servers, workers = [nodes[0]] * shape.n_servers, [nodes[1]] * shape.n_workers
+            if not {*servers, *workers}.issuperset(keeps):
+                continue
+            if keeps or not shape.has_partners or len(set(servers)) == 2:
+                break
+        self.layout = Layout(tuple(servers), tuple(workers), draws.choice(("rma", "p2p")))
+
+    def _suffer(self, may_change: bool) -> bool:
+        """Let more happen after a death; return whether the job is another one now."""
+        draws = self.draws
+        if not self.eras:
+            return False
+        what = draws.choice(("", "", "node", "node", "away", "move", "all", "change"))
+        if self.eras[-1].has_residuals and what in ("node", "away", "move"):
+            # A worker's residuals are on its node.
+            return False
+        if what in ("node", "away"):
+            lost = draws.choice(self.layout.nodes)
+            self._losses += 1
+            self._lost.add(lost)
+            if what == "node":
+                self.nodes[lost].remove()
+            if what == "away" or draws.random() < 0.5:
+                # Another one in its place; one that is away may come back with old memory.
+                self.layout = self.layout.with_another(lost, N_NODES)
+            is_replicated = any(
+                isinstance(t, DenseTable) and t.is_replicated for t in self.shape.tables
+            )
+            if not self._has_copies or is_replicated or len(self._lost) > 1:
+                self._may_be_cold = f"nodes {self._lost} are lost"
+        elif what == "move":
+            self._moves += 1
+            self._place(keeps=self.layout.nodes)
+        elif what == "all":
+            self._lose_all()
+        elif what == "change" and may_change:
+            self._may_be_cold = "the job has changed"
+            self._change()
+            return True
+        return False
+
+    def _lose_all(self) -> None:
+        self._may_be_cold = "there is no memory"
+        for node in self.nodes:
+            node.remove()
+
+    def _begin(self, parts: Parts) -> tuple[Era, Sequence[Watch]]:
+        """Begin what workers do, or go on with it, once the first rank has started up."""
+        memory = parts.generation
+        if parts.saving.places:
+            assert isinstance(parts.saving.origin, Memory)
+            memory = parts.saving.origin.generation
+        else:
+            assert self._may_be_cold, f"the memory is not used: {parts.cold}"
+        if memory != self._memory:
+            # Also a launch that was killed at the end of its start-up may have made the memory.
+            start = self.disk.newest
+            base = self._base(start) if start is not None else None
+            era = Era(self.seed, len(self.eras), self.shape, base)
+            self.eras.append(era)
+            self.disk.era, self._memory = era.number, memory
+            self._watches: Sequence[Watch] = [Watch(era, w) for w in range(self.shape.n_workers)]
+        if self._dies_in is not None:
+            self.world.die_in(self._dies_in)
+        self._may_be_cold, self._lost = "", set()
+        self._has_copies = self.shape.has_partners and len(set(self.layout.servers)) > 1
+        return self.eras[-1], self._watches
 
     def _base(self, start: Checkpoint) -> Contents:
-        """Return what the program says of the tables at a checkpoint, and check the checkpoint by it."""
+        """Return what tables begin with from a checkpoint, and check it by what the program says."""
         cursors, era = [worker.cursor for worker in start.head.workers], self.eras[start.era]
         # Without a cursor of its own era a worker has not ended a clock.
         clocks = [c["clock"] if c.get("era") == era.number else 0 for c in cursors]
@@ -142,26 +243,42 @@ class History:
                 found = np.zeros((KEYS, 8), np.float32)
                 for key, row in start.rows.get(table.name, {}).items():
                     found[key] = row
+                whole = found
             else:
+                # SGD has subtracted what was sent; the rest it would subtract.
                 found = start.dense[table.name]
-            assert np.array_equal(found, expected.of(i)), (
-                f"the checkpoint at clocks {clocks} has {found} in table {i}, not {expected.of(i)}"
+                whole = found - start.unsent(table)
+            assert np.array_equal(whole, expected.of(i)), (
+                f"the checkpoint at clocks {clocks} has {whole} in table {i}, not {expected.of(i)}"
             )
+            later = self.shape.tables[i]
+            if isinstance(later, DenseTable) and later.compression is None:
+                # Residuals are used no more.
+                expected.dense[i] = found
         return expected
 
     def _check_last(self) -> None:
         """Check the checkpoint at the end of a job."""
-        start = self._checkpoint()
-        if start is not None and not self.eras[-1].has_residuals and not self.disk.fails:
+        start = self.disk.newest
+        if not self.disk.fails:
+            assert start is not None, "the end has no checkpoint"
+            assert start.era == self.eras[-1].number, "the end has no checkpoint"
+            at = tuple(worker.cursor["clock"] for worker in start.head.workers)
+            assert at == self.shape.clocks, f"the last checkpoint is at clocks {at}"
             self._base(start)
 
 
 N_COUNTS = 1 + len(Outcome._fields)
+HANG_S = 60  # of one history: an actor does not give up its turn
 BATCH = 25  # histories of one process: actors that died in native code keep their memory
 
 
 class FoundError(AssertionError):
     """A history has failed; the text has its seed."""
+
+
+def _hangs(signal: int, frame: object) -> None:
+    raise AssertionError("an actor does not give up its turn")
 
 
 def batch(seeds: Sequence[int], until: float) -> tuple[list[int], str]:
@@ -174,28 +291,33 @@ def batch(seeds: Sequence[int], until: float) -> tuple[list[int], str]:
     pid = os.fork()
     if pid == 0:
         failure, total, seed = "", np.zeros(N_COUNTS, int), -1
+        pipe = os.fdopen(writer, "w")
+        signal.signal(signal.SIGALRM, _hangs)
         try:
             os.close(reader)
             for seed in seeds:
                 if time.monotonic() > until:
                     break
+                pipe.write(f"{seed}\n")
+                pipe.flush()
+                signal.alarm(HANG_S)
                 total += (1, *run(seed))
         except BaseException:
             failure = f"seed {seed}: " + traceback.format_exc()
         finally:
-            with os.fdopen(writer, "w") as pipe:
-                json.dump([total.tolist(), failure], pipe)
+            json.dump([total.tolist(), failure], pipe)
+            pipe.close()
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        text = pipe.read()
+        *begun, text = pipe.read().split("\n")
     _, status = os.waitpid(pid, 0)
-    for path in SHM.glob(f"mpips-simulation-{pid}-*"):
+    for path in files_of(pid):
         path.unlink()
+    for path in SHM.glob(f"mpips-simulation-{pid}-*"):
+        shutil.rmtree(path)
     if not text:
-        return [
-            0
-        ] * N_COUNTS, f"one of the seeds {seeds[0]} to {seeds[-1]} ended its process: {status}"
+        return [0] * N_COUNTS, f"seed {begun[-1]} ended its process with status {status}"
     total, failure = json.loads(text)
     return total, failure
 
@@ -243,7 +365,3 @@ def main() -> int:
         ", ".join(f"{n} {name}" for n, name in zip(total, names, strict=True)), f"in {took:.1f} s"
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,297 +1,269 @@
-"""One launch of a job: the real parts of mpips as actors of the world."""
+"""One launch of a job: the real parts of mpips as actors of the world, from start-up to the end."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
-from mpips import DenseTable, EmbeddingTable, _native
+from mpips import DenseTable, EmbeddingTable
+from mpips.checkpoint.residuals import handed_over
+from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
-from mpips.model.placement import place
+from mpips.model.auto_placement import Site
 from mpips.mpi.messages import Agreed, Ask, Saved, Taken, Waits
-from mpips.recovery.memory import At, Memory, place_of, resumed_at, servers_behind
+from mpips.mpi.roles import Assignment
 from mpips.recovery.saving import Saving
-from mpips.recovery.takeover import resume
-from mpips.server.durability import Durability
-from mpips.server.server import Server
+from mpips.rundir.directory import RunFolder, Supervised
+from mpips.session import placing, roles, startup
+from mpips.session.parts import Parts
+from mpips.session.roles import Roles
 from mpips.snapshot.coordinator import Coordinator
-from mpips.transport.channel import Channel
-from mpips.worker.connection import Connection
-from mpips.worker.connection_options import ConnectionOptions, needs_common_clock
-from mpips.worker.residuals import Residuals, residual_layout
+from mpips.worker.connection_options import needs_common_clock
+from mpips.worker.lookahead import lookahead
 from mpips.worker.worker import Worker
-from simulation.disk import Checkpoint, Disk, DiskServerPart
-from simulation.memory import Node, NodeRegions
+from simulation.cluster import SimulatedCluster, simulated_exchanges
+from simulation.comm import Comm, Room
+from simulation.disk import Disk, DiskServerPart
+from simulation.links import SimulatedLinks
+from simulation.memory import Node
 from simulation.messages import Mail, WorkerControl
-from simulation.network import TurnChannel, TurnNetwork, remote_channel, rig_of
+from simulation.network import TurnNetwork, simulated_waits
 from simulation.program import KEYS, Era, Pace, Pull, Watch
 from simulation.world import World
 
-TIMEOUT_S = 1e9
-SLOT_BYTES = 1024
-AREA_BYTES = 64 << 10  # of all rendezvous buffers of a server
+if TYPE_CHECKING:
+    from mpips.server.server import Server
+
+TIMEOUT_S = 1e7
+SLOT_KIB = 1
+
+
+class Layout(NamedTuple):
+    """Where the ranks of a launch are.
+
+    Attributes:
+        servers, workers: Node of each.
+        kind: How workers reach servers on other nodes: "rma" or "p2p".
+    """
+
+    servers: tuple[int, ...]
+    workers: tuple[int, ...]
+    kind: str
+
+    @property
+    def nodes(self) -> list[int]:
+        """The nodes of its ranks."""
+        return sorted({*self.servers, *self.workers})
+
+    def with_another(self, node: int, n_nodes: int) -> Layout:
+        """Return the layout with another one in place of a node, of so many."""
+        other = next(n for n in range(n_nodes) if n not in self.nodes)
+        servers, workers = (tuple(other if n == node else n for n in ranks) for ranks in self[:2])
+        return self._replace(servers=servers, workers=workers)
+
+    @property
+    def assignment(self) -> Assignment:
+        """The roles of the ranks: the scheduler, on the node of server 0, the servers, the workers."""
+        n = len(self.servers)
+        node_of = (self.servers[0], *self.servers, *self.workers)
+        return Assignment(
+            node_of,
+            tuple(f"node{i}" for i in range(max(node_of) + 1)),
+            0,
+            tuple(range(1, 1 + n)),
+            tuple(range(1 + n, 1 + n + len(self.workers))),
+        )
+
+
+class Plan:
+    """From which checkpoint a launch starts that does not continue in memory; see SavingPlan."""
+
+    def __init__(self, disk: Disk, triggers: Triggers) -> None:
+        self._disk, self._triggers = disk, triggers
+
+    def draft(self) -> Saving:
+        """Return what is saved."""
+        return Saving(self._disk.folder, "run", triggers=self._triggers)
+
+    def choose(self) -> Saving:
+        """Return what is saved, and the newest checkpoint."""
+        if (newest := self._disk.newest) is None:
+            return self.draft()
+        return replace(self.draft(), origin=newest.head, start=newest.path)  # type: ignore[arg-type]
+
+
+class LeasedRun(Supervised, frozen=True):
+    """The run, as a launch sees it that no later one has replaced."""
+
+    def holds_lease(self) -> bool:
+        """Return True."""
+        return True
+
+
+class SimulatedRoles(Roles):
+    """The roles of a rank without traces and without a progress thread."""
+
+    def _make_tracer(self, *_: object) -> None:
+        return None
+
+    def _make_progress(self) -> None:
+        return None
 
 
 class Launch:
     """The ranks of one launch.
 
     Attributes:
-        memory: The state from which clocks in memory count.
-        copy: The files of a server at some time of the launch, by part; {}: none was copied.
+        era: What its workers do; None until the first rank has started up.
+        is_warm: It continues in memory; known with `era`.
+        servers: Its servers.
+        workers: Its workers, by index, as they come to work.
+        networks: Networks of workers to servers on other nodes.
+        rigs: What networks need of each server.
     """
 
     def __init__(
         self,
         world: World,
-        node: Node,
+        nodes: Sequence[Node],
         disk: Disk,
-        era: Era,
-        watches: Sequence[Watch],
+        folder: RunFolder,
+        layout: Layout,
         generation: int,
-        memory: Memory | None,
-        start: Checkpoint | None,
+        shape: Any,
+        begin: Callable[[Parts], tuple[Era, Sequence[Watch]]],
     ) -> None:
-        """Start up.
+        """Let the ranks start up, as actors.
 
         Args:
             world: The actors of this launch go there.
-            node: Shared memory.
+            nodes: Shared memory.
             disk: Checkpoints.
-            era: What workers do.
-            watches: What workers have seen, by worker.
+            folder: Folder of the run.
+            layout: Where its ranks are.
             generation: Number of the launch in the run.
-            memory: The state from which clocks in memory count, if this launch continues in memory.
-            start: The checkpoint to start from, if it does not.
+            shape: Tables, numbers of ranks and options.
+            begin: Returns what workers do, and what they have seen, once the first rank has started up.
         """
-        self._world, self._node, self._disk, self._era = world, node, disk, era
-        self._watches, self._generation = watches, generation
-        shape = era.shape
+        self.world, self._disk, self.layout, self.shape = world, disk, layout, shape
+        self._folder, self._generation, self._begin = folder, generation, begin
         self._tables = list(shape.tables)
-        self._is_warm = memory is not None
-        at_servers, at_workers = shape.nodes
-        near = [[w for w, n in enumerate(at_workers) if n == node] for node in at_servers]
-        self._placement = place(
-            self._tables,
-            shape.n_servers,
-            shape.n_workers,
-            shape.n_slots,
-            SLOT_BYTES,
-            near,
-            AREA_BYTES,
-        )
-        self._regions = NodeRegions(node)
-        saving = Saving(
-            Path("/sim"),
-            "run",
-            origin=start.head if start is not None else None,  # type: ignore[arg-type]
-            triggers=Triggers(every_steps=shape.every_steps),
-        )
-        self.servers = [self._server(s, start) for s in range(shape.n_servers)]
-        at: list[list[At]] = []
-        self._behind: list[tuple[int, ...]] = [()] * shape.n_workers
-        if memory is not None:
-            at = [
-                [At.of(server.core.position(w)) for w in range(shape.n_workers)]
-                for server in self.servers
-            ]
-            places = tuple(
-                place_of(w, [found[w] for found in at], memory) for w in range(shape.n_workers)
-            )
-            self._behind = [
-                servers_behind([found[w] for found in at], place) for w, place in enumerate(places)
-            ]
-            # By server, as the servers' positions.
-            rows = [resumed_at([found[w] for found in at], place) for w, place in enumerate(places)]
-            at = [list(column) for column in zip(*rows, strict=True)]
-            saving = dataclasses.replace(
-                saving.in_memory(memory, places, ()), triggers=saving.triggers
-            )
-            self.memory = memory
-        else:
-            self.memory = Memory(
-                generation=generation,
-                tables="",
-                shape=(shape.n_servers, shape.n_workers),
-                step=saving.steps_before,
-                run_id="run",
-                workers=tuple(start.head.workers) if start is not None else (),
-            )
-        self._saving = saving
-        self._to_scheduler, self._to_servers = Mail(world), [Mail(world) for _ in self.servers]
-        self._to_workers = [Mail(world) for _ in range(shape.n_workers)]
-        self._coordinator = Coordinator(
-            saving.triggers,
-            needs_common_clock(self._tables),
-            saving.steps_before,
-            shape.n_workers,
-            shape.n_servers,
-            lambda w, message: self._to_workers[w].send(0, message),
-            self._send_to_servers,
-            shape.patience_s,
-            lambda text: None,
-        )
-        self._coordinator.begin_at(saving.first_clock)
-        self._parts = [self._part(s) for s in range(shape.n_servers)]
-        self._networks: list[TurnNetwork] = []
-        self._rigs = [rig_of(server, shape.n_workers, self._tables) for server in self.servers]
-        self.workers = [self._worker(w, at) for w in range(shape.n_workers)]
+        n_servers, n_workers = shape.n_servers, shape.n_workers
+        self.era: Era | None = None
+        self.is_warm = False
+        self.servers: list[Server] = [None] * n_servers  # type: ignore[list-item]
+        self.workers: dict[int, Worker] = {}
+        self.networks: list[TurnNetwork] = []
+        self.rigs: list[Any] = [None] * n_servers
+        self._parts: dict[int, Parts] = {}
+        self._watches: Sequence[Watch] = ()
+        self._to_scheduler = Mail(world)
+        self._to_servers = [Mail(world) for _ in range(n_servers)]
+        self._to_workers = [Mail(world) for _ in range(n_workers)]
         self._is_over = False
-        # The server that is copied, and from which turn on.
-        self._copied = world.random.randrange(shape.n_servers)
-        self._copied_from = world.turns + world.random.randrange(1000)
-        self.copy: dict[str, bytes] = {}
-        for w in range(shape.n_workers):
-            world.spawn(f"worker {w}", lambda w=w: self._work(w))
-        for s in range(shape.n_servers):
-            world.spawn(f"server {s}", lambda s=s: self._serve(s))
-        world.spawn("scheduler", self._schedule)
-        if self._networks:
+        assignment = layout.assignment
+        self._room = room = Room(world, len(assignment.node_of))
+        for rank, node in enumerate(assignment.node_of):
+            cluster = SimulatedCluster(Comm(room, rank), assignment, nodes[node].token)
+            world.spawn(assignment.roles_of(rank), lambda c=cluster: self._play(c))
+        if len(set(assignment.node_of)) > 1:
             world.spawn("network", self._carry)
 
-    def _send_to_servers(self, message: Any) -> None:
-        for mail in self._to_servers:
-            mail.send(0, message)
+    # Start-up.
 
-    def _server(self, index: int, start: Checkpoint | None) -> Server:
-        life = Durability(self._generation, journal=True, warm=self._is_warm)
-        server = Server(index, self._tables, self._placement, self._regions, 0, True, None, life)
-        if self._is_warm:
-            server.finish_recovery(self._no_staging)
-            return server
-        if start is not None:
-            self._restore(server, start)
-        server.begin_journal()
-        return server
-
-    def _no_staging(self, worker: int, generation: int) -> _native.SharedMemory:
-        raise AssertionError("workers of the simulation have no staging memory")
-
-    def _restore(self, server: Server, start: Checkpoint) -> None:
-        """Fill a server's shards, as mpips.recovery.restore does from HDF5."""
-        for i, table in enumerate(self._tables):
-            server.core.set_steps_before(i, start.versions[table.name])
-            if isinstance(table, DenseTable):
-                for part in self._placement.dense[table.name]:
-                    if part.server == server.index:
-                        values = start.dense[table.name][part.start : part.stop]
-                        server.core.set_dense(i, np.ascontiguousarray(values))
-                continue
-            partitioner = self._placement.partitioners[table.name]
-            rows = start.rows.get(table.name, {})
-            keys = np.array([k for k in rows if partitioner.owner(k) == server.index], np.int64)
-            if len(keys):
-                server.core.load_rows(i, keys, np.stack([rows[int(k)] for k in keys]))
-
-    def _part(self, index: int) -> DiskServerPart:
-        shape = self._era.shape
-        return DiskServerPart(
-            self._disk,
-            shape.n_servers,
-            self._saving,
-            self.servers[index],
-            self._placement,
+    def _play(self, cluster: SimulatedCluster) -> None:
+        """Start up a rank, and let it play its role."""
+        shape = self.shape
+        parts = startup.start_up(
+            cluster,
             self._tables,
-            shape.n_workers,
-            None,
-            shape.patience_s,
-            lambda message: self._to_scheduler.send(shape.n_workers + index, message),
-        )
-
-    def _worker(self, w: int, at: Sequence[Sequence[At]]) -> Worker:
-        shape, saving = self._era.shape, self._saving
-        channels = [self._channel(w, server) for server in self.servers]
-        for channel, found in zip(channels, at, strict=False):
-            resume(channel, found[w], skips_clocks=False)
-        control = WorkerControl(w, self._to_workers[w], self._to_scheduler.send)
-        place = saving.places[w] if saving.places else None
-        connection = Connection(
-            w,
-            [f"worker {i}" for i in range(shape.n_workers)],
-            self._tables,
-            channels,
-            control,
-            None,
-            TIMEOUT_S,
-            ConnectionOptions(
-                position=saving.position(0, w, shape.n_workers),
-                first_clock=place.clock if place is not None else 0,
-                writes_position=True,
-                first_step=place.steps if place is not None else 0,
-                residuals=self._residuals(w),
-                behind=self._behind[w],
+            SessionOptions(
+                servers=shape.n_servers,
+                timeout_s=TIMEOUT_S,
+                ring_slots=shape.n_slots,
+                slot_kib=SLOT_KIB,
+                staging_mib=1,
+                remote_staging_mib=1,
+                topology=shape.topology,
+                group_rows_mib=1,
+                lookahead_mib=1,
             ),
+            Plan(self._disk, Triggers(every_steps=shape.every_steps)),
+            self._run(cluster),
+            warm=True,
+            partner_bound=0 if shape.has_partners else None,
+            idle=self.world.wait,
         )
-        return Worker(connection, self._tables, self._placement)
+        if self.era is None:
+            self.is_warm = bool(parts.saving.places)
+            self.era, self._watches = self._begin(parts)
+        self._parts[cluster.rank] = parts
+        if cluster.worker is not None:
+            self._work(cluster.worker, parts)
+        elif cluster.server is not None:
+            self._serve(cluster.server, parts)
+        else:
+            self._schedule(parts)
 
-    def _channel(self, w: int, server: Server) -> Channel:
-        shape, layout = self._era.shape, server.layout
-        if shape.nodes[0][server.index] != shape.nodes[1][w]:
-            network, channel = remote_channel(
-                self._world, self._rigs[server.index], w, self._generation, shape.kind
+    def _run(self, cluster: Any) -> Supervised:
+        return LeasedRun(self._folder, "run", cluster.token, self._generation)
+
+    # The roles.
+
+    def _work(self, w: int, parts: Parts) -> None:
+        era, watch, draws = self.era, self._watches[w], self.world.random
+        assert era is not None
+        control = WorkerControl(w, self._to_workers[w], self._to_scheduler.send)
+        part = SimulatedRoles(parts, control, None, None)  # type: ignore[arg-type]
+        with part._working() as worker:
+            self.workers[w] = worker
+            if parts.residuals is not None:
+                assert parts.residuals.lost == 0, "a residual is lost"
+            clock, cursor = worker.now, dict(worker.cursor)
+            at = cursor["clock"] if cursor.get("era") == era.number else 0
+            assert at == clock, f"worker {w} continues at clock {clock} with the cursor {cursor}"
+            for now in self._clocks(worker, clock):
+                assert worker.now == now
+                watch.begin(now)
+                for op in era.ops(w, now):
+                    watch.note()
+                    if isinstance(op, Pull):
+                        self._pull(worker, watch, op)
+                    elif isinstance(op, Pace):
+                        worker.keep_pace(op.bound)
+                    else:
+                        self._push(worker, op)
+                worker.set_cursor({"era": era.number, "clock": now + 1})
+                if era.shape.asks and draws.random() < 0.1:
+                    worker.checkpoint()
+                worker.clock()
+                self.world.maybe_pause()
+            watch.begin(era.shape.clocks[w])
+
+    def _clocks(self, worker: Worker, first: int) -> Iterable[int]:
+        """Return the clocks of a worker, with a look-ahead if there is one."""
+        era = self.era
+        assert era is not None
+        found: Iterable[int] = range(first, era.shape.clocks[worker.index])
+        if era.shape.depth and any(isinstance(t, EmbeddingTable) for t in self._tables):
+            found = lookahead(
+                found,
+                keys=lambda now: era.keys(worker.index, now),
+                worker=worker,
+                depth=era.shape.depth,
             )
-            self._networks.append(network)
-            return channel
-        writer = _native.RingWriter(
-            server.region,
-            layout.mailbox_offset(w),
-            layout.geometry,
-            w,
-            self._generation,
-            True,
-            len(self._tables),
-        )
-        return TurnChannel(self._world, server.region, layout, writer, shape.n_workers)
-
-    def _residuals(self, w: int) -> Residuals | None:
-        _, n_bytes = residual_layout(self._tables, self._placement, 2)
-        if not n_bytes:
-            return None
-        if self._is_warm:
-            return Residuals(self._regions.reopen(f"e{w}"), self._tables, self._placement, 2)
-        found = Residuals(self._regions.create(f"e{w}", n_bytes), self._tables, self._placement, 2)
-        found.fill({})
         return found
 
-    # The actors.
-
-    def _work(self, w: int) -> None:
-        worker, era, watch, draws = self.workers[w], self._era, self._watches[w], self._world.random
-        connection = worker._connection
-        if connection.residuals is not None:
-            assert connection.residuals.lost == 0, "a residual is lost"
-        connection.end_clock_behind()
-        clock = worker.now
-        cursor = dict(worker.cursor)
-        at = cursor["clock"] if cursor.get("era") == era.number else 0
-        assert at == clock, f"worker {w} continues at clock {clock} with the cursor {cursor}"
-        for now in range(clock, era.shape.clocks[w]):
-            assert worker.now == now
-            watch.begin(now)
-            for op in era.ops(w, now):
-                watch.note()
-                if isinstance(op, Pull):
-                    self._pull(worker, watch, op)
-                elif isinstance(op, Pace):
-                    worker.keep_pace(op.bound)
-                else:
-                    self._push(worker, op)
-            worker.set_cursor({"era": era.number, "clock": now + 1})
-            if era.shape.asks and draws.random() < 0.1:
-                worker.checkpoint()
-            worker.clock()
-            self._world.maybe_pause()
-        watch.begin(era.shape.clocks[w])
-        connection.finish()
-        self._to_scheduler.send(w, None)
-
     def _push(self, worker: Worker, push: Any) -> None:
+        assert self.era is not None
         table = worker.table(self._tables[push.table].name)
         # SGD subtracts the update.
-        update = -self._era.update(worker.index, push)
+        update = -self.era.update(worker.index, push)
         if push.keys is None:
             table.push(update)
         else:
@@ -301,15 +273,42 @@ class Launch:
         table = self._tables[op.table]
         handle = worker.table(table.name)
         if op.keys is None:
-            found = handle.pull().copy()
+            if op.is_begun:
+                request = handle.prefetch()
+                self.world.maybe_pause()
+                found = request.wait().copy()
+            else:
+                found = handle.pull().copy()
             if isinstance(table, DenseTable) and table.compression is None:
                 watch.check(op.table, found, self._watches, None)
             return
         keys = np.array(op.keys, np.int64)
-        watch.check(op.table, handle.pull(keys).copy(), self._watches, keys)
+        if op.is_begun:
+            request = handle.prefetch(keys)
+            self.world.maybe_pause()
+            found = request.wait().copy()
+        else:
+            found = handle.pull(keys).copy()
+        watch.check(op.table, found, self._watches, keys)
 
-    def _serve(self, s: int) -> None:
-        server, part, world = self.servers[s], self._parts[s], self._world
+    def _serve(self, s: int, parts: Parts) -> None:
+        server, mirror, world, shape = parts.server, parts.mirror, self.world, self.shape
+        assert server is not None
+        part = DiskServerPart(
+            self._disk,
+            shape.n_servers,
+            parts.saving,
+            server,
+            parts.placement,
+            parts.tables,
+            shape.n_workers,
+            None,
+            shape.patience_s,
+            lambda message: self._to_scheduler.send(shape.n_workers + s, message),
+            self._run(parts.cluster),
+            parts.groups,
+            [table.name for table in parts.grouped_tables.values()],
+        )
         stopped = False
         while not stopped:
             if server.drain():
@@ -321,31 +320,52 @@ class Launch:
                     part.take(message)
             if part.poll():
                 world.changed()
-            if self._is_due_for_copy(s):
-                self.copy = self._node.copy_of(s)
+            if mirror is not None and mirror.poll():
+                world.changed()
             world.wait()
         server.drain()
+        if mirror is not None:
+            mirror.close(TIMEOUT_S, world.pause)
         part.save(world.pause)
-
-    def _is_due_for_copy(self, s: int) -> bool:
-        wanted = s == self._copied and self._era.may_lag and not self.copy
-        return wanted and self._world.turns >= self._copied_from
+        self._to_scheduler.send(shape.n_workers + s, None)
 
     def _carry(self) -> None:
         """Let messages arrive, until nobody sends any more."""
         while not self._is_over:
-            for network in self._networks:
+            for network in self.networks:
                 network.carry()
-            self._world.wait()
+            self.world.wait()
 
-    def _schedule(self) -> None:
-        world, coordinator, shape = self._world, self._coordinator, self._era.shape
-        n_done = 0
-        while True:
+    def _send_to_servers(self, message: Any) -> None:
+        for mail in self._to_servers:
+            mail.send(0, message)
+
+    def _schedule(self, parts: Parts) -> None:
+        world, shape, saving = self.world, self.shape, parts.saving
+        coordinator = Coordinator(
+            saving.triggers,
+            needs_common_clock(parts.tables, parts.groups),
+            saving.steps_before,
+            shape.n_workers,
+            shape.n_servers,
+            lambda w, message: self._to_workers[w].send(0, message),
+            self._send_to_servers,
+            shape.patience_s,
+            lambda text: None,
+        )
+        coordinator.begin_at(saving.first_clock)
+        workers, servers, is_stopped = (
+            set(range(shape.n_workers)),
+            set(range(shape.n_servers)),
+            False,
+        )
+        while servers:
             for sender, message in self._to_scheduler.receive():
-                if message is None:
-                    n_done += 1
+                if message is None and sender < shape.n_workers:
+                    workers.remove(sender)
                     coordinator.worker_done(sender)
+                elif message is None:
+                    servers.remove(sender - shape.n_workers)
                 elif isinstance(message, Agreed):
                     coordinator.agreed(sender, message)
                 elif isinstance(message, Waits):
@@ -359,20 +379,26 @@ class Launch:
                 else:
                     raise AssertionError(f"the scheduler has received {message}")
             w = world.random.randrange(shape.n_workers)
-            coordinator.note_clock(w, self.workers[w].now)
-            coordinator.poll()
-            if n_done == shape.n_workers and not coordinator.busy:
-                break
+            if w in self.workers:
+                coordinator.note_clock(w, self.workers[w].now)
+            if not is_stopped:
+                coordinator.poll()
+                if not workers and not coordinator.busy:
+                    is_stopped = True
+                    self._send_to_servers("stop")
             world.wait()
-        for mail in self._to_servers:
-            mail.send(0, "stop")
+        for mail in self._to_workers:
+            mail.send(0, "bye")
         self._is_over = True
 
     # What is there.
 
     def check_end(self) -> None:
-        """Check the tables after the end of all workers."""
-        era = self._era
+        """Check tables, copies of servers and messages after the end of all ranks."""
+        era = self.era
+        assert era is not None
+        self._room.check_end()
+        placement = self._parts[0].placement
         for i, table in enumerate(self._tables):
             expected = era.values(i, era.shape.clocks)
             if isinstance(table, EmbeddingTable):
@@ -382,13 +408,66 @@ class Launch:
                     found[keys] += rows
             else:
                 found = np.full(table.n_elements, np.nan, np.float32)
-                for part in self._placement.dense[table.name]:
+                for part in placement.dense[table.name]:
                     values = self.servers[part.server].core.dense_values(i)
                     found[part.start : part.stop] = values
                 if table.compression is not None:
-                    for worker in self.workers:
+                    n_workers, grouped = era.shape.n_workers, self._parts[0].grouped_tables
+                    handed = handed_over(era.groups, era.shape.clocks, range(n_workers))
+                    for w, worker in self.workers.items():
+                        if w in handed and i in grouped:
+                            continue
                         # SGD has subtracted what was sent; the rest it would subtract.
                         residuals = worker._connection.residuals
                         assert residuals is not None
                         found -= residuals.values([table.name])[table.name]
             assert np.array_equal(found, expected), f"table {i} ends with {found}, not {expected}"
+        for parts in self._parts.values():
+            for incoming in parts.mirror._incoming if parts.mirror is not None else ():
+                self._check_copy(incoming.copy)
+
+    def _check_copy(self, copy: Server) -> None:
+        """Check that a copy has what its server has."""
+        server, placement = self.servers[copy.index], self._parts[0].placement
+        for i, table in enumerate(self._tables):
+            if isinstance(table, EmbeddingTable):
+                mine, its = (
+                    dict(zip(k.tolist(), v.tolist(), strict=True))
+                    for k, v in (server.core.embedding_content(i), copy.core.embedding_content(i))
+                )
+                assert mine == its, f"the copy of server {copy.index} has other rows of table {i}"
+                continue
+            if all(part.server != copy.index for part in placement.dense[table.name]):
+                continue
+            mine, its = server.core.dense_values(i), copy.core.dense_values(i)
+            assert np.array_equal(mine, its), (
+                f"the copy of server {copy.index} differs in table {i}"
+            )
+
+
+def _site(cluster: SimulatedCluster, shares_memory: bool, codecs: object, durable: bool) -> Any:
+    """Return what start-up would have measured."""
+    nodes = placing._nodes(cluster, shares_memory)
+    return Site(*nodes, 1e9, 1e9, 1 << 30, durable), {}
+
+
+@contextmanager
+def simulated_start_up(disk: Disk, launch_of: Callable[[], Launch]) -> Iterator[None]:
+    """Within this context start-up connects ranks of the simulation.
+
+    Args:
+        disk: Checkpoints.
+        launch_of: Returns the launch.
+    """
+    world = disk.world
+    with (
+        simulated_exchanges(),
+        simulated_waits(world),
+        mock.patch.object(startup, "Links", lambda *rest: SimulatedLinks(launch_of(), *rest)),
+        mock.patch.object(placing, "_measured", _site),
+        mock.patch.object(roles, "threadpool_limits", return_value=nullcontext()),
+        mock.patch("mpips.recovery.takeover.gc"),
+        mock.patch("mpips.recovery.restore.restore", disk.restore),
+        mock.patch("mpips.session.residuals.open_checkpoint", disk.opened),
+    ):
+        yield

@@ -1,99 +1,106 @@
-"""Shared memory that outlives a launch, in one process."""
+"""Shared memory that outlives a launch, in one process: that of several nodes."""
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from mpips import _native
 from mpips.errors import RegionError
+from mpips.recovery import replica_memory
 from mpips.server import server as server_module
+from mpips.session import startup
 from mpips.transport import region
-from mpips.transport.region import SHM, EmbeddingMemory, Regions
+from mpips.transport.region import SHM, EmbeddingMemory, Regions, is_own, own_segments, unlink_job
+from simulation.world import World
 
 _numbers = itertools.count()
 
 
+def files_of(pid: int) -> list[Path]:
+    """Return the files in /dev/shm that simulations of a process have made."""
+    return list(SHM.glob(f"mpips-kept-{os.geteuid()}-{pid:08x}*"))
+
+
 class Node:
-    """The shared-memory files of one node. They stay when a launch ends.
+    """The shared memory of one node: files of real names. They stay when a launch ends.
 
-    They have no owner, because one process is all launches: memory to which a dead actor still refers is in
+    Each node has a token of its own, so that it does not see the files of others.
+
+    Files have no owner, because one process is all launches: memory to which a dead actor still refers is in
     use for as long as this process lives.
-
-    Attributes:
-        files: Names in /dev/shm by part.
     """
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
-        self._name = f"mpips-simulation-{os.getpid()}-{next(_numbers)}"
+        self.token = f"k{os.getpid():08x}{next(_numbers):024x}"
 
-    def make(self, part: str, n_bytes: int) -> _native.SharedMemory:
-        """Return new memory, all zero, which takes pages where it is used.
+    def remove(self) -> None:
+        """Remove all files, as the loss of the node does."""
+        unlink_job(self.token)
 
-        Raises:
-            RegionError: There is a file of this part already.
-        """
-        if part in self.files:
-            raise RegionError(f"a file of {part} is there already")
-        name = self.files[part] = f"{self._name}-{next(_numbers)}-{part}"
-        fd = os.open(SHM / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    @property
+    def n_files(self) -> int:
+        """Number of its files."""
+        return len(list(own_segments(self.token)))
+
+
+class SimulatedRegions(Regions):
+    """`Regions` of a rank."""
+
+    world: World  # set by `simulated_memory`
+
+    def create(self, part: str, n_bytes: int, reserve: int = 0) -> _native.SharedMemory:
+        """Make memory, all zero, which takes pages where it is used."""
+        if not self.shared:
+            return super().create(part, n_bytes, reserve)
+        path = SHM / self._new_name(part)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(fd, max(n_bytes, 1))
         os.close(fd)
-        return self.open(part)
+        return _native.SharedMemory.attach(path.name, 1 << 62)
 
-    def open(self, part: str) -> _native.SharedMemory:
-        """Return the memory of a part.
+    def create_sparse(self, part: str, n_bytes: int) -> _native.SharedMemory:
+        """Make memory."""
+        return self.create(part, n_bytes)
+
+    def reopen(self, part: str, reserve: int = 0) -> _native.SharedMemory:
+        """Return the memory that an earlier launch has left.
 
         Raises:
             RegionError: There is none.
         """
-        if part not in self.files:
+        path = self._find(part, look=True)
+        if path is None or not is_own(path):
             raise RegionError(f"the file of {part} is not there")
-        return _native.SharedMemory.attach(self.files[part], 1 << 62)
+        return _native.SharedMemory.attach(path.name, 1 << 62)
 
-    def copy_of(self, server: int) -> dict[str, bytes]:
-        """Return the content of a server's files by part."""
-        own = (f"s{server}", f"s{server}-")
-        mine = [part for part in self.files if part == own[0] or part.startswith(own[1])]
-        return {part: (SHM / self.files[part]).read_bytes() for part in mine}
+    def unlink_part(self, part: str) -> None:
+        """Remove a file; not while a killed launch is unwound: a killed process removes nothing."""
+        if not self.world.ending:
+            super().unlink_part(part)
 
-    def restore(self, copy: dict[str, bytes]) -> None:
-        """Give files the content that they had at a copy. No live actor may use them."""
-        for part, content in copy.items():
-            (SHM / self.files[part]).write_bytes(content)
-
-    def remove(self) -> None:
-        """Remove all files."""
-        for name in self.files.values():
-            (SHM / name).unlink()
-        self.files = {}
+    def leave(self) -> None:
+        """Leave all files."""
 
 
-class NodeRegions(Regions):
-    """`Regions` of a launch on a node of the simulation."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__("51" * 16, shared=False)
-        self.node = node
-
-    def create(self, part: str, n_bytes: int, reserve: int = 0) -> _native.SharedMemory:
-        """Make memory."""
-        return self.node.make(part, n_bytes)
-
-    def create_sparse(self, part: str, n_bytes: int) -> _native.SharedMemory:
-        """Make memory."""
-        return self.node.make(part, n_bytes)
-
-    def reopen(self, part: str, reserve: int = 0) -> _native.SharedMemory:
-        """Return the memory that an earlier launch has left."""
-        return self.node.open(part)
-
-
-def small_tables() -> Any:
-    """Within this context the memory of an embedding table begins small."""
+@contextmanager
+def simulated_memory(world: World) -> Iterator[None]:
+    """Within this context start-up makes memory of the simulation, and that of embedding tables is small."""
     sizes = EmbeddingMemory(first=1 << 16, reserve=1 << 16, buffers=1 << 20)
     assert region.embedding_memory(1).first > sizes.first
-    return mock.patch.object(server_module, "embedding_memory", return_value=sizes)
+    regions: Any = type("WorldRegions", (SimulatedRegions,), {"world": world})
+    with ExitStack() as stack:
+        for patch in (
+            mock.patch.object(server_module, "embedding_memory", return_value=sizes),
+            mock.patch.object(startup, "Regions", regions),
+            mock.patch.object(startup, "sweep"),
+            # Actors that died have the files of their launch open.
+            mock.patch.object(replica_memory, "_lock"),
+        ):
+            stack.enter_context(patch)
+        yield

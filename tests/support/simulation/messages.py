@@ -43,12 +43,16 @@ class WorkerControl:
 
     def __init__(self, worker: int, mail: Mail, to_scheduler: Callable[[int, Any], None]) -> None:
         self.state, self.clock = "computing", 0
+        self.final_statistics: bytes | None = None
         self.speed = self.fastest = 0.0
         self.cut = PendingCut()
         self._worker, self._mail, self._send = worker, mail, to_scheduler
 
     def poll(self) -> None:
         for _, message in self._mail.receive():
+            if message == "bye":
+                self.final_statistics = b"{}"
+                continue
             answer = self.cut.take(message, self.clock)
             if answer is not None:
                 self.tell(answer)
@@ -61,6 +65,12 @@ class WorkerControl:
 
     def tell(self, message: Any) -> None:
         self._send(self._worker, message)
+
+    def begin(self, work: object) -> None:
+        pass
+
+    def done(self, statistics: bytes) -> None:
+        self._send(self._worker, None)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         pass

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from fake_network import PACES, Network, Question
@@ -172,3 +175,34 @@ def remote_channel(
         rig.n_workers,
         make,
     )
+
+
+@contextmanager
+def simulated_waits(world: World) -> Iterator[None]:
+    """Within this context waits in the memory that workers share are turns of others."""
+
+    def turning(name: str, *methods: str, least: Callable[..., int] = lambda *_: 0) -> Any:
+        """Patch a class; `least`: what a method returns, by its arguments, that has to wait."""
+        real = getattr(_native, name)
+
+        def wait(method: str) -> Any:
+            def waits(self: Any, *arguments: Any) -> Any:
+                *rest, max_s = arguments
+                found = getattr(real, method)(self, *rest, 0.0)
+                if max_s and found == least(*rest):
+                    world.wait()
+                    found = getattr(real, method)(self, *rest, 0.0)
+                return found
+
+            return waits
+
+        changed = type(name, (real,), {method: wait(method) for method in methods})
+        return mock.patch.object(_native, name, changed)
+
+    with ExitStack() as stack:
+        stack.enter_context(turning("Reduction", "wait_complete", "wait_room"))
+        stack.enter_context(turning("SharedPulls", "wait_ready"))
+        # It returns how many rows are ready, and takes how many were.
+        rows = turning("SharedRows", "wait_ready", least=lambda clock, slots, before: before)
+        stack.enter_context(rows)
+        yield

@@ -9,10 +9,18 @@ from unittest import mock
 
 from mpips import BSP, SSP, _native
 from mpips.checkpoint import position
-from mpips.recovery import memory
+from mpips.recovery import memory, mirror, replica_start, takeover
 from mpips.snapshot import coordinator, server_part, worker_part
-from mpips.worker import arrivals, connection, residuals, ticks, waits
-from simulation import disk, launch
+from mpips.worker import (
+    arrivals,
+    connection,
+    group_level,
+    replicated_tables,
+    residuals,
+    ticks,
+    waits,
+)
+from simulation import disk, links
 
 
 def _tick_before_position() -> list[Any]:
@@ -38,7 +46,7 @@ def _least_clock() -> list[Any]:
 
 
 def _ticks_without_pushes() -> list[Any]:
-    """A worker sends a missing tick where the server lacks pushes in front of it, behind a copy that lags."""
+    """A worker sends a missing tick where the server lacks pushes in front of it, where a copy lacks them."""
     return [mock.patch.object(memory.At, "has_pushes_before", return_value=True)]
 
 
@@ -72,12 +80,12 @@ def _residual_of_the_last_try() -> list[Any]:
 
 def _pushes_again() -> list[Any]:
     """A restarted worker does not know which pushes of its clock a server has."""
-    real = launch.resume
+    real = takeover.resume
 
     def wrong(channel: Any, at: memory.At, skips_clocks: bool) -> None:
         real(channel, memory.msgspec.structs.replace(at, pushes=0, tag=0), skips_clocks)
 
-    return [mock.patch.object(launch, "resume", wrong)]
+    return [mock.patch.object(takeover, "resume", wrong)]
 
 
 def _commits_early() -> list[Any]:
@@ -149,12 +157,70 @@ def _forgets_its_pushes() -> list[Any]:
     """A pull of rows does not wait for this worker's own pushes in front of it."""
     real = _native.RingWriter.collected_before
 
-    class Channel(launch.TurnChannel):
+    class Channel(links.TurnChannel):
         def wait_collected(self, before: int, max_s: float) -> bool:
             self._world.pause()
             return real(self.writer) >= before - 1
 
-    return [mock.patch.object(launch, "TurnChannel", Channel)]
+    return [mock.patch.object(links, "TurnChannel", Channel)]
+
+
+def _leader_notes_early() -> list[Any]:
+    """The leader of a group lets the others tick before its own ticks are at all servers."""
+    return [mock.patch.object(arrivals.Arrivals, "wait_for_all")]
+
+
+def _adds_after_its_end() -> list[Any]:
+    """A worker that has finished still adds up its slices of its group's sums."""
+    real = group_level.GroupLevel.poll
+
+    def wrong(self: group_level.GroupLevel) -> None:
+        real(self)
+        self._reduction.advance()
+
+    return [mock.patch.object(group_level.GroupLevel, "poll", wrong)]
+
+
+def _acknowledges_before_the_copy() -> list[Any]:
+    """A server consumes records that its partner does not have."""
+
+    class Early(mirror.Outgoing):
+        def __init__(self, server: Any, comm: Any, rank: int, bound: int) -> None:
+            super().__init__(server, comm, rank, 1 << 30)
+
+    return [mock.patch.object(replica_start, "Outgoing", Early)]
+
+
+def _ticks_before_the_copies() -> list[Any]:
+    """Under BSP a worker ticks before its pushes have arrived at the partners."""
+    return [mock.patch.object(arrivals.Arrivals, "wait_for_partners")]
+
+
+def _stale_copy() -> list[Any]:
+    """A launch continues in memory that the launch before did not serve from."""
+    real = replica_start.choose
+    return [
+        mock.patch.object(
+            replica_start, "choose", lambda found, assignment, since: real(found, assignment, 0)
+        )
+    ]
+
+
+def _full_copy() -> list[Any]:
+    """A copy consumes what it has from the start on only when more arrives."""
+    real = mirror.Incoming.__init__
+
+    def wrong(self: mirror.Incoming, *arguments: Any) -> None:
+        real(self, *arguments)
+        self._is_new = False
+
+    return [mock.patch.object(mirror.Incoming, "__init__", wrong)]
+
+
+def _says_more_after_its_end() -> list[Any]:
+    """A worker with replicated tables ends before it has told others that its last tick is everywhere."""
+    tables = replicated_tables.ReplicatedTables
+    return [mock.patch.object(tables, "_is_confirmed", return_value=True)]
 
 
 PLANTED: dict[str, Callable[[], list[Any]]] = {
@@ -175,6 +241,13 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _one_clock_too_old,
         _releases_before_the_copy,
         _forgets_its_pushes,
+        _leader_notes_early,
+        _adds_after_its_end,
+        _acknowledges_before_the_copy,
+        _ticks_before_the_copies,
+        _stale_copy,
+        _full_copy,
+        _says_more_after_its_end,
     )
 }
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpips import ASP, BSP, SGD, SSP, DenseTable, EmbeddingTable
 from mpips.model.codec import RandomK, TopK
+from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
 from mpips.model.table import Table
 
 KEYS = 6  # keys of an embedding table
@@ -36,10 +37,11 @@ class Push(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """A pull: index of the table, keys (None: dense)."""
+    """A pull: index of the table, keys (None: dense); `is_begun`: by prefetch."""
 
     table: int
     keys: tuple[int, ...] | None
+    is_begun: bool = False
 
 
 class Pace(NamedTuple):
@@ -61,8 +63,9 @@ class Shape(NamedTuple):
         n_slots: Slots of a ring.
         every_steps: Steps between checkpoints; 0: none.
         asks: Workers ask for a checkpoint from time to time.
-        nodes: Node of each server, and of each worker.
-        kind: How workers reach servers on other nodes: "rma" or "p2p".
+        has_partners: Servers have copies on other nodes.
+        topology: Groups of workers that sum their updates; see cluster.topology.
+        depth: Clocks of which look-aheads of workers know the keys; 0: there are no look-aheads.
         fails: Chance that an attempt to write a checkpoint fails.
         patience_s: Timeout of the coordinator.
     """
@@ -74,8 +77,9 @@ class Shape(NamedTuple):
     n_slots: int
     every_steps: int
     asks: bool
-    nodes: tuple[tuple[int, ...], tuple[int, ...]]
-    kind: str
+    has_partners: bool
+    topology: Any
+    depth: int
     fails: float
     patience_s: float
 
@@ -100,8 +104,9 @@ def draw_shape(
             tables.append(EmbeddingTable(name, 8, consistency=consistency, optimizer=SGD(1.0)))
             continue
         codec = None
-        if may_keep_residuals and draws.random() < 0.3:
+        if may_keep_residuals and draws.random() < 0.6:
             codec = draws.choice((TopK(0.2), RandomK(0.4)))
+        is_replicated = codec is None and isinstance(consistency, BSP) and draws.random() < 0.25
         tables.append(
             DenseTable(
                 name,
@@ -109,35 +114,46 @@ def draw_shape(
                 consistency=consistency,
                 optimizer=SGD(1.0),
                 compression=codec,
+                placement="replicated" if is_replicated else "servers",
             )
         )
-    uneven = draws.random() < 0.3
+    has_partners = n_servers > 1 and draws.random() < 0.5
+    topology: Any = "flat"
+    if n_workers > 1 and may_group(tables) and draws.random() < 0.4:
+        topology = _groups(draws, n_workers)
+    uneven = draws.random() < (0.3 if topology == "flat" else 0.5)
     mine = tuple(draws.randrange(1, clocks + 1) if uneven else clocks for _ in range(n_workers))
     return Shape(
         tables=tuple(tables),
         n_servers=n_servers,
         n_workers=n_workers,
         clocks=mine,
-        n_slots=draws.choice((4, 4, 16, 64)),
-        every_steps=draws.choice((0, 0, 4, 9)),
-        asks=draws.random() < 0.3,
-        nodes=_nodes(draws, n_servers, n_workers),
-        kind=draws.choice(("rma", "p2p")),
+        n_slots=draws.choice((4, 4, 4, 16, 64)),
+        every_steps=draws.choice((0, 3, 5, 9)),
+        asks=draws.random() < 0.5,
+        has_partners=has_partners,
+        topology=topology,
+        depth=draws.choice((0, 0, 1, 3)),
         fails=draws.choice((0.0, 0.0, 0.4)),
         patience_s=draws.choice((1e6, 1e6, 0.2)),
     )
 
 
-def _nodes(
-    draws: random.Random, n_servers: int, n_workers: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Draw the nodes of the ranks: all on one, servers and workers apart, or any of two."""
-    how = draws.choice(("one", "apart", "any"))
-    if how == "one":
-        return (0,) * n_servers, (0,) * n_workers
-    if how == "apart":
-        return (0,) * n_servers, (1,) * n_workers
-    return tuple(draws.choices((0, 1), k=n_servers)), tuple(draws.choices((0, 1), k=n_workers))
+def may_group(tables: Sequence[Table]) -> bool:
+    """Return whether there is a table whose updates groups can sum."""
+    return bool(grouped_tables(tables) or grouped_rows(tables, 1))
+
+
+def _groups(draws: random.Random, n_workers: int) -> Any:
+    """Draw groups of workers, some with subgroups."""
+    workers = list(range(n_workers))
+    draws.shuffle(workers)
+    how = draws.choice(("all", "pair", "split"))
+    if how == "pair":
+        return (tuple(sorted(workers[:2])),)
+    if how == "split" and n_workers > 2:
+        return ((tuple(sorted(workers[:2])), *workers[2:]),)
+    return (tuple(sorted(workers)),)
 
 
 class Contents:
@@ -166,7 +182,7 @@ class Era:
         number: Its number, from 0.
         base: What the tables held at its start.
         has_residuals: A table has a codec with error feedback.
-        may_lag: A server may continue from a copy that lags.
+        groups: Workers of each group.
     """
 
     def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
@@ -174,17 +190,31 @@ class Era:
         self.has_residuals = any(
             isinstance(t, DenseTable) and t.compression is not None for t in shape.tables
         )
-        # Under BSP a worker that repeats clocks behind a copy that lags may wait for ever.
-        self.may_lag = not self.has_residuals and not any(
-            isinstance(t.consistency, BSP) for t in shape.tables
-        )
         self._updates: dict[tuple[int, Push], np.ndarray] = {}
         self._ops = [
             [self._draw(w, clock) for clock in range(shape.clocks[w])]
             for w in range(shape.n_workers)
         ]
         self.base = base if base is not None else self._zeros()
+        groups: Any = ()
+        if shape.topology != "flat":
+            groups, _ = listed_groups(shape.topology, shape.n_workers)
+        self.groups = groups
+        self._in_groups = {worker for group in groups for worker in group}
+        self._summed = grouped_tables(shape.tables).keys()
         self._prefix = [self._sums(w) for w in range(shape.n_workers)]
+
+    def is_summed(self, worker: int, table: int) -> bool:
+        """Return whether a group sends a worker's updates of a dense table, at the end of the clock."""
+        return worker in self._in_groups and table in self._summed
+
+    def keys(self, worker: int, clock: int) -> dict[str, np.ndarray]:
+        """Return the keys of all pulls of a clock, by table."""
+        found: dict[str, set[int]] = {}
+        for op in self._ops[worker][clock]:
+            if isinstance(op, Pull) and op.keys is not None:
+                found.setdefault(self.shape.tables[op.table].name, set()).update(op.keys)
+        return {name: np.array(sorted(keys), np.int64) for name, keys in found.items()}
 
     def ops(self, worker: int, clock: int) -> Sequence[Op]:
         """What a worker does in a clock, in its order."""
@@ -201,7 +231,8 @@ class Era:
                 keys = self._some_keys(draws) if is_rows else None
                 ops.append(Push(i, keys, draws.randrange(1, 30)))
             if draws.random() < 0.5:
-                ops.append(Pull(i, self._some_keys(draws) if is_rows else None))
+                keys = self._some_keys(draws) if is_rows else None
+                ops.append(Pull(i, keys, draws.random() < 0.3))
         draws.shuffle(ops)
         return ops
 
@@ -287,8 +318,6 @@ class Watch:
         self.era, self.worker = era, worker
         self._seen: dict[int, np.ndarray] = {}
         self.begin(0)
-        # A server has gone back to a copy: it may lack anything until the workers have repeated it.
-        self.has_lagged = False
         # The most that it has ever sent: a restart repeats a part of it.
         self._most = (0, 0)
 
@@ -328,12 +357,17 @@ class Watch:
             most += watch.sent(table)
             if w != self.worker:
                 least += era.added(table, w, self.clock - bound)
-        if self.has_lagged:
-            most = most if keys is None else most[keys]  # type: ignore[index]
+        if era.shape.depth and keys is not None:
+            # Rows of a look-ahead may lack this worker's updates of its clocks, and pulls between are newer.
+            least += era.added(table, self.worker, self.clock - era.shape.depth)
+            least, most = least[keys], most[keys]  # type: ignore[index]
+            assert (found >= least).all(), f"{where}: {found} is less than {least}"
             assert (found <= most).all(), f"{where}: {found} is more than {most}"
             return
-        own = era.ops(self.worker, self.clock)[: self._done]
-        least += era.added(table, self.worker, self.clock) + era.sums_of(self.worker, own).of(table)
+        least += era.added(table, self.worker, self.clock)
+        if not era.is_summed(self.worker, table):
+            own = era.ops(self.worker, self.clock)[: self._done]
+            least += era.sums_of(self.worker, own).of(table)
         if table in self._seen:
             least = np.maximum(least, self._seen[table])
         seen = least.copy()

@@ -55,6 +55,15 @@ class Actor:
         self.weight, self.in_native, self.waits_since = 1.0, False, -1
         self.greenlet = greenlet.greenlet(work)
 
+    @property
+    def where(self) -> str:
+        """The functions in which it has paused, the innermost last."""
+        frame, names = self.greenlet.gr_frame, []
+        while frame is not None:
+            names.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+            frame = frame.f_back
+        return " > ".join(reversed(names[:14]))
+
 
 class World:
     """The actors of one launch after the other, the clock, and the seed.
@@ -200,16 +209,16 @@ class World:
         first = self.turns
         _native.arm_fault_hook(self._passed if stride else None, self._distance())
         try:
-            while self._error is None:
+            able = list(self.actors)
+            while self._error is None and able:
                 if self._ends_at is not None and self.turns >= self._ends_at:
                     break
-                able = [actor for actor in self.actors if not actor.done and not actor.dead]
-                if not able:
-                    break
                 if self.turns - first > MOST_TURNS:
-                    names = ", ".join(actor.name for actor in able)
-                    raise StuckError(f"no end after {MOST_TURNS} turns of {names}")
-                self._turn(able)
+                    names = "\n".join(f"{actor.name}: {actor.where}" for actor in able)
+                    raise StuckError(f"no end after {MOST_TURNS} turns of\n{names}")
+                actor = self._turn(able)
+                if actor.done or actor.dead:
+                    able.remove(actor)
         finally:
             _native.arm_fault_hook(None, 0)
             killed = any(actor.dead for actor in self.actors)
@@ -218,8 +227,12 @@ class World:
             raise self._error
         return killed
 
-    def _turn(self, able: list[Actor]) -> None:
-        """Let one of the actors go on to its next pause."""
+    def die_in(self, turns: int) -> None:
+        """Let an actor of this launch die in so many turns, in native code if `run` was told so."""
+        self._dies_at = self.turns + turns
+
+    def _turn(self, able: list[Actor]) -> Actor:
+        """Let one of the actors go on to its next pause, and return it."""
         draws = self.random
         if self.turns % 64 == 0:
             # For a while some are much slower than others, and time passes at another speed.
@@ -228,7 +241,8 @@ class World:
             self._tick_s = draws.choice((1e-5, 1e-4, 1e-3))
         self.turns += 1
         self.now += self._tick_s
-        ready = [each for each in able if each.waits_since != self.changes]
+        changes = self.changes
+        ready = [each for each in able if each.waits_since != changes]
         if not ready:
             # Everybody waits: for a message that is late, or for time to go by.
             self.now += draws.choice((1e-4, 1e-3, 1e-2))
@@ -236,19 +250,21 @@ class World:
         actor = self._one_of(ready)
         if not self._dies_within and self._is_due():
             self._mark_dead(actor)
-            return
+            return actor
         self.current, actor.waits_since = actor, -1
         actor.greenlet.switch()
         self.current = None
         if actor.waits_since < 0:
             self.changes += 1
+        return actor
 
     def _one_of(self, ready: list[Actor]) -> Actor:
         if len(ready) == 1:
             return ready[0]
-        at = self.random.random() * sum([actor.weight for actor in ready])
-        for actor in ready:
-            at -= actor.weight
+        weights = [actor.weight for actor in ready]
+        at = self.random.random() * sum(weights)
+        for actor, weight in zip(ready, weights, strict=True):
+            at -= weight
             if at < 0:
                 return actor
         return ready[-1]
@@ -260,7 +276,7 @@ class World:
         actor.dead = True
         self.deaths += 1
         self._dies_at = None
-        self._ends_at = self.turns + self.random.choice((0, 1, 5, 30, 200))
+        self._ends_at = self.turns + self.random.choice((0, 0, 1, 5, 30, 200))
 
     def _die(self, actor: Actor) -> None:
         """End an actor within native code."""

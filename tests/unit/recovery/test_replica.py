@@ -8,10 +8,12 @@ import time
 import crash_rig
 import numpy as np
 import pytest
-from crash_life import Life_
+from crash_life import N_SLOTS, Life_
 from crash_loads import loads
 from crash_rig import crash
 from pair_rig import copied
+from simulation.comm import Comm, Room
+from simulation.world import World
 
 from mpips import _native
 from mpips.config.schema import RedundancyConfig, load_config
@@ -22,7 +24,8 @@ from mpips.model.placement import place
 from mpips.model.table import DenseTable
 from mpips.mpi.roles import assign
 from mpips.recovery import replica_memory
-from mpips.recovery.replica import Partners, check_tables, find_partners
+from mpips.recovery.mirror import Incoming, Outgoing
+from mpips.recovery.replica import SYNC, Partners, check_tables, find_partners
 from mpips.recovery.replica_memory import Held
 from mpips.recovery.replica_start import Source, choose
 from mpips.session.local_scheduler import LocalScheduler
@@ -99,6 +102,28 @@ def test_nothing_is_consumed_before_the_partner_has_it(token):
     assert launch.core.drain(0.0, 0) == 0
     launch.pair.hear()
     assert launch.writers[0].received == launch.core.drain(0.0, 0) == 2
+
+
+def test_a_copy_that_begins_with_a_full_ring_makes_room_for_the_next_record(token):
+    load, update = LOADS["pair-asp-0"], np.ones(600, np.float32)
+    first = Life_(token, load, 0)
+    assert first.writers[0].push_dense(0, 0, update, None, 0) == 600
+    assert first.writers[0].tick(0)
+    assert not first.writers[0].tick(1), "the ring is full"
+    # All of it is at the partner, and neither has consumed any: the first launch ends here.
+    while first.pair.hand_out():
+        first.pair.take_in()
+    del first
+    second, room = Life_(token, load, 1), Room(World(0), 2)
+    outgoing = Outgoing(second.server, Comm(room, 0), 1, SYNC)
+    incoming = Incoming(second.pair.copy, Comm(room, 1), 0)
+    assert second.core.drain(0.0, 0) == N_SLOTS
+    assert second.writers[0].tick(1)
+    for _ in range(1000):
+        outgoing.poll()
+        incoming.poll()
+        second.core.drain(0.0, 0)
+    assert second.core.applied(0) == incoming.copy.core.applied(0) == N_SLOTS + 1
 
 
 def test_lag_is_bounded(token):

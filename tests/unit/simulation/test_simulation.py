@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 def simulate(*arguments: object, timeout_s: float = 280.0) -> tuple[int, str]:
     """Run the simulator in a process of its own; return its exit code and what it has printed."""
-    command = [sys.executable, "-m", "simulation.history", *map(str, arguments)]
+    command = [sys.executable, "-m", "simulation", *map(str, arguments)]
     done = subprocess.run(
         command, cwd=SUPPORT, capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -52,25 +52,30 @@ def test_a_seed_replays_to_the_same_end(seed: int) -> None:
     assert first == second
 
 
-# Seeds that have found a defect, and what it was.
-FOUND = {
-    500_137: "a restarted worker that repeats a clock, and one that pulls behind a push, wait for each other",
-    681_000_242: "the same, where all workers pull before they push",
-}
+# A seed that shows each planted defect. A history depends on all that is drawn, so after a change of what is
+# drawn find others: `python -m simulation 0 --count 100000 --planted NAME`.
+SEEDS: dict[str, int] = {}
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", FOUND)
-def test_what_a_seed_has_found_is_mended(seed: int) -> None:
-    code, text = simulate(seed)
-    assert code == 0, text
+def test_each_planted_defect_has_a_seed() -> None:
+    assert SEEDS.keys() == PLANTED.keys()
 
 
 @pytest.mark.sampled
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", taking_turns(sorted(PLANTED), 4))
+def test_a_seed_shows_a_planted_defect_and_passes_without_it(name: str) -> None:
+    code, text = simulate(SEEDS[name], "--planted", name)
+    assert code == 1, f"this seed does not show the defect any more: {text}"
+    assert f"seed {SEEDS[name]}" in text
+    code, text = simulate(SEEDS[name])
+    assert code == 0, text
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", sorted(PLANTED))
 def test_a_planted_defect_is_found_within_two_minutes(name: str) -> None:
     code, text = simulate(0, "--count", 100_000, "--seconds", 120, "--planted", name)
     print(text)
     assert code == 1, f"{name} was not found: {text}"
-    assert "seed" in text
