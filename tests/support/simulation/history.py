@@ -14,10 +14,11 @@ import signal
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -176,7 +177,7 @@ class History:
         draws = self.draws
         if not self.eras:
             return False
-        what = draws.choice(("", "", "node", "node", "away", "move", "all", "change"))
+        what = draws.choice(("", "", "node", "node", "node", "away", "move", "all", "change"))
         if self.eras[-1].has_residuals and what in ("node", "away", "move"):
             # A worker's residuals are on its node.
             return False
@@ -281,20 +282,25 @@ def _hangs(signal: int, frame: object) -> None:
     raise AssertionError("an actor does not give up its turn")
 
 
-def batch(seeds: Sequence[int], until: float) -> tuple[list[int], str]:
-    """Run histories in a process of its own until a time, monotonic s.
+class Batch:
+    """Histories that run in a process of their own."""
 
-    Returns:
-        Numbers of histories, and as in Outcome; the failure, or "".
-    """
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    def __init__(self, seeds: Sequence[int], until: float) -> None:
+        """Begin. `until`: time from which on no further history begins, monotonic s."""
+        reader, writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(reader)
+            self._run(seeds, until, writer)
+        os.close(writer)
+        self._reader = reader
+
+    @staticmethod
+    def _run(seeds: Sequence[int], until: float, writer: int) -> NoReturn:
         failure, total, seed = "", np.zeros(N_COUNTS, int), -1
         pipe = os.fdopen(writer, "w")
         signal.signal(signal.SIGALRM, _hangs)
         try:
-            os.close(reader)
             for seed in seeds:
                 if time.monotonic() > until:
                     break
@@ -308,41 +314,51 @@ def batch(seeds: Sequence[int], until: float) -> tuple[list[int], str]:
             json.dump([total.tolist(), failure], pipe)
             pipe.close()
             os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        *begun, text = pipe.read().split("\n")
-    _, status = os.waitpid(pid, 0)
-    for path in files_of(pid):
-        path.unlink()
-    for path in SHM.glob(f"mpips-simulation-{pid}-*"):
-        shutil.rmtree(path)
-    if not text:
-        return [0] * N_COUNTS, f"seed {begun[-1]} ended its process with status {status}"
-    total, failure = json.loads(text)
-    return total, failure
+
+    def end(self) -> tuple[list[int], str]:
+        """Wait for its end.
+
+        Returns:
+            Numbers of histories, and as in Outcome; the failure, or "".
+        """
+        with os.fdopen(self._reader) as pipe:
+            *begun, text = pipe.read().split("\n")
+        _, status = os.waitpid(self._pid, 0)
+        for path in files_of(self._pid):
+            path.unlink()
+        for path in SHM.glob(f"mpips-simulation-{self._pid}-*"):
+            shutil.rmtree(path)
+        if not text:
+            return [0] * N_COUNTS, f"seed {begun[-1]} ended its process with status {status}"
+        total, failure = json.loads(text)
+        return total, failure
 
 
-def search(first: int, count: int, seconds: float) -> tuple[list[int], float]:
-    """Run the histories of `count` seeds from `first` on, for so many seconds at most.
+def search(first: int, count: int, seconds: float, jobs: int = 1) -> tuple[list[int], float]:
+    """Run the histories of `count` seeds from `first` on, for so many seconds at most, in `jobs` processes.
 
     Returns:
         Numbers of histories, and as in Outcome; seconds.
 
     Raises:
-        FoundError: A history has failed.
+        FoundError: A history has failed; of several the one of the lowest seeds.
     """
     began = time.monotonic()
-    total = [0] * N_COUNTS
-    for seed in range(first, first + count, BATCH):
-        if time.monotonic() > began + seconds:
-            break
-        seeds = range(seed, min(seed + BATCH, first + count))
-        counts, failure = batch(seeds, began + seconds)
+    total, running, seed = [0] * N_COUNTS, deque[Batch](), first
+    while True:
+        while len(running) < jobs and seed < first + count and time.monotonic() < began + seconds:
+            seeds = range(seed, min(seed + BATCH, first + count))
+            running.append(Batch(seeds, began + seconds))
+            seed += BATCH
+        if not running:
+            return total, time.monotonic() - began
+        counts, failure = running.popleft().end()
         total = [a + b for a, b in zip(total, counts, strict=True)]
         if failure:
             took = time.monotonic() - began
+            for other in running:
+                other.end()
             raise FoundError(f"after {sum(total[:1])} histories in {took:.1f} s: {failure}")
-    return total, time.monotonic() - began
 
 
 def main() -> int:
@@ -351,12 +367,13 @@ def main() -> int:
     parser.add_argument("first", type=int, help="first seed")
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()
     defect = planted(options.planted) if options.planted else nullcontext()
     try:
         with defect:
-            total, took = search(options.first, options.count, options.seconds)
+            total, took = search(options.first, options.count, options.seconds, options.jobs)
     except FoundError as error:
         print(error)
         return 1

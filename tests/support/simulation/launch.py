@@ -239,7 +239,7 @@ class Launch:
                     else:
                         self._push(worker, op)
                 worker.set_cursor({"era": era.number, "clock": now + 1})
-                if era.shape.asks and draws.random() < 0.1:
+                if era.shape.asks and draws.random() < 0.25:
                     worker.checkpoint()
                 worker.clock()
                 self.world.maybe_pause()

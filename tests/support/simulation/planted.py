@@ -14,7 +14,6 @@ from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import (
     arrivals,
     connection,
-    group_level,
     replicated_tables,
     residuals,
     ticks,
@@ -170,17 +169,6 @@ def _leader_notes_early() -> list[Any]:
     return [mock.patch.object(arrivals.Arrivals, "wait_for_all")]
 
 
-def _adds_after_its_end() -> list[Any]:
-    """A worker that has finished still adds up its slices of its group's sums."""
-    real = group_level.GroupLevel.poll
-
-    def wrong(self: group_level.GroupLevel) -> None:
-        real(self)
-        self._reduction.advance()
-
-    return [mock.patch.object(group_level.GroupLevel, "poll", wrong)]
-
-
 def _acknowledges_before_the_copy() -> list[Any]:
     """A server consumes records that its partner does not have."""
 
@@ -242,7 +230,6 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _releases_before_the_copy,
         _forgets_its_pushes,
         _leader_notes_early,
-        _adds_after_its_end,
         _acknowledges_before_the_copy,
         _ticks_before_the_copies,
         _stale_copy,

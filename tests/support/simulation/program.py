@@ -129,7 +129,7 @@ def draw_shape(
         n_workers=n_workers,
         clocks=mine,
         n_slots=draws.choice((4, 4, 4, 16, 64)),
-        every_steps=draws.choice((0, 3, 5, 9)),
+        every_steps=draws.choice((0, 2, 4, 9)),
         asks=draws.random() < 0.5,
         has_partners=has_partners,
         topology=topology,

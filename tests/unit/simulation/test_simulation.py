@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,9 @@ def test_a_seed_shows_a_planted_defect_and_passes_without_it(name: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(PLANTED))
 def test_a_planted_defect_is_found_within_two_minutes(name: str) -> None:
-    code, text = simulate(0, "--count", 100_000, "--seconds", 120, "--planted", name)
+    jobs = len(os.sched_getaffinity(0))
+    code, text = simulate(
+        0, "--count", 100_000, "--seconds", 120, "--jobs", jobs, "--planted", name
+    )
     print(text)
     assert code == 1, f"{name} was not found: {text}"
