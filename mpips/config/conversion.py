@@ -146,16 +146,21 @@ def fitted(value: Any, hint: Any) -> Any:
 def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:
     """Refuse keys that the struct, or a struct in it, does not have.
 
+    A struct may have a ClassVar `REMOVED`: keys that it had once, each with the reason why it is not needed.
+
     Args:
         raw: As from TOML.
         struct: The struct.
         where: Name of the struct in errors with a dot at its end ("options."), or "".
 
     Raises:
-        ConfigError: Names the key, the valid ones and the nearest of them.
+        ConfigError: Names the key, the valid ones and the nearest of them; or why the key was removed.
     """
     known = [f.name for f in msgspec.structs.fields(struct)]
+    removed: Mapping[str, str] = getattr(struct, "REMOVED", {})
     for key in raw:
+        if key in removed:
+            raise ConfigError(f"{where}{key} was removed: {removed[key]}; delete it")
         if key not in known:
             nearest = did_you_mean(key, known, where)
             place = f"in [{where[:-1]}]" if where else "at the top"
@@ -164,6 +169,17 @@ def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str
             )
     for name, value, hint in _parts(raw, struct, where[:-1]):
         _check_inside(value, hint, name)
+
+
+def without_removed(raw: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return values of a file that mpips wrote, without the keys in `REMOVED` of the struct or one in it."""
+    removed = getattr(struct, "REMOVED", {})
+    found = {key: value for key, value in raw.items() if key not in removed}
+    for key, value in found.items():
+        inner = _inner(struct, key)
+        if isinstance(value, Mapping) and _is_struct(inner):
+            found[key] = without_removed(value, inner)
+    return found
 
 
 def _check_inside(value: Any, hint: Any, name: str) -> None:

@@ -10,7 +10,7 @@ range and for the description. The reference of options is generated from it (`m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -85,27 +85,10 @@ class RedundancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "acknowledged update. Needs `warm`."
         ),
     ] = False
-    partner_mode: Annotated[
-        Literal["sync", "lag"],
-        Meta(
-            description="sync: an acknowledged update is in the replica. lag: the replica may lag."
-        ),
-    ] = "sync"
-    partner_lag_records: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=2**32 - 1,
-            description="Mode lag: records of each worker by which the replica may lag.",
-        ),
-    ] = 1024
 
-    @property
-    def partner_bound(self) -> int | None:
-        """Greatest lag of a replica in records of each worker; 0 for mode sync, None without replicas."""
-        if not self.partner:
-            return None
-        return 0 if self.partner_mode == "sync" else self.partner_lag_records
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("partner_mode", "partner_lag_records"), "a replica always has what was acknowledged"
+    )
 
     def check(self) -> None:
         """Raise ConfigError for an impossible combination of options."""

@@ -22,11 +22,13 @@ later, when these ticks had arrived. (A worker that repeated the clock instead c
 would lie, at a server that has the tick, behind pushes of the next clock, which under BSP wait for others,
 who may wait for the missing tick.)
 
-Copies of lost servers. A server that continues from its partner's copy may lack pushes of clocks that other
-servers have, and so may the memory of a launch that has repeated these clocks and was killed in between. The
-position that a worker sends before a tick shows it, because it lies behind the pushes in the ring: a server
-that has the position of the next clock has all pushes of this one. If a server without the tick lacks that
-position, the worker continues at the least of its clocks, and repeats what some servers have already.
+Copies of lost servers. Under SSP and ASP a server that continues from its partner's copy may lack pushes of
+clocks that other servers have: they were in the lost server's ring and not consumed. So may the memory of a
+launch that has repeated these clocks and was killed in between. The position that a worker sends before a
+tick shows it, because it lies behind the pushes in the ring: a server that has the position of the next clock
+has all pushes of this one. If a server without the tick lacks that position, the worker continues at the
+least of its clocks, and repeats what some servers have already. Under BSP and in groups no copy lacks such
+pushes (mpips.recovery.replica).
 
 Precondition. A worker that repeats a clock must make the same pushes as before in number, order, tables,
 lengths and keys. Their values may differ; the values of the first time count. Each server computes a tag of

@@ -48,14 +48,13 @@ def _batch_bytes(slot_bytes: int) -> int:
 class Outgoing:
     """Sends the records of a server to its partner. Not thread-safe."""
 
-    def __init__(self, server: Server, comm: MPI.Intracomm, rank: int, bound: int) -> None:
+    def __init__(self, server: Server, comm: MPI.Intracomm, rank: int) -> None:
         """Start to send records. The partner's copy must be equal to the server now.
 
         Args:
             server: This server.
             comm: Communicator on which nothing else uses the tags.
             rank: Rank of the partner.
-            bound: SYNC, or the greatest lag in records; see native/src/server/server_replica.cpp.
         """
         self._core = server.core
         self._comm, self._rank = comm, rank
@@ -65,7 +64,7 @@ class Outgoing:
         self._answer = np.zeros((server.layout.n_workers + 1, 2), np.uint64)
         self._expect()
         self.ended = False
-        self._core.begin_partnership(bound)
+        self._core.begin_partnership()
 
     def _expect(self) -> None:
         self._open = self._comm.Irecv(self._answer, self._rank, _TAG_ANSWER)
@@ -274,7 +273,7 @@ class Mirror:
             incoming.free()
 
     def statistics(self) -> dict[str, Any]:
-        """Return counts of the mirrored records by name; lags are in records of one worker."""
+        """Return the index of the partner, and records and bytes that were sent to it, by name."""
         if self._outgoing is None:
             return {}
         return {"partner": {"server": self._partner, **self._server.core.partner_counters()}}

@@ -13,19 +13,17 @@ completed its start-up. Only sets with the mark of that launch, or of a later la
 start-up, hold everything. So neither an incomplete copy nor the memory of a node that was absent for a launch
 is ever used.
 
-Cost of a failure, by mode:
+A server consumes a record, and so acknowledges it, only when its partner has it. So the copy has whatever was
+acknowledged, and each push counts exactly once after the loss of a node. Records that are in the server's
+ring and not consumed may be missing in the copy.
 
-* *sync*: a server consumes a record only when its partner has it, so the copy has whatever was acknowledged.
-  Under BSP, and in jobs with groups (mpips.worker.grouped), a worker also waits, before it ticks, until its
-  pushes have arrived at the partners. So the
-  invariant of mpips.recovery.memory, that all servers have the pushes of a clock if one server has its tick,
-  holds for copies as well: repeated steps see the same parameters, and the bits are those of an undisturbed
-  run. The worker waits until its records have *arrived*, not until they are consumed: arrival depends on no
-  other worker, while consumption may.
-* *lag*: up to `partner_lag_records` records of each worker may be acknowledged and missing in the copy. After
-  the loss of the node the workers go back to the state of the copy and repeat the rest, on the newer values
-  of the other servers. Every push still counts exactly once, but the bits are not those of an undisturbed
-  run.
+Under BSP, and in jobs with groups (mpips.worker.grouped), a worker also waits, before it ticks, until its
+pushes have arrived at the partners. So the invariant of mpips.recovery.memory, that all servers have the
+pushes of a clock if one server has its tick, holds for copies as well: repeated steps see the same
+parameters, and the bits are those of an undisturbed run. The worker waits until its records have *arrived*,
+not until they are consumed: arrival depends on no other worker, while consumption may. Under SSP and ASP
+without groups it does not wait. After the loss of a node it may then go back to a clock whose pushes other
+servers have, and repeat it.
 
 The copy decides by itself which updates are applied. With backup workers, or with the policy "reject", its
 decision may differ from the server's: an update that was acknowledged as applied could then be missing in the
@@ -41,8 +39,6 @@ from dataclasses import dataclass, field
 from mpips.errors import ConfigError
 from mpips.model.consistency import ASP, BSP, SSP, Reject
 from mpips.model.table import Table
-
-SYNC = 0  # value of `bound`: a server consumes only records that its partner has
 
 
 @dataclass(frozen=True)

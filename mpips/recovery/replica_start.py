@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mpips.errors import ConfigError, MpipsError, RegionError
 from mpips.recovery import replica_memory
 from mpips.recovery.mirror import Incoming, Mirror, Outgoing
-from mpips.recovery.replica import SYNC, find_partners
+from mpips.recovery.replica import find_partners
 from mpips.recovery.replica_memory import CallGuard, Held, copy_set, own_set
 from mpips.server.server import Server
 
@@ -35,8 +35,8 @@ def choose(
 ) -> list[Source] | str:
     """Return the source of each server's memory, or the reason for which there is none. Pure arithmetic.
 
-    A server's own set goes before a copy, because a copy may lag. A set on the server's node goes before one
-    that must be moved. Then the newest goes first.
+    A server's own set goes before a copy, because a copy may lack records that the server has not consumed.
+    A set on the server's node goes before one that must be moved. Then the newest goes first.
 
     Args:
         found: Complete sets on the node of each rank.
@@ -111,7 +111,7 @@ class Partnership:
         token: str,
         generation: int,
         guard: CallGuard,
-        bound: int | None,
+        has_partners: bool,
     ) -> None:
         """Find the partners. Not collective.
 
@@ -121,7 +121,7 @@ class Partnership:
             token: Token of the run.
             generation: Generation number of this launch.
             guard: Context in which a call that never returns ends the process.
-            bound: None for no partners, SYNC, or the greatest lag in records of one worker.
+            has_partners: Servers have partners, where there is another host.
 
         Raises:
             ConfigError: Servers are on one node only, and this is the first launch of the run.
@@ -131,12 +131,11 @@ class Partnership:
         self._token = token
         self._generation = generation
         self._guard = guard
-        self._bound = bound
         self._sources: list[Source] = []
         self.notes: list[str] = []
         nodes = [assignment.node_of[rank] for rank in assignment.servers]
-        self.of = find_partners(nodes) if bound is not None else {}
-        if bound is not None and len(self.of) < len(nodes):
+        self.of = find_partners(nodes) if has_partners else {}
+        if has_partners and len(self.of) < len(nodes):
             if generation == 0:
                 host = assignment.node_names[nodes[0]]
                 raise ConfigError(
@@ -184,19 +183,11 @@ class Partnership:
             if source.held.is_copy:
                 back = behind[i]
                 self.notes.append(
-                    f"server {i} continues from its partner's copy on {host}{self._behind()}; "
+                    f"server {i} continues from its partner's copy on {host}; "
                     f"workers go back by {back} clock{'' if back == 1 else 's'}"
                 )
             elif a.node_of[source.rank] != a.node_of[a.servers[i]]:
                 self.notes.append(f"server {i} continues from its memory, moved here from {host}")
-
-    def _behind(self) -> str:
-        """Return a text for the lag of a copy; "" if this launch has no partners, so that it is unknown."""
-        if self._bound is None:
-            return ""
-        if self._bound == SYNC:
-            return ", 0 acknowledged records behind"
-        return f", up to {self._bound} records of each worker behind"
 
     def make_copies(self, make: Callable[[int, str], Server]) -> list[tuple[int, Server]]:
         """Send this server's set to its partner, and receive the sets of servers whose partner this is.
@@ -235,13 +226,13 @@ class Partnership:
 
     def mirror(self, server: Server, copies: Sequence[tuple[int, Server]]) -> Mirror | None:
         """Return the mirror of this server's records; None if there are no partners. Not collective."""
-        if self._bound is None or not self.of:
+        if not self.of:
             return None
         ranks = self._a.servers
         partner = self.of.get(server.index, -1)
         outgoing = None
         if partner >= 0:
-            outgoing = Outgoing(server, self._comm, ranks[partner], self._bound)
+            outgoing = Outgoing(server, self._comm, ranks[partner])
         incoming = [Incoming(copy, self._comm, ranks[i]) for i, copy in copies]
         return Mirror(outgoing, incoming, server, partner)
 

@@ -19,9 +19,7 @@ from typing import Any
 import msgspec
 
 # Values of which the totals contain the greatest; of other numbers they contain the sum.
-_GREATEST = frozenset(
-    ("clock", "version", "max_staleness", "greatest_lag", "longest_copy_s", "longest_hold_s")
-)
+_GREATEST = frozenset(("clock", "version", "max_staleness", "longest_copy_s", "longest_hold_s"))
 _INDICES = frozenset(("server", "worker"))  # numbers of servers and workers, which have no total
 _OF_THE_JOB = "checkpoint"  # the last checkpoint: equal on all servers, so server 0 reports it
 

@@ -157,14 +157,14 @@ class Program(Protocol):
     Attributes:
         options: Options of the session.
         warm: In a supervised run the servers' memory outlives a launch.
-        partner_bound: Number of records that a replica on another node may lack; None: no replicas.
+        has_partners: Servers have replicas on other nodes, where there are any.
         monitor: What others see of the job.
     """
 
     options: SessionOptions
     monitor: MonitorConfig
     warm: bool
-    partner_bound: int | None
+    has_partners: bool
 
     def prepare(
         self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
@@ -309,7 +309,7 @@ def gathered(
                     plan,
                     run,
                     program.warm,
-                    program.partner_bound,
+                    program.has_partners,
                     program.initial_values(),
                     program.monitor,
                 ),

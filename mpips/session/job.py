@@ -73,7 +73,7 @@ class Job:
         plan: SavingPlan | None = None,
         run: Supervised | None = None,
         warm: bool = True,
-        partner_bound: int | None = None,
+        has_partners: bool = False,
         initial: InitialValues | None = None,
         monitor: MonitorConfig = MonitorConfig(),  # noqa: B008 (frozen)
     ) -> None:
@@ -87,8 +87,7 @@ class Job:
             run: The supervised run of which this launch is an attempt.
             warm: In a supervised run servers leave their memory to the next launch, and take over the
                 memory of the previous one: then `saving.places` contains the workers' positions.
-            partner_bound: Each server has a replica on another node, which may lack this number of
-                records; None: no replicas. See `mpips.recovery.replica_start.Partnership`.
+            has_partners: Servers have replicas on other nodes; see `mpips.recovery.replica`.
             initial: Initial values of dense tables, of which those on the rank of worker 0 count. None
                 on all ranks: tables have those of their `init`.
             monitor: What others see of the job.
@@ -103,7 +102,7 @@ class Job:
         self._monitor = monitor
         plan = plan or FixedPlan(Saving(None, cluster.token))
         self._parts = start_up(
-            cluster, tables, options, plan, run, warm, partner_bound, self._idle, initial
+            cluster, tables, options, plan, run, warm, has_partners, self._idle, initial
         )
         if self._parts.server is not None and (run is not None or monitor.port is not None):
             self._parts.server.observe_rows()

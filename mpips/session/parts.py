@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from mpips.model.consistency import BSP
-from mpips.recovery.replica import SYNC, Partners
+from mpips.recovery.replica import Partners
 from mpips.server.durability import backup_workers
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Parts:
         tables: All tables of the job.
         run: The supervised run of which this launch is an attempt, or None.
         warm: The servers' memory outlives this launch; only in a supervised run.
-        partner_bound: Number of records that a replica on another node may lack; None: no replicas.
+        has_partners: Servers have replicas on other nodes, where there are any.
         placement: Shards of each server.
         regions: Shared-memory files of this rank.
         links: Window and channels.
@@ -86,7 +86,7 @@ class Parts:
     tables: list[Table]
     run: Supervised | None
     warm: bool
-    partner_bound: int | None
+    has_partners: bool
     placement: Placement
     regions: Regions
     links: Links
@@ -135,7 +135,7 @@ class Parts:
 
     def partners(self) -> Partners:
         """Return the servers' partners as a worker needs them."""
-        if self.partner_bound is None or self.partnership is None:
+        if not self.has_partners or self.partnership is None:
             return Partners()
         ordered = bool(self.groups) or any(isinstance(t.consistency, BSP) for t in self.tables)
-        return Partners(self.partnership.of, ordered and self.partner_bound == SYNC)
+        return Partners(self.partnership.of, ordered)

@@ -31,7 +31,7 @@ class ScriptProgram:
         self.options = checked.options
         self.monitor = checked.monitor
         self.warm = True
-        self.partner_bound: int | None = None
+        self.has_partners = False
         self.declared = Declared()
         self.has_ended = False
         self._tables: list[Table] = []

@@ -99,7 +99,7 @@ class FunctionProgram:
         self.options = checked.options
         self.monitor = checked.monitor
         self.warm = True
-        self.partner_bound: int | None = None
+        self.has_partners = False
         self.main = main
         self._tables = tables
         self._folder = checked.folder

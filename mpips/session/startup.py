@@ -27,7 +27,7 @@ from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, replicated_tables
 from mpips.recovery.memory import FORMAT
-from mpips.recovery.replica import SYNC, check_tables
+from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
 from mpips.session.grouping import connect_groups
 from mpips.session.held_rows import connect_held_rows
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from mpips.rundir.directory import Supervised
     from mpips.server.server import Server
 
-_LAG = "redundancy.partner_mode = 'lag' lets replicas lack records that a group cannot repeat"
-
 
 def start_up(
     cluster: Cluster,
@@ -61,7 +59,7 @@ def start_up(
     plan: SavingPlan,
     run: Supervised | None,
     warm: bool,
-    partner_bound: int | None,
+    has_partners: bool,
     idle: Callable[[], None],
     initial: InitialValues | None = None,
 ) -> Parts:
@@ -74,7 +72,7 @@ def start_up(
         plan: Folder for checkpoints, and the checkpoint to start from if the job cannot continue in memory.
         run: The supervised run of which this launch is an attempt.
         warm: Its servers leave their memory to the next launch and take over that of the previous one.
-        partner_bound: Number of records that a replica on another node may lack; None: no replicas.
+        has_partners: Servers have replicas on other nodes, where there are any.
         idle: Called by a worker while it waits until a server receives a message.
         initial: Initial values of dense tables, of which those on the rank of worker 0 count. None on
             all ranks: tables have those of their `init`.
@@ -84,9 +82,6 @@ def start_up(
     """
     _check_equal(cluster, tables, options)
     tables, groups, subgroups, notes = place_auto(cluster, tables, options, run, warm)
-    if groups and partner_bound not in (None, SYNC):
-        _check_lag(options)
-        groups, subgroups, notes = (), (), [*notes, f"topology: flat, since {_LAG}"]
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
     prints = _fingerprint(tables, options, groups)
@@ -97,7 +92,7 @@ def start_up(
     warm = warm and run is not None
     if warm:
         cluster.token = persistent(cluster.token)
-    if partner_bound is not None:
+    if has_partners:
         _check_partners(tables, warm)
     a = cluster.assignment
     placement = place(
@@ -107,7 +102,7 @@ def start_up(
         options.ring_slots,
         options.slot_bytes,
         a.near_workers(options.transport),
-        options.remote_staging_mib << 20 if partner_bound is None else 0,
+        0 if has_partners else options.remote_staging_mib << 20,
     )
     sweep(spare=cluster.token)
     generation = run.generation if warm and run is not None else 0
@@ -126,7 +121,7 @@ def start_up(
         list(tables),
         run,
         warm,
-        partner_bound,
+        has_partners,
         placement,
         Regions(cluster.token, shared=True, supervised=run is not None),
         links,
@@ -174,17 +169,6 @@ def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOpti
     if other is not None:
         raise ConfigError(
             f"rank {other} has other tables or options than rank 0: pass the same to every rank"
-        )
-
-
-def _check_lag(options: SessionOptions) -> None:
-    """Raise ConfigError if the user asks for groups although replicas may lack records.
-
-    A leader would repeat a clock of which other workers of its group keep no updates.
-    """
-    if options.topology != "auto":
-        raise ConfigError(
-            f"cluster.topology groups workers, and {_LAG}: use partner_mode = 'sync' or topology = 'flat'"
         )
 
 
@@ -237,7 +221,7 @@ class _StartUp:
         c.agree("reading the workers' local values", lambda: connect_local(p))
         p.notes += self._notes_on_local()
         self._connect_servers()
-        staging = self._staging_part if p.partner_bound is None else None
+        staging = None if p.has_partners else self._staging_part
         p.links.open(p.server, p.at, staging, p.oversubscribed)
         p.notes += p.links.notes
         make_residuals(p)
@@ -255,7 +239,7 @@ class _StartUp:
         comm = c.duplicate("connecting the partners")
         p.comms.append(comm)
         p.partnership = Partnership(
-            comm, c.assignment, c.token, p.generation, c.watchdog.guard, p.partner_bound
+            comm, c.assignment, c.token, p.generation, c.watchdog.guard, p.has_partners
         )
         takeover = Takeover(
             c,
@@ -331,7 +315,7 @@ class _StartUp:
                 from mpips.recovery.restore import restore
 
                 restore(p.server, p.placement, p.tables, p.saving.start)
-        if c.worker is not None and p.partner_bound is None:
+        if c.worker is not None and not p.has_partners:
             p.staging = p.regions.create_sparse(
                 self._staging_part(c.worker), p.options.staging_mib << 20
             )

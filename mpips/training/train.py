@@ -211,7 +211,7 @@ class TrainingProgram:
         self.options: SessionOptions = config.cluster
         self.monitor = config.monitor
         self.warm = config.redundancy.warm
-        self.partner_bound = config.redundancy.partner_bound
+        self.has_partners = config.redundancy.partner
         self._config = config
         self._progress = progress
         self._verbose = verbose

@@ -8,7 +8,7 @@ the image follows from the tables alone, so memory for it can be made before the
 Persistent memory has two images. The worker writes them by turns: the state after outer step number n (clock
 n of the servers) into image n % 2, before any server gets the tick of that step. So a launch that ends at any
 place leaves the image of the clock at which the worker continues: the greatest of its clocks over all
-servers, or, where a server's copy lags, the least (mpips.recovery.memory). Who writes and reads: one worker
+servers, or, where a server lacks pushes, the least (mpips.recovery.memory). Who writes and reads: one worker
 writes, and after the end of its process one worker of a later launch reads and goes on writing. The mark of
 an image is removed before its bytes change and written when they are complete; the end of a process keeps the
 order of its stores.

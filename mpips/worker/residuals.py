@@ -37,10 +37,10 @@ Why it is right. Let p be the last push whose records are all at the server.
 
 Bits. A repeated push has the same residual, update and random key as the first time, so it has the same bits.
 
-Lost residuals. If the file is not on the worker's node (the node was lost, or the worker moved), if it is
-older than the last launch that completed its start-up, or if a server continues from a replica that lags by
-more than one push, there is no valid half. The worker then continues with zeros. Start-up counts and reports
-such residuals. What they held since the last push that sent it is missing in the result.
+Lost residuals. If the file is not on the worker's node (the node was lost, or the worker moved), or if it is
+older than the last launch that completed its start-up, there is no valid half. The worker then continues with
+zeros. Start-up counts and reports such residuals. What they held since the last push that sent it is missing
+in the result.
 
 Checkpoints. At a cut, before its cut record, each worker writes its residuals into a file beside the
 checkpoints, which becomes a part of the checkpoint (mpips.checkpoint.residuals). So the file holds the state

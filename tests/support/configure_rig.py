@@ -102,12 +102,11 @@ def loads() -> dict[str, ChangingLoad]:
     tables = [dense(300, "d", Adam(0.1), BSP()), rows(4, "e", SGD(0.5), ASP())]
     sizes = [(1, 9, ""), (1, 130, ""), (0, 300, "")]
     found["queued"] = ChangingLoad(tables, sizes, drain_every=7)
-    for bound in (0, 3):
-        tables = [dense(300, "d", Adam(0.1), BSP()), rows(4, "e", AdamW(0.1), BSP())]
-        sizes = [(0, 300, ""), (1, 40, "")]
-        found[f"pair-bsp-{bound}"] = ChangingLoad(tables, sizes, drain_every=3, partner=bound)
-        tables = [dense(300, "d", Adam(0.1), ASP()), rows(4, "e", AdamW(0.1), ASP())]
-        found[f"pair-asp-{bound}"] = ChangingLoad(tables, sizes, 1, drain_every=3, partner=bound)
+    tables = [dense(300, "d", Adam(0.1), BSP()), rows(4, "e", AdamW(0.1), BSP())]
+    sizes = [(0, 300, ""), (1, 40, "")]
+    found["pair-bsp"] = ChangingLoad(tables, sizes, drain_every=3, partner=True)
+    tables = [dense(300, "d", Adam(0.1), ASP()), rows(4, "e", AdamW(0.1), ASP())]
+    found["pair-asp"] = ChangingLoad(tables, sizes, 1, drain_every=3, partner=True)
     return found
 
 

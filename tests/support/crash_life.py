@@ -32,7 +32,7 @@ class Life_:
         placement = place(load.tables, 1, load.n_workers, N_SLOTS, load.slot_bytes)
         self.layout = placement.layouts[0]
         self.regions = Regions(token, shared=True)
-        if load.partner is not None and generation > 0:
+        if load.partner and generation > 0:
             pair_rig.lose_the_server(token)
         life = Durability(generation, journal=True, warm=generation > 0)
         self.server = Server(0, load.tables, placement, self.regions, 0, True, None, life)
@@ -55,8 +55,8 @@ class Life_:
                 assert not lost, "a residual has no valid half"
         self.steps = 0
         self.pair = None
-        if load.partner is not None:
-            self.pair = pair_rig.Pair(self.server, self._copy, load.partner)
+        if load.partner:
+            self.pair = pair_rig.Pair(self.server, self._copy)
 
     def _copy(self, name: str) -> Server:
         """The copy that a partner makes of the server."""

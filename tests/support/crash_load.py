@@ -39,8 +39,8 @@ class Load:
         sizes: For each push of a clock: table, elements or rows, and how ("", "staged", "base").
         drain_every: Steps between two looks of the server at the rings.
         slot_bytes: Of a record.
-        partner: Bound of the lag of a copy (0: sync), in which every life but the first goes on: the
-            server's own memory is lost with its life. None: no partner.
+        partner: There is a copy, in which every life but the first goes on: the server's own memory is
+            lost with its life.
         alternates: Steps of the workers alternate, although BSP takes in one worker after the other.
         pulls: Each clock of a worker begins with a pull, so all before it is consumed.
     """
@@ -51,7 +51,7 @@ class Load:
     clocks: int = 2
     drain_every: int = 1
     slot_bytes: int = 1024
-    partner: int | None = None
+    partner: bool = False
     pulls: bool = True
     alternates: bool = False
 

@@ -84,12 +84,10 @@ def _with_partner() -> dict[str, Load]:
     found: dict[str, Load] = {}
     tables = [dense(600, "d", Adam(0.1), BSP()), rows(4, "e", Adam(0.1), BSP())]
     sizes = [(0, 600, ""), (1, 40, ""), (0, 600, ""), (1, 130, ""), (1, 9, "")]
-    for bound in (0, 1, 3):
-        found[f"pair-bsp-{bound}"] = Load(tables, sizes, drain_every=3, partner=bound)
+    found["pair-bsp"] = Load(tables, sizes, drain_every=3, partner=True)
     tables = [dense(600, "d", Momentum(0.5), ASP()), rows(4, "e", Adagrad(0.1), ASP())]
-    for bound in (0, 2):
-        # With one worker there is one order only.
-        found[f"pair-asp-{bound}"] = Load(tables, sizes, 1, drain_every=3, partner=bound)
+    # With one worker there is one order only.
+    found["pair-asp"] = Load(tables, sizes, 1, drain_every=3, partner=True)
     return found
 
 
@@ -138,8 +136,7 @@ def _with_shared_scales() -> dict[str, Load]:
     sizes = [(0, 3000, ""), (1, 1500, ""), (0, 3000, "")]
     found["shared"] = Load(tables, sizes, clocks=3)
     found["shared-queued"] = Load(tables, sizes, n_workers=3, clocks=3, drain_every=7)
-    for bound in (0, 2):
-        found[f"pair-shared-{bound}"] = Load(tables, sizes, clocks=3, drain_every=3, partner=bound)
+    found["pair-shared"] = Load(tables, sizes, clocks=3, drain_every=3, partner=True)
     # All records of a worker's clock fit into its ring, so that workers need not take turns.
     table = DenseTable("s", (2500,), Adam(0.1), BSP(), compression=SharedInt8(600))
     load = Load(served([table]), [(0, 2500, "staged")], 3, 4, alternates=True)
@@ -163,10 +160,7 @@ def _of_differences() -> dict[str, Load]:
         found[f"differences-{m}"] = Load(tables, sizes, clocks=3)
         if m == "bsp":
             sizes = [(0, 700, ""), (1, 9000, "")]
-            for bound in (0, 3):
-                found[f"differences-pair-{bound}"] = Load(
-                    tables, sizes, drain_every=3, partner=bound
-                )
+            found["differences-pair"] = Load(tables, sizes, drain_every=3, partner=True)
     return found
 
 

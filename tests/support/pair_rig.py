@@ -58,8 +58,8 @@ def lose_the_server(token: str) -> None:
 class Pair:
     """Carries records and answers in small pieces and in any order that messages may have."""
 
-    def __init__(self, server: Server, make: Callable[[str], Server], bound: int) -> None:
-        self.server, self.bound = server, bound
+    def __init__(self, server: Server, make: Callable[[str], Server]) -> None:
+        self.server = server
         generation, token = server.durability.generation, server.token
         name = replica_memory.copy_set(0, generation)
         copied(token, replica_memory.own_set(0), name)
@@ -68,7 +68,7 @@ class Pair:
         self.copy.core.become_copy()
         replica_memory.mark(token, name, generation)
         replica_memory.remove_all_but(token, {name, replica_memory.own_set(0)})
-        server.core.begin_partnership(bound)
+        server.core.begin_partnership()
         self.batches: deque[tuple[np.ndarray, int]] = deque()
         self.answers: deque[np.ndarray] = deque()
         self.random = random.Random(generation)
@@ -114,10 +114,10 @@ class Pair:
         return 0
 
     def check(self) -> None:
-        """What is acknowledged has arrived, but for the lag."""
+        """What is acknowledged has arrived."""
         for w, (arrived, _) in enumerate(self.words()):
             # A tick may be ahead; the rig says something behind each of them.
-            assert self.server.core.applied(w) <= int(arrived) + self.bound + 1
+            assert self.server.core.applied(w) <= int(arrived) + 1
 
     def work(self) -> int:
         """Some of what can be done, in any order; all of it if that was nothing."""

@@ -103,18 +103,9 @@ def loads() -> dict[str, ClosingLoad]:
         found[f"{name}-queued"] = ClosingLoad(
             tables, sizes, 3, drain_every=5, pulls=False, open_pairs=pairs, seed=1
         )
-        for bound in (0, 3):
-            # With a lag a pull may wait, behind its worker's pushes, for a push that is lost and comes later.
-            found[f"{name}-pair-{bound}"] = ClosingLoad(
-                tables,
-                unstaged,
-                2,
-                drain_every=3,
-                partner=bound,
-                pulls=bound == 0,
-                open_pairs=pairs,
-                seed=2,
-            )
+        found[f"{name}-pair"] = ClosingLoad(
+            tables, unstaged, 2, drain_every=3, partner=True, open_pairs=pairs, seed=2
+        )
     tables = [dense(4, "d", SGD(0.5), BSP()), dense(4, "f", Adam(0.5), BSP())]
     found["small"] = ClosingLoad(tables, [(1, 4, ""), (0, 4, "")], clocks=1)
     return found
@@ -123,7 +114,7 @@ def loads() -> dict[str, ClosingLoad]:
 def in_turn(load: ClosingLoad) -> Load:
     """Return the same pushes without closing, worker by worker."""
     return Load(
-        load.tables, load.sizes, load.n_workers, load.clocks, 1, load.slot_bytes, None, load.pulls
+        load.tables, load.sizes, load.n_workers, load.clocks, 1, load.slot_bytes, False, load.pulls
     )
 
 

@@ -1,12 +1,12 @@
 """Measure pushes with and without replicas on two nodes: one server on each node, a worker on the second.
 
-Sessions without replicas, with replicas in sync mode and in lag mode alternate. All of them write a journal,
-as under `mpips run`. What is measured:
+Sessions without and with replicas alternate. All of them write a journal, as under `mpips run`. What is
+measured:
 
 * near: pushes to the server on the worker's node. Without a replica they need no network, so a replica costs
   most here.
 * far: pushes to the server on the other node.
-* step: push, clock and pull under BSP. In sync mode the worker waits for the replicas before it ticks.
+* step: push, clock and pull under BSP. The worker waits for the replicas before it ticks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mpips.session.job import Job
 from mpips.worker.worker import Worker, connection_of
 
 BYTES = 64 << 10
-MODES: dict[str, int | None] = {"none": None, "sync": 0, "lag": 1024}
+MODES = {"none": False, "sync": True}  # name -> with replicas
 _WHAT = {
     "near": "pushes of 64 KiB within a node",
     "far": "pushes of 64 KiB to another node",
@@ -45,11 +45,13 @@ _TIMEOUT_S = 60.0
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Measure all modes on four ranks; return findings on the worker's rank, None elsewhere. Collective."""
+    """Measure both modes on four ranks; return findings on the worker's rank, None elsewhere. Collective."""
     calls = 20 if options.quick else 300
     repetitions: list[dict[str, Times]] = []
     for _ in range(options.repetitions):
-        repetitions.append({mode: session(ranks, bound, calls) for mode, bound in MODES.items()})
+        repetitions.append(
+            {mode: session(ranks, partners, calls) for mode, partners in MODES.items()}
+        )
     return findings(repetitions) if repetitions[0]["none"] else None
 
 
@@ -63,12 +65,12 @@ def tables() -> list[Table]:
     ]
 
 
-def session(ranks: BenchRanks, bound: int | None, calls: int) -> Times:
+def session(ranks: BenchRanks, has_partners: bool, calls: int) -> Times:
     """Run one job as an attempt of `mpips run`. Collective.
 
     Args:
         ranks: All four ranks.
-        bound: Records that a replica may lag; 0 is sync mode, None means no replicas.
+        has_partners: Each server has a replica on the other node.
         calls: Pushes in a measurement.
 
     Returns:
@@ -87,7 +89,7 @@ def session(ranks: BenchRanks, bound: int | None, calls: int) -> Times:
         run = current()
         with Cluster(comm, 2, _TIMEOUT_S, run) as cluster:
             options = SessionOptions(servers=2, timeout_s=_TIMEOUT_S)
-            job = Job(cluster, tables(), options, run=run, partner_bound=bound)
+            job = Job(cluster, tables(), options, run=run, has_partners=has_partners)
             servers = {name: job.placement.dense[name][0].server for name in ("a", "b")}
             found: Any = job.run(lambda worker: work(worker, servers, calls))[0]
         return found or {}
@@ -130,33 +132,32 @@ def work(worker: Worker, servers: dict[str, int], calls: int) -> Times:
 
 
 def findings(repetitions: list[dict[str, Times]]) -> Findings:
-    """Return the ratios and the costs of both modes; `repetitions` has one entry per repetition."""
+    """Return the ratios and the cost of replicas; `repetitions` has one entry per repetition."""
     found = Findings()
-    for mode in ("sync", "lag"):
-        for what, text in _WHAT.items():
-            found.comparisons.append(
-                Comparison(
-                    name=f"partner_{mode}_{what}",
-                    what=f"{text} with a replica ({mode})",
-                    unit="1/s",
-                    ours=[1 / repetition[mode][what] for repetition in repetitions],
-                    baseline=[1 / repetition["none"][what] for repetition in repetitions],
-                    baseline_name="without",
-                )
-            )
-        costs = {
-            what: [
-                1 - repetition["none"][what] / repetition[mode][what] for repetition in repetitions
-            ]
-            for what in _WHAT
-        }
-        worst = max(costs, key=lambda what: float(np.median(costs[what])))
-        found.figures.append(
-            Figure(
-                name=f"partner_cost_{mode}",
-                what=f"share of the rate that a replica costs ({mode}), worst of 3 ({_WHAT[worst]})",
-                unit="",
-                values=costs[worst],
+    for what, text in _WHAT.items():
+        found.comparisons.append(
+            Comparison(
+                name=f"partner_sync_{what}",
+                what=f"{text} with a replica",
+                unit="1/s",
+                ours=[1 / repetition["sync"][what] for repetition in repetitions],
+                baseline=[1 / repetition["none"][what] for repetition in repetitions],
+                baseline_name="without",
             )
         )
+    costs = {
+        what: [
+            1 - repetition["none"][what] / repetition["sync"][what] for repetition in repetitions
+        ]
+        for what in _WHAT
+    }
+    worst = max(costs, key=lambda what: float(np.median(costs[what])))
+    found.figures.append(
+        Figure(
+            name="partner_cost_sync",
+            what=f"share of the rate that a replica costs, worst of 3 ({_WHAT[worst]})",
+            unit="",
+            values=costs[worst],
+        )
+    )
     return found

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <string>
 
 #include "bindings/server.hpp"
@@ -12,8 +11,6 @@ py::dict partner_dict(Server& server) {
   py::dict d;
   d["records"] = c.records;
   d["bytes"] = c.bytes;
-  d["greatest_lag"] = std::max(c.greatest_lag, server.core().partner_lag());
-  d["lag"] = server.core().partner_lag();
   return d;
 }
 
@@ -44,11 +41,7 @@ void take_partner_words(Server& server, const WordArray& words) {
 }  // namespace
 
 void bind_server_replica(py::class_<Server>& server) {
-  server
-      .def(
-          "begin_partnership",
-          [](Server& s, std::uint64_t bound) { s.core().begin_partnership(bound); },
-          py::arg("bound"))
+  server.def("begin_partnership", [](Server& s) { s.core().begin_partnership(); })
       .def(
           "outgoing",
           [](Server& s, ByteArray& batch) {

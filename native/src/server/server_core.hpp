@@ -92,11 +92,9 @@ struct ServerCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0;  // bytes of records, and of the rows in replies
 };
 
-// Counters of a server with a replica. Lag: records of one worker that are consumed here and not
-// known to have arrived at the replica.
+// What a server has handed out for its replica.
 struct PartnerCounters {
-  std::uint64_t records = 0, bytes = 0;  // handed out for the replica
-  std::uint64_t greatest_lag = 0;
+  std::uint64_t records = 0, bytes = 0;
 };
 
 class EmbeddingShard;
@@ -168,12 +166,11 @@ class ServerCore {
   bool holds_cut() const;
   void release_cut(std::uint64_t id);
   // Replicas; see server_replica.cpp.
-  void begin_partnership(std::uint64_t bound);
+  void begin_partnership();
   std::size_t outgoing(std::uint8_t* batch, std::size_t max_bytes);
   bool has_outgoing() const noexcept;
   void partner_has(std::size_t worker, std::uint64_t arrived, std::uint64_t applied);
   const PartnerCounters& partner_counters() const { return partner_counters_; }
-  std::uint64_t partner_lag() const noexcept;
   void become_copy();
   void accept(const std::uint8_t* batch, std::size_t bytes);
   std::uint64_t arrived(std::size_t worker) const { return rings_.at(worker).arrived; }
@@ -303,7 +300,6 @@ class ServerCore {
   bool patience_spent(Ring* ring);
   bool check(std::size_t worker, std::uint64_t sequence, const RecordHeader& header,
              const std::uint8_t* payload);
-  void set_limit(Ring* ring) const noexcept;
   static bool is_free_tick(const Ring& ring) noexcept;
   bool piece_is_whole(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   void check_clock(std::size_t worker, const RecordHeader& header) const;
@@ -381,7 +377,6 @@ class ServerCore {
   std::vector<Position> positions_;
   std::map<std::pair<std::size_t, std::uint32_t>, StagingArea> old_staging_;
   bool partnered_ = false, copy_ = false;
-  std::uint64_t lag_bound_ = 0;
   std::size_t first_out_ = 0;  // the ring at which `outgoing` begins
   PartnerCounters partner_counters_;
   long unfinished_ = -1;  // the worker whose record the earlier process was consuming; -1: none

@@ -19,16 +19,15 @@
 // the replica can consume everything that the server consumes without waiting for any other
 // process, and the reasons why rings cannot deadlock are valid there as well.
 //
-// Gate. A record is consumed, and so acknowledged, only below `limit` of its ring.
-//   bound = 0 (sync): limit = received. What is acknowledged has arrived at the partner.
-//   bound > 0 (lag): limit = min(sent, received + bound). At most `bound` records of a worker are
-//   acknowledged and may be lost with this server. In both cases a record is copied out before it
-//   is consumed, so before its slot is written again.
+// Gate. A record is consumed, and so acknowledged, only when the partner has it, below `received`
+// of its ring. So what is acknowledged survives this server. A record is copied out before it is
+// consumed, so before its slot is written again. Records that are in the ring and not consumed may
+// be missing in the replica.
 //
 // Ticks are not held at the gate, because they acknowledge nothing. A clock may be closed here and
 // not in the replica. The replica then closes it when the worker ticks again, with the same sums:
-// the clock's pushes have arrived there before its tick was written (sync, BSP: the worker waits
-// for `received`). And the worker does not tick the next clock before this tick has arrived as
+// the clock's pushes have arrived there before its tick was written (BSP: the worker waits for
+// `received`). And the worker does not tick the next clock before this tick has arrived as
 // well.
 //
 // Room. The worker writes record n when n - applied < n_slots, with `applied` of the server. The
@@ -49,20 +48,14 @@ std::size_t packed(std::size_t payload_bytes) noexcept {
 }  // namespace
 
 // Begin to hand out records. The replica has those that are in the rings now.
-void ServerCore::begin_partnership(std::uint64_t bound) {
+void ServerCore::begin_partnership() {
   partnered_ = true;
-  lag_bound_ = bound;
   for (Ring& ring : rings_) {
     ring.sent = ring.received = std::max(ring.inherited, ring.next);
     ring.room = ring.next;
-    set_limit(&ring);
+    ring.limit = ring.received;
     publish(&ring.box.ack->received, ring.received);
   }
-}
-
-void ServerCore::set_limit(Ring* ring) const noexcept {
-  ring->limit =
-      lag_bound_ == 0 ? ring->received : std::min(ring->sent, ring->received + lag_bound_);
 }
 
 // Return true if the next record is a tick that is handed out and therefore known to be complete.
@@ -102,7 +95,6 @@ std::size_t ServerCore::outgoing(std::uint8_t* batch, std::size_t max_bytes) {
       ++ring.sent;
       ++partner_counters_.records;
     }
-    set_limit(&ring);
   }
   first_out_ = (first_out_ + 1) % n;
   partner_counters_.bytes += used;
@@ -120,19 +112,9 @@ void ServerCore::partner_has(std::size_t worker, std::uint64_t arrived, std::uin
                             std::to_string(ring.sent) + " were sent, " +
                             std::to_string(ring.received) + " had arrived and " +
                             std::to_string(ring.room) + " were consumed before");
-  const std::uint64_t lag = ring.next - std::min(ring.next, ring.received);
-  partner_counters_.greatest_lag = std::max(partner_counters_.greatest_lag, lag);
-  ring.received = arrived;
+  ring.received = ring.limit = arrived;
   ring.room = applied;
-  set_limit(&ring);
   publish(&ring.box.ack->received, ring.received);
-}
-
-std::uint64_t ServerCore::partner_lag() const noexcept {
-  std::uint64_t lag = 0;
-  for (const Ring& ring : rings_)
-    lag = std::max(lag, ring.next - std::min(ring.next, ring.received));
-  return lag;
 }
 
 // Make this core a replica: it answers no pulls, and cuts hold no ring.

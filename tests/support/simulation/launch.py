@@ -196,7 +196,7 @@ class Launch:
             Plan(self._disk, Triggers(every_steps=shape.every_steps)),
             self._run(cluster),
             warm=True,
-            partner_bound=0 if shape.has_partners else None,
+            has_partners=shape.has_partners,
             idle=self.world.wait,
         )
         if self.era is None:

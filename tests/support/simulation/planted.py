@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
+
+import numpy as np
+from ring_attack import FIELDS
 
 from mpips import BSP, SSP, _native
 from mpips.checkpoint import position
@@ -170,13 +175,61 @@ def _leader_notes_early() -> list[Any]:
 
 
 def _acknowledges_before_the_copy() -> list[Any]:
-    """A server consumes records that its partner does not have."""
+    """A server consumes records before it sends them to its partner."""
 
     class Early(mirror.Outgoing):
-        def __init__(self, server: Any, comm: Any, rank: int, bound: int) -> None:
-            super().__init__(server, comm, rank, 1 << 30)
+        def __init__(self, server: Any, comm: Any, rank: int) -> None:
+            super().__init__(server, comm, rank)
+            self._core = _EarlyCore(server.core, self._free[0].size)
+
+        def poll(self) -> bool:
+            waits = self._core.hand_out() and self._comm.room.world.random.random() < 0.8
+            return waits or super().poll()
 
     return [mock.patch.object(replica_start, "Outgoing", Early)]
+
+
+class _EarlyCore:
+    """A server core whose partner seems to have whatever is handed out, from its first answer on."""
+
+    def __init__(self, core: Any, most: int) -> None:
+        self._core = core
+        self._batch = np.zeros(most - _native.LINE_BYTES, np.uint8)
+        self._unsent: deque[np.ndarray] = deque()
+        self._handed_out: dict[int, int] = {}
+        self._words: np.ndarray | None = None
+
+    def hand_out(self) -> bool:
+        """Hand out what there is, as if it had arrived; return whether anything is not sent yet."""
+        n_bytes, at = self._core.outgoing(self._batch), 0
+        while at < n_bytes:
+            worker, sequence, payload = (
+                struct.unpack_from(form, self._batch, at + offset)[0]
+                for form, offset in (FIELDS[n] for n in ("worker", "sequence", "payload_bytes"))
+            )
+            self._handed_out[worker] = sequence + 1
+            at += _native.LINE_BYTES * (1 + -(-payload // _native.LINE_BYTES))
+        if n_bytes:
+            self._unsent.append(self._batch[:n_bytes].copy())
+            self._take()
+        return bool(self._unsent)
+
+    def outgoing(self, batch: np.ndarray) -> int:
+        if not self._unsent:
+            return 0
+        found = self._unsent.popleft()
+        batch[: found.size] = found
+        return int(found.size)
+
+    def take_partner_words(self, words: np.ndarray) -> None:
+        self._words = words.copy()
+        self._take()
+
+    def _take(self) -> None:
+        if self._words is not None:
+            for worker, n in self._handed_out.items():
+                self._words[worker, 0] = n
+            self._core.take_partner_words(self._words)
 
 
 def _ticks_before_the_copies() -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -39,6 +40,19 @@ def test_a_continued_run_uses_its_first_arguments_for_mpirun(tmp_path: Path) -> 
     assert " --map-by numa " not in invoke("--dry-run", str(run), "--", "--map-by", "node")
     # Arguments of a later call replace those of the first only for that call.
     assert " --map-by numa " in invoke("--dry-run", str(run))
+
+
+def test_a_run_that_stored_options_that_were_removed_since_can_be_continued(tmp_path: Path) -> None:
+    invoke("-n", "3", "--folder", str(tmp_path), "mlp", "--train", "digits")
+    (path,) = tmp_path.iterdir()
+    stored = json.loads((path / "config.json").read_text())
+    before = {
+        "redundancy": {**stored["redundancy"], "partner_mode": "sync", "partner_lag_records": 9}
+    }
+    replace_json(path / "config.json", {**stored, **before})
+    assert f"train {path / 'config.json'}" in invoke("--dry-run", str(path))
+    # Each rank of the next attempt reads the file.
+    assert json.loads((path / "config.json").read_text()) == stored
 
 
 @pytest.mark.parametrize("end", ["failed", "starting again", "cut off", "an earlier version"])

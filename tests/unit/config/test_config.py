@@ -47,6 +47,15 @@ TABLE_KEYS = (
             "unknown key 'zzz'; valid at the top are task, data, train, schedule, cluster, "
             "checkpoint, redundancy, monitor, slurm, run, table, tables, options",
         ),
+        (
+            "redundancy.partner_mode=lag",
+            "redundancy.partner_mode was removed: a replica always has what was acknowledged; delete it",
+        ),
+        (
+            "redundancy.partner_lag_records=40",
+            "redundancy.partner_lag_records was removed: a replica always has what was acknowledged; "
+            "delete it",
+        ),
         ("train.epochs=two", "train.epochs = 'two': must be a whole number, 0 or more"),
         ("train.epochs=1.5", "train.epochs = 1.5: must be a whole number, 0 or more"),
         ("train.epochs='5'", "train.epochs = '5': must be a whole number, 0 or more"),
@@ -277,3 +286,16 @@ def test_the_number_of_the_label_column_needs_no_quotes(tmp_path: Path) -> None:
 )
 def test_what_an_option_takes_as_text_is_no_number(text: str, value: object) -> None:
     assert parse_assignment(text)[1] == value
+
+
+@pytest.mark.parametrize("line", ['partner_mode = "sync"', "partner_lag_records = 1024"])
+def test_a_job_file_with_a_removed_option_is_refused_in_one_sentence(
+    tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f'task = "mlp"\ndata.train = "digits"\n[redundancy]\npartner = true\n{line}\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(file), [])
+    assert str(caught.value) == (
+        f"redundancy.{line.split()[0]} was removed: a replica always has what was acknowledged; delete it"
+    )

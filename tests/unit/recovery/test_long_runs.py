@@ -252,7 +252,7 @@ def test_a_copy_on_another_node_takes_records_past_every_width(make_rig, limit):
     rig = make_rig(dense(8, "a"), n_slots=4)
     rig.stand_at(sequence=limit - 3)
     rig.again()
-    rig.server.core.begin_partnership(0)
+    rig.server.core.begin_partnership()
     batch, words = np.zeros(4096, np.uint8), np.zeros((1, 2), np.uint64)
     for i in range(6):
         push(rig.writer, 0)

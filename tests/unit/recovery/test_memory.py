@@ -35,7 +35,7 @@ def test_a_worker_goes_on_at_its_greatest_clock_and_sends_the_missing_tick():
 
 
 def test_a_server_that_may_lack_pushes_takes_a_worker_back_to_its_least_clock():
-    """It continues from a copy that lags, or the launch before did and was killed in a repeated clock."""
+    """It continues from a copy, or the launch before did and was killed in a repeated clock."""
     first, second = text(3, epoch=1, step=2), text(4, epoch=1, step=3)
     found = [at(3, first, pushes=2, tag=7), at(4, first, second)]
     place = place_of(0, found, MEMORY)

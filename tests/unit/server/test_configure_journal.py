@@ -18,7 +18,7 @@ from mpips.model.optimizer import SGD, Adam
 from mpips.transport.region import new_token, persistent, unlink_job
 
 LOADS = configure_rig.loads()
-PAIRS = [name for name, load in LOADS.items() if load.partner is not None]
+PAIRS = [name for name, load in LOADS.items() if load.partner]
 ALONE = [name for name in LOADS if name.startswith("alone")]
 OTHERS = [name for name in LOADS if name not in (*PAIRS, *ALONE)]
 MODELS = {"asp": ASP(), "ssp": SSP(bound=1), "bsp": BSP("sum")}

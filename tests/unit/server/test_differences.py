@@ -327,7 +327,7 @@ def test_finite_values_arrive_finite_however_great(codec: Codec) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("load", "stride"),
-    [("differences-bsp", 41), ("differences-backup", 53), ("differences-pair-3", 97)],
+    [("differences-bsp", 41), ("differences-backup", 53), ("differences-pair", 97)],
 )
 def test_killed_at_many_points_the_copy_is_that_of_an_undisturbed_run(
     load: str, stride: int

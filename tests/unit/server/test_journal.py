@@ -24,7 +24,7 @@ from mpips.server.durability import Durability
 from mpips.server.server import Server
 from mpips.transport.region import new_token, persistent, unlink_job
 
-LOADS = {name: load for name, load in loads().items() if load.partner is None}
+LOADS = {name: load for name, load in loads().items() if not load.partner}
 HEAVY = [name for name in LOADS if name.startswith("heavy")]
 SMALL = [name for name in LOADS if name.startswith("small")]
 # Sanitizers check the same code at fewer points. `python crash_rig.py small-asp everywhere 1` kills at every

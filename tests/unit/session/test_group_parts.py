@@ -10,7 +10,6 @@ import pytest
 from mpips import ASP, BSP, SGD, DenseTable
 from mpips.model.grouping import grouped_tables
 from mpips.model.placement import place
-from mpips.recovery.replica import SYNC
 from mpips.session.group_memory import shared_parts
 from mpips.session.parts import Parts
 from mpips.worker.connection_options import needs_common_clock
@@ -22,15 +21,15 @@ def test_only_values_of_a_clock_are_pulled_once_for_a_node() -> None:
     assert list(shared_parts(grouped_tables(tables), placement, (0, 0, 0), (1,), 0)) == [(1, 0)]
 
 
-@pytest.mark.parametrize("bound", [None, SYNC])
-def test_workers_of_a_group_wait_for_partners_and_cut_at_one_clock(bound: int | None) -> None:
+@pytest.mark.parametrize("has_partners", [False, True])
+def test_workers_of_a_group_wait_for_partners_and_cut_at_one_clock(has_partners: bool) -> None:
     tables = [DenseTable("t", (10,), SGD(0.1), ASP())]
     for groups in ((), ((0, 1),)):
         parts: Any = SimpleNamespace(
-            partner_bound=bound,
+            has_partners=has_partners,
             partnership=SimpleNamespace(of={0: 1}),
             groups=groups,
             tables=tables,
         )
-        assert Parts.partners(parts).waits is (bound == SYNC and bool(groups))
+        assert Parts.partners(parts).waits is (has_partners and bool(groups))
         assert needs_common_clock(tables, groups) is bool(groups)
