@@ -55,7 +55,29 @@ def test_a_seed_replays_to_the_same_end(seed: int) -> None:
 
 # A seed that shows each planted defect. A history depends on all that is drawn, so after a change of what is
 # drawn find others: `python -m simulation 0 --count 100000 --planted NAME`.
-SEEDS: dict[str, int] = {}
+SEEDS = {
+    "tick-before-position": 0,
+    "no-fence": 18,
+    "least-clock": 76,
+    "missing-ticks": 4,
+    "ticks-without-pushes": 386,
+    "old-cursor": 3,
+    "residual-of-the-last-try": 92,
+    "pushes-again": 3,
+    "commits-early": 8,
+    "agrees-late": 88,
+    "cuts-after-a-push": 225,
+    "positions-of-later": 19,
+    "one-clock-too-old": 9,
+    "releases-before-the-copy": 8,
+    "forgets-its-pushes": 1,
+    "leader-notes-early": 787,
+    "acknowledges-before-the-copy": 56,
+    "ticks-before-the-copies": 70,
+    "stale-copy": 89,
+    "full-copy": 203,
+    "says-more-after-its-end": 7,
+}
 
 
 def test_each_planted_defect_has_a_seed() -> None:
