@@ -152,8 +152,6 @@ def command(
         refuse_task_options([*flags(given), *["--json"] * as_json], assignments, ("run.",))
         config = _configure_script(job, arguments, options, assignments)
     else:
-        from mpips.supervisor.plan import drop_removed
-
         # A continued run uses the mpirun arguments of its beginning, unless new ones are given.
         options["mpirun_args"] = list(arguments) or None
         existing = _existing(job, resume_run or discard_memory)
@@ -161,7 +159,6 @@ def command(
             config = configure(job, {**job_keys(given), **run_keys(options)}, assignments)
         else:
             _refuse_changes(existing, given, assignments, options)
-            drop_removed(existing)
             config = load_config(str(existing.config_file), list(run_keys(options).items()))
     if existing is not None and not discard_memory:
         _refuse_other_format(existing)

@@ -10,12 +10,13 @@ range and for the description. The reference of options is generated from it (`m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from mpips.config.conversion import check_known, convert, fitted, takes_text
+from mpips.config.conversion import check_known, convert, fitted, takes_text, without_removed
 from mpips.config.launching import RunConfig, SlurmConfig
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
@@ -24,6 +25,8 @@ from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
 from mpips.config.table_section import TableConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
 from mpips.errors import ConfigError
+
+CONFIG_FILE = "config.json"  # in a run directory
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -144,13 +147,17 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
     """Read a file, apply overrides, and check the result.
 
     Args:
-        path: A TOML file, or JSON if its name ends with ".json"; None for no file.
+        path: A TOML file, or JSON if its name ends with ".json"; None for no file. From the file of a run,
+            "config.json", options that mpips does not have any more are left out.
         overrides: (dotted key, value) pairs; later ones precede.
 
     Raises:
         ConfigError: Names what is wrong, its place and what is accepted.
     """
     raw = read_file(path) if path is not None else {}
+    if path is not None and Path(path).name == CONFIG_FILE:
+        # The file of a run has all options of the mpips that began it.
+        raw = without_removed(raw, JobConfig)
     for key, value in overrides:
         put(raw, key, value)
     check_known(raw, JobConfig, "")

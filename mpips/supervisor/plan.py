@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from mpips.config.conversion import without_removed
-from mpips.config.reading import read_file
 from mpips.config.schema import JobConfig
 from mpips.config.triggers import SUPERVISED_EVERY_S
 from mpips.errors import ConfigError
@@ -88,26 +85,10 @@ def make_run(config: JobConfig, parent: Path, name: str) -> RunFolder:
     if not config.checkpoint.every_steps and not config.checkpoint.every_s:
         checkpoint = msgspec.structs.replace(config.checkpoint, every_s=SUPERVISED_EVERY_S)
         config = msgspec.structs.replace(config, checkpoint=checkpoint)
-    _store(run, config)
-    return run
-
-
-def drop_removed(run: RunFolder) -> None:
-    """Remove options that mpips no longer has from the configuration of a run, which each attempt reads.
-
-    Raises:
-        ConfigError: The file cannot be read or written.
-    """
-    stored = read_file(str(run.config_file))
-    remaining = without_removed(stored, JobConfig)
-    if remaining != stored:
-        _store(run, remaining)
-
-
-def _store(run: RunFolder, config: JobConfig | dict[str, Any]) -> None:
     try:
         replace_json(run.config_file, config, durable=True)
     except OSError as error:
         raise ConfigError(
             f"run directory {run.path}: cannot be written: {error.strerror}; use another --folder"
         ) from None
+    return run

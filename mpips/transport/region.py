@@ -107,7 +107,7 @@ def own_segments(token: str) -> Iterator[tuple[str, Path]]:
     try:
         with os.scandir(SHM) as entries:
             names = sorted(entry.name for entry in entries if entry.name.startswith(prefix))
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
     for name in names:
         match = _REST.fullmatch(name.removeprefix(prefix))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips.transport.waiting import ReadPace
 from mpips.worker import waits
 from mpips.worker.group_part import GroupPart
 
@@ -62,6 +63,7 @@ class GroupLevel:
         # Tables with a push of this clock that is not sent to other nodes.
         self._open: list[int] = []
         self._has_finished = part.had_finished
+        self._pace = ReadPace(waits.BETWEEN_POLLS_S)  # until this worker's messages have left
 
     @property
     def clock(self) -> int:
@@ -101,7 +103,10 @@ class GroupLevel:
         self._contributions.poll()
         # The push before may be under way to other nodes.
         wait_s = min(max_s, waits.BETWEEN_POLLS_S)
-        return self._reduction.wait_room(table, wait_s) and self.is_sent(wait_s)
+        contributions = self._contributions
+        return self._reduction.wait_room(table, wait_s) and self._pace.wait_for(
+            lambda: contributions.is_idle, wait_s
+        )
 
     def close(self, table: int) -> None:
         """Note that the worker pushes no more to a table in its clock."""

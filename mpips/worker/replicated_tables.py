@@ -14,7 +14,6 @@ finish (native/src/server/server_store.cpp).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from mpips.model.placement import ShardRange
 from mpips.mpi.messages import Figures, Waits
 from mpips.process.patience import Patience
 from mpips.transport.region import as_region_error
+from mpips.transport.waiting import ReadPace
 from mpips.worker import waits
 from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.whole import is_cut_off
@@ -68,6 +68,7 @@ class ReplicatedTables:
         self._reduction = part.reduction
         self._contributions = part.contributions
         self._tables = list(part.tables.values())
+        self._pace = ReadPace(waits.BETWEEN_POLLS_S)  # until this worker's messages have left
         self._place = {index: place for place, index in enumerate(part.tables)}
         self._pushed = self._pushed_bytes = self._pulled_bytes = 0
 
@@ -224,6 +225,11 @@ class ReplicatedTables:
         self._confirm()
         return self._unconfirmed is None
 
+    def _late_servers(self) -> str:
+        late = ", ".join(f"server {server}" for server in self._unconfirmed or ())
+        me = self._connection.index
+        return f"{late} has not confirmed that the last records of worker {me} have arrived"
+
     def _compare(self, clock: int) -> None:
         """Send digests of the tables that are to be compared at this clock to other nodes."""
         assert self._contributions is not None
@@ -263,12 +269,10 @@ class ReplicatedTables:
         self._contributions.poll()
         # Nothing of this worker is under way when it goes on: a network may need its calls.
         wait_s = min(max_s, waits.BETWEEN_POLLS_S)
-        if not wait(table, wait_s):
-            return False
-        if self._contributions.is_idle:
-            return True
-        time.sleep(wait_s)
-        return False
+        return wait(table, wait_s) and self._pace.wait_for(self._is_idle, wait_s)
+
+    def _is_idle(self) -> bool:
+        return self._contributions is None or self._contributions.is_idle
 
     def wait(self, table: int, doing: str, room: bool = False) -> None:
         """Wait until the values of the worker's clock are complete.
@@ -287,9 +291,7 @@ class ReplicatedTables:
 
     def _is_settled(self) -> bool:
         self.poll()
-        return self._reduction.settled and (
-            self._contributions is None or self._contributions.is_idle
-        )
+        return self._reduction.settled and self._is_idle()
 
     def late(self) -> str:
         """Return the message that values are not complete, with the worker that is late."""
@@ -361,7 +363,7 @@ class ReplicatedTables:
 
         Blocks until what others wait for is sent: they receive nothing behind the end.
         """
-        self._wait_for(self._is_confirmed, "ending")
+        waits.polled(self._connection, self._is_confirmed, "ending", self._late_servers)
         self._reduction.finish()
         if self._contributions is not None:
             self._contributions.finish(self._reduction.clock)

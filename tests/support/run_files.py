@@ -39,6 +39,7 @@ class RunFiles:
     def __init__(self, parent: Path, name: str = "job", begin: float = BEGIN) -> None:
         # Whoever lists the folder meanwhile sees the run under its name alone.
         path = parent / name
+        parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent, prefix=".") as staging:
             made = RunFolder.create(Path(staging), "x")
             info = msgspec.structs.replace(made.info(), run_id=name, created_s=begin)

@@ -169,11 +169,6 @@ def _forgets_its_pushes() -> list[Any]:
     return [mock.patch.object(links, "TurnChannel", Channel)]
 
 
-def _leader_notes_early() -> list[Any]:
-    """The leader of a group lets the others tick before its own ticks are at all servers."""
-    return [mock.patch.object(arrivals.Arrivals, "wait_for_all")]
-
-
 def _acknowledges_before_the_copy() -> list[Any]:
     """A server consumes records before it sends them to its partner."""
 
@@ -282,7 +277,6 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _one_clock_too_old,
         _releases_before_the_copy,
         _forgets_its_pushes,
-        _leader_notes_early,
         _acknowledges_before_the_copy,
         _ticks_before_the_copies,
         _stale_copy,
