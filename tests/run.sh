@@ -21,7 +21,7 @@ many_ranks=(3 5)
 lanes=${MPIPS_TEST_LANES:-2}
 
 # Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with.
-declare -A budget=([unit]=1200 [mpi]=900 [fault]=2700 [jobs]=600 [sanitize]=1000 [lint]=300)
+declare -A budget=([unit]=800 [mpi]=600 [fault]=1400 [jobs]=300 [sanitize]=500 [lint]=300)
 
 long=0
 if [[ ${1:-} == long ]]; then

@@ -26,7 +26,7 @@ from mpips.config.table_section import TableConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
 from mpips.errors import ConfigError
 
-CONFIG_FILE = "config.json"  # in a run directory
+_RUN_FILE = "config.json"  # the configuration in a run directory; see mpips.rundir.directory
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -155,7 +155,7 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
         ConfigError: Names what is wrong, its place and what is accepted.
     """
     raw = read_file(path) if path is not None else {}
-    if path is not None and Path(path).name == CONFIG_FILE:
+    if path is not None and Path(path).name == _RUN_FILE:
         # The file of a run has all options of the mpips that began it.
         raw = without_removed(raw, JobConfig)
     for key, value in overrides:

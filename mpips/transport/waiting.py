@@ -25,11 +25,11 @@ def wait_for(done: Callable[[], bool], max_s: float) -> bool:
 
 
 class ReadPace:
-    """The pace of waits that read a server's memory over the network, which loads link and server.
+    """The pace of long waits that are made of short ones: reads over the network, messages that leave.
 
-    A wait is made of short ones, between which the caller looks at other things. They count as one if they
-    follow each other closely, so a long wait does not begin to check without pauses again and again. What it
-    waits for is noticed late by a fiftieth of the wait at most. One thread uses it.
+    Reads load the link and the server. Between the short waits the caller does other work. Short waits count
+    as one if they follow each other closely, so a long wait does not begin to check without pauses again and
+    again. The end of a wait is noticed late by a fiftieth of the wait at most. One thread uses the object.
     """
 
     def __init__(self, rarest_s: float = _RAREST_S) -> None:

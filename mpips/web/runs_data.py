@@ -17,7 +17,7 @@ from mpips.rundir.files import RunInfo
 from mpips.rundir.view import view_of
 from mpips.web.run_data import RunData, note_of
 
-MOST_RUNS = 200  # runs of a folder that are listed, the newest
+MOST_RUNS = 200  # newest runs of a folder that are listed, beside those that a page shows
 _LIST_S = 5.0  # s between two looks at the list of runs
 
 
@@ -48,6 +48,7 @@ class RunsData:
             0.0  # monotonic s from which the list is to be read again; 0: it was not read yet
         )
         self._lock = threading.Lock()  # held while the list is read
+        self._shown: frozenset[str] = frozenset()  # names of the last `refresh`
 
     @property
     def where(self) -> str:
@@ -71,7 +72,8 @@ class RunsData:
         return self._rows
 
     def _read_list(self) -> list[dict[str, Any]]:
-        found = sorted(self._created(), reverse=True)[:MOST_RUNS]
+        newest_first = enumerate(sorted(self._created(), reverse=True))
+        found = [run for i, run in newest_first if i < MOST_RUNS or run[1].name in self._shown]
         known = self._runs
         self._runs = {path.name: known.get(path.name) or RunData(path) for _, path in found}
         return [_row(path, created_s) for created_s, path in found]
@@ -93,7 +95,9 @@ class RunsData:
         return self._runs.get(name)
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Read again what has changed in these runs. Blocks."""
+        """Read again what has changed in these runs, and keep them in the list. Blocks."""
+        names = list(names)
+        self._shown = frozenset(names)
         for name in names:
             run = self.get(name)
             if run is not None:

@@ -114,7 +114,7 @@ class Pair:
         return 0
 
     def check(self) -> None:
-        """What is acknowledged has arrived."""
+        """Check that acknowledged records have arrived."""
         for w, (arrived, _) in enumerate(self.words()):
             # A tick may be ahead; the rig says something behind each of them.
             assert self.server.core.applied(w) <= int(arrived) + 1

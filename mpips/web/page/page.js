@@ -6,7 +6,7 @@ const page = (() => {
   const embedded = element("data") ? JSON.parse(element("data").textContent) : null;
   const runs = new Map(); // by name, in the order of their colours
   let list = [], shown = [], focus = null, source = null, lastEvent = 0, lost = false, drawing = 0;
-  const MOST_SHOWN = 8, MOST_LISTED = 200;
+  const MOST_SHOWN = 8;
   const stored = (name) => { try { return localStorage.getItem("mpips-" + name); } catch { return null; } };
   const store = (name, value) => { try { localStorage.setItem("mpips-" + name, value); } catch { /* private mode */ } };
 
@@ -80,10 +80,9 @@ const page = (() => {
     source.onerror = () => { lost = true; schedule(); };
   };
 
-  // At the first list of runs show the newest one, also in place of runs that were deleted or renamed since. A list
-  // that is full lacks older runs.
+  // Drop runs that were deleted or renamed. If none is left, and at the first list, show the newest run.
   const choose = () => {
-    const still = list.length < MOST_LISTED ? shown.filter((name) => list.some((row) => row.name === name)) : shown;
+    const still = shown.filter((name) => list.some((row) => row.name === name));
     if (!still.length && list.length) show([list[0].name]);
     else if (still.length < shown.length) show(still);
   };

@@ -92,7 +92,7 @@ struct ServerCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0;  // bytes of records, and of the rows in replies
 };
 
-// What a server has handed out for its replica.
+// Records and bytes that a server has handed out for its replica.
 struct PartnerCounters {
   std::uint64_t records = 0, bytes = 0;
 };

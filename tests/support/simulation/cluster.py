@@ -31,7 +31,7 @@ class SimulatedCluster(Cluster):
         self._attendance: Any = SimpleNamespace(
             lengthy=_unbounded, wait=lambda request, what: request.Wait()
         )
-        # More ranks than cores: nobody spins.
+        # Each node has more ranks than cores, so no wait spins.
         self.topology: Any = SimpleNamespace(
             node_of=assignment.node_of,
             oversubscribed=lambda node: True,

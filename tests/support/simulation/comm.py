@@ -87,7 +87,7 @@ class Way:
 
 
 class Room:
-    """What the ends of one communicator have in common."""
+    """The state that all ranks share of one communicator."""
 
     def __init__(self, world: World, size: int) -> None:
         self.world, self.size = world, size
@@ -103,8 +103,10 @@ class Room:
         """Check that no message and no receive is left."""
         for (source, dest, tag), way in self.ways.items():
             where = f"from rank {source} to rank {dest} with tag {tag}"
-            assert not way.sends, f"nobody has received a message {where}"
-            assert not way.receives, f"a receive of a message {where} is left"
+            assert not way.sends, f"a message {where} was not received"
+            assert not way.receives, (
+                f"a receive of a message {where} was neither completed nor cancelled"
+            )
         for duplicate in self.duplicates:
             duplicate.check_end()
 

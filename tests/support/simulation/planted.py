@@ -254,7 +254,7 @@ def _full_copy() -> list[Any]:
 
 
 def _says_more_after_its_end() -> list[Any]:
-    """A worker with replicated tables ends before it has told others that its last tick is everywhere."""
+    """A worker with replicated tables sends its end before its message about its last tick."""
     tables = replicated_tables.ReplicatedTables
     return [mock.patch.object(tables, "_is_confirmed", return_value=True)]
 

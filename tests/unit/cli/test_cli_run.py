@@ -54,7 +54,7 @@ def test_a_run_that_stored_options_that_were_removed_since_can_be_continued(tmp_
     text = (path / "config.json").read_text()
     assert f"train {path / 'config.json'}" in invoke("--dry-run", str(path))
     # So does each rank of the next attempt, also one of a supervisor that began before an upgrade.
-    assert load_config(str(path / "config.json"), []).redundancy == RedundancyConfig()
+    assert load_config(str(RunFolder(path).config_file), []).redundancy == RedundancyConfig()
     assert (path / "config.json").read_text() == text, "a dry run writes nothing"
 
 

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from run_files import RunFiles, full_run
 
 from mpips.rundir.directory import replace_json
 from mpips.rundir.history import AttemptHead
-from mpips.web.runs_data import MOST_RUNS
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed")
@@ -215,57 +213,52 @@ def test_a_folder_without_runs_shows_the_first_one_as_it_begins(
         window.wait("document.querySelector('#panel-loss')")
 
 
+@contextmanager
+def while_runs_change(
+    window: Browser, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Open the page of a folder whose list is read often, and close it in the end."""
+    monkeypatch.setattr("mpips.web.runs_data._LIST_S", 0.05)
+    with page_of(folder) as page:
+        window.open(page.address)
+        window.wait(READY)
+        yield
+        window.open("about:blank")
+        window.messages()  # the browser may have asked for the log of a run that is gone
+
+
 def test_a_run_that_was_renamed_is_shown_under_its_new_name(
     window: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpips.web.runs_data._LIST_S", 0.05)
     full_run(tmp_path, "before")
-    with page_of(tmp_path) as page:
-        window.open(page.address)
-        window.wait(READY)
+    with while_runs_change(window, tmp_path, monkeypatch):
         window.wait("document.querySelector('[data-run=before]')")
         (tmp_path / "before").rename(tmp_path / "after")
         window.wait("document.querySelector('[data-run=after]')")
         assert not window.has("[data-run=before]")
-        window.open("about:blank")
-        window.messages()  # the browser may have asked for the log of a run that is gone
 
 
 def test_a_deleted_run_leaves_the_others_shown(
     window: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpips.web.runs_data._LIST_S", 0.05)
     full_run(tmp_path, "kept")
     full_run(tmp_path, "deleted")
-    with page_of(tmp_path) as page:
-        window.open(page.address)
-        window.wait(READY)
+    with while_runs_change(window, tmp_path, monkeypatch):
         show_all(window, "kept", "deleted")
         window.wait("document.querySelectorAll('.head[data-run]').length === 2")
         shutil.rmtree(tmp_path / "deleted")
         window.wait("document.querySelectorAll('.head[data-run]').length === 1")
         assert window.has(".head[data-run=kept]")
-        window.open("about:blank")
-        window.messages()  # the browser may have asked for the log of a run that is gone
 
 
 def test_a_folder_whose_runs_were_deleted_has_none(
     window: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpips.web.runs_data._LIST_S", 0.05)
     full_run(tmp_path)
-    with page_of(tmp_path) as page:
-        window.open(page.address)
-        window.wait(READY)
+    with while_runs_change(window, tmp_path, monkeypatch):
         shutil.rmtree(tmp_path / "job")
         window.wait("document.querySelector('#notice').innerText.includes('No run here yet')")
         assert not window.has(".head[data-run]")
-        window.open("about:blank")
-        window.messages()  # the browser may have asked for the log of a run that is gone
-
-
-def test_the_page_knows_how_many_runs_a_list_has() -> None:
-    assert f"MOST_LISTED = {MOST_RUNS};" in (files("mpips") / "web/page/page.js").read_text()
 
 
 def test_a_lost_server_is_reported(window: Browser, tmp_path: Path) -> None:
