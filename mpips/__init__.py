@@ -86,7 +86,7 @@ if _TYPE_CHECKING:
         world_size,
     )
     from mpips.session.session import run
-    from mpips.worker.lookahead import lookahead
+    from mpips.worker.ahead.lookahead import lookahead
     from mpips.worker.requests import (
         PushResult,
         Request,
@@ -208,7 +208,7 @@ if not _TYPE_CHECKING:
             "mpips.session.driver": ["Outcome"],
             "mpips.session.init": ["init", "rank", "report", "world_size"],
             "mpips.session.session": ["run"],
-            "mpips.worker.lookahead": ["lookahead"],
+            "mpips.worker.ahead.lookahead": ["lookahead"],
             "mpips.worker.requests": ["PushResult", "Request"],
             "mpips.worker.worker": ["Worker"],
         },

@@ -1,7 +1,7 @@
 """Files of workers in a checkpoint: their values and inner states of tables under LocalSGD and DiLoCo.
 
 Each worker writes its file into the folder of checkpoints, under a temporary name, before its cut record, so
-all files are there when the rings of all workers are held (mpips.worker.local_tables). Server 0 links them
+all files are there when the rings of all workers are held (mpips.worker.local.tables). Server 0 links them
 into the checkpoint before that gets its name. The manifest has their names, sizes and checksums.
 
 A finished worker has written its last file. Every later checkpoint of the launch contains it, so its

@@ -23,7 +23,7 @@ Groups of workers. The leader of a group pushes the sums of all of the group, so
 the group sums belong to the leader. In a job with groups the leader of a group takes those of all workers of
 its group, at the start its lowest worker; the others, which push nothing to the table, start with zeros. A
 leader that ends before others of its group hands its residuals over to the next leader, from the clock of its
-end on (mpips.worker.residual_handover). Its last file still has them. A checkpoint of a later clock has them
+end on (mpips.worker.groups.handover). Its last file still has them. A checkpoint of a later clock has them
 in the file of the next leader already, so it has zeros in place of this worker's (`ResidualCut.handed`).
 """
 

@@ -13,10 +13,10 @@ it). So a restart repeats a push with the same bits, and results under BSP do no
 servers, the transport or the timing.
 
 TopK, RandomK, OneBit and SharedInt8 are biased: they need error feedback. What a push does not send is the
-worker's residual, which is added to its next update (mpips.worker.residuals). Only dense tables have them.
-With pulls the residual is what the values are ahead of the common copy.
-Results under BSP depend neither on transport, timing nor restarts. With TopK and OneBit they do depend on the
-number of servers, since each server's part of a tensor is encoded by itself.
+worker's residual, which is added to its next update (mpips.worker.feedback.residuals). Only dense tables have
+them. With pulls the residual is what the values are ahead of the common copy. Results under BSP depend
+neither on transport, timing nor restarts. With TopK and OneBit they do depend on the number of servers, since
+each server's part of a tensor is encoded by itself.
 
 SharedInt8 has one scale for each block, the same for all workers in a clock, so that servers add integers.
 The scales of a clock follow from the pushes of the clock before (native/src/server/scale_shard.hpp).

@@ -1,9 +1,9 @@
 """Groups of workers whose updates of dense tables and rows are summed before they are sent to servers.
 
 With several workers on a node and servers elsewhere, each update of a table would cross the network once for
-each worker. A group sums them first, so they cross it once (mpips.worker.grouped). This is the two-level
-aggregation of BytePS (Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in
-Heterogeneous GPU/CPU Clusters", OSDI 2020), with servers in place of its summation services.
+each worker. A group sums them first, so they cross it once (mpips.worker.groups.tables). This is the
+two-level aggregation of BytePS (Jiang et al., "A Unified Architecture for Accelerating Distributed DNN
+Training in Heterogeneous GPU/CPU Clusters", OSDI 2020), with servers in place of its summation services.
 
 Two levels. A group may have subgroups, such as the workers of each node of a rack. A subgroup adds its
 updates up first, and the group adds up the sums of its subgroups and the updates of its other workers. So

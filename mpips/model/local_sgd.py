@@ -14,7 +14,7 @@ workers, and the workers go on with the result.
 Asynchronous DiLoCo: a worker does not wait at an outer step. Servers apply the outer rule to each worker's
 differences as they arrive, and the worker goes on with the values of that moment: B. Liu et al.,
 "Asynchronous Local-SGD Training for Language Modeling", arXiv 2401.09135. There the outer rule is
-DelayedNesterov by default, and workers may make fewer inner steps by their speed (mpips.worker.pace).
+DelayedNesterov by default, and workers may make fewer inner steps by their speed (mpips.worker.local.pace).
 
 On servers a synchronous table is a table under BSP whose optimizer is the outer rule (mpips.model.served),
 and an asynchronous one is under ASP. A worker's clock at the servers counts its outer steps. So records,

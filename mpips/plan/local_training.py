@@ -8,22 +8,7 @@ from mpips.model.codec import Codec, PushCodec
 from mpips.model.served import local_tables, times_of
 from mpips.model.table import EmbeddingTable, Table
 from mpips.terminal.units import binary_size
-from mpips.worker.local_state import image_bytes, memory_bytes
-
-
-def worker_bytes(tables: Sequence[Table], warm: bool) -> tuple[int, int]:
-    """Return the bytes of a worker's own memory for these tables, and of its persistent shared memory.
-
-    Args:
-        tables: All tables of the job, as they are declared.
-        warm: The job can continue in memory after a failure.
-    """
-    found = list(local_tables(tables).values())
-    if not found:
-        return 0, 0
-    # Values and inner states are those of an image; beside them are the servers' values and a gradient.
-    private = image_bytes(found) + 2 * sum(4 * t.n_elements for t in found)
-    return private, memory_bytes(found) if warm else 0
+from mpips.worker.local.state import image_bytes
 
 
 def period_bytes(tables: Sequence[Table]) -> tuple[int, int]:

@@ -14,14 +14,14 @@ from mpips.data import DenseData, SparseData
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
-from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
+from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.mpi.roles import Assignment
 from mpips.plan.rows import Rows
 from mpips.recovery.replica import find_partners
-from mpips.session.node_memory import node_layout
 from mpips.snapshot.copy import ROOM
+from mpips.worker.feedback.residuals import residual_layout
 from mpips.worker.paths.direct import BOUNCE_BYTES
-from mpips.worker.residuals import residual_layout
+from mpips.worker.start import NodeBytes
 
 _BOUNCES = 2  # buffers in staging memory for a table whose updates are large
 
@@ -173,19 +173,6 @@ def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> in
     return total
 
 
-def replicated_bytes(tables: Sequence[Table], n_workers: int, durable: bool) -> int:
-    """Return the bytes of the replicated tables on one node: values, state, and all workers' pushes.
-
-    Args:
-        tables: All tables of the job.
-        n_workers: Number of workers.
-        durable: The tables outlive a launch. A restart has those of the launch before beside its own.
-    """
-    found = replicated_tables(tables)
-    n_bytes = node_layout(found, n_workers, durable).first_bytes if found else 0
-    return 2 * n_bytes if durable else n_bytes
-
-
 def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
     """Return the staging bytes of a worker for its large updates, if a server is on its node."""
     served = [t for t in tables if isinstance(t, DenseTable) and not t.is_replicated]
@@ -229,12 +216,8 @@ def node_needs(
     staging: int,
     program: int,
     partner: bool = False,
-    replicated: int = 0,
-    local: tuple[int, int] = (0, 0),
-    residuals: int = 0,
-    journal: bool = False,
-    grouped: Sequence[int] = (),
-    held_rows: Sequence[int] = (),
+    copies: int = 0,
+    parts: Sequence[NodeBytes] = (),
 ) -> list[NodeNeeds]:
     """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
@@ -247,31 +230,24 @@ def node_needs(
         staging: Bytes of staging of a worker.
         program: Bytes of a rank before it reads data.
         partner: Each node holds the replicas of the shards of another one.
-        replicated: Bytes of the replicated tables on a node with workers.
-        local: Bytes of a worker for tables that it holds (under LocalSGD and DiLoCo, and copies of tables
-            whose pulls are differences): of its own, and of shared memory.
-        residuals: Bytes of the residuals of a worker.
-        journal: Servers write a journal; residuals are then in shared memory.
-        grouped: Bytes of shared memory of groups of workers on each node; (): none.
-        held_rows: Bytes of the memory that each worker's look-aheads share with others of its node; (): none.
+        copies: Bytes of a worker for copies of tables whose pulls are differences.
+        parts: Memory of each node for the parts of tables (mpips.worker.parts); (): none.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
     partners = find_partners(node_of) if partner else {}
     for k, name in enumerate(a.node_names):
         mine = [server for server, node in zip(servers, node_of, strict=True) if node == k]
-        copies = [servers[i] for i, j in partners.items() if node_of[j] == k]
+        replicas = [servers[i] for i, j in partners.items() if node_of[j] == k]
+        part = parts[k] if parts else NodeBytes()
         n_workers = sum(a.node_of[rank] == k for rank in a.workers)
-        shared = sum(s.shared for s in mine + copies) + (n_workers * staging if mine else 0)
-        shared += (replicated if n_workers else 0) + n_workers * local[1]
-        private = sum(s.private for s in mine) + sum(s.maps for s in copies)
-        private += n_workers * (data + local[0])
-        shared += (n_workers * residuals if journal else 0) + (grouped[k] if grouped else 0)
-        private += 0 if journal else n_workers * residuals
+        shared = sum(s.shared for s in mine + replicas) + (n_workers * staging if mine else 0)
+        shared += part.shared
+        private = sum(s.private for s in mine) + sum(s.maps for s in replicas)
+        private += n_workers * (data + copies) + part.private
         ranks = a.node_of.count(k)
-        held = [n for n, rank in zip(held_rows, a.workers, strict=False) if a.node_of[rank] == k]
         memory = shared + private + ranks * program
-        result.append(NodeNeeds(name, ranks, shared, memory, max(held, default=0)))
+        result.append(NodeNeeds(name, ranks, shared, memory, part.later))
     return result
 
 

@@ -19,18 +19,17 @@ from mpips.model.table import EmbeddingTable
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.checkpoint_size import checkpoint_bytes
-from mpips.plan.grouping import group_bytes
 from mpips.plan.limits import Growth, Limit, limits
-from mpips.plan.local_training import worker_bytes
 from mpips.plan.placing import assume_placement
 from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.plan.rows import expected_rows
 from mpips.session.driver import OneRank
-from mpips.session.held_rows import held_rows_bytes
 from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare
+from mpips.worker import parts
+from mpips.worker.start import Planned
 
 _RANGE_STEPS = 15  # steps of a rehearsal with another number of servers
 _RANGE_S = 1.5  # seconds after which such a rehearsal begins no further step
@@ -282,7 +281,7 @@ def _needs(
     staging = 0 if partner else need.staging_bytes(tables, config.cluster)
     residuals = need.residual_bytes(tables, placement, journal)
     common = need.common_bytes(tables, placement)
-    local = worker_bytes(inputs.tables, journal)
+    job = Planned(inputs.tables, tables, config.cluster, a, placement, journal)
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return need.Needs(
         rows,
@@ -297,12 +296,8 @@ def _needs(
             staging,
             program,
             partner,
-            need.replicated_bytes(tables, len(a.workers), journal),
-            (local[0] + common, local[1]),
-            residuals,
-            journal,
-            group_bytes(inputs.tables, config.cluster, a, placement),
-            held_rows_bytes(tables, config.cluster, a),
+            common,
+            parts.memory(job),
         ),
         checkpoint_bytes(
             tables,

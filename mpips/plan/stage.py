@@ -21,13 +21,13 @@ from mpips.model.placement import Placement, place
 from mpips.model.served import served
 from mpips.server.server import Server
 from mpips.session.local_scheduler import LocalScheduler
-from mpips.session.node_memory import local_part
-from mpips.session.residuals import local_residuals
 from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
-from mpips.worker.connection_options import ConnectionOptions
+from mpips.worker.feedback.start import local_residuals
+from mpips.worker.replicated.memory import local_part
+from mpips.worker.start import MadeParts
 from mpips.worker.worker import Worker
 
 Int64 = NDArray[np.int64]
@@ -126,8 +126,10 @@ class Stage:
             LocalScheduler(),
             staging,
             options.timeout_s,
-            ConnectionOptions(residuals=local_residuals(tables, self.placement, regions)),
-            replicated=local_part(tables, self.placement, regions, self.servers, False),
+            made=MadeParts(
+                local_part(tables, self.placement, regions, self.servers, False),
+                residuals=local_residuals(tables, self.placement, regions),
+            ),
         )
         self.worker = Worker(self.connection, tables, self.placement)
         self.batch: Batch | None = None

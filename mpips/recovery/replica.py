@@ -17,8 +17,8 @@ A server consumes a record, and so acknowledges it, only when its partner has it
 acknowledged, and each push counts exactly once after the loss of a node. Records that are in the server's
 ring and not consumed may be missing in the copy.
 
-Under BSP, and in jobs with groups (mpips.worker.grouped), a worker also waits, before it ticks, until its
-pushes have arrived at the partners. So the invariant of mpips.recovery.memory, that all servers have the
+Under BSP, and in jobs with groups (mpips.worker.groups.tables), a worker also waits, before it ticks, until
+its pushes have arrived at the partners. So the invariant of mpips.recovery.memory, that all servers have the
 pushes of a clock if one server has its tick, holds for copies as well: repeated steps see the same
 parameters, and the bits are those of an undisturbed run. The worker waits until its records have *arrived*,
 not until they are consumed: arrival depends on no other worker, while consumption may. Under SSP and ASP

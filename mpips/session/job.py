@@ -32,11 +32,11 @@ from mpips.scheduler.job_statistics import is_saved
 from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
 from mpips.session.ending import Ending
-from mpips.session.node_memory import node_layout
 from mpips.session.roles import Roles, load_roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
 from mpips.session.startup import start_up
+from mpips.worker.replicated.memory import node_layout
 
 if TYPE_CHECKING:
     from mpips.config.options import SessionOptions

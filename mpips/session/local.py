@@ -37,11 +37,7 @@ from mpips.scheduler.trace_orders import TraceOrders
 from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.local_scheduler import LocalScheduler
-from mpips.session.local_training import notes_of, start_image
-from mpips.session.node_memory import local_part, with_copies
 from mpips.session.observing import open_metrics
-from mpips.session.residuals import local_residuals
-from mpips.session.residuals import notes_of as notes_on_residuals
 from mpips.session.running import RunningJob
 from mpips.session.tracing import RankTracer
 from mpips.snapshot.copy import shards_in_place
@@ -50,7 +46,12 @@ from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
-from mpips.worker.local_tables import LocalPart
+from mpips.worker.feedback.start import local_residuals
+from mpips.worker.feedback.start import notes_of as notes_on_residuals
+from mpips.worker.local.start import notes_of, start_image
+from mpips.worker.local.tables import LocalPart
+from mpips.worker.replicated.memory import local_part, with_copies
+from mpips.worker.start import MadeParts
 from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from mpips.scheduler.observed import Observer
     from mpips.scheduler.run_progress import RunProgress
     from mpips.session.initial_values import InitialValues
-    from mpips.worker.replicated_part import ReplicatedPart
+    from mpips.worker.replicated.part import ReplicatedPart
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -313,13 +314,16 @@ class LocalJob:
         start = ConnectionOptions(
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
+        )
+        stores = saving.folder is not None
+        made = MadeParts(
+            local_part(self._tables, self._placement, self._regions, [server], stores),
+            self._local_part(),
             residuals=local_residuals(
                 self._tables, self._placement, self._regions, saving, self._run
             ),
         )
-        stores = saving.folder is not None
-        replicated = local_part(self._tables, self._placement, self._regions, [server], stores)
-        self._copies = replicated
+        self._copies = made.replicated
         connection = Connection(
             0,
             ["worker 0"],
@@ -329,8 +333,7 @@ class LocalJob:
             staging,
             options.timeout_s,
             start,
-            replicated=replicated,
-            local=self._local_part(),
+            made=made,
         )
 
         def heartbeat() -> Heartbeat:

@@ -12,6 +12,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -183,16 +184,12 @@ class Roles:
             p.warm,
             p.partners(),
             saving.places[c.worker].steps if saving.places else 0,
-            p.residuals,
-            p.grouped,
-            p.shared_pulls,
-            p.held_rows,
             p.groups,
             servers_behind(p.at, saving.places[c.worker]) if saving.places else (),
         )
         names = [c.name_of(r) for r in c.assignment.workers]
         # The connection drops the image in it after its use.
-        local, p.local_part = p.local_part, None
+        made, p.made = p.made, replace(p.made, local=None)
         return Connection(
             c.worker,
             names,
@@ -203,8 +200,7 @@ class Roles:
             p.options.timeout_s,
             start,
             self._make_tree(names),
-            p.replicated,
-            local,
+            made,
             self._make_progress(),
         )
 

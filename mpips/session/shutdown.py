@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpips.transport.region import unlink_job
+from mpips.worker.start import MadeParts
 
 if TYPE_CHECKING:
     from mpips.mpi.control import Endpoint
@@ -43,5 +44,5 @@ def release(parts: Parts, for_good: bool) -> None:
         for comm in parts.comms:
             comm.Free()
     # Dropping the last reference unmaps the memory.
-    parts.server = parts.staging = parts.mirror = parts.replicated = None
-    parts.grouped = parts.shared_pulls = parts.held_rows = None
+    parts.server = parts.staging = parts.mirror = None
+    parts.made = MadeParts()

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from mpi4py import MPI
 
-from mpips.checkpoint import Manifest
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.build import this_build
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
@@ -29,18 +28,15 @@ from mpips.model.table import Table, replicated_tables
 from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
-from mpips.session.grouping import connect_groups
-from mpips.session.held_rows import connect_held_rows
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
-from mpips.session.local_training import connect_local, notes_of, reopen
-from mpips.session.node_memory import native_rules, node_layout
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
-from mpips.session.replicated import connect_replicated
-from mpips.session.residuals import make_residuals
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
+from mpips.worker.local.start import reopen
+from mpips.worker.parts import BEFORE_CHANNELS, BEHIND_CHANNELS
+from mpips.worker.replicated.memory import native_rules, node_layout
 
 if TYPE_CHECKING:
     from mpips.config.options import SessionOptions
@@ -106,26 +102,19 @@ def start_up(
     )
     sweep(spare=cluster.token)
     generation = run.generation if warm and run is not None else 0
-    links = Links(
-        cluster,
-        options,
-        placement,
-        tables,
-        backup_workers(tables) > 0,
-        generation,
-        idle,
-    )
+    skips_clocks = backup_workers(tables) > 0
     parts = Parts(
-        cluster,
-        options,
-        list(tables),
-        run,
-        warm,
-        has_partners,
-        placement,
-        Regions(cluster.token, shared=True, supervised=run is not None),
-        links,
-        plan.draft(),
+        cluster=cluster,
+        options=options,
+        declared=declared,
+        tables=list(tables),
+        run=run,
+        warm=warm,
+        has_partners=has_partners,
+        placement=placement,
+        regions=Regions(cluster.token, shared=True, supervised=run is not None),
+        links=Links(cluster, options, placement, tables, skips_clocks, generation, idle),
+        saving=plan.draft(),
         notes=notes,
         local=local,
         groups=groups,
@@ -134,7 +123,7 @@ def start_up(
         grouped_rows=rows,
     )
     try:
-        _StartUp(parts, plan, prints, initial, declared).connect()
+        _StartUp(parts, plan, prints, initial).connect()
     except MpipsError:
         release(parts, for_good=False)
         raise
@@ -190,10 +179,8 @@ class _StartUp:
         plan: SavingPlan,
         prints: str,
         initial: InitialValues | None,
-        declared: Sequence[Table],
     ) -> None:
-        """`prints`: fingerprint of tables and options; `initial`: see `start_up`; `declared`: its tables."""
-        self._declared = declared
+        """`prints`: fingerprint of tables and options; `initial`: see `start_up`."""
         self._initial = initial
         self._parts = parts
         self._plan = plan
@@ -215,16 +202,14 @@ class _StartUp:
         if len(c.assignment.workers) > 1:
             p.tree_comm = c.duplicate("connecting the workers")
             p.comms.append(p.tree_comm)
-        p.replicated = connect_replicated(p)
-        connect_groups(p)
-        connect_held_rows(p)
-        c.agree("reading the workers' local values", lambda: connect_local(p))
-        p.notes += self._notes_on_local()
+        for part in BEFORE_CHANNELS:
+            part.connect(p)
         self._connect_servers()
         staging = None if p.has_partners else self._staging_part
         p.links.open(p.server, p.at, staging, p.oversubscribed)
         p.notes += p.links.notes
-        make_residuals(p)
+        for part in BEHIND_CHANNELS:
+            part.connect(p)
         if takeover is not None and p.partnership is not None:
             p.mirror = takeover.join(p.server)
             p.notes += p.partnership.notes
@@ -277,24 +262,6 @@ class _StartUp:
     def _choose(self) -> Saving:
         self._parts.cluster.arrive("looking for a checkpoint")
         return self._plan.choose()
-
-    def _notes_on_local(self) -> list[str]:
-        """Return what this job does not take from the workers' files of the checkpoint. Collective.
-
-        Also a job without tables under LocalSGD or DiLoCo may start from such a checkpoint.
-        """
-        p, c = self._parts, self._parts.cluster
-        workers = p.saving.origin.workers if isinstance(p.saving.origin, Manifest) else ()
-        if p.saving.start is None or not any(worker.local for worker in workers):
-            return []
-        n_workers, is_first = len(c.assignment.workers), c.rank == c.assignment.workers[0]
-        found = c.agree(
-            "reading the heads of the workers' local values",
-            lambda: (
-                notes_of(p.saving.start, workers, n_workers, self._declared) if is_first else []
-            ),
-        )
-        return list(found[c.assignment.workers[0]])
 
     def _connect_servers(self) -> None:
         """Make a communicator of all servers. Collective over all ranks."""

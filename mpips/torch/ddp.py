@@ -26,7 +26,7 @@ from mpips.model.python_rule import PythonRule, replace_values
 from mpips.model.table import DenseTable
 from mpips.session.init import current
 from mpips.torch.parameters import DTYPES
-from mpips.worker.replicated import ReplicatedHandle
+from mpips.worker.replicated.handle import ReplicatedHandle
 from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from mpips.torch.job import job_of
 from mpips.torch.prepare import StartingLoader
 from mpips.torch.sampling import PreparedLoader
 from mpips.torch.skips import BatchClocks
-from mpips.worker.lookahead import Keys
-from mpips.worker.lookahead import lookahead as rows_ahead
+from mpips.worker.ahead.lookahead import Keys
+from mpips.worker.ahead.lookahead import lookahead as rows_ahead
 
 Batch = TypeVar("Batch")
 

@@ -216,7 +216,7 @@ def unlink_staging(token: str, generation: int, keep: Container[str]) -> None:
 
     Each launch has staging memory of its own, so its pushes do not change what a server still has to read of
     the launch before. What workers share within a launch is removed, too: a launch that is killed while it
-    makes such memory leaves its name (mpips.session.sharing).
+    makes such memory leaves its name (mpips.worker.sharing).
     """
     for part, path in own_segments(token):
         old = part.rpartition("-")[2]

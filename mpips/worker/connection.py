@@ -24,13 +24,15 @@ from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.cut_records import CutRecords
-from mpips.worker.grouped import GroupedTables
+from mpips.worker.feedback.residuals import settled
+from mpips.worker.groups.tables import GroupedTables
 from mpips.worker.last_files import LastFiles
-from mpips.worker.local_tables import LocalPart, LocalTables
-from mpips.worker.replicated_tables import ReplicatedTables
-from mpips.worker.residuals import settled
+from mpips.worker.local.tables import LocalTables
+from mpips.worker.replicated.tables import ReplicatedTables
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
+from mpips.worker.start import MadeParts
+from mpips.worker.table_part import TablePart
 from mpips.worker.ticks import Ticks
 from mpips.worker.whole import Whole, cut_off_error
 
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from mpips.transport.progress import ProgressThread
     from mpips.worker.by_use import PullsByUse
     from mpips.worker.control_plane import ControlPlane
-    from mpips.worker.replicated_part import ReplicatedPart
 
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
 
@@ -67,6 +68,8 @@ class Connection:
         grouped: The group that sums updates of this worker; None: it is in none.
         node_pulls: Pulls that the workers of this node share; None: there are none.
         held_rows: Memory for rows that their look-aheads read for each other; None: there is none.
+        residuals: What pushes have not sent; None: no table has error feedback.
+        parts: Those of the attributes above that take part in clocks, cuts and the end, in this order.
         progress: Advances transfers while the program computes; None: nothing does.
         coming: The values that the worker has asked for in advance; None: there are none.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
@@ -83,8 +86,7 @@ class Connection:
         timeout_s: float,
         start: ConnectionOptions | None = None,
         tree: WorkerTree | None = None,
-        replicated: ReplicatedPart | None = None,
-        local: LocalPart | None = None,
+        made: MadeParts | None = None,
         progress: ProgressThread | None = None,
     ) -> None:
         """Make a connection.
@@ -99,20 +101,19 @@ class Connection:
             timeout_s: Bound of every wait, in seconds.
             start: Start of the worker; None: at clock 0, without duties.
             tree: Messages to other workers; None: gathers contain this worker alone.
-            replicated: What start-up has made for replicated tables; None: there are none.
-            local: What start-up has made for tables under LocalSGD and DiLoCo; None: there are none.
+            made: What start-up has made for its tables; None: nothing.
             progress: The progress thread, which is not started yet; None: there is none.
         """
         self.progress = progress
-        start = start or ConnectionOptions()
+        start, made = start or ConnectionOptions(), made or MadeParts()
         self.index = index
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
         self.clock_state.now = start.first_clock
         self.spent = TimeSpent(self.clock_state)
-        control.clock = start.first_step if local is not None else start.first_clock
+        control.clock = start.first_step if made.local is not None else start.first_clock
         self.arrivals = Arrivals(self, start.partners, start.writes_position)
-        self.residuals = settled(start.residuals, channels)
+        self.residuals = settled(made.residuals, channels)
         self.channels = list(channels)
         for i, table in enumerate(tables):
             if isinstance(table.consistency, BSP):
@@ -123,19 +124,18 @@ class Connection:
         self._names = list(names)
         self.collectives = Collectives(self, tree, self._names)
         self.staging = Staging(staging)
-        self.replicated = (
-            ReplicatedTables(self, replicated, self._names, start.partners.of)
-            if replicated is not None
-            else None
-        )
-        self.grouped = (
-            GroupedTables(self, start.grouped, self._names) if start.grouped is not None else None
-        )
-        self.node_pulls, self.held_rows = start.node_pulls, start.held_rows
+        self.replicated = self.grouped = self.local = None
+        if made.replicated is not None:
+            of = start.partners.of
+            self.replicated = ReplicatedTables(self, made.replicated, self._names, of)
+        if made.grouped is not None:
+            self.grouped = GroupedTables(self, made.grouped, self._names)
+        if made.local is not None:
+            self.local = LocalTables(self, made.local, start.first_step)
+        parts = (self.grouped, self.replicated, self.local, self.residuals)
+        self.parts: list[TablePart] = [part for part in parts if part is not None]
+        self.node_pulls, self.held_rows = made.node_pulls, made.held_rows
         self._groups, self._behind = start.groups, start.behind
-        # What this worker and others do together, beside their pushes and pulls.
-        self._shared = [shared for shared in (self.replicated, self.grouped) if shared is not None]
-        self.local = LocalTables(self, local, start.first_step) if local is not None else None
         self.coming: PullsByUse | None = None
         for channel in self.channels:
             if channel.orders is not None:
@@ -189,7 +189,7 @@ class Connection:
         for name in ("local", "replicated", "grouped"):
             if getattr(self, name) is not None:
                 setattr(self, name, refusing)
-        self._shared = []
+        self.parts = []
         self.node_pulls = self.held_rows = None
         for handle in self._handles:
             handle.disown()
@@ -322,22 +322,20 @@ class Connection:
         self.synchronize()
         if self.clock_state.pushed_at == self.now:
             self.clock()
-        if self.grouped is not None:
-            self.grouped.finish()
-        if self.replicated is not None:
-            self.replicated.finish()
+        for part in self.parts:
+            part.finish()
         self.control.state = "finishing"
         failure = self.residuals.save(LAST) if self.residuals is not None else None
         self.snapshot.leave(self.now, self.step, failure)
-        self._last_files = LastFiles(self.residuals if failure is not None else None, self.local)
+        self._last_files = LastFiles(self.parts)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
         for server, channel in enumerate(self.channels):
             self.wait_applied(server, channel.writer.next_sequence)
             waits.settled(self, server)
-        if self.replicated is not None:
-            self.replicated.leave()
+        for part in self.parts:
+            part.leave()
 
     def flush(self) -> None:
         """Wait until every server has consumed all records of this worker."""
@@ -355,11 +353,11 @@ class Connection:
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of this worker's pushes by outcome, summed over servers."""
-        return counts.outcomes(self.channels, self._shared)
+        return counts.outcomes(self.channels, self.parts)
 
     def figures(self) -> Figures:
         """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
-        found = counts.figures(self.channels, self._shared, self._samples)
+        found = counts.figures(self.channels, self.parts, self._samples)
         self.spent.add_to(found)
         return found
 
@@ -447,14 +445,14 @@ class Connection:
         if self._last_files is not None:
             self._last_files.try_again()
         self.collectives.poll()
-        for shared in self._shared:
-            shared.poll()
+        for part in self.parts:
+            part.poll()
 
     def settle_workers(self) -> None:
         """Wait until no message of another worker is under way, when all have finished; or StallError."""
         self.collectives.settle()
-        for shared in self._shared:
-            shared.settle()
+        for part in self.parts:
+            part.end()
 
     def blame(self, server: int) -> str:
         """Return the clause of an error that names the rank for which this server waits; "" if unknown."""

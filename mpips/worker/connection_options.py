@@ -12,10 +12,6 @@ from mpips.model.consistency import BSP, SSP
 from mpips.model.grouping import Groups
 from mpips.model.table import Table
 from mpips.recovery.replica import Partners
-from mpips.worker.group_part import GroupPart
-from mpips.worker.held_rows import HeldRowsPart
-from mpips.worker.node_pulls import NodePulls
-from mpips.worker.residuals import Residuals
 
 NO_PARTNERS = Partners()
 
@@ -40,10 +36,6 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
             launch can continue there; see `mpips.recovery.memory`.
         partners: Replicas of the servers; see `mpips.recovery.replica`.
         first_step: Number of clocks that the worker's program has ended at `first_clock`.
-        residuals: What pushes have not sent; None: no table has error feedback.
-        grouped: What start-up has made for the worker's group; None: it is in none.
-        node_pulls: Pulls that the workers of this node share; None: there are none.
-        held_rows: Memory for rows that their look-aheads read for each other; None: there is none.
         groups: All groups of workers of the job, for errors.
         behind: Servers that lack the tick of the clock before `first_clock`, after a restart in memory.
     """
@@ -54,10 +46,6 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     writes_position: bool = False
     partners: Partners = NO_PARTNERS
     first_step: int = 0
-    residuals: Residuals | None = None
-    grouped: GroupPart | None = None
-    node_pulls: NodePulls | None = None
-    held_rows: HeldRowsPart | None = None
     groups: Groups = ()
     behind: tuple[int, ...] = ()
 

@@ -8,33 +8,30 @@ from collections.abc import Sequence
 from mpips.mpi.messages import Figures
 from mpips.process.memory import heap_bytes
 from mpips.transport.channel import Channel
-from mpips.worker.grouped import GroupedTables
-from mpips.worker.replicated_tables import ReplicatedTables
-
-Shared = Sequence[ReplicatedTables | GroupedTables]
+from mpips.worker.table_part import TablePart
 
 # Servers up to which heartbeats have bytes by server: with n ranks that is a part of n * n numbers.
 _MOST_LINKS = 64
 
 
-def outcomes(channels: Sequence[Channel], shared: Shared) -> dict[str, int]:
+def outcomes(channels: Sequence[Channel], parts: Sequence[TablePart]) -> dict[str, int]:
     """Return the numbers of pushes by outcome; the greatest of `max_staleness`."""
     total: dict[str, int] = {}
     for channel in channels:
         for key, value in channel.writer.counters().items():
             merge = max if key == "max_staleness" else int.__add__
             total[key] = merge(total.get(key, 0), value)
-    for part in shared:
+    for part in parts:
         part.count(total)
     return total
 
 
-def figures(channels: Sequence[Channel], shared: Shared, samples: int) -> Figures:
+def figures(channels: Sequence[Channel], parts: Sequence[TablePart], samples: int) -> Figures:
     """Return the counts as of the last looks at the servers. Cheap.
 
     Args:
         channels: The worker's channel to each server.
-        shared: Its replicated tables and its group, where it has them.
+        parts: The parts of its tables, whose pushes no ring counts.
         samples: Samples that the worker has reported.
     """
     f = Figures(at=time.monotonic(), samples=samples, heap_bytes=heap_bytes())
@@ -52,6 +49,6 @@ def figures(channels: Sequence[Channel], shared: Shared, samples: int) -> Figure
         f.judged += c["applied"] + c["rejected"] + c["late"]
         f.staleness_sum += c["staleness_sum"]
         f.max_staleness = max(f.max_staleness, c["max_staleness"])
-    for part in shared:
+    for part in parts:
         part.add_figures(f)
     return f

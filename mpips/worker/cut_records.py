@@ -26,10 +26,8 @@ class CutRecords:
             payload: The worker's position (mpips.checkpoint.position).
         """
         c = self._connection
-        if number and c.replicated is not None and not c.replicated.store_for_cut(number):
+        if number and not all(part.before_cut(number) for part in c.parts):
             return
-        if number and c.residuals is not None:
-            c.residuals.save(number)
         for server, channel in enumerate(c.channels):
             c.write(
                 server,

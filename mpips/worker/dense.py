@@ -371,7 +371,7 @@ class DenseHandle(OrderedAccess):
         return self._push_parts(values, base_values, path_checks)
 
     def _push_sum(self, values: Float32) -> None:
-        """Push the sum of the updates of this worker's group; see mpips.worker.grouped."""
+        """Push the sum of the updates of this worker's group; see mpips.worker.groups.tables."""
         if self._encoded_paths:
             self._check_finite("the sum of the updates of this worker's group", values)
         self._write(values, None, False)

@@ -14,14 +14,14 @@ from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.table import EmbeddingTable
+from mpips.worker.ahead.held_rows import HeldRows
+from mpips.worker.ahead.planned_rows import PlannedRows
+from mpips.worker.ahead.table_ahead import TableAhead
 from mpips.worker.base import Handle
-from mpips.worker.held_rows import HeldRows
+from mpips.worker.groups.row_group import RowGroup
 from mpips.worker.keys import as_keys
-from mpips.worker.planned_rows import PlannedRows
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.row_access import RowAccess
-from mpips.worker.row_group import RowGroup
-from mpips.worker.table_ahead import TableAhead
 from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class EmbeddingHandle(Handle):
         self._groups = planned.groups
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
         self._ahead: TableAhead | None = None
-        # Pushes under BSP of a worker in a group wait for the end of its clock; see mpips.worker.grouped.
+        # Pushes under BSP of a worker in a group wait for the end of its clock (mpips.worker.groups.tables).
         self._group: RowGroup | None = None
         if connection.grouped is not None and isinstance(table.consistency, BSP):
             self._group = RowGroup(connection.grouped, self._access(), self._writer)
@@ -73,7 +73,7 @@ class EmbeddingHandle(Handle):
             self._group = None
 
     def begin_ahead(self, depth: int) -> TableAhead:
-        """Make the cache that pulls use until `end_ahead`; see mpips.worker.lookahead.
+        """Make the cache that pulls use until `end_ahead`; see mpips.worker.ahead.lookahead.
 
         Raises:
             ConfigError: Another look-ahead uses this table.

@@ -9,13 +9,9 @@ and the description in the worker's position fits it.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from mpips.checkpoint.residuals import LAST
-
-if TYPE_CHECKING:
-    from mpips.worker.local_tables import LocalTables
-    from mpips.worker.residuals import Residuals
+from mpips.worker.table_part import TablePart
 
 # s between two tries; several fit between the first and the last try of servers after other failures
 _PAUSE_S = 0.5
@@ -24,25 +20,14 @@ _PAUSE_S = 0.5
 class LastFiles:
     """The files of one worker that are still to be written. Not thread-safe."""
 
-    def __init__(self, residuals: Residuals | None, local: LocalTables | None) -> None:
-        """Note what failed.
-
-        Args:
-            residuals: Residuals whose file could not be written; None: it is there.
-            local: The tables under LocalSGD and DiLoCo, which know whether theirs is there; None: none.
-        """
-        self._residuals = residuals
-        self._local = local if local is not None and local.lacks_last else None
+    def __init__(self, parts: Sequence[TablePart]) -> None:
+        """Take the parts of the worker's tables, which have tried once."""
+        self._lacking = list(parts)
         self._next = time.monotonic() + _PAUSE_S
 
     def try_again(self) -> None:
         """Write what is missing, if the last try was long enough ago. Cheap; blocks for a file."""
-        if self._residuals is None and self._local is None:
+        if not self._lacking or time.monotonic() < self._next:
             return
-        if time.monotonic() < self._next:
-            return
-        if self._residuals is not None and self._residuals.save(LAST) is None:
-            self._residuals = None
-        if self._local is not None and self._local.write_last():
-            self._local = None
+        self._lacking = [part for part in self._lacking if not part.write_last()]
         self._next = time.monotonic() + _PAUSE_S

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpips.model.table import DenseTable
     from mpips.transport.remote_memory import Awaited
     from mpips.worker.connection import Connection
-    from mpips.worker.grouped import GroupedTables
+    from mpips.worker.groups.tables import GroupedTables
     from mpips.worker.paths.path import DensePath
 
 Float32 = NDArray[np.float32]

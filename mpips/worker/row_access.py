@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.model.table import EmbeddingTable
-from mpips.worker.planned_rows import PlannedRows
+from mpips.worker.ahead.planned_rows import PlannedRows
 from mpips.worker.requests import Request
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from mpips.transport.channel import MemoryChannel
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
     from mpips.worker.connection import Connection
-    from mpips.worker.node_pulls import NodePulls
+    from mpips.worker.groups.node_pulls import NodePulls
 
 Float32 = NDArray[np.float32]
 

@@ -39,9 +39,7 @@ class Ticks:
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
         self.skips_clocks = bool(backup) and backup[0] > 0
         # The end of a clock does more than to write the records of the tick.
-        self._changes_more = (
-            connection.grouped is not None or connection.replicated is not None or writes_position
-        )
+        self._changes_more = writes_position or any(p.changes_clock for p in connection.parts)
         # A server has the present tick, or more; how much the first server had before it, -1: not yet known.
         self._has_begun, self._first = False, -1
         self._bsp_table = next(
@@ -71,20 +69,16 @@ class Ticks:
         c = self._connection
         if FAULTS:
             _native.fault_point("clock-begun")
-        if c.grouped is not None:
-            c.grouped.end_clock()
-        if c.replicated is not None:
-            c.replicated.tick()
+        for part in c.parts:
+            part.before_tick()
         if self.writes_position:
             self._write_position()
         c.arrivals.wait_for_partners()
         self._write()
         if FAULTS:
             _native.fault_point("clock-ended")
-        if c.grouped is not None:
-            c.grouped.note_ticked()
-        if c.replicated is not None:
-            c.replicated.note_ticked()
+        for part in c.parts:
+            part.after_tick()
         c.clock_state.now += 1
         if self.skips_clocks and self._bsp_table is not None:
             closed = [channel.read_version(self._bsp_table) for channel in c.channels]

@@ -20,9 +20,9 @@ from mpips.mpi.messages import Evaluated
 from mpips.worker.by_use import PullsByUse, check_apart, check_outs
 from mpips.worker.dense import DenseHandle
 from mpips.worker.embedding import EmbeddingHandle
-from mpips.worker.local_table import LocalHandle
+from mpips.worker.local.handle import LocalHandle
 from mpips.worker.paths.shared_scales import SharedScales
-from mpips.worker.replicated import ReplicatedHandle
+from mpips.worker.replicated.handle import ReplicatedHandle
 
 if TYPE_CHECKING:
     from mpips.checkpoint.position import WorkerStart

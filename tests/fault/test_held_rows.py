@@ -13,7 +13,7 @@ from multinode import Nodes
 import mpips
 from mpips.config.options import SessionOptions
 from mpips.mpi.roles import assign
-from mpips.session.held_rows import held_rows_bytes
+from mpips.worker.ahead.start import held_rows_bytes
 
 PROGRAMS = Path(__file__).with_name("programs")
 

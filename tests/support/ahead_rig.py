@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import mpips
 from mpips import _native
-from mpips.worker.held_rows import HeldRowsPart
+from mpips.worker.ahead.held_rows import HeldRowsPart
 
 Float32 = NDArray[np.float32]
 

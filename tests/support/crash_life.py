@@ -18,7 +18,7 @@ from mpips.model.table import DenseTable, EmbeddingTable, native_codec, native_p
 from mpips.server.durability import Durability
 from mpips.server.server import Server
 from mpips.transport.region import Regions, attach
-from mpips.worker.residuals import Residuals, residual_layout
+from mpips.worker.feedback.residuals import Residuals, residual_layout
 
 N_SLOTS = 4
 STAGING_BYTES = 1 << 22

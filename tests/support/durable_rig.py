@@ -1,6 +1,6 @@
 """Workers with replicated tables in durable memory, in one process, that are ended and continue.
 
-The workers follow the rules of mpips.recovery.node_tables, as mpips.worker.replicated_tables does. Servers
+The workers follow the rules of mpips.recovery.node_tables, as mpips.worker.replicated.tables does. Servers
 are the numbers of clocks that they have of each worker. A launch ends when the test stops to run its
 programs; the next one continues in the memory of the nodes that are left.
 """

@@ -22,6 +22,7 @@ from mpips.transport.channel import LocalChannel, ShmChannel
 from mpips.transport.region import Regions, attach, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
+from mpips.worker.start import MadeParts
 from mpips.worker.worker import Worker
 
 TIMEOUT_S = 60.0
@@ -125,7 +126,8 @@ class Rig:
             LocalScheduler(),
             self.staging[w],
             timeout_s,
-            ConnectionOptions(residuals=residuals, groups=groups, held_rows=held_rows),
+            ConnectionOptions(groups=groups),
+            made=MadeParts(residuals=residuals, held_rows=held_rows),
         )
         return Worker(connection, self.tables, self.placement)
 

@@ -1,6 +1,6 @@
 """The feedback path: records carry a part of residual and update, and the rest is the new residual.
 
-It serves all servers of a table with TopK, RandomK or OneBit; see mpips.worker.residuals.
+It serves all servers of a table with TopK, RandomK or OneBit; see mpips.worker.feedback.residuals.
 """
 
 from __future__ import annotations

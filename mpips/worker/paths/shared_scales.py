@@ -1,6 +1,6 @@
 """The path of tables with SharedInt8: integers times the scales of the clock, or floats while there are none.
 
-See native/src/server/scale_shard.hpp for the protocol, and mpips.worker.residuals for the residual.
+See native/src/server/scale_shard.hpp for the protocol, and mpips.worker.feedback.residuals for the residual.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 //   line[slot] ... | row[slot] ...
 //
 // `n_ways` slots in sequence are a set, and a key of a table may be in any slot of one set. A row
-// has a stamp, from which its reader knows whether it may use it (mpips/worker/held_rows.py).
+// has a stamp, from which its reader knows whether it may use it (mpips/worker/ahead/held_rows.py).
 //
 // A worker that does not find a row claims it and reads it from the server. Another one that finds
 // a newer claim than some clock need not read the row, and looks again later. Nobody relies on a

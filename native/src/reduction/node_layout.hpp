@@ -36,7 +36,7 @@ struct ReducerLine {
   std::uint64_t ticked;    // number of clocks that the worker has ended
   std::uint64_t finished;  // one more than the number of clocks that it has ended for good; 0: none
   // Number of clocks of the worker whose ticks are at all servers. Durable memory, and groups of
-  // workers whose servers' memory outlives the launch (mpips/worker/grouped.py).
+  // workers whose servers' memory outlives the launch (mpips/worker/groups/tables.py).
   std::uint64_t sent;
   std::uint64_t local;  // 1: a worker of this node
   std::uint64_t pad[4];

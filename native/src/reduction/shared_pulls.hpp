@@ -33,7 +33,7 @@
 //   closes a clock when every worker has ended it or has closed the table in it. A worker pulls a
 //   table at clock c before it ends c or closes the table in c, and when a pull returns it has
 //   copied the values. After a restart a worker may repeat a clock that a server has closed; it
-//   uses this memory only when it repeats no more (mpips/worker/node_pulls.py).
+//   uses this memory only when it repeats no more (mpips/worker/groups/node_pulls.py).
 //
 // A new launch makes new memory.
 namespace mpips {

@@ -19,7 +19,7 @@
 //
 // Rule of use. A worker calls these functions at its clock c only when all workers of the group
 // have ended all clocks before c or have finished, and it uses what they return only within its
-// clock c (mpips/worker/row_pulls.py). So at any time all workers that use the memory are at the
+// clock c (mpips/worker/groups/row_pulls.py). So at any time all workers that use the memory are at the
 // same clock, and none reads or writes a slot that was claimed for an earlier one.
 //
 // Who writes what, and what orders it:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import mpips
-from mpips.worker.held_rows import HeldRows, Looked
+from mpips.worker.ahead.held_rows import HeldRows, Looked
 from mpips.worker.worker import connection_of
 
 N_STEPS, N_KEYS, DIM = 25, 200, 4

@@ -23,8 +23,8 @@ from mpips.session import placing, roles, startup
 from mpips.session.parts import Parts
 from mpips.session.roles import Roles
 from mpips.snapshot.coordinator import Coordinator
+from mpips.worker.ahead.lookahead import lookahead
 from mpips.worker.connection_options import needs_common_clock
-from mpips.worker.lookahead import lookahead
 from mpips.worker.worker import Worker
 from simulation.cluster import SimulatedCluster, simulated_exchanges
 from simulation.comm import Comm, Room
@@ -222,8 +222,8 @@ class Launch:
         part = SimulatedRoles(parts, control, None, None)  # type: ignore[arg-type]
         with part._working() as worker:
             self.workers[w] = worker
-            if parts.residuals is not None:
-                assert parts.residuals.lost == 0, "a residual is lost"
+            if parts.made.residuals is not None:
+                assert parts.made.residuals.lost == 0, "a residual is lost"
             clock, cursor = worker.now, dict(worker.cursor)
             at = cursor["clock"] if cursor.get("era") == era.number else 0
             assert at == clock, f"worker {w} continues at clock {clock} with the cursor {cursor}"
@@ -468,6 +468,6 @@ def simulated_start_up(disk: Disk, launch_of: Callable[[], Launch]) -> Iterator[
         mock.patch.object(roles, "threadpool_limits", return_value=nullcontext()),
         mock.patch("mpips.recovery.takeover.gc"),
         mock.patch("mpips.recovery.restore.restore", disk.restore),
-        mock.patch("mpips.session.residuals.open_checkpoint", disk.opened),
+        mock.patch("mpips.worker.feedback.start.open_checkpoint", disk.opened),
     ):
         yield

@@ -19,11 +19,11 @@ from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import (
     arrivals,
     connection,
-    replicated_tables,
-    residuals,
     ticks,
     waits,
 )
+from mpips.worker.feedback import residuals
+from mpips.worker.replicated import tables as replicated_tables
 from simulation import disk, links
 
 

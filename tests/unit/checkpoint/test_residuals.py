@@ -20,7 +20,7 @@ from mpips.errors import CheckpointError, DiskFullError
 from mpips.model.codec import OneBit, TopK
 from mpips.model.consistency import ASP, BSP, Consistency
 from mpips.model.table import DenseTable
-from mpips.session.residuals import _taking
+from mpips.worker.feedback.start import _taking
 
 CUT = residuals.ResidualCut(launch=2, number=5, n_workers=3)
 

@@ -16,7 +16,6 @@ from mpips.model.table import DenseTable
 from mpips.plan.needs import (
     ServerNeeds,
     node_needs,
-    replicated_bytes,
     staging_bytes,
     steps_per_epoch,
 )
@@ -24,6 +23,8 @@ from mpips.plan.planning import Hardware, read_inputs
 from mpips.plan.rehearsal import rehearse
 from mpips.plan.report import as_json, as_text
 from mpips.training.train import train
+from mpips.worker.replicated.start import memory
+from mpips.worker.start import Planned
 
 LEAVING = 2  # last records of a worker at each server: no more checkpoints, no more pushes
 
@@ -111,10 +112,12 @@ def test_replicated_tables_lie_on_each_node_with_workers() -> None:
     assert needs.worker_staging == 0
     # Values, one state of Adagrad, and the pushes of all workers.
     n_floats = sum(math.prod(t.shape) for t in found.inputs.tables if isinstance(t, DenseTable))
-    once = replicated_bytes(found.inputs.tables, len(a.workers), False)
+    once, added = (
+        memory(Planned(t, t, found.config.cluster, a, found.placement, warm))[0].shared
+        for t, warm in ((found.inputs.tables, False), (found.inputs.tables, True))
+    )
     assert 0 < once - 4 * n_floats * (2 + len(a.workers)) < 64 << 10
     # Two versions of values and state; after a failure also the memory of the attempt before.
-    added = replicated_bytes(found.inputs.tables, len(a.workers), True)
     assert 0 < added - 2 * 4 * n_floats * (4 + len(a.workers)) < 128 << 10
     without = node_needs(a, needs.servers, needs.worker_data, 0, needs.program)
     assert [n.shared - b.shared for n, b in zip(needs.nodes, without, strict=True)] == [added] * 2

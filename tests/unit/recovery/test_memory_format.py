@@ -23,7 +23,7 @@ from mpips.recovery import memory as memory_file
 from mpips.recovery.memory import FORMAT, Memory
 from mpips.recovery.takeover import Takeover
 from mpips.rundir.directory import RunFolder, Supervised
-from mpips.worker import local_state
+from mpips.worker.local import state as local_state
 
 # The layout of each format so far. A layout that changes gets a new number and a new line. A line that is
 # here never changes, since memory and files of that format exist.

@@ -14,8 +14,8 @@ from mpips.model.optimizer import SGD
 from mpips.recovery import replica_memory
 from mpips.recovery.memory import Place
 from mpips.recovery.node_tables import NodeTables, marked, memory_name
-from mpips.session.node_memory import make_memory
 from mpips.transport.region import Regions, new_token, own_segments, persistent, unlink_job
+from mpips.worker.replicated.memory import make_memory
 
 LAYOUT = _native.NodeLayout(1, [(100, 0)], 2, True)
 RULES: list[Any] = [("w", SGD(1.0).native(), True, 0, False)]

@@ -15,7 +15,7 @@ from mpips.errors import MpipsError
 from mpips.kernels import reference_feedback as reference
 from mpips.model.codec import Codec, OneBit, RandomK, TopK
 from mpips.model.consistency import ASP, BSP, SSP
-from mpips.worker.residuals import Residuals, residual_layout
+from mpips.worker.feedback.residuals import Residuals, residual_layout
 
 CODECS = [TopK(0.1), TopK(1.0), RandomK(0.2), OneBit()]
 EXACT = (TopK, RandomK)

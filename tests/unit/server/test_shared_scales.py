@@ -20,7 +20,7 @@ from mpips.model.optimizer import Adam, Optimizer
 from mpips.model.placement import place
 from mpips.model.served import served
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.worker.residuals import Residuals, residual_layout
+from mpips.worker.feedback.residuals import Residuals, residual_layout
 
 BLOCK = 32
 CLOSES = 256

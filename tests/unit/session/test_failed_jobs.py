@@ -24,7 +24,7 @@ from mpips.checkpoint import find_newest, open_checkpoint, writer
 from mpips.checkpoint.residuals import read_file
 from mpips.errors import CheckpointError, ConfigError, MpipsError
 from mpips.snapshot import server_part
-from mpips.worker import local_tables
+from mpips.worker.local import tables as local_tables
 from mpips.worker.worker import connection_of
 
 N, CLOCKS = 200, 6

@@ -10,9 +10,9 @@ import pytest
 from mpips import ASP, BSP, SGD, DenseTable
 from mpips.model.grouping import grouped_tables
 from mpips.model.placement import place
-from mpips.session.group_memory import shared_parts
 from mpips.session.parts import Parts
 from mpips.worker.connection_options import needs_common_clock
+from mpips.worker.groups.memory import shared_parts
 
 
 def test_only_values_of_a_clock_are_pulled_once_for_a_node() -> None:

@@ -15,9 +15,10 @@ from mpips.model.codec import TopK
 from mpips.model.placement import place
 from mpips.recovery.memory import Memory
 from mpips.recovery.saving import Saving
-from mpips.session import residuals
 from mpips.transport.region import Regions, new_token, persistent, unlink_job
-from mpips.worker.residuals import Residuals
+from mpips.worker.feedback import start as residuals
+from mpips.worker.feedback.residuals import Residuals
+from mpips.worker.start import MadeParts
 
 TABLES = [dense(200, compression=TopK(0.1)), dense(90, "v", compression=TopK(0.1))]
 
@@ -40,11 +41,11 @@ def launch(token: str, generation: int, served: int) -> Residuals:
         cluster=SimpleNamespace(worker=1, assignment=SimpleNamespace(workers=(2, 3))),
         saving=saving, run=None, tables=TABLES, placement=placement, warm=True,
         regions=Regions(token, True, True),
-        generation=generation, residuals=None, at=[SimpleNamespace(sequence=0)] * 2,
+        generation=generation, made=MadeParts(), at=[SimpleNamespace(sequence=0)] * 2,
         groups=(), grouped_tables={},
     )  # fmt: skip
     lost = residuals._make(parts)
-    found: Residuals = parts.residuals
+    found: Residuals = parts.made.residuals
     assert lost == found.settle([0, 0])
     return found
 

@@ -9,9 +9,9 @@ import pytest
 
 from mpips import Adam, CheckpointError, DenseTable, LocalSGD, RegionError
 from mpips.checkpoint.manifest import WorkerState
-from mpips.session.local_training import notes_of, reopen, start_image, write_first
 from mpips.transport.region import Regions, new_token, persistent
-from mpips.worker.local_state import (
+from mpips.worker.local.start import notes_of, reopen, start_image, write_first
+from mpips.worker.local.state import (
     LocalHead,
     LocalMemory,
     LocalState,

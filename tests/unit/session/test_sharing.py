@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mpips.errors import RegionError
-from mpips.session.sharing import share
 from mpips.transport.region import (
     WITHIN_LAUNCH,
     Regions,
@@ -19,6 +18,7 @@ from mpips.transport.region import (
     unlink_job,
     unlink_staging,
 )
+from mpips.worker.sharing import share
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mpips import EmbeddingTable, _native
-from mpips.worker.group_rows import GroupRows
-from mpips.worker.row_areas import RowAreas, areas_bytes
+from mpips.worker.groups.row_areas import RowAreas, areas_bytes
+from mpips.worker.groups.rows import GroupRows
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

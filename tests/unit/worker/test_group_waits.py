@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mpips.transport import waiting
-from mpips.worker.group_level import WAIT_S, GroupLevel
-from mpips.worker.group_part import GroupPart
+from mpips.worker.groups.level import WAIT_S, GroupLevel
+from mpips.worker.groups.part import GroupPart
 
 
 def test_a_push_that_waits_for_a_message_of_its_worker_leaves_the_core_to_others(

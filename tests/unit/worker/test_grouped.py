@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mpips import ASP, BSP, SGD, DenseTable, StallError, _native
-from mpips.worker.group_part import GroupPart
-from mpips.worker.grouped import GroupedTables
+from mpips.worker.groups.part import GroupPart
+from mpips.worker.groups.tables import GroupedTables
 
 N = 40
 
@@ -62,13 +62,13 @@ def test_a_worker_that_has_not_ended_the_clock_is_named(group: Group) -> None:
     with pytest.raises(
         StallError, match=r"worker 0 \(rank 2\), .* has not ended clock 0 of table 't'"
     ):
-        group.member.end_clock()
+        group.member.before_tick()
 
 
 def test_a_leader_whose_ticks_are_not_at_the_servers_is_named(group: Group) -> None:
     group.leader.tick()
     with pytest.raises(StallError, match=r"has not added its part"):
-        group.member.end_clock()
+        group.member.before_tick()
     group.leader.advance()
     assert group.member.late() == (
         "worker 0 (rank 2), which leads this worker's group, has not ended clock 0 at all servers, or this "
@@ -82,7 +82,7 @@ def test_updates_of_a_clock_whose_sum_is_beyond_float32_are_infinite(group: Grou
         group.member.push(0, np.full(N, 3e38, np.float32))
     group.leader.tick()
     with pytest.raises(StallError):
-        group.member.end_clock()
+        group.member.before_tick()
     group.leader.advance()
     assert np.isinf(group.values(0, 0)).all()
 
@@ -93,12 +93,12 @@ def test_a_member_goes_on_only_when_the_leaders_ticks_are_at_all_servers(group: 
     group.leader.tick()
     group.connection.meanwhile = group.leader.advance
     with pytest.raises(StallError, match="which leads this worker's group"):
-        group.member.end_clock()  # the sums are complete
+        group.member.before_tick()  # the sums are complete
     assert written == []
     group.leader.note_sent(0, 1)
     group.member.hold(lambda: written.append("rows of the next clock"))
     with pytest.raises(StallError, match="has not ended clock 1"):
-        group.member.end_clock()
+        group.member.before_tick()
     assert group.leader.sent(1) == 0  # only a leader notes its ticks
 
 
@@ -120,11 +120,11 @@ def test_the_leader_pushes_the_sums_and_notes_its_ticks_when_they_have_arrived()
     leader.push(0, np.full(N, 3.0, np.float32))
     group.member.push(0, np.full(N, 4.0, np.float32))
     with pytest.raises(StallError):
-        group.member.end_clock()
+        group.member.before_tick()
     connection.meanwhile = group.member.poll
-    leader.end_clock()
+    leader.before_tick()
     assert order == ["rows", "change", "sum 9"]
-    leader.note_ticked()
+    leader.after_tick()
     assert order[3:] == ["all servers have the ticks"]
     assert group.leader.sent(0) == 1
 
@@ -134,7 +134,7 @@ def test_a_worker_that_has_finished_adds_no_part_of_sums(group: Group) -> None:
     # This launch began when all servers had the ticks of clock 0 of both, and worker 0 repeats clock 0.
     group.leader.note_sent(0, 1)
     group.leader.note_sent(1, 1)
-    group.member.end_clock()
+    group.member.before_tick()
     group.member.finish()
     group.leader.push(0, np.full(N, 2.0, np.float32), False)
     group.leader.tick()
@@ -151,13 +151,13 @@ def test_only_the_leader_writes_a_change_of_hyperparameters() -> None:
     group.member.lead(lambda: order.append("change of clock 0"))
     group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 1))
     group.leader.tick()
-    group.member.end_clock()
+    group.member.before_tick()
     assert order == []
     # The leader finishes, and worker 1 leads. Its change of clock 0 is gone.
     group.leader.finish()
     group.member.lead(lambda: order.append("change of clock 1"))
     group.member.push(0, np.full(N, 2.0, np.float32))
-    group.member.end_clock()
+    group.member.before_tick()
     assert order == ["change of clock 1", "sum 2"]
 
 
@@ -173,7 +173,7 @@ def test_a_pull_waits_for_the_leader_of_the_clock_before_at_each_server(group: G
     assert looks == []  # there is no earlier clock
     group.leader.tick()
     group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 1))
-    group.member.end_clock()
+    group.member.before_tick()
     assert [group.member.applied.is_applied(server, 0.0) for server in range(2)] == [False, True]
     late = group.member.applied.late_at(0)
     assert late.startswith(
@@ -186,15 +186,15 @@ def test_a_pull_waits_for_the_leader_of_the_clock_before_at_each_server(group: G
     # The leader finishes after clock 1. Worker 1 leads clock 2, and its own ring has its pushes.
     group.leader.tick()
     group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 2))
-    group.member.end_clock()
+    group.member.before_tick()
     group.leader.finish()
     assert not group.member.applied.is_applied(0, 0.0)
     clocks[0][0] = _native.FINISHED_CLOCK
     assert group.member.applied.is_applied(0, 0.0)
-    group.member.end_clock()
+    group.member.before_tick()
     looks.clear()
     group.connection.arrivals = SimpleNamespace(wait_for_all=lambda: None)
-    group.member.note_ticked()
+    group.member.after_tick()
     assert group.member.applied.is_applied(0, 0.0)
 
 
@@ -204,7 +204,7 @@ def test_pushes_that_another_worker_carries_are_counted(consistency: BSP | ASP) 
     group.member.push(0, np.ones(N, np.float32))
     group.leader.tick()
     group.connection.meanwhile = lambda: (group.leader.advance(), group.leader.note_sent(0, 1))
-    group.member.end_clock()
+    group.member.before_tick()
     counters: dict[str, int] = {"pushed": 3}
     group.member.count(counters)
     assert counters == {"pushed": 4, "applied": 1, "grouped": 1}

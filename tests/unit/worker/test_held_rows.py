@@ -15,8 +15,8 @@ import mpips
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad
-from mpips.worker import table_ahead
-from mpips.worker.held_rows import HeldRowsPart
+from mpips.worker.ahead import table_ahead
+from mpips.worker.ahead.held_rows import HeldRowsPart
 from mpips.worker.worker import connection_of
 
 Int64 = NDArray[np.int64]

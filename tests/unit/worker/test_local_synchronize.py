@@ -16,7 +16,7 @@ from mpips.config.options import SessionOptions
 from mpips.errors import CheckpointError
 from mpips.model.optimizer import SGD, Momentum, Nesterov
 from mpips.session.local import run_local
-from mpips.worker.local_state import (
+from mpips.worker.local.state import (
     LocalHead,
     LocalMemory,
     LocalState,

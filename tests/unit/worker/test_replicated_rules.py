@@ -15,7 +15,7 @@ from harness import dense
 
 from mpips.model.consistency import BSP
 from mpips.model.replicated import Replicated
-from mpips.worker.replicated_tables import ReplicatedTables
+from mpips.worker.replicated.tables import ReplicatedTables
 
 
 class Scripted:
@@ -97,7 +97,7 @@ def test_a_clock_ends_when_its_values_are_complete_and_all_have_sent_the_ones_be
     becomes: list[str],
 ) -> None:
     s = Scripted([*becomes, "arrived"])
-    s.tables.tick()
+    s.tables.before_tick()
     calls = dict(s.log)
     assert {"settled", "sent 4"} <= set(calls["tick"])
     assert list(calls) == ["tick", "message 4"]
@@ -107,17 +107,17 @@ def test_a_clock_ends_when_its_values_are_complete_and_all_have_sent_the_ones_be
 
 def test_a_repeated_clock_is_told_to_no_other_node() -> None:
     s = Scripted(["settled", "sent 4", "arrived"], repeats=True)
-    s.tables.tick()
+    s.tables.before_tick()
     assert [call for call, _ in s.log] == ["tick"]
 
 
 @pytest.mark.parametrize(("every", "compared"), [(0, False), (5, True), (3, False)])
 def test_copies_are_compared_at_the_clocks_that_the_table_says(every: int, compared: bool) -> None:
     s = Scripted(["settled", "sent 4", "arrived"], check_every=every)
-    s.tables.tick()
+    s.tables.before_tick()
     # A comparison waits for other workers, so it comes behind the ticks at the servers.
     assert "compare 5" not in dict(s.log)
-    s.tables.note_ticked()
+    s.tables.after_tick()
     assert ("compare 5" in dict(s.log)) == compared
 
 
@@ -126,7 +126,7 @@ def test_a_tick_counts_as_sent_when_all_servers_and_partners_have_it(first: str)
     s = Scripted([])
     s.clock = 5
     second = {"fenced 0": "received 11", "received 11": "fenced 0"}[first]
-    s.tables.note_ticked()
+    s.tables.after_tick()
     assert [call for call, _ in s.log] == ["fence 0"]  # a partner's server confirms by itself
     for more in (first, "received 10", "fenced 1"):
         s.true.add(more)

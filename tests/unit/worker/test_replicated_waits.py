@@ -14,9 +14,10 @@ from mpips.model.consistency import BSP
 from mpips.model.table import replicated_tables
 from mpips.mpi.messages import Abandon, Waits
 from mpips.session.local_scheduler import LocalScheduler
-from mpips.session.node_memory import make_memory, make_reduction, node_layout
 from mpips.worker.connection import Connection
-from mpips.worker.replicated_part import ReplicatedPart
+from mpips.worker.replicated.memory import make_memory, make_reduction, node_layout
+from mpips.worker.replicated.part import ReplicatedPart
+from mpips.worker.start import MadeParts
 from mpips.worker.worker import Worker, connection_of
 
 ONES = np.ones(3000, np.float32)
@@ -60,8 +61,8 @@ class Pair:
                 Scheduler(),
                 rig.staging[w],
                 timeout_s,
-                replicated=ReplicatedPart(
-                    found, shards, memory, layout, reduction, receivers=receivers
+                made=MadeParts(
+                    ReplicatedPart(found, shards, memory, layout, reduction, receivers=receivers)
                 ),
             )
             self.workers.append(Worker(connection, rig.tables, rig.placement))
@@ -132,7 +133,7 @@ def test_a_cut_waits_for_other_workers_until_it_is_given_up() -> None:
 
     control.poll = poll
     before = connection.channels[0].writer.next_sequence
-    assert not connection.replicated.store_for_cut(7)
+    assert not connection.replicated.before_cut(7)
     assert control.sent == [Waits(7, "behind")]
     assert connection.channels[0].writer.next_sequence == before
     # The next one can be done, and has the values of its clock on the server.
@@ -142,7 +143,7 @@ def test_a_cut_waits_for_other_workers_until_it_is_given_up() -> None:
     for worker in (first, second):
         replicated = connection_of(worker).replicated
         assert replicated is not None
-        assert replicated.store_for_cut(8)
+        assert replicated.before_cut(8)
         worker.flush()
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpips import SGD, StallError, _native
-from mpips.worker.row_pulls import RowPulls, SharedRowsPart
+from mpips.worker.groups.row_pulls import RowPulls, SharedRowsPart
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]

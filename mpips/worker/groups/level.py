@@ -4,7 +4,7 @@ A worker in a subgroup has two levels. In the lower one the workers of the subgr
 the upper one, which is that of the whole group, the leader of the subgroup contributes the sums of the
 subgroup in place of its own updates. Every worker of the group ends its clocks in the upper level, whether it
 contributes there or not, so the upper level knows what a level without subgroups knows. See
-mpips.worker.grouped for the protocol.
+mpips.worker.groups.tables for the protocol.
 
 The leader of a level at clock c is the lowest of its workers that has not finished before c. All workers of
 the level know it when the sums of c are complete, since then each of them has ended c or finished before it.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mpips.transport.waiting import ReadPace
 from mpips.worker import waits
-from mpips.worker.group_part import GroupPart
+from mpips.worker.groups.part import GroupPart
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -196,7 +196,7 @@ class GroupLevel:
     def poll(self) -> None:
         """Take messages, and do what can be done now. Does not block.
 
-        A worker that has finished adds nothing up; see "Exactly once" in mpips.worker.grouped.
+        A worker that has finished adds nothing up; see "Exactly once" in mpips.worker.groups.tables.
         """
         if self._contributions is not None:
             self._contributions.poll()

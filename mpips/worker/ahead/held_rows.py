@@ -1,7 +1,7 @@
 """Rows that look-aheads of one node's workers read from servers elsewhere for each other.
 
-A look-ahead (mpips.worker.lookahead) that needs a row first looks into memory that the workers of its node
-share (native/src/reduction/held_rows.hpp). It copies valid rows from there into its own cache. Rows that
+A look-ahead (mpips.worker.ahead.lookahead) that needs a row first looks into memory that the workers of its
+node share (native/src/reduction/held_rows.hpp). It copies valid rows from there into its own cache. Rows that
 another worker has claimed are left to that worker for now. All others it claims itself, requests from the
 servers, and publishes when the reply has arrived.
 

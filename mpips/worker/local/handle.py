@@ -15,7 +15,7 @@ from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
-    from mpips.worker.local_tables import LocalTables
+    from mpips.worker.local.tables import LocalTables
 
 Float32 = NDArray[np.float32]
 

@@ -10,11 +10,11 @@ from mpips.transport.region import as_region_error, attach
 
 if TYPE_CHECKING:
     from mpips import _native
-    from mpips.session.parts import Parts
+    from mpips.worker.start import JobStart
 
 
 def share(
-    p: Parts,
+    p: JobStart,
     part: str,
     what: str,
     keys: Sequence[Hashable | None],

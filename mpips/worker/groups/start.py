@@ -7,41 +7,83 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.model.grouping import Groups, units
+from mpips.model.consistency import BSP
+from mpips.model.grouping import (
+    Groups,
+    grouped_rows,
+    grouped_tables,
+    listed_groups,
+    node_groups,
+    units,
+)
 from mpips.model.optimizer import SGD
 from mpips.mpi.contributions import Contributions
-from mpips.session.group_memory import (
+from mpips.transport.region import PULLS, SUBGROUP_SUMS, SUMS
+from mpips.worker.groups.memory import (
     area_bytes,
-    group_bytes,
     group_layout,
+    level_bytes,
     memory_nodes,
     shared_bytes,
     shared_parts,
     shares_rows,
 )
-from mpips.session.sharing import share
-from mpips.transport.region import PULLS, SUBGROUP_SUMS, SUMS
-from mpips.worker.group_part import GroupPart
-from mpips.worker.group_rows import GroupRows
-from mpips.worker.node_pulls import NodePulls
-from mpips.worker.row_areas import RowAreas, areas_bytes
-from mpips.worker.row_pulls import SharedRowsPart
-
-if TYPE_CHECKING:
-    from mpips.session.parts import Parts
+from mpips.worker.groups.node_pulls import NodePulls
+from mpips.worker.groups.part import GroupPart
+from mpips.worker.groups.row_areas import RowAreas, areas_bytes
+from mpips.worker.groups.row_pulls import SharedRowsPart
+from mpips.worker.groups.rows import GroupRows
+from mpips.worker.sharing import share
+from mpips.worker.start import JobStart, NodeBytes, Planned
 
 _TAGS = (51, 52, 53)  # of messages within groups
 _SUBGROUP_TAGS = (54, 55, 56)
 
 
-def connect_groups(p: Parts) -> None:
-    """Set `p.grouped` and `p.shared_pulls`. Collective; blocks.
+def memory(job: Planned) -> list[NodeBytes]:
+    """Return the memory that groups take on each node.
+
+    The plan assumes that topology = "auto" decides for groups, which take more memory, where a dense table
+    under BSP lets it: without one it decides for none. A worker whose transport shares no memory is a node of
+    its own, with memory of its own for its whole group.
+    """
+    a, options = job.assignment, job.options
+    workers = memory_nodes(a, options.transport)
+    servers = [a.node_of[rank] for rank in a.servers]
+    found = grouped_tables(job.declared)
+    groups: Groups = ()
+    subgroups: Groups = ()
+    if isinstance(options.topology, tuple):
+        groups, subgroups = listed_groups(options.topology, len(workers))
+    elif options.topology == "node" or (
+        options.topology == "auto" and any(isinstance(t.consistency, BSP) for t in found.values())
+    ):
+        groups = node_groups(workers)
+    mib = options.group_rows_mib if grouped_rows(job.declared, options.group_rows_mib) else 0
+    result = [0] * len(a.node_names)
+    if not groups or not (found or mib):
+        return [NodeBytes()] * len(result)
+    node_of = {node: a.node_of[rank] for node, rank in zip(workers, a.workers, strict=True)}
+    for level, parts in ((groups, subgroups), (subgroups, ())):
+        for group in level:
+            shares = shares_rows(group, parts, workers, servers)
+            n_bytes = level_bytes(found, mib, units(group, parts), shares)
+            for node in {workers[w] for w in group}:
+                result[node_of[node]] += n_bytes
+    for node in node_of:
+        pulled = shared_parts(found, job.placement, workers, servers, node)
+        n_bytes = _native.SharedPulls.bytes_for(list(pulled.values())) if pulled else 0
+        result[node_of[node]] += n_bytes
+    return [NodeBytes(n) for n in result]
+
+
+def connect(p: JobStart) -> None:
+    """Set `p.made.grouped` and `p.made.node_pulls`. Collective; blocks.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
@@ -49,15 +91,15 @@ def connect_groups(p: Parts) -> None:
     if not p.groups:
         return
     upper = _Levels(p, p.groups, p.subgroups, SUMS, _TAGS).connect()
-    p.grouped = upper
+    p.made.grouped = upper
     if p.subgroups:
         lower = _Levels(p, p.subgroups, (), SUBGROUP_SUMS, _SUBGROUP_TAGS).connect()
         if lower is not None:
-            p.grouped = replace(lower, upper=upper)
+            p.made.grouped = replace(lower, upper=upper)
     _connect_pulls(p)
 
 
-def _nodes(p: Parts) -> list[int]:
+def _nodes(p: JobStart) -> list[int]:
     return memory_nodes(p.cluster.assignment, p.options.transport)
 
 
@@ -66,14 +108,14 @@ class _Levels:
     """The levels of one kind of a job: those of all groups, or those of all subgroups.
 
     Attributes:
-        p: Parts of the job.
+        p: Start of the job.
         groups: The workers of each level.
         subgroups: Subgroups of these workers, each of which contributes once.
         part: First part of the names of its memory.
         tags: Tags of its messages.
     """
 
-    p: Parts
+    p: JobStart
     groups: Groups
     subgroups: Groups
     part: str
@@ -96,7 +138,7 @@ class _Levels:
 
     def _bytes(self, group: Sequence[int]) -> int:
         parts = units(group, self.subgroups)
-        return group_bytes(self.p.grouped_tables, self._rows_mib, parts, self._shares_rows(group))
+        return level_bytes(self.p.grouped_tables, self._rows_mib, parts, self._shares_rows(group))
 
     def connect(self) -> GroupPart | None:
         """Return the level of this rank's worker; None if it has none. Collective; blocks."""
@@ -178,7 +220,7 @@ class _Levels:
 
 
 def _shared_rows(
-    p: Parts,
+    p: JobStart,
     memory: _native.SharedMemory,
     layout: _native.NodeLayout,
     group: Sequence[int],
@@ -202,7 +244,7 @@ def _shared_rows(
 
 
 def _set_words(
-    p: Parts,
+    p: JobStart,
     memory: _native.SharedMemory,
     layout: _native.NodeLayout,
     reduction: _native.Reduction,
@@ -224,7 +266,7 @@ def _set_words(
 
 
 def _contributions(
-    p: Parts,
+    p: JobStart,
     reduction: _native.Reduction,
     memory: _native.SharedMemory,
     layout: _native.NodeLayout,
@@ -266,7 +308,7 @@ def _contributions(
     )
 
 
-def _connect_pulls(p: Parts) -> None:
+def _connect_pulls(p: JobStart) -> None:
     """Make the memory of the values that the workers of a node pull once. Collective; blocks."""
     c, a, nodes = p.cluster, p.cluster.assignment, _nodes(p)
     servers = [a.node_of[rank] for rank in a.servers]
@@ -283,4 +325,4 @@ def _connect_pulls(p: Parts) -> None:
     pulls = _native.SharedPulls(
         memory, list(found.values()), c.worker, len(a.workers), p.oversubscribed
     )
-    p.shared_pulls = NodePulls(pulls, {key: i for i, key in enumerate(found)})
+    p.made.node_pulls = NodePulls(pulls, {key: i for i, key in enumerate(found)})

@@ -43,9 +43,9 @@ from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
 from mpips.transport.channel import Channel
+from mpips.worker.ahead.table_ahead import TableAhead, end_of_patience
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.keys import as_keys
-from mpips.worker.table_ahead import TableAhead, end_of_patience
 from mpips.worker.worker import Worker, connection_of, embedding_names
 
 Int64 = NDArray[np.int64]

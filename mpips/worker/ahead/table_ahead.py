@@ -1,6 +1,6 @@
 """The look-ahead of one embedding table: which rows of the cache are valid, and what is fetched when.
 
-See mpips.worker.lookahead for the protocol and its argument.
+See mpips.worker.ahead.lookahead for the protocol and its argument.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.model.consistency import BSP, SSP
 from mpips.transport.waiting import wait_for
-from mpips.worker.held_rows import HeldRows
+from mpips.worker.ahead.held_rows import HeldRows
+from mpips.worker.ahead.row_cache import NEVER, Numbers, RowCache
 from mpips.worker.requests import Request
 from mpips.worker.row_access import RowAccess
-from mpips.worker.row_cache import NEVER, Numbers, RowCache
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.model.table import EmbeddingTable, Table
-from mpips.session.group_memory import memory_nodes
-from mpips.session.sharing import share
 from mpips.transport.region import HELD_ROWS
-from mpips.worker.held_rows import HeldRowsPart
+from mpips.worker.ahead.held_rows import HeldRowsPart
+from mpips.worker.groups.memory import memory_nodes
+from mpips.worker.sharing import share
+from mpips.worker.start import JobStart, NodeBytes, Planned
 
 if TYPE_CHECKING:
     from mpips.config.options import SessionOptions
     from mpips.mpi.roles import Assignment
-    from mpips.session.parts import Parts
+
+
+def memory(job: Planned) -> list[NodeBytes]:
+    """Return the memory of each node, of which pages are taken when its first look-ahead begins."""
+    a = job.assignment
+    each = held_rows_bytes(job.tables, job.options, a)
+    found = [NodeBytes()] * len(a.node_names)
+    for rank, n_bytes in zip(a.workers, each, strict=True):
+        found[a.node_of[rank]] = NodeBytes(later=n_bytes)
+    return found
 
 
 def held_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignment) -> list[int]:
@@ -36,8 +46,8 @@ def held_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignm
     ]
 
 
-def connect_held_rows(p: Parts) -> None:
-    """Set `p.held_rows`, where `held_rows_bytes` says that there is such memory. Collective; blocks.
+def connect(p: JobStart) -> None:
+    """Set `p.made.held_rows`, where `held_rows_bytes` says that there is such memory. Collective; blocks.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
@@ -57,4 +67,4 @@ def connect_held_rows(p: Parts) -> None:
     rows = _native.HeldRows(memory, n_bytes[c.worker], longest, c.worker, len(a.workers))
     node = nodes[c.worker]
     remote = frozenset(s for s, rank in enumerate(a.servers) if a.node_of[rank] != node)
-    p.held_rows = HeldRowsPart(rows, memory, n_bytes[c.worker], remote)
+    p.made.held_rows = HeldRowsPart(rows, memory, n_bytes[c.worker], remote)

@@ -5,8 +5,9 @@ The native `Reduction` sums and applies in memory that the workers of a node sha
 it, so that a worker that waits for anything does its share of updates that are complete. `Contributions`
 carries pushes between nodes.
 
-Where the memory outlives the launch, a worker ends a clock by the rules of mpips.recovery.node_tables: `tick`
-waits before the first server gets a tick, and `note_ticked` begins to ask the servers to confirm it.
+Where the memory outlives the launch, a worker ends a clock by the rules of mpips.recovery.node_tables:
+`before_tick` waits before the first server gets a tick, and `after_tick` begins to ask the servers to confirm
+it.
 
 Servers hold a copy of each replicated table. Workers write to it before a checkpoint's cut and before they
 finish (native/src/server/server_store.cpp).
@@ -28,7 +29,8 @@ from mpips.process.patience import Patience
 from mpips.transport.region import as_region_error
 from mpips.transport.waiting import ReadPace
 from mpips.worker import waits
-from mpips.worker.replicated_part import ReplicatedPart
+from mpips.worker.replicated.part import ReplicatedPart
+from mpips.worker.table_part import TablePart
 from mpips.worker.whole import is_cut_off
 
 if TYPE_CHECKING:
@@ -40,8 +42,10 @@ _WAIT_S = 0.02  # of one wait without messages
 _BEHIND_S = 0.1  # s of a wait at a cut after which the scheduler is informed
 
 
-class ReplicatedTables:
+class ReplicatedTables(TablePart):
     """The replicated tables of one worker. Tables are numbered in the order of `part.tables`."""
+
+    changes_clock = True
 
     def __init__(
         self,
@@ -144,7 +148,7 @@ class ReplicatedTables:
             raw = self._reduction.raw_rule(table)
             self._contributions.rule(table, self._reduction.clock, raw)
 
-    def tick(self) -> None:
+    def before_tick(self) -> None:
         """End the worker's clock; do what can be done now. Blocks where the memory outlives the launch.
 
         Servers have not got this worker's tick yet. So nothing here may wait for another worker to end this
@@ -177,7 +181,7 @@ class ReplicatedTables:
         assert self._contributions is not None
         return self._contributions.is_received
 
-    def note_ticked(self) -> None:
+    def after_tick(self) -> None:
         """Note that the worker's ticks are sent to all servers. Blocks for a comparison of copies.
 
         The comparison waits for the end of this clock by all workers. Each of them comes to it: within the
@@ -323,7 +327,7 @@ class ReplicatedTables:
             f"worker is at {self._reduction.clock}"
         )
 
-    def store_for_cut(self, number: int) -> bool:
+    def before_cut(self, number: int) -> bool:
         """Write this worker's share of all tables to the servers, before its cut record.
 
         Blocks until the values of the worker's clock are complete. Another worker may wait in a gather for
@@ -399,7 +403,7 @@ class ReplicatedTables:
                 return
             connection.wait_credit(part.server)
 
-    def settle(self) -> None:
+    def end(self) -> None:
         """Receive and send what is left. Call it when all workers have finished. Blocks.
 
         Raises:

@@ -10,7 +10,7 @@ another one or /dev/shm is not the same, are nodes of their own here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,10 @@ from mpips.errors import RegionError
 from mpips.model.table import DenseTable, replicated_tables
 from mpips.mpi.contributions import Contributions
 from mpips.recovery.node_tables import memory_name
-from mpips.session.node_memory import array_of, make_memory, make_reduction, node_layout
 from mpips.transport.region import as_region_error, attach
-from mpips.worker.replicated_part import ReplicatedPart
-
-if TYPE_CHECKING:
-    from mpips.session.parts import Parts
+from mpips.worker.replicated.memory import array_of, make_memory, make_reduction, node_layout
+from mpips.worker.replicated.part import ReplicatedPart
+from mpips.worker.start import JobStart, NodeBytes, Planned
 
 Float32 = NDArray[np.float32]
 
@@ -35,15 +33,30 @@ _TAG = 48
 _WHAT = "sending the values of replicated tables"
 
 
-def connect_replicated(p: Parts) -> ReplicatedPart | None:
-    """Make this rank's part of the replicated tables; None if it has none. Collective; blocks.
+def memory(job: Planned) -> list[NodeBytes]:
+    """Return the memory of the replicated tables on each node with workers: values, state and all pushes.
+
+    Where it outlives a launch, a restart has that of the launch before beside its own.
+    """
+    found, a = replicated_tables(job.tables), job.assignment
+    n_bytes = node_layout(found, job.n_workers, job.warm).first_bytes if found else 0
+    used = {a.node_of[rank] for rank in a.workers}
+    each = 2 * n_bytes if job.warm else n_bytes
+    return [NodeBytes(each if node in used else 0) for node in range(len(a.node_names))]
+
+
+def connect(p: JobStart) -> None:
+    """Set `p.made.replicated` where the job has replicated tables. Collective; blocks.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
-    found = replicated_tables(p.tables)
-    if not found:
-        return None
+    if found := replicated_tables(p.tables):
+        p.made.replicated = _connect(p, found)
+
+
+def _connect(p: JobStart, found: dict[int, DenseTable]) -> ReplicatedPart | None:
+    """Return this rank's part of the replicated tables; None if it has no worker. Collective; blocks."""
     c = p.cluster
     layout = node_layout(found, len(c.assignment.workers), p.warm)
     memory, groups = _share_memory(p, layout)
@@ -74,7 +87,9 @@ def connect_replicated(p: Parts) -> ReplicatedPart | None:
     )
 
 
-def _continue_tables(p: Parts, firsts: Sequence[int], memory: _native.SharedMemory | None) -> None:
+def _continue_tables(
+    p: JobStart, firsts: Sequence[int], memory: _native.SharedMemory | None
+) -> None:
     """Fill the new memory of each node from that of the launch before. Collective; blocks.
 
     Args:
@@ -124,7 +139,7 @@ def _continue_tables(p: Parts, firsts: Sequence[int], memory: _native.SharedMemo
 
 
 def _set_words(
-    p: Parts,
+    p: JobStart,
     memory: _native.SharedMemory | None,
     groups: Sequence[tuple[int, ...]],
     steps: Sequence[int] | None,
@@ -152,7 +167,7 @@ def _set_words(
 
 
 def _share_memory(
-    p: Parts, layout: _native.NodeLayout
+    p: JobStart, layout: _native.NodeLayout
 ) -> tuple[_native.SharedMemory | None, list[tuple[int, ...]]]:
     """Make or attach the memory of this worker's node. Collective.
 
@@ -226,7 +241,7 @@ class _Piece(NamedTuple):
     at: int  # first element in the server's shard
 
 
-def _pieces(p: Parts, tables: Mapping[int, DenseTable], server: int) -> Iterator[_Piece]:
+def _pieces(p: JobStart, tables: Mapping[int, DenseTable], server: int) -> Iterator[_Piece]:
     """Yield what a server sends, in order."""
     for place, (index, table) in enumerate(tables.items()):
         for part in p.placement.dense[table.name]:
@@ -239,7 +254,7 @@ def _pieces(p: Parts, tables: Mapping[int, DenseTable], server: int) -> Iterator
 
 
 def _send_values(
-    p: Parts,
+    p: JobStart,
     tables: Mapping[int, DenseTable],
     receivers: Sequence[int],
     memory: _native.SharedMemory | None,
@@ -279,7 +294,7 @@ def _send_values(
 
 
 def _contributions(
-    p: Parts,
+    p: JobStart,
     tables: Mapping[int, DenseTable],
     groups: Sequence[tuple[int, ...]],
     reduction: _native.Reduction,

@@ -15,7 +15,7 @@ from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
-    from mpips.worker.replicated_tables import ReplicatedTables
+    from mpips.worker.replicated.tables import ReplicatedTables
 
 Float32 = NDArray[np.float32]
 

@@ -1,7 +1,7 @@
 """One worker's part in its group, which sums updates of tables before they are sent to servers.
 
 The workers of a group add up their updates of a clock in memory that they share, each a slice of every table,
-or by messages where they run on several nodes (mpips.worker.group_level, native/src/reduction/reduction.hpp,
+or by messages where they run on several nodes (mpips.worker.groups.level, native/src/reduction/reduction.hpp,
 mpips.mpi.contributions).
 The leader of the clock pushes the sums. To servers they are pushes of the leader; the other workers push
 nothing to these tables, they only tick. So rings, journal, replicas and checkpoints know nothing of groups,
@@ -41,7 +41,7 @@ the group" for the sums of sums. Three things are to be added.
   has finished, and so that L's messages of c have left (`is_sent`); and, as ever, when the sums of c are
   complete on its node. Other nodes receive what L' contributes when theirs are.
 
-Rows of embedding tables under BSP: see mpips.worker.group_rows.
+Rows of embedding tables under BSP: see mpips.worker.groups.rows.
 
 SSP and ASP. One clock of a group is pushed as one update, where that has the effect of its pushes
 (mpips.model.grouping.can_sum). What servers and other workers see is one worker, the leader, under the same
@@ -106,7 +106,7 @@ memory fit (mpips.session.startup), and a run keeps its groups when workers move
 The words of the new memory begin with the workers' places: `ticked` and `sent` are the clock of a worker, and
 `finished` is set for one that had ended.
 
-Residuals of codecs belong to the leader, which hands them over at its end: mpips.worker.residual_handover.
+Residuals of codecs belong to the leader, which hands them over at its end: mpips.worker.groups.handover.
 
 Several pushes of a worker to a table in one clock are added up in its own contribution, in their order.
 Nobody reads that before the worker has closed the table in the clock, or ended it.
@@ -125,15 +125,16 @@ from mpips import _native
 from mpips.model.consistency import BSP
 from mpips.mpi.messages import Figures
 from mpips.worker import waits
-from mpips.worker.group_applied import GroupApplied
-from mpips.worker.group_level import WAIT_S, GroupLevel
-from mpips.worker.group_part import GroupPart
-from mpips.worker.residual_handover import ResidualHandover
-from mpips.worker.row_pulls import RowPulls
+from mpips.worker.groups.applied import GroupApplied
+from mpips.worker.groups.handover import ResidualHandover
+from mpips.worker.groups.level import WAIT_S, GroupLevel
+from mpips.worker.groups.part import GroupPart
+from mpips.worker.groups.row_pulls import RowPulls
+from mpips.worker.table_part import TablePart
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
-    from mpips.worker.group_rows import SendRows
+    from mpips.worker.groups.rows import SendRows
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -141,13 +142,15 @@ Int64 = NDArray[np.int64]
 Send = Callable[[Float32], None]
 
 
-class GroupedTables:
+class GroupedTables(TablePart):
     """One worker's part in its group. Not thread-safe.
 
     Attributes:
         applied: What servers have applied of the group's updates.
         row_pulls: Rows that the group or the subgroup pulls once; None: each worker pulls by itself.
     """
+
+    changes_clock = True
 
     def __init__(self, connection: Connection, part: GroupPart, names: Sequence[str]) -> None:
         """Use what start-up has made.
@@ -263,7 +266,7 @@ class GroupedTables:
         self._own.close(self._place[index])
         self.poll()
 
-    def end_clock(self) -> None:
+    def before_tick(self) -> None:
         """End the worker's clock in the group, and push the sums if this worker is the leader. Blocks.
 
         When it returns, the worker may write its position and its ticks.
@@ -366,7 +369,7 @@ class GroupedTables:
         """Return True if the leader's ticks of a clock are known to be in the memory of all servers."""
         return self._top.sender(clock) is not None
 
-    def note_ticked(self) -> None:
+    def after_tick(self) -> None:
         """Wait until the ticks that the leader has sent are in the memory of all servers; let others tick.
 
         Raises:
@@ -403,7 +406,7 @@ class GroupedTables:
         if self._handover is not None and self._has_ended:
             self._handover.poll()
 
-    def settle(self) -> None:
+    def end(self) -> None:
         """Receive and send what is left. Call it when all workers have finished. Blocks."""
         for level in self._levels:
             level.settle()

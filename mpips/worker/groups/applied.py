@@ -1,4 +1,4 @@
-"""The updates of a worker's group that servers have applied; see "SSP and ASP" in mpips.worker.grouped."""
+"""What servers have applied of a group's updates; see "SSP and ASP" in mpips.worker.groups.tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpips.worker import waits
-from mpips.worker.group_level import GroupLevel
+from mpips.worker.groups.level import GroupLevel
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection

@@ -6,10 +6,11 @@ import pytest
 
 from mpips import ASP, SGD, DenseTable, EmbeddingTable
 from mpips.config.options import SessionOptions
-from mpips.model.placement import place
+from mpips.model.placement import Placement, place
 from mpips.model.table import Table
 from mpips.mpi.roles import Assignment
-from mpips.plan.grouping import group_bytes
+from mpips.worker.groups.start import memory
+from mpips.worker.start import Planned
 
 N = 1 << 20
 MIB = 4  # of one copy of the table
@@ -22,6 +23,12 @@ ROLES = Assignment(
     workers=(2, 3, 4, 6, 7),
 )
 TABLES = [DenseTable("w", (N,), SGD(0.1)), EmbeddingTable("rows", 4, SGD(0.1))]
+
+
+def group_bytes(
+    tables: list[Table], options: SessionOptions, placement: Placement, roles: Assignment = ROLES
+) -> list[int]:
+    return [n.shared for n in memory(Planned(tables, tables, options, roles, placement, False))]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,7 @@ def test_groups_take_an_update_of_each_worker_and_a_sum(
 ) -> None:
     options = SessionOptions(servers=2, topology=topology, group_rows_mib=0)
     placement = place(TABLES, 2, 5, None, 0, ROLES.near_workers("auto"), 0)
-    found = group_bytes(TABLES, options, ROLES, placement)
+    found = group_bytes(TABLES, options, placement)
     assert [n / 2**20 / MIB for n in found] == pytest.approx(copies, rel=0.01)
 
 
@@ -68,7 +75,6 @@ def test_rows_take_an_area_of_each_worker(
         group_bytes(
             tables,
             SessionOptions(servers=2, topology=topology, group_rows_mib=mib),
-            ROLES,
             placement,
         )
         for mib in (0, 6)
@@ -82,7 +88,7 @@ def test_workers_do_not_share_pulls_of_differences() -> None:
     tables = [DenseTable("w", (N,), SGD(0.1), pull_compression="onebit")]
     options = SessionOptions(servers=2, topology="node")
     placement = place(tables, 2, 5, None, 0, ROLES.near_workers("auto"), 0)
-    found = group_bytes(tables, options, ROLES, placement)
+    found = group_bytes(tables, options, placement)
     assert [n / 2**20 / MIB for n in found] == pytest.approx((3 + 1, 2 + 1), rel=0.01)
 
 
@@ -102,7 +108,7 @@ def test_a_worker_that_shares_no_memory_has_room_for_its_whole_group(
 ) -> None:
     options = SessionOptions(servers=2, topology=topology, group_rows_mib=6, transport=transport)
     placement = place(TABLES, 2, 5, None, 0, ROLES.near_workers(transport), 0)
-    found = group_bytes(TABLES, options, ROLES, placement)
+    found = group_bytes(TABLES, options, placement)
     # An update of each worker and a sum, and rows that are pushed; nothing is pulled once.
     sums = [MIB * (n + n // 2) for n in times]
     expected = [mib + 6 * n for mib, n in zip(sums, times, strict=True)]
@@ -113,7 +119,7 @@ def test_a_worker_that_shares_no_memory_has_room_for_its_whole_group(
 def test_auto_makes_no_groups_without_a_dense_table_under_bsp(tables: list[Table]) -> None:
     placement = place(tables, 2, 5, None, 0, ROLES.near_workers("auto"), 0)
     found = [
-        group_bytes(tables, SessionOptions(servers=2, topology=topology), ROLES, placement)
+        group_bytes(tables, SessionOptions(servers=2, topology=topology), placement)
         for topology in ("auto", "node")
     ]
     assert found[0] == [0, 0]

@@ -1,6 +1,6 @@
 """Residuals of a group of workers: they belong to its leader, and the next leader takes them over.
 
-The leader of a group pushes the sums of the updates of all its workers (mpips.worker.grouped), so its
+The leader of a group pushes the sums of the updates of all its workers (mpips.worker.groups.tables), so its
 residuals are those of the group. When the leader ends before others, the next leader asks for them, once,
 when it ends the first clock that it leads. From then on it owes them: its next encoded push to each part of a
 table adds them to the update (`mpips.worker.paths.feedback`), and its own residual has them from then on.
@@ -17,10 +17,12 @@ that of the beginning. Let n be the new leader, and consider a part that n has n
   push. So n owes that worker's residual, and none of lower ones. Those between them have pushed nothing: they
   have only what they took from a checkpoint, and n owes that too.
 * If n has pushed the part, it owes nothing. This is so also when n continues in memory after a restart: its
-  first push contained what it owed, and its residual is that after its last push (mpips.worker.residuals).
-  If that push is not complete at the server, the tag of the beginning is in force, n asks again, and gets the
-  same values: m changes its residual no more, and it lies in memory that outlives the launch, too.
-* A residual that is lost (mpips.worker.residuals) contained what the worker owed before. It counts as pushed.
+  first push contained what it owed, and its residual is that after its last push
+  (mpips.worker.feedback.residuals). If that push is not complete at the server, the tag of the beginning is
+  in force, n asks again, and gets the same values: m changes its residual no more, and it lies in memory that
+  outlives the launch, too.
+* A residual that is lost (mpips.worker.feedback.residuals) contained what the worker owed before. It counts
+  as pushed.
 
 Every wait ends. n waits before its ticks, but not for the end of a clock: m has ended its last one. m answers
 in every wait and behind its end, until the job ends. One that had finished before a restart answers from the
@@ -36,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips.worker.residuals import Residuals
+from mpips.worker.feedback.residuals import Residuals
 
 Float32 = NDArray[np.float32]
 

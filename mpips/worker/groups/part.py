@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from mpips import _native
     from mpips.model.table import DenseTable
     from mpips.mpi.contributions import Contributions
-    from mpips.worker.group_rows import GroupRows
-    from mpips.worker.residual_handover import HandoverPart
-    from mpips.worker.row_pulls import SharedRowsPart
+    from mpips.worker.groups.handover import HandoverPart
+    from mpips.worker.groups.row_pulls import SharedRowsPart
+    from mpips.worker.groups.rows import GroupRows
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class GroupPart:
         layout: Its layout.
         reduction: This worker's end.
         contributions: Messages to and from such workers on other nodes; None: there are none.
-        outlives: Memory of servers outlives the launch, so ticks have an order; see mpips.worker.grouped.
+        outlives: Memory of servers outlives the launch, so ticks have an order; see groups.tables.
         had_finished: The worker had finished in the launch before.
         rows: The sums of rows of embedding tables; None: there are none. With them the reduction has one
             more table, without elements: its clocks are complete when all of the group have ended them.

@@ -57,12 +57,13 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint.file_error import FileError
-from mpips.checkpoint.residuals import ResidualFolder
+from mpips.checkpoint.residuals import LAST, ResidualFolder
 from mpips.errors import MpipsError
 from mpips.model.codec import Biased, OneBit, SharedInt8
 from mpips.model.placement import Placement
 from mpips.model.table import DenseTable, Table, feedback_tables
 from mpips.transport.channel import Channel
+from mpips.worker.table_part import TablePart
 
 Float32 = NDArray[np.float32]
 
@@ -98,7 +99,7 @@ def residual_layout(
     return spans, offset if spans else 0
 
 
-class Residuals:
+class Residuals(TablePart):
     """The residuals of one worker. Not thread-safe.
 
     Attributes:
@@ -127,6 +128,7 @@ class Residuals:
         self._folder = folder
         self._head = memory.view(0, _HEAD_BYTES, True).view(np.uint64)
         self.lost = 0
+        self._lacks_last = False  # the file of the worker's end could not be written
         # Residuals that were lost, by table and server; those of the group's leader before; see `owe`.
         self._lost: set[tuple[int, int]] = set()
         self._owed: dict[tuple[int, int], Float32] = {}
@@ -202,7 +204,7 @@ class Residuals:
     def owe(self, index: int, server: int, values: Float32) -> None:
         """Add residuals of another worker to a part of a table; the next encoded push to it has them, too.
 
-        See mpips.worker.residual_handover.
+        See mpips.worker.groups.handover.
         """
         before = self._owed.get((index, server))
         self._owed[index, server] = values if before is None else before + values
@@ -252,7 +254,20 @@ class Residuals:
 
         A failure is not raised but returned: the checkpoint lacks the file, and is not published.
         """
-        return self._folder.write(number, self.values()) if self._folder is not None else None
+        if self._folder is None:
+            return None
+        error = self._folder.write(number, self.values())
+        self._lacks_last = error is not None and number == LAST
+        return error
+
+    def before_cut(self, number: int) -> bool:
+        """Write the residuals for a cut; its checkpoint tells whether that failed."""
+        self.save(number)
+        return True
+
+    def write_last(self) -> bool:
+        """Write the file of the end again if it could not be written before; return True if it is there."""
+        return not self._lacks_last or self.save(LAST) is None
 
 
 def _feedback(

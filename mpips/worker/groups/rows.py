@@ -1,8 +1,8 @@
-"""Rows of embedding tables under BSP that the workers of a group push together; see mpips.worker.grouped.
+"""Rows of embedding tables under BSP that a group's workers push together; see mpips.worker.groups.tables.
 
 Each worker writes its pushes of a clock into its area of the group's memory, as far as they fit
-(mpips.worker.row_areas). Whether a push fits depends on the worker's pushes of this clock alone. One that
-does not fit is held and pushed by its worker, as without row sums.
+(mpips.worker.groups.row_areas). Whether a push fits depends on the worker's pushes of this clock alone. One
+that does not fit is held and pushed by its worker, as without row sums.
 
 One more table of the reduction has no elements, and nobody pushes to it or closes it. It is complete when
 all workers of the group have ended the clock, and then all rows of the clock are there. The leader then
@@ -11,7 +11,7 @@ KeyPlan adds up rows of equal keys in this order. So the bits of a sum depend on
 that only this group pushes they are those without groups, too, because a server adds pushes of a clock in
 the order of the workers.
 
-Exactly once. Take the three cases of mpips.worker.grouped for a clock c that is repeated.
+Exactly once. Take the three cases of mpips.worker.groups.tables for a clock c that is repeated.
 
 1. Every worker of the group repeats its pushes of c and finds that the same ones fit. So the leader's held
    pushes, sums of rows and sums of dense tables are the same in number, order and keys: servers skip those
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.model.table import EmbeddingTable
-from mpips.worker.row_areas import RowAreas
+from mpips.worker.groups.row_areas import RowAreas
 
 if TYPE_CHECKING:
     from mpips.mpi.contributions import Contributions

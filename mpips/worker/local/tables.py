@@ -11,7 +11,7 @@ values, the values of the servers that it had last (the base), and the state of 
 
 `synchronize` is an outer step of all tables at once, and a new period begins.
 
-Restarts. The state between an outer step and its settling is an image (mpips.worker.local_state). A job that
+Restarts. The state between an outer step and its settling is an image (mpips.worker.local.state). A job that
 starts from a checkpoint may have other steps, fragments and delays than the one that wrote the images. Their
 fragments are not those of the job, so an image names each table whose outer step is not settled. These tables
 are settled before the job's first outer step, as the old job would have mixed them: what a worker pushes
@@ -51,7 +51,8 @@ from mpips.model.local_sgd import mix_of
 from mpips.model.optimizer import Optimizer
 from mpips.model.served import fragments_of, local_of, times_of
 from mpips.model.table import DenseTable
-from mpips.worker.local_state import (
+from mpips.worker.local.pace import Pace
+from mpips.worker.local.state import (
     ALL_TABLES,
     Bytes,
     LocalHead,
@@ -60,7 +61,7 @@ from mpips.worker.local_state import (
     load,
     write_file,
 )
-from mpips.worker.pace import Pace
+from mpips.worker.table_part import TablePart
 from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class _Table:
 
 
 @dataclass
-class LocalTables:
+class LocalTables(TablePart):
     """The tables under LocalSGD and DiLoCo of one worker. Not thread-safe.
 
     Attributes:
@@ -299,7 +300,7 @@ class LocalTables:
     def _begin(self) -> None:
         """Make the tables at the first use, from the image or from the servers' values. Blocks then.
 
-        The persistent memory of a new job has an image of clock 0 already (mpips.session.local_training).
+        The persistent memory of a new job has an image of clock 0 already (mpips.worker.local.start).
         """
         if self._tables:
             return
@@ -384,10 +385,12 @@ class LocalTables:
         return found
 
     def write_last(self) -> bool:
-        """Write the file of the end again, which could not be written before; return True if it is there.
+        """Write the file of the end again if it could not be written before; return True if it is there.
 
         Values and states are those of the first time: the worker has made no step since.
         """
+        if not self.lacks_last:
+            return True
         assert self.part.folder is not None
         found = write_file(self.part.folder, self._files[-1], self._head(), self._states)
         self.lacks_last = bool(found.error)

@@ -10,7 +10,7 @@ from mpips.config.options import TRANSPORTS
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
 from mpips.model.grouping import Groups, units
-from mpips.worker.row_areas import areas_bytes
+from mpips.worker.groups.row_areas import areas_bytes
 
 if TYPE_CHECKING:
     from mpips.model.placement import Placement
@@ -70,7 +70,7 @@ def shares_rows(
     return not is_split and is_near and any(n != node for n in server_nodes)
 
 
-def group_bytes(
+def level_bytes(
     tables: Mapping[int, DenseTable],
     rows_mib: int,
     level_units: Sequence[Sequence[int]],

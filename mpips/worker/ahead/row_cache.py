@@ -1,4 +1,4 @@
-"""The rows of one embedding table that a worker holds for a look-ahead; see mpips.worker.lookahead."""
+"""The rows of one embedding table that a worker holds for a look-ahead; see mpips.worker.ahead.lookahead."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from mpips import _native
 from mpips.worker.row_access import RowAccess
 
 if TYPE_CHECKING:
-    from mpips.worker.grouped import GroupedTables
+    from mpips.worker.groups.tables import GroupedTables
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -72,7 +72,7 @@ class RowGroup:
         return False
 
     def _push_sum(self, keys: Int64, rows: Float32) -> None:
-        """Push the rows of all workers of the group; see mpips.worker.group_rows.
+        """Push the rows of all workers of the group; see mpips.worker.groups.rows.
 
         Args:
             keys: int64, shape (n,); rows of equal keys are summed in their order.

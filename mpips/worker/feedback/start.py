@@ -19,17 +19,23 @@ from mpips.model.table import Table, feedback_tables
 from mpips.recovery.memory import Memory
 from mpips.recovery.saving import Saving
 from mpips.transport.region import Regions
-from mpips.worker.residual_handover import HandoverPart
-from mpips.worker.residuals import Residuals, residual_layout
+from mpips.worker.feedback.residuals import Residuals, residual_layout
+from mpips.worker.groups.handover import HandoverPart
+from mpips.worker.start import JobStart, NodeBytes, Planned
 
 if TYPE_CHECKING:
     from mpips.rundir.directory import Supervised
-    from mpips.session.parts import Parts
 
 Float32 = NDArray[np.float32]
 
 # Name of a worker's file; mpips.recovery.replica_memory takes it for no set of a server.
 _PART = "e{worker}"
+
+
+def memory(job: Planned) -> list[NodeBytes]:
+    """Return the memory of each node: residuals of its workers, in two halves if they outlive a launch."""
+    n_bytes = residual_layout(job.tables, job.placement, 2 if job.warm else 1)[1]
+    return job.by_node(NodeBytes(n_bytes, 0) if job.warm else NodeBytes(0, n_bytes))
 
 
 def local_residuals(
@@ -50,8 +56,8 @@ def local_residuals(
     return _new(tables, placement, regions, saving, run, 0, 1, halves=1)
 
 
-def make_residuals(parts: Parts) -> None:
-    """Make or take over the residuals of this rank's worker. Collective; blocks.
+def connect(parts: JobStart) -> None:
+    """Set `made.residuals`: make or take over the residuals of this rank's worker. Collective; blocks.
 
     It comes after the channels, which know the worker's position at each server. It comes before the memory
     of this launch is that in which the next one continues: the file's mark must not be older than that.
@@ -73,16 +79,16 @@ def make_residuals(parts: Parts) -> None:
         )
 
 
-def _connect_handover(p: Parts) -> None:
+def _connect_handover(p: JobStart) -> None:
     """Let a worker take part in the handover of its group's residuals. Not collective."""
-    c, part = p.cluster, p.grouped
+    c, part = p.cluster, p.made.grouped
     tables = feedback_tables(p.tables).keys() & p.grouped_tables.keys()
-    if part is None or p.residuals is None or p.tree_comm is None or not tables:
+    if part is None or p.made.residuals is None or p.tree_comm is None or not tables:
         return
     top = part.upper or part
     ranks = tuple(c.assignment.workers[worker] for worker in top.members)
-    handover = HandoverPart(p.tree_comm, ranks, top.number, p.residuals, tables, c.gate.close)
-    p.grouped = replace(part, handover=handover)
+    handover = HandoverPart(p.tree_comm, ranks, top.number, p.made.residuals, tables, c.gate.close)
+    p.made.grouped = replace(part, handover=handover)
 
 
 def _taking(groups: Groups, n_workers: int, grouped: Collection[str]) -> Taking:
@@ -107,14 +113,14 @@ def notes_of(saving: Saving, tables: Sequence[Table]) -> list[str]:
     ]
 
 
-def _make(parts: Parts) -> int:
+def _make(parts: JobStart) -> int:
     """Make the residuals of this rank; return how many the launch before had and are lost."""
     worker = parts.cluster.worker
     if worker is None:
         return 0
     p, n_workers = parts, len(parts.cluster.assignment.workers)
     if not p.saving.places:
-        p.residuals = _new(
+        p.made.residuals = _new(
             p.tables,
             p.placement,
             p.regions,
@@ -125,8 +131,8 @@ def _make(parts: Parts) -> int:
             2 if p.warm else 1,
             _taking(p.groups, n_workers, {t.name for t in p.grouped_tables.values()}),
         )
-        if p.residuals is not None and p.warm:
-            p.residuals.mark(p.generation)
+        if p.made.residuals is not None and p.warm:
+            p.made.residuals.mark(p.generation)
         return 0
     # Continue in the memory of the launch before, if it is on this node and no older one.
     assert isinstance(p.saving.origin, Memory)
@@ -143,7 +149,7 @@ def _make(parts: Parts) -> int:
         residuals.forget()
     lost = residuals.count_lost(next_records)
     residuals.mark(p.generation)
-    p.residuals = residuals
+    p.made.residuals = residuals
     return lost
 
 

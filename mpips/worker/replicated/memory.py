@@ -16,7 +16,7 @@ from mpips.model.optimizer import SGD
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, Table, replicated_tables
 from mpips.transport.region import Regions, as_region_error
-from mpips.worker.replicated_part import ReplicatedPart
+from mpips.worker.replicated.part import ReplicatedPart
 
 if TYPE_CHECKING:
     from mpips.model.placement import Placement

@@ -9,7 +9,7 @@ continue in memory when a worker has not used a table yet, for example because i
 others of an asynchronous job have made outer steps. That image is the worker's own one of the checkpoint, or
 it says that the worker takes its values from the servers at its first use, with the inner states in it. A
 worker that repeats its first clock from such an image may find newer values of servers there; see
-"Asynchronous outer steps" in mpips.worker.local_tables. Without asynchronous outer steps the servers end no
+"Asynchronous outer steps" in mpips.worker.local.tables. Without asynchronous outer steps the servers end no
 clock before the worker has, so it finds the same ones.
 """
 
@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpips.checkpoint import local_files
+from mpips.checkpoint import Manifest, local_files
 from mpips.errors import RegionError
 from mpips.model.served import local_tables
 from mpips.model.table import DenseTable, Table
 from mpips.transport.region import Regions
-from mpips.worker.local_state import (
+from mpips.worker.local.state import (
     Bytes,
     LocalHead,
     LocalMemory,
@@ -34,12 +34,12 @@ from mpips.worker.local_state import (
     memory_bytes,
     read_head_of,
 )
-from mpips.worker.local_tables import LocalPart
+from mpips.worker.local.tables import LocalPart
+from mpips.worker.start import JobStart, NodeBytes, Planned
 
 if TYPE_CHECKING:
     from mpips import _native
     from mpips.checkpoint.manifest import WorkerState
-    from mpips.session.parts import Parts
 
 
 def _part(worker: int, origin: int) -> str:
@@ -80,20 +80,47 @@ def reopen(
     return found
 
 
-def connect_local(p: Parts) -> None:
-    """Set `p.local_part` on a worker. Not collective; blocks to read a file.
+def memory(job: Planned) -> list[NodeBytes]:
+    """Return the memory of each node: values, states and a gradient of each worker, and persistent images."""
+    found = list(local_tables(job.declared).values())
+    if not found:
+        return job.by_node(NodeBytes())
+    # Values and inner states are those of an image; beside them are the servers' values and a gradient.
+    private = image_bytes(found) + 2 * sum(4 * t.n_elements for t in found)
+    return job.by_node(NodeBytes(memory_bytes(found) if job.warm else 0, private))
+
+
+def connect(p: JobStart) -> None:
+    """Set `p.made.local` on a worker, and notes on what the job does not take. Collective; blocks for files.
+
+    Also a job without tables under LocalSGD or DiLoCo may start from a checkpoint that has such files.
 
     Raises:
-        CheckpointError: The worker's file in the checkpoint is damaged.
-        RegionError: /dev/shm is too small.
+        MpipsError: The first error of any rank, such as a damaged file or too little memory in /dev/shm; all
+            ranks raise it.
     """
+    c = p.cluster
+    c.agree("reading the workers' local values", lambda: _connect(p))
+    workers = p.saving.origin.workers if isinstance(p.saving.origin, Manifest) else ()
+    if p.saving.start is None or not any(worker.local for worker in workers):
+        return
+    n_workers, is_first = len(c.assignment.workers), c.rank == c.assignment.workers[0]
+    found = c.agree(
+        "reading the heads of the workers' local values",
+        lambda: notes_of(p.saving.start, workers, n_workers, p.declared) if is_first else [],
+    )
+    p.notes += found[c.assignment.workers[0]]
+
+
+def _connect(p: JobStart) -> None:
+    """Set `p.made.local` on a worker. Not collective; blocks to read a file."""
     worker = p.cluster.worker
     if not p.local or worker is None:
         return
     if p.saving.places:
         memory, clock = p.local_memory, p.saving.places[worker].clock
         assert memory is not None
-        p.local_part = LocalPart(p.local, memory, memory.image(clock), True, True, p.saving.folder)
+        p.made.local = LocalPart(p.local, memory, memory.image(clock), True, True, p.saving.folder)
         return
     workers = p.saving.origin.workers if p.saving.origin is not None else ()
     n_workers = len(p.cluster.assignment.workers)
@@ -103,7 +130,7 @@ def connect_local(p: Parts) -> None:
         n_bytes = memory_bytes(list(p.local.values()))
         new = _memory(p.regions.create(_part(worker, p.generation), n_bytes), p.local)
         write_first(new, p.local, image, is_own)
-    p.local_part = LocalPart(p.local, new, image, is_own, False, p.saving.folder)
+    p.made.local = LocalPart(p.local, new, image, is_own, False, p.saving.folder)
 
 
 def write_first(
