@@ -453,37 +453,8 @@ class SharedPulls:
     def values(self, part: int) -> npt.NDArray[np.float32]: ...
     def copy(self, part: int, out: npt.NDArray[np.float32]) -> None: ...
 
-class SharedRows:
-    """Rows of servers on other nodes, pulled once for all workers of a group on this node."""
-
-    def __init__(
-        self,
-        memory: SharedMemory,
-        offset: int,
-        n_bytes: int,
-        stride: int,
-        worker: int,
-        n_workers: int,
-        oversubscribed: bool,
-    ) -> None: ...
-    @property
-    def n_slots(self) -> int: ...
-    def claim(
-        self, table: int, clock: int, keys: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]: ...
-    def publish(
-        self, clock: int, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]
-    ) -> None: ...
-    def wait_ready(
-        self, clock: int, slots: npt.NDArray[np.int64], from_: int, max_s: float
-    ) -> int: ...
-    def give_up(self, clock: int, slots: npt.NDArray[np.int64]) -> None: ...
-    def left(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]: ...
-    def copy(self, slots: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None: ...
-    def claimant(self, slot: int) -> int: ...
-
-class HeldRows:
-    """Rows of servers on other nodes that look-aheads of one node have read, for each other."""
+class NodeRows:
+    """Rows of servers on other nodes that workers of one node have read, for each other."""
 
     def __init__(
         self, memory: SharedMemory, n_bytes: int, stride: int, worker: int, n_workers: int

@@ -117,9 +117,8 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             ge=0,
             le=1 << 20,
             description="MiB of shared memory of each worker in a group, for the rows of embedding tables "
-            "under BSP that it pushes in two clocks, and as much again for rows that it pulls together with "
-            "others from servers on other nodes. Rows beyond half of it are pushed by the worker itself. 0: "
-            "groups sum and share no rows. The last bits of results depend on it.",
+            "under BSP that it pushes in two clocks. Rows beyond half of it are pushed by the worker itself. "
+            "0: groups sum no rows. The last bits of results depend on it.",
         ),
     ] = 16
     lookahead_mib: Annotated[
@@ -127,9 +126,9 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         Meta(
             ge=0,
             le=1 << 20,
-            description="MiB of shared memory of each worker for rows that look-aheads of a node's workers "
-            "read from servers on other nodes for each other. Pages are taken when the first look-ahead "
-            "begins. 0: each worker reads for itself.",
+            description="MiB of shared memory of each worker for rows that workers of a node read from "
+            "servers on other nodes for each other: in look-aheads, and in groups (topology) under BSP. "
+            "Pages are taken at the first use. 0: each worker reads for itself.",
         ),
     ] = 16
     checksums: Annotated[

@@ -76,7 +76,7 @@ class NodeNeeds(msgspec.Struct, frozen=True):
         ranks: Number of ranks on it.
         shared: Bytes in /dev/shm.
         memory: Bytes in all, /dev/shm included.
-        held_rows: Bytes in /dev/shm that the first look-ahead takes, besides: rows that the node's workers
+        node_rows: Bytes in /dev/shm that the first look-ahead takes, besides: rows that the node's workers
             read for each other. A job runs without them.
     """
 
@@ -84,7 +84,7 @@ class NodeNeeds(msgspec.Struct, frozen=True):
     ranks: int
     shared: int
     memory: int
-    held_rows: int = 0
+    node_rows: int = 0
 
 
 class Needs(msgspec.Struct, frozen=True):

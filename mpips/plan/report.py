@@ -144,7 +144,7 @@ def _memory(plan: Plan) -> str:
         f"{binary_size(needs.worker_data)} of samples and {binary_size(needs.worker_staging)} of staging\n"
         f"{_beside(needs)}"
         f"a checkpoint has {binary_size(needs.checkpoint)}{_residuals(needs)}{_common(needs)}"
-        f"{_held_rows(needs, have.shm)}"
+        f"{_node_rows(needs, have.shm)}"
     )
 
 
@@ -159,12 +159,12 @@ def _common(needs: Needs) -> str:
     return text * (needs.worker_common > 0)
 
 
-def _held_rows(needs: Needs, shm: int) -> str:
+def _node_rows(needs: Needs, shm: int) -> str:
     """Return a line on the memory that look-aheads of a node share; "" if there is none."""
-    most = max(node.held_rows for node in needs.nodes)
+    most = max(node.node_rows for node in needs.nodes)
     if not most:
         return ""
-    without = [node.name for node in needs.nodes if node.shared + node.held_rows > shm]
+    without = [node.name for node in needs.nodes if node.shared + node.node_rows > shm]
     more = f" and {len(without) - _FEW_NODES} more" if len(without) > _FEW_NODES else ""
     return (
         f"\na look-ahead takes, too: {binary_size(most)} of /dev/shm on a node for rows that workers share "
@@ -342,7 +342,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
                 "ranks": n.ranks,
                 "shared_bytes": n.shared,
                 "memory_bytes": n.memory,
-                "held_row_bytes": n.held_rows,
+                "held_row_bytes": n.node_rows,
             }
             for n in needs.nodes
         ],

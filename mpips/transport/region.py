@@ -51,7 +51,7 @@ _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token
 
 
 # First parts of the names of memory that workers share within a launch.
-WITHIN_LAUNCH = SUMS, SUBGROUP_SUMS, PULLS, HELD_ROWS = "sum", "subsum", "pull", "held"
+WITHIN_LAUNCH = SUMS, SUBGROUP_SUMS, PULLS, NODE_ROWS = "sum", "subsum", "pull", "held"
 
 
 def persistent(token: str) -> str:

@@ -67,7 +67,7 @@ class Connection:
         local: The tables under LocalSGD and DiLoCo; None: there are none.
         grouped: The group that sums updates of this worker; None: it is in none.
         node_pulls: Pulls that the workers of this node share; None: there are none.
-        held_rows: Memory for rows that their look-aheads read for each other; None: there is none.
+        node_rows: Memory for rows that their look-aheads read for each other; None: there is none.
         residuals: What pushes have not sent; None: no table has error feedback.
         parts: Those of the attributes above that take part in clocks, cuts and the end, in this order.
         progress: Advances transfers while the program computes; None: nothing does.
@@ -134,7 +134,7 @@ class Connection:
             self.local = LocalTables(self, made.local, start.first_step)
         parts = (self.grouped, self.replicated, self.local, self.residuals)
         self.parts: list[TablePart] = [part for part in parts if part is not None]
-        self.node_pulls, self.held_rows = made.node_pulls, made.held_rows
+        self.node_pulls, self.node_rows = made.node_pulls, made.node_rows
         self._groups, self._behind = start.groups, start.behind
         self.coming: PullsByUse | None = None
         for channel in self.channels:
@@ -190,7 +190,7 @@ class Connection:
             if getattr(self, name) is not None:
                 setattr(self, name, refusing)
         self.parts = []
-        self.node_pulls = self.held_rows = None
+        self.node_pulls = self.node_rows = None
         for handle in self._handles:
             handle.disown()
 

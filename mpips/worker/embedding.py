@@ -14,12 +14,12 @@ from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.table import EmbeddingTable
-from mpips.worker.ahead.held_rows import HeldRows
 from mpips.worker.ahead.planned_rows import PlannedRows
 from mpips.worker.ahead.table_ahead import TableAhead
 from mpips.worker.base import Handle
 from mpips.worker.groups.row_group import RowGroup
 from mpips.worker.keys import as_keys
+from mpips.worker.node_rows.rows import NodeRows
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.row_access import RowAccess
 from mpips.worker.whole import Whole
@@ -82,9 +82,9 @@ class EmbeddingHandle(Handle):
             raise ConfigError(
                 f"lookahead: another look-ahead uses table {self.name!r}: end its loop before this one begins"
             )
-        access, part, held = self._access(), self._connection.held_rows, None
+        access, part, held = self._access(), self._connection.node_rows, None
         if part is not None and part.take_memory(self._connection.index):
-            held = HeldRows(part, access)
+            held = NodeRows(part, access)
         self._ahead = TableAhead(access, depth, held)
         return self._ahead
 

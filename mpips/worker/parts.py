@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mpips.worker.ahead import start as ahead
 from mpips.worker.feedback import start as feedback
 from mpips.worker.groups import start as groups
 from mpips.worker.local import start as local
+from mpips.worker.node_rows import start as node_rows
 from mpips.worker.replicated import start as replicated
 from mpips.worker.start import JobStart, NodeBytes, Planned
 
@@ -30,7 +30,7 @@ class PartStart(Protocol):
         """Make the part. Collective; blocks. The first error of any rank is raised on all ranks."""
 
 
-BEFORE_CHANNELS: list[PartStart] = [replicated, groups, ahead, local]
+BEFORE_CHANNELS: list[PartStart] = [replicated, groups, node_rows, local]
 # Residuals are those of a worker's place at each server, which its channels know, and of its group.
 BEHIND_CHANNELS: list[PartStart] = [feedback]
 

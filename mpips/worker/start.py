@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from mpips.rundir.directory import Supervised
     from mpips.server.server import Server
     from mpips.transport.region import Regions
-    from mpips.worker.ahead.held_rows import HeldRowsPart
     from mpips.worker.feedback.residuals import Residuals
     from mpips.worker.groups.node_pulls import NodePulls
     from mpips.worker.groups.part import GroupPart
     from mpips.worker.local.state import LocalMemory
     from mpips.worker.local.tables import LocalPart
+    from mpips.worker.node_rows.rows import NodeRowsPart
     from mpips.worker.replicated.part import ReplicatedPart
 
 
@@ -41,7 +41,7 @@ class MadeParts:
         local: The start of the tables under LocalSGD and DiLoCo.
         grouped: The group of the worker.
         node_pulls: Values of other nodes' servers that this node's workers pull once.
-        held_rows: Memory for rows that look-aheads of this node's workers read for each other.
+        node_rows: Memory for rows that look-aheads of this node's workers read for each other.
         residuals: What the worker's pushes have not sent.
     """
 
@@ -49,7 +49,7 @@ class MadeParts:
     local: LocalPart | None = None
     grouped: GroupPart | None = None
     node_pulls: NodePulls | None = None
-    held_rows: HeldRowsPart | None = None
+    node_rows: NodeRowsPart | None = None
     residuals: Residuals | None = None
 
 

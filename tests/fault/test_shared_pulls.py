@@ -47,5 +47,5 @@ def test_a_worker_stopped_with_rows_that_it_has_claimed_is_named(
 ) -> None:
     done = nodes2.mpirun([3, 2], [sys.executable, CLAIMING, "stop", str(tmp_path)])
     assert done.returncode == 124
-    # The scheduler misses its heartbeats, or worker 2 its rows.
+    # The scheduler misses its heartbeats; worker 2 has read the rows by itself and waits in its group.
     assert "mpips: error: worker 1" in done.stderr

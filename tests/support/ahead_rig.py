@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import mpips
 from mpips import _native
-from mpips.worker.ahead.held_rows import HeldRowsPart
+from mpips.worker.node_rows.rows import NodeRowsPart
 
 Float32 = NDArray[np.float32]
 
@@ -22,13 +22,13 @@ _KEYS = np.arange(6)
 
 def held_parts(
     n_workers: int, n_slots: int, stride: int, remote: frozenset[int] = frozenset({0})
-) -> list[HeldRowsPart]:
+) -> list[NodeRowsPart]:
     """Return each worker's end of memory for so many rows; `remote`: servers on other nodes."""
     n_bytes = n_slots * (_LINE + 4 * stride)
     memory = _native.SharedMemory.anonymous(n_bytes, 0)
     return [
-        HeldRowsPart(
-            _native.HeldRows(memory, n_bytes, stride, w, n_workers), memory, n_bytes, remote
+        NodeRowsPart(
+            _native.NodeRows(memory, n_bytes, stride, w, n_workers), memory, n_bytes, remote
         )
         for w in range(n_workers)
     ]
@@ -51,7 +51,7 @@ def included(
     n_workers: int,
     order: Sequence[int],
     depth: int,
-    held: Sequence[HeldRowsPart] | None = None,
+    held: Sequence[NodeRowsPart] | None = None,
 ) -> list[tuple[int, int, Float32]]:
     """Let worker w add 1 to column w of each row in each clock; return (worker, clock, rows) of each pull.
 
@@ -60,7 +60,7 @@ def included(
     table = rows(n_workers, consistency=consistency, init="zeros")
     rig = Rig(table, n_workers=n_workers, n_slots=64)
     workers = [
-        rig.worker(w, timeout_s=10.0, held_rows=held[w] if held else None) for w in range(n_workers)
+        rig.worker(w, timeout_s=10.0, node_rows=held[w] if held else None) for w in range(n_workers)
     ]
     loops = [
         mpips.lookahead([_KEYS] * _STEPS, keys=lambda k: k, worker=w, depth=depth) for w in workers

@@ -116,7 +116,7 @@ class Rig:
         channel=None,
         residuals=None,
         groups=(),
-        held_rows=None,
+        node_rows=None,
     ) -> Worker:
         connection = Connection(
             w,
@@ -127,7 +127,7 @@ class Rig:
             self.staging[w],
             timeout_s,
             ConnectionOptions(groups=groups),
-            made=MadeParts(residuals=residuals, held_rows=held_rows),
+            made=MadeParts(residuals=residuals, node_rows=node_rows),
         )
         return Worker(connection, self.tables, self.placement)
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.model.consistency import BSP, SSP
 from mpips.transport.waiting import wait_for
-from mpips.worker.ahead.held_rows import HeldRows
 from mpips.worker.ahead.row_cache import NEVER, Numbers, RowCache
+from mpips.worker.node_rows.rows import NodeRows
 from mpips.worker.requests import Request
 from mpips.worker.row_access import RowAccess
 
@@ -39,7 +39,7 @@ def end_of_patience(began: float) -> float:
 class TableAhead:
     """The cache of one table and the requests that fill it. Not thread-safe."""
 
-    def __init__(self, access: RowAccess, depth: int, held: HeldRows | None = None) -> None:
+    def __init__(self, access: RowAccess, depth: int, held: NodeRows | None = None) -> None:
         """Hold nothing.
 
         Args:
@@ -270,13 +270,13 @@ class TableAhead:
                 # Rows that others read now will be too old for this worker.
                 trusts, claims = _ANY_STAMP, False
         found = self._held.look(keys, usable, trusts, claims)
-        if len(found.keys):
-            stamps = found.stamps
+        if len(found.stamps):
+            copied, stamps = keys[found.copied], found.stamps
             # An earlier request has arrived, maybe at a later clock than these stamps.
-            numbers, _ = self._cache.find(found.keys)
+            numbers, _ = self._cache.find(copied)
             self._cache.requested[numbers] = NEVER
-            self._cache.put(found.keys, found.rows, stamps, stamps, found.versions)
-        return found.absent, found.claimed
+            self._cache.put(copied, found.rows, stamps, stamps, found.versions)
+        return keys[~found.copied & ~found.claimed], keys[found.claimed]
 
     def _fetch(self, keys: Int64, publishes: bool) -> Request[Float32]:
         """Request rows; `publishes`: give them to other workers of the node when they have arrived."""

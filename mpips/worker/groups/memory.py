@@ -9,7 +9,6 @@ from mpips import _native
 from mpips.config.options import TRANSPORTS
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
-from mpips.model.grouping import Groups, units
 from mpips.worker.groups.row_areas import areas_bytes
 
 if TYPE_CHECKING:
@@ -51,30 +50,10 @@ def area_bytes(rows_mib: int, level_units: Sequence[Sequence[int]]) -> int:
     return max(len(unit) for unit in level_units) * rows_mib << 19
 
 
-def shares_rows(
-    group: Sequence[int], subgroups: Groups, nodes: Sequence[int], server_nodes: Sequence[int]
-) -> bool:
-    """Return True if workers of a level pull rows once: all are on one node, and a server is elsewhere.
-
-    Where a group has subgroups, these share pulls.
-
-    Args:
-        group: Workers of the level.
-        subgroups: Subgroups of the workers.
-        nodes: Node of each worker.
-        server_nodes: Node of each server.
-    """
-    node = nodes[group[0]]
-    is_split = any(len(unit) > 1 for unit in units(group, subgroups))
-    is_near = all(nodes[w] == node for w in group)
-    return not is_split and is_near and any(n != node for n in server_nodes)
-
-
 def level_bytes(
     tables: Mapping[int, DenseTable],
     rows_mib: int,
     level_units: Sequence[Sequence[int]],
-    shares: bool,
 ) -> int:
     """Return the bytes of the memory of one level of a group on one node.
 
@@ -82,17 +61,10 @@ def level_bytes(
         tables: Dense tables whose updates it sums, by index.
         rows_mib: `cluster.group_rows_mib`; 0 also where the group sums no rows.
         level_units: As for `group_layout`.
-        shares: Its workers pull rows once, if they sum rows.
     """
     dense = group_layout(tables, level_units, rows_mib > 0).total_bytes
     pushed = areas_bytes(len(level_units), area_bytes(rows_mib, level_units))
-    n_members = sum(map(len, level_units))
-    return dense + pushed + (shared_bytes(rows_mib, n_members) if shares else 0)
-
-
-def shared_bytes(rows_mib: int, n_members: int) -> int:
-    """Return the bytes of the rows that a group pulls once."""
-    return n_members * rows_mib << 20
+    return dense + pushed
 
 
 def shared_parts(

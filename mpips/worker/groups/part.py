@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from mpips.model.table import DenseTable
     from mpips.mpi.contributions import Contributions
     from mpips.worker.groups.handover import HandoverPart
-    from mpips.worker.groups.row_pulls import SharedRowsPart
     from mpips.worker.groups.rows import GroupRows
 
 
@@ -31,7 +30,6 @@ class GroupPart:
         had_finished: The worker had finished in the launch before.
         rows: The sums of rows of embedding tables; None: there are none. With them the reduction has one
             more table, without elements: its clocks are complete when all of the group have ended them.
-        shared_rows: Rows of servers on other nodes that these workers pull once; None: there are none.
         units: Numbers of the workers of each subgroup, and of other workers alone; (): no subgroups.
         upper: The level of the group, if this one is that of a subgroup.
         handover: The residuals of the group's sums, in the lowest level of the worker; None: there are none.
@@ -47,7 +45,6 @@ class GroupPart:
     outlives: bool = False
     had_finished: bool = False
     rows: GroupRows | None = None
-    shared_rows: SharedRowsPart | None = None
     units: tuple[tuple[int, ...], ...] = ()
     upper: GroupPart | None = None
     handover: HandoverPart | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.worker import waits
+from mpips.worker.node_rows.rows import NodeRows
 from mpips.worker.row_access import RowAccess
 
 if TYPE_CHECKING:
@@ -16,8 +19,12 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 Write = Callable[[], object]
+
+# s that a pull waits for rows that other workers read. They need that long only if they stop or give up.
+_PATIENCE_S = 1.0
 
 
 class RowGroup:
@@ -38,12 +45,12 @@ class RowGroup:
         """
         self._grouped = grouped
         self._access = access
+        self._part = access.connection.node_rows
         self._writer = writer
-        self._pulls = None
+        self._rows: NodeRows | None = None  # from the first pull on
         self._sums = grouped.sums_rows(access.index)
         if self._sums:
             grouped.add_rows(access.index, self._push_sum, self._pass_sum)
-            self._pulls = grouped.row_pulls
 
     def leave(self) -> None:
         """Drop what the group has of the handle: their references to each other would hold the memory."""
@@ -94,17 +101,67 @@ class RowGroup:
         self._access.free(plan)
 
     def pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Float32 | None:
-        """Return the rows of a plan, in `out` if it is given; None: the worker pulls by itself. Blocks."""
-        if self._pulls is None:
-            return None
-        access = self._access
+        """Return the rows of a plan, in `out` if it is given; None: the worker pulls by itself. Blocks.
 
-        def fetch(keys: Int64) -> Float32:
-            return access.start_pull(access.planned(keys), None).wait()
+        Workers of a group pull at one clock after another, so the workers of a node need many equal rows at
+        about one time: they read them for each other (mpips.worker.node_rows.rows).
 
-        unique = self._pulls.pull(access.index, access.table.name, plan, access.table.dim, fetch)
-        if unique is None:
+        Raises:
+            StallError: A server was late for the job's timeout; the message names it.
+        """
+        access, connection, part = self._access, self._access.connection, self._part
+        if part is None or not part.take_memory(connection.index):
             return None
-        rows = np.empty((len(plan), access.table.dim), np.float32) if out is None else out
-        plan.scatter_rows(unique, rows)
-        return rows
+        # While a clock is repeated that a server has closed, rows may have updates of this clock.
+        if any(channel.writer.is_ahead_of(connection.now) for channel in connection.channels):
+            return None
+        rows = self._rows = self._rows or NodeRows(part, access)
+        remote = rows.remote(plan)
+        if not remote.any():
+            return None
+        unique = self._read(rows, plan.unique_keys, remote)
+        found = np.empty((len(plan), access.table.dim), np.float32) if out is None else out
+        plan.scatter_rows(unique, found)
+        return found
+
+    def _read(self, rows: NodeRows, keys: Int64, remote: Flags) -> Float32:
+        """Return the rows of keys at the worker's clock, from other workers of the node or from servers."""
+        access, connection = self._access, self._access.connection
+        now = connection.now
+        unique = np.empty((len(keys), access.table.dim), np.float32)
+        missing = np.ones(len(keys), bool)
+
+        def copy(claims: bool) -> Flags:
+            """Copy missing rows that are there; return which of the missing ones other workers read."""
+            at = np.flatnonzero(missing)
+            found = rows.look(keys[at], (now, now), now, claims, remote[at])
+            unique[at[found.copied]] = found.rows
+            missing[at[found.copied]] = False
+            claimed = np.zeros(len(keys), bool)
+            claimed[at[found.claimed]] = True
+            return claimed
+
+        def fetch(chosen: Flags) -> None:
+            at = np.flatnonzero(chosen)
+
+            def taken(found: Float32, least: int, versions: Int64) -> None:
+                unique[at] = found
+                rows.publish(keys[at], found, now, versions, remote[at])
+
+            access.fetch(keys[at], taken).wait()
+            missing[at] = False
+
+        claimed = copy(claims=True)
+        if (own := missing & ~claimed).any():
+            fetch(own)
+        if claimed.any():
+            until = time.monotonic() + min(_PATIENCE_S, connection.timeout_s / 2)
+            waits.polled(
+                connection,
+                lambda: not copy(claims=False).any() or time.monotonic() > until,
+                "waiting for rows that other workers of its node read",
+                lambda: "rows that other workers of the node read have not come",
+            )
+        if missing.any():
+            fetch(missing)
+        return unique

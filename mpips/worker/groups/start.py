@@ -29,14 +29,11 @@ from mpips.worker.groups.memory import (
     group_layout,
     level_bytes,
     memory_nodes,
-    shared_bytes,
     shared_parts,
-    shares_rows,
 )
 from mpips.worker.groups.node_pulls import NodePulls
 from mpips.worker.groups.part import GroupPart
-from mpips.worker.groups.row_areas import RowAreas, areas_bytes
-from mpips.worker.groups.row_pulls import SharedRowsPart
+from mpips.worker.groups.row_areas import RowAreas
 from mpips.worker.groups.rows import GroupRows
 from mpips.worker.sharing import share
 from mpips.worker.start import JobStart, NodeBytes, Planned
@@ -71,8 +68,7 @@ def memory(job: Planned) -> list[NodeBytes]:
     node_of = {node: a.node_of[rank] for node, rank in zip(workers, a.workers, strict=True)}
     for level, parts in ((groups, subgroups), (subgroups, ())):
         for group in level:
-            shares = shares_rows(group, parts, workers, servers)
-            n_bytes = level_bytes(found, mib, units(group, parts), shares)
+            n_bytes = level_bytes(found, mib, units(group, parts))
             for node in {workers[w] for w in group}:
                 result[node_of[node]] += n_bytes
     for node in node_of:
@@ -125,20 +121,13 @@ class _Levels:
         """Return the workers of a worker's level; None for one that is in none."""
         return next((group for group in self.groups if worker in group), None)
 
-    def _shares_rows(self, group: Sequence[int]) -> bool:
-        """Return True if the workers of a level pull rows once."""
-        p, a = self.p, self.p.cluster.assignment
-        return shares_rows(
-            group, self.subgroups, _nodes(p), [a.node_of[rank] for rank in a.servers]
-        )
-
     @property
     def _rows_mib(self) -> int:
         return self.p.options.group_rows_mib if self.p.grouped_rows else 0
 
     def _bytes(self, group: Sequence[int]) -> int:
         parts = units(group, self.subgroups)
-        return level_bytes(self.p.grouped_tables, self._rows_mib, parts, self._shares_rows(group))
+        return level_bytes(self.p.grouped_tables, self._rows_mib, parts)
 
     def connect(self) -> GroupPart | None:
         """Return the level of this rank's worker; None if it has none. Collective; blocks."""
@@ -170,11 +159,7 @@ class _Levels:
         base = min(begins, default=0)
         layout = group_layout(p.grouped_tables, parts, mib > 0)
         names = [t.name for t in p.grouped_tables.values()] + ["rows"] * (mib > 0)
-        rows = shared = None
-        if mib:
-            rows = self._rows_of(group, memory, layout)
-            if self._shares_rows(group) and len(local) == len(group):
-                shared = _shared_rows(p, memory, layout, group)
+        rows = self._rows_of(group, memory, layout) if mib else None
         start = places[worker].clock if places else 0
         reduction = _native.Reduction(
             memory,
@@ -199,7 +184,6 @@ class _Levels:
             p.warm,
             bool(places) and places[worker].finished,
             rows,
-            shared,
             tuple(tuple(map(group.index, unit)) for unit in parts) if self.subgroups else (),
         )
 
@@ -217,30 +201,6 @@ class _Levels:
             tuple(place_of[w] for w in group),
         )
         return GroupRows(areas, self.p.grouped_rows, group.index(worker), len(group))
-
-
-def _shared_rows(
-    p: JobStart,
-    memory: _native.SharedMemory,
-    layout: _native.NodeLayout,
-    group: Sequence[int],
-) -> SharedRowsPart:
-    """Return this worker's end of the rows that its group or subgroup pulls once."""
-    worker, mib, a = p.cluster.worker, p.options.group_rows_mib, p.cluster.assignment
-    assert worker is not None
-    node = a.node_of[p.cluster.rank]
-    alone = units(group, ())
-    rows = _native.SharedRows(
-        memory,
-        layout.total_bytes + areas_bytes(len(group), area_bytes(mib, alone)),
-        shared_bytes(mib, len(group)),
-        max(table.dim for table in p.grouped_rows.values()),
-        group.index(worker),
-        len(group),
-        p.oversubscribed,
-    )
-    remote = tuple(s for s, rank in enumerate(a.servers) if a.node_of[rank] != node)
-    return SharedRowsPart(rows, remote)
 
 
 def _set_words(

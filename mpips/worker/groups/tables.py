@@ -129,7 +129,6 @@ from mpips.worker.groups.applied import GroupApplied
 from mpips.worker.groups.handover import ResidualHandover
 from mpips.worker.groups.level import WAIT_S, GroupLevel
 from mpips.worker.groups.part import GroupPart
-from mpips.worker.groups.row_pulls import RowPulls
 from mpips.worker.table_part import TablePart
 
 if TYPE_CHECKING:
@@ -147,7 +146,6 @@ class GroupedTables(TablePart):
 
     Attributes:
         applied: What servers have applied of the group's updates.
-        row_pulls: Rows that the group or the subgroup pulls once; None: each worker pulls by itself.
     """
 
     changes_clock = True
@@ -171,10 +169,6 @@ class GroupedTables(TablePart):
         self._send: dict[int, Send] = {}
         self._held: list[Callable[[], object]] = []  # writes of this clock's pushes of rows
         self._leads: list[Callable[[], None]] = []  # changes of hyperparameters in this clock
-        self.row_pulls = None
-        if (shared := part.shared_rows) is not None:
-            ends = len(self._tables)
-            self.row_pulls = RowPulls(connection, shared, self._own.names, part.reduction, ends)
         self._pushed = [0, 0]  # pushes of this clock, and those of them to tables under BSP
         self._carried = [0, 0]  # pushes that another worker has carried to the servers
         # Residuals of the group's sums. A worker that has no lower one in the group leads from its start on.

@@ -27,8 +27,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_server(m);
   mpips::register_reduction(m);
   mpips::register_shared_pulls(m);
-  mpips::register_held_rows(m);
-  mpips::register_shared_rows(m);
+  mpips::register_node_rows(m);
   mpips::register_process(m);
   mpips::register_checkpoint(m);
 }

@@ -19,20 +19,17 @@
 //
 // Who writes what, and what orders it:
 // - `claimed` is changed by compare-and-swap, from a clock before c to c, so that one worker wins.
-//   Such a word has several writers, all of one node; shared_rows.hpp and held_rows.hpp have the
-//   only others.
+//   Such a word has several writers, all of one node; node_rows.hpp has the only others.
 // - A worker that claims c waits for the server to close all clocks before c, and thus for slower
 //   workers of the node. So these never wait for it: one that finds a later clock than its own
 //   claimed, and its own not ready, pulls by itself and leaves the memory alone (`is_passed`).
 // - The winner writes values and `version`, and stores `ready` with release. The others read
-// `ready`
-//   with acquire, and then the values.
+//   `ready` with acquire, and then the values.
 // - The values of clock c are overwritten by those of a later clock d only when no worker reads
-// them
-//   any more. The winner of d has seen that the server has closed all clocks before d. A server
-//   closes a clock when every worker has ended it or has closed the table in it. A worker pulls a
-//   table at clock c before it ends c or closes the table in c, and when a pull returns it has
-//   copied the values. After a restart a worker may repeat a clock that a server has closed; it
+//   them any more. The winner of d has seen that the server has closed all clocks before d. A
+//   server closes a clock when every worker has ended it or has closed the table in it. A worker
+//   pulls a table at clock c before it ends c or closes the table in c, and when a pull returns it
+//   has copied the values. After a restart a worker may repeat a clock that a server has closed; it
 //   uses this memory only when it repeats no more (mpips/worker/groups/node_pulls.py).
 //
 // A new launch makes new memory.

@@ -4,7 +4,7 @@
 
 // Loads and stores of words that several processes share. Every such word has exactly one writer,
 // so acquire loads and release stores are sufficient, and no read-modify-write operation is needed.
-// The exceptions are words of workers of one node (reduction/shared_pulls.hpp, shared_rows.hpp).
+// The exceptions are words of workers of one node (reduction/shared_pulls.hpp, node_rows.hpp).
 namespace mpips {
 
 template <class T>

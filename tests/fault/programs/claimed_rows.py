@@ -21,6 +21,7 @@ from mpips.worker.worker import connection_of
 
 CLOCKS, AT = 6, 3
 CLAIMS, WAITS = 1, 2  # workers of the node without the server
+ABSENT, CLAIMED = 0, 2  # states of keys
 KEYS = np.arange(20)
 HOW, FOLDER = sys.argv[1], Path(sys.argv[2])
 IS_FIRST = os.environ.get("MPIPS_GENERATION", "0") == "0"
@@ -35,7 +36,7 @@ def wait_for(mark: str) -> None:
 
 
 class Claims:
-    """The shared rows of a worker, with what happens between their calls."""
+    """The memory of a node's rows as a worker sees it, with what happens between its calls."""
 
     def __init__(self, rows: Any, worker: mpips.Worker) -> None:
         self._rows, self._worker = rows, worker
@@ -43,28 +44,22 @@ class Claims:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rows, name)
 
-    @property
-    def _is_here(self) -> bool:
-        return IS_FIRST and self._worker.now == AT
-
-    def claim(self, table: int, clock: int, keys: Any) -> Any:
-        """Claim rows. The first worker ends when the second one waits."""
-        if self._is_here and self._worker.index == WAITS:
+    def look(self, *arguments: Any) -> Any:
+        """Look for rows, and claim them. The first worker ends when the second one has found its claims."""
+        is_here = IS_FIRST and self._worker.now == AT
+        if is_here and self._worker.index == WAITS:
             wait_for("claimed")
-        slots, others = self._rows.claim(table, clock, keys)
-        if self._is_here:
-            assert others.astype(bool).all() == (self._worker.index == WAITS)
-        if self._is_here and self._worker.index == CLAIMS:
+        found = self._rows.look(*arguments)
+        states = found[0]
+        if is_here and self._worker.index == WAITS and not (FOLDER / "waits").exists():
+            assert (states == CLAIMED).all()
+            (FOLDER / "waits").touch()
+        if is_here and self._worker.index == CLAIMS:
+            assert (states == ABSENT).all()
             (FOLDER / "claimed").touch()
             wait_for("waits")
             os.kill(os.getpid(), signal.SIGKILL if HOW == "kill" else signal.SIGSTOP)
-        return slots, others
-
-    def wait_ready(self, *arguments: Any) -> Any:
-        """Wait for rows of others."""
-        if self._is_here and self._worker.index == WAITS:
-            (FOLDER / "waits").touch()
-        return self._rows.wait_ready(*arguments)
+        return found
 
 
 def main(worker: mpips.Worker) -> dict[str, float]:
@@ -72,8 +67,9 @@ def main(worker: mpips.Worker) -> dict[str, float]:
     grouped = connection_of(worker).grouped
     assert (grouped is not None) == (worker.index > 0)
     if grouped is not None:
-        assert grouped.row_pulls is not None
-        grouped.row_pulls._rows = Claims(grouped.row_pulls._rows, worker)  # type: ignore[assignment]
+        part = connection_of(worker).node_rows
+        assert part is not None
+        part.rows = Claims(part.rows, worker)  # type: ignore[assignment]
     for clock in range(first, CLOCKS):
         assert (table.pull(KEYS) == -6.0 * clock).all()
         table.push(KEYS, np.full((len(KEYS), 4), worker.index + 1, np.float32))

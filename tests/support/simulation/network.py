@@ -202,7 +202,4 @@ def simulated_waits(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(turning("Reduction", "wait_complete", "wait_room"))
         stack.enter_context(turning("SharedPulls", "wait_ready"))
-        # It returns how many rows are ready, and takes how many were.
-        rows = turning("SharedRows", "wait_ready", least=lambda clock, slots, before: before)
-        stack.enter_context(rows)
         yield

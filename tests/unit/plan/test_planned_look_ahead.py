@@ -21,14 +21,14 @@ def plan_of(svm: Path, n: int = 7, per_node: int = 4, task: str = "fm", **option
     return planned(config, n, per_node, n_steps=1, hardware=hardware)
 
 
-def held_rows(plan: Plan) -> list[int]:
+def node_rows(plan: Plan) -> list[int]:
     return [node["held_row_bytes"] for node in as_json(plan)["nodes"]]
 
 
 def test_each_worker_of_a_node_adds_its_share(svm: Path) -> None:
     found = plan_of(svm)
-    assert held_rows(found) == [2 * 16 << 20, 2 * 16 << 20]
-    assert held_rows(plan_of(svm, lookahead_mib=3)) == [2 * 3 << 20, 2 * 3 << 20]
+    assert node_rows(found) == [2 * 16 << 20, 2 * 16 << 20]
+    assert node_rows(plan_of(svm, lookahead_mib=3)) == [2 * 3 << 20, 2 * 3 << 20]
     line = "a look-ahead takes, too: 32.0 MiB of /dev/shm on a node for rows that workers share "
     assert line + "(lookahead_mib)\n" in as_text(found)
 
@@ -44,12 +44,12 @@ def test_each_worker_of_a_node_adds_its_share(svm: Path) -> None:
 )
 def test_there_is_none_where_workers_share_no_rows(svm: Path, options: dict[str, Any]) -> None:
     found = plan_of(svm, **options)
-    assert not any(held_rows(found))
+    assert not any(node_rows(found))
     assert "look-ahead" not in as_text(found)
 
 
 def test_a_job_without_rows_has_none(svm: Path) -> None:
-    assert not any(held_rows(plan_of(svm, task="softmax")))
+    assert not any(node_rows(plan_of(svm, task="softmax")))
 
 
 def test_a_node_without_room_for_it_is_named_and_the_job_fits(svm: Path) -> None:

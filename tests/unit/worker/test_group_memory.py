@@ -58,12 +58,11 @@ def test_groups_take_an_update_of_each_worker_and_a_sum(
     ("topology", "times"),
     [
         ("flat", (0, 0)),
-        # Rows that are pushed, and as much for rows that are pulled once.
-        ("node", (2 * 3, 2 * 2)),
-        # Workers 0 and 4 are on two nodes, each with room for both, and share no pulls.
-        (((0, 4), (1, 2)), (2 + 2 * 2, 2)),
+        ("node", (3, 2)),
+        # Workers 0 and 4 are on two nodes, each with room for both.
+        (((0, 4), (1, 2)), (2 + 2, 2)),
         # Each subgroup of a node is as large as a group, and above it are three areas, each for two workers.
-        ((((0, 1), 2, (3, 4)),), (2 * 2 + 3 * 2, 2 * 2 + 3 * 2)),
+        ((((0, 1), 2, (3, 4)),), (2 + 3 * 2, 2 + 3 * 2)),
     ],
 )
 @pytest.mark.parametrize("tables", [TABLES, TABLES[1:]], ids=["dense and rows", "rows"])

@@ -13,7 +13,7 @@ from multinode import Nodes
 import mpips
 from mpips.config.options import SessionOptions
 from mpips.mpi.roles import assign
-from mpips.worker.ahead.start import held_rows_bytes
+from mpips.worker.node_rows.start import node_rows_bytes
 
 PROGRAMS = Path(__file__).with_name("programs")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.multinode
 
 def test_workers_of_a_node_read_fewer_rows_and_no_bit_changes(nodes2: Nodes) -> None:
     """Scheduler and server 0 are on one node, server 1 and two workers on the other one."""
-    done = nodes2.mpirun([2, 3], [sys.executable, str(PROGRAMS / "held_rows.py")])
+    done = nodes2.mpirun([2, 3], [sys.executable, str(PROGRAMS / "node_rows.py")])
     assert done.returncode == 0, done.stderr
     found = dict(json.loads(line) for line in done.stdout.splitlines())
     assert sorted(found) == ["worker 0", "worker 1"]
@@ -36,7 +36,7 @@ def test_workers_of_a_node_read_fewer_rows_and_no_bit_changes(nodes2: Nodes) -> 
     assert shared < own
     # `mpips plan` counts this memory.
     a, table = assign([0, 0, 1, 1, 1], ["a", "b"], 2), mpips.EmbeddingTable("e", 4)
-    planned = [held_rows_bytes([table], SessionOptions(lookahead_mib=mib), a) for mib in (0, 0, 1)]
+    planned = [node_rows_bytes([table], SessionOptions(lookahead_mib=mib), a) for mib in (0, 0, 1)]
     for worker in (0, 1):
         assert found[f"worker {worker}"]["bsp"][3] == [sizes[worker] for sizes in planned]
     assert planned[2] == [2 << 20, 2 << 20]

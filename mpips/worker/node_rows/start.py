@@ -1,4 +1,4 @@
-"""Start-up of the memory in which look-aheads of a node's workers find rows that others have read."""
+"""Start-up of the memory in which the workers of a node find rows that others have read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.model.table import EmbeddingTable, Table
-from mpips.transport.region import HELD_ROWS
-from mpips.worker.ahead.held_rows import HeldRowsPart
+from mpips.transport.region import NODE_ROWS
 from mpips.worker.groups.memory import memory_nodes
+from mpips.worker.node_rows.rows import NodeRowsPart
 from mpips.worker.sharing import share
 from mpips.worker.start import JobStart, NodeBytes, Planned
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 def memory(job: Planned) -> list[NodeBytes]:
-    """Return the memory of each node, of which pages are taken when its first look-ahead begins."""
+    """Return the memory of each node, of which pages are taken at its first use."""
     a = job.assignment
-    each = held_rows_bytes(job.tables, job.options, a)
+    each = node_rows_bytes(job.tables, job.options, a)
     found = [NodeBytes()] * len(a.node_names)
     for rank, n_bytes in zip(a.workers, each, strict=True):
         found[a.node_of[rank]] = NodeBytes(later=n_bytes)
     return found
 
 
-def held_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignment) -> list[int]:
+def node_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignment) -> list[int]:
     """Return the bytes of the memory that each worker shares with the others of its node; 0: it has none.
 
     Nodes with several workers have the memory, if a server is elsewhere and the job has embedding tables. Its
-    pages are taken when the first look-ahead of the node begins.
+    pages are taken when it is first used: by a look-ahead, or by a pull of a worker in a group.
     """
     if not any(isinstance(table, EmbeddingTable) for table in tables):
         return [0] * len(a.workers)
@@ -47,24 +47,29 @@ def held_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignm
 
 
 def connect(p: JobStart) -> None:
-    """Set `p.made.held_rows`, where `held_rows_bytes` says that there is such memory. Collective; blocks.
+    """Set `p.made.node_rows`, where `node_rows_bytes` says that there is such memory. Collective; blocks.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
     c, a = p.cluster, p.cluster.assignment
-    n_bytes = held_rows_bytes(p.tables, p.options, a)
+    n_bytes = node_rows_bytes(p.tables, p.options, a)
     if not any(n_bytes):
         return
     nodes = memory_nodes(a, p.options.transport)
     keys = [node if n else None for node, n in zip(nodes, n_bytes, strict=True)]
     memory, firsts = share(
-        p, HELD_ROWS, "making the memory of look-aheads", keys, n_bytes, takes_pages=False
+        p,
+        NODE_ROWS,
+        "making the memory of rows that a node reads once",
+        keys,
+        n_bytes,
+        takes_pages=False,
     )
     if c.worker is None or memory is None or firsts.count(firsts[c.worker]) < 2:
         return
     longest = max(table.dim for table in p.tables if isinstance(table, EmbeddingTable))
-    rows = _native.HeldRows(memory, n_bytes[c.worker], longest, c.worker, len(a.workers))
+    rows = _native.NodeRows(memory, n_bytes[c.worker], longest, c.worker, len(a.workers))
     node = nodes[c.worker]
     remote = frozenset(s for s, rank in enumerate(a.servers) if a.node_of[rank] != node)
-    p.made.held_rows = HeldRowsPart(rows, memory, n_bytes[c.worker], remote)
+    p.made.node_rows = NodeRowsPart(rows, memory, n_bytes[c.worker], remote)

@@ -7,12 +7,13 @@
 #include "keys/mix.hpp"
 #include "ring/layout.hpp"
 
-// Rows that look-ahead workers of one node have read from servers of other nodes, for each other.
+// Rows that workers of one node have read from servers of other nodes, for each other: look-aheads,
+// and pulls of workers in groups.
 //
 //   line[slot] ... | row[slot] ...
 //
 // `n_ways` slots in sequence are a set, and a key of a table may be in any slot of one set. A row
-// has a stamp, from which its reader knows whether it may use it (mpips/worker/ahead/held_rows.py).
+// has a stamp, from which its reader knows whether it may use it (mpips/worker/node_rows/rows.py).
 //
 // A worker that does not find a row claims it and reads it from the server. Another one that finds
 // a newer claim than some clock need not read the row, and looks again later. Nobody relies on a
@@ -33,7 +34,7 @@
 // new memory.
 namespace mpips {
 
-class HeldRows {
+class NodeRows {
  public:
   enum State : std::uint8_t { absent = 0, copied = 1, claimed = 2 };
 
@@ -46,7 +47,7 @@ class HeldRows {
   };
 
   // `bytes`: of the memory. `stride`: length of the longest row. `worker`: below `n_workers`.
-  HeldRows(std::uint8_t* memory, std::size_t bytes, std::size_t stride, std::size_t worker,
+  NodeRows(std::uint8_t* memory, std::size_t bytes, std::size_t stride, std::size_t worker,
            std::size_t n_workers) noexcept
       : memory_(memory),
         n_sets_(bytes / (n_ways * (sizeof(Line) + stride * sizeof(float)))),

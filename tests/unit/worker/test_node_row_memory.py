@@ -24,10 +24,10 @@ ABSENT, COPIED, CLAIMED = 0, 1, 2
 FORK = multiprocessing.get_context("fork")
 
 
-def ends(n_workers: int, n_slots: int, stride: int = STRIDE) -> list[_native.HeldRows]:
+def ends(n_workers: int, n_slots: int, stride: int = STRIDE) -> list[_native.NodeRows]:
     n_bytes = n_slots * (LINE + 4 * stride)
     memory = _native.SharedMemory.anonymous(n_bytes, 0)
-    return [_native.HeldRows(memory, n_bytes, stride, w, n_workers) for w in range(n_workers)]
+    return [_native.NodeRows(memory, n_bytes, stride, w, n_workers) for w in range(n_workers)]
 
 
 def some_rows(keys: Int64, stamp: int, dim: int = 3) -> Float32:
@@ -35,12 +35,12 @@ def some_rows(keys: Int64, stamp: int, dim: int = 3) -> Float32:
     return (keys[:, None] * 10.0 + np.arange(dim) + 1000.0 * stamp).astype(np.float32)
 
 
-def look(end: _native.HeldRows, keys: Int64, usable: tuple[int, int] = ALL, **options: Any) -> Any:
+def look(end: _native.NodeRows, keys: Int64, usable: tuple[int, int] = ALL, **options: Any) -> Any:
     given = {"dim": 3, "clock": 5, "claims_from": 5, "claims": True, "table": 1, **options}
     return end.look(keys=keys, usable=usable, **given)
 
 
-def publish(end: _native.HeldRows, keys: Int64, stamp: int, table: int = 1) -> None:
+def publish(end: _native.NodeRows, keys: Int64, stamp: int, table: int = 1) -> None:
     end.publish(table, stamp, keys, some_rows(keys, stamp), keys + 100 * stamp)
 
 
@@ -97,7 +97,7 @@ def test_a_claim_of_a_clock_after_the_usable_ones_is_not_trusted() -> None:
 def test_nobody_waits_for_a_slot_whose_writer_has_died() -> None:
     n_bytes = 4 * (LINE + 4 * STRIDE)  # one set of four slots
     memory = _native.SharedMemory.anonymous(n_bytes, 0)
-    first, second = (_native.HeldRows(memory, n_bytes, STRIDE, w, 2) for w in range(2))
+    first, second = (_native.NodeRows(memory, n_bytes, STRIDE, w, 2) for w in range(2))
     keys = np.array([7])
     look(first, keys)
     assert look(second, keys)[0][0] == CLAIMED
@@ -152,10 +152,10 @@ def test_bad_arguments_are_refused() -> None:
     memory = _native.SharedMemory.anonymous(4096, 0)
     for n_bytes, stride, worker in ((1 << 30, 1, 0), (4096, 0, 0), (4096, 1, 2)):
         with pytest.raises(ValueError, match="do not fit"):
-            _native.HeldRows(memory, n_bytes, stride, worker, 2)
+            _native.NodeRows(memory, n_bytes, stride, worker, 2)
 
 
-def _write_and_read(end: _native.HeldRows, worker: int, counts: Any, together: Any) -> None:
+def _write_and_read(end: _native.NodeRows, worker: int, counts: Any, together: Any) -> None:
     """Publish and read rows of few slots; count rows of others, and rows that nobody has written so."""
     random = np.random.default_rng(worker)
     others = wrong = 0
@@ -187,7 +187,7 @@ def shared() -> Iterator[_native.SharedMemory]:
 def test_processes_that_write_the_same_slots_read_whole_rows(shared: _native.SharedMemory) -> None:
     """Rows are so long that their copies overlap in time."""
     counts, together = FORK.SimpleQueue(), FORK.Barrier(4)
-    made = [_native.HeldRows(shared, 8 * (LINE + 4 * LONG), LONG, w, 4) for w in range(4)]
+    made = [_native.NodeRows(shared, 8 * (LINE + 4 * LONG), LONG, w, 4) for w in range(4)]
     started = [
         FORK.Process(target=_write_and_read, args=(end, w, counts, together))
         for w, end in enumerate(made)

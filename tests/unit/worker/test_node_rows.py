@@ -16,7 +16,7 @@ from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad
 from mpips.worker.ahead import table_ahead
-from mpips.worker.ahead.held_rows import HeldRowsPart
+from mpips.worker.node_rows.rows import NodeRowsPart
 from mpips.worker.worker import connection_of
 
 Int64 = NDArray[np.int64]
@@ -43,7 +43,7 @@ def played(
     table = rows(DIM, consistency=consistency, optimizer=rule or Adagrad(0.1), init="normal(1)")
     rig = Rig(table, n_workers=n_workers, n_slots=64)
     shared = held_parts(n_workers, n_slots, DIM) if n_slots is not None else [None] * n_workers
-    workers = [rig.worker(w, timeout_s=10.0, held_rows=shared[w]) for w in range(n_workers)]
+    workers = [rig.worker(w, timeout_s=10.0, node_rows=shared[w]) for w in range(n_workers)]
     loops = [
         mpips.lookahead(batches_of(w), keys=lambda k: k, worker=worker, depth=depth)
         if depth
@@ -100,7 +100,7 @@ def test_a_copied_row_is_not_under_way() -> None:
     """Under SSP a copy may have an earlier stamp than the clock of the request before."""
     rig = Rig(rows(DIM, consistency=SSP(3), init="zeros"), n_workers=2, n_slots=64)
     shared = held_parts(2, 64, DIM)
-    worker, other = rig.worker(0, timeout_s=10.0, held_rows=shared[0]), rig.worker(1)
+    worker, other = rig.worker(0, timeout_s=10.0, node_rows=shared[0]), rig.worker(1)
     ahead, keys = worker.table("e").begin_ahead(8), np.arange(4)  # type: ignore[union-attr]
     for number in range(3):
         ahead.announce(number, keys)
@@ -124,18 +124,18 @@ def test_a_copied_row_is_not_under_way() -> None:
 
 
 def test_rows_of_servers_on_this_node_are_not_shared() -> None:
-    def held(worker: mpips.Worker, part: HeldRowsPart) -> Any:
+    def held(worker: mpips.Worker, part: NodeRowsPart) -> Any:
         return worker.table("e").begin_ahead(2)._held  # type: ignore[union-attr]
 
     rig = Rig(rows(DIM), n_workers=2)
     near, far = held_parts(2, 64, DIM, frozenset())[0], held_parts(2, 64, DIM)[0]
     keys = np.arange(5)
-    share = held(rig.worker(0, held_rows=near), near)
+    share = held(rig.worker(0, node_rows=near), near)
     share.publish(keys, np.ones((5, DIM), np.float32), 0, keys)
-    assert share.look(keys, ALL, 0).absent.tolist() == keys.tolist()
-    share = held(rig.worker(1, held_rows=far), far)
+    assert not share.look(keys, ALL, 0).copied.any()
+    share = held(rig.worker(1, node_rows=far), far)
     share.publish(keys, np.ones((5, DIM), np.float32), 0, keys)
-    assert share.look(keys, ALL, 0).keys.tolist() == keys.tolist()
+    assert share.look(keys, ALL, 0).copied.all()
 
 
 def test_a_claim_whose_row_never_comes_delays_and_no_more() -> None:
@@ -143,8 +143,8 @@ def test_a_claim_whose_row_never_comes_delays_and_no_more() -> None:
     for consistency in (BSP(), SSP(3), ASP()):
         rig = Rig(rows(DIM, consistency=consistency, init="zeros"), n_workers=2, n_slots=64)
         shared = held_parts(2, 4096, DIM)
-        worker = rig.worker(0, timeout_s=10.0, held_rows=shared[0])
-        other = rig.worker(1, timeout_s=10.0, held_rows=shared[1])
+        worker = rig.worker(0, timeout_s=10.0, node_rows=shared[0])
+        other = rig.worker(1, timeout_s=10.0, node_rows=shared[1])
         keys = np.arange(20)
         for clock in range(5):
             shared[1].rows.look(0, keys, DIM, (clock, clock), clock, clock, True)
@@ -174,7 +174,7 @@ def test_claims_of_many_tables_delay_as_long_as_those_of_one(
     shared, keys = held_parts(2, 4096, DIM), np.arange(20)
     for i in range(12):
         shared[1].rows.look(i, keys, DIM, (0, 0), 0, 0, True)
-    worker = rig.worker(0, timeout_s=10.0, held_rows=shared[0])
+    worker = rig.worker(0, timeout_s=10.0, node_rows=shared[0])
     batch = {table.name: keys for table in tables}
     next(mpips.lookahead([batch], keys=lambda b: b, worker=worker))
     assert len(waits) == 12
@@ -194,7 +194,7 @@ def test_under_asp_claims_do_not_delay_far_before_the_slowest_worker(
     monkeypatch.setattr(table_ahead, "wait_for", wait)
     rig = Rig(rows(DIM, consistency=ASP(), init="zeros"), n_workers=3, n_slots=64)
     shared, depth = held_parts(3, 4096, DIM), 2
-    workers = [rig.worker(w, timeout_s=10.0, held_rows=shared[w]) for w in range(2)]
+    workers = [rig.worker(w, timeout_s=10.0, node_rows=shared[w]) for w in range(2)]
     batches = [np.arange(i, i + 20) for i in range(12)]
     loops = [
         mpips.lookahead(batches, keys=lambda k: k, worker=worker, depth=depth) for worker in workers
@@ -216,14 +216,14 @@ def test_without_memory_workers_read_for_themselves_and_say_so(
     table = rows(DIM, consistency=BSP())
     rig = Rig(table, n_workers=2)
     found = held_parts(2, 64, DIM)[0]
-    part = HeldRowsPart(found.rows, SimpleNamespace(commit=commit), found.n_bytes, found.remote)  # type: ignore[arg-type]
-    worker = rig.worker(0, held_rows=part)
+    part = NodeRowsPart(found.rows, SimpleNamespace(commit=commit), found.n_bytes, found.remote)  # type: ignore[arg-type]
+    worker = rig.worker(0, node_rows=part)
     keys = np.arange(5)
     for _ in range(2):
         for batch in mpips.lookahead([keys], keys=lambda k: k, worker=worker):
             worker.table("e").pull(batch)
     assert found.rows.look(0, keys, DIM, ALL, 0, 0, False)[0].tolist() == [ABSENT] * 5
-    assert capsys.readouterr().err.count("worker 0 shares no rows of its look-aheads") == 1
+    assert capsys.readouterr().err.count("worker 0 shares no rows that it reads with") == 1
 
 
 def test_threads_that_wait_for_each_other_end() -> None:
@@ -234,7 +234,7 @@ def test_threads_that_wait_for_each_other_end() -> None:
     keys = np.arange(50)
 
     def train(w: int) -> list[bytes]:
-        worker = rig.worker(w, local=False, timeout_s=20.0, held_rows=shared[w])
+        worker = rig.worker(w, local=False, timeout_s=20.0, node_rows=shared[w])
         names = ["a", "b"] if w == 0 else ["b", "a"]
         batches = [dict.fromkeys(names, keys)] * 20
         found = []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import mpips
-from mpips.worker.ahead.held_rows import HeldRows, Looked
+from mpips.worker.node_rows.rows import Looked, NodeRows
 from mpips.worker.worker import connection_of
 
 N_STEPS, N_KEYS, DIM = 25, 200, 4
@@ -51,7 +51,7 @@ def train(depth: int, bound: int | None) -> Callable[[mpips.Worker], tuple[str, 
                 table.push(np.arange(N_KEYS), update)
             worker.clock()
         pulled = int(connection_of(worker).figures().pulled_bytes)
-        part = connection_of(worker).held_rows
+        part = connection_of(worker).node_rows
         size = part.memory.n_bytes if part is not None else 0
         return f"worker {worker.index}", digest.hexdigest(), pulled, size
 
@@ -71,19 +71,19 @@ def session(
 
 
 def count_copies(look: Callable[..., Looked]) -> Callable[..., Looked]:
-    """Return `look` of HeldRows with a count of the rows that it finds."""
+    """Return `look` of NodeRows with a count of the rows that it finds."""
 
     def counting(*arguments: Any, **options: Any) -> Looked:
         global n_copied
         looked = look(*arguments, **options)
-        n_copied += len(looked.keys)
+        n_copied += len(looked.stamps)
         return looked
 
     return counting
 
 
 n_copied = 0
-HeldRows.look = count_copies(HeldRows.look)
+NodeRows.look = count_copies(NodeRows.look)
 found = {}
 for consistency in (mpips.BSP(), mpips.SSP(3)):
     value = [session(consistency, depth, mib) for depth, mib in ((0, 0), (4, 0), (4, 1))]

@@ -1,4 +1,4 @@
-#include "reduction/held_rows.hpp"
+#include "reduction/node_rows.hpp"
 
 #include <tuple>
 #include <utility>
@@ -11,8 +11,8 @@ namespace mpips {
 namespace {
 
 // The rows that look-aheads of a node share, together with the memory that they use.
-struct BoundHeldRows {
-  HeldRows rows;
+struct BoundNodeRows {
+  NodeRows rows;
   py::object memory;
 
   void check(std::size_t dim) const {
@@ -22,18 +22,18 @@ struct BoundHeldRows {
   }
 };
 
-std::unique_ptr<BoundHeldRows> make_held_rows(py::object memory, std::size_t n_bytes,
+std::unique_ptr<BoundNodeRows> make_node_rows(py::object memory, std::size_t n_bytes,
                                               std::size_t stride, std::size_t worker,
                                               std::size_t n_workers) {
   const auto& file = memory.cast<const SharedMemory&>();
   if (worker >= n_workers || stride == 0 || n_bytes > file.writable_bytes())
     throw py::value_error("memory, rows and workers do not fit together");
-  return std::make_unique<BoundHeldRows>(
-      BoundHeldRows{HeldRows(file.data(), n_bytes, stride, worker, n_workers), memory});
+  return std::make_unique<BoundNodeRows>(
+      BoundNodeRows{NodeRows(file.data(), n_bytes, stride, worker, n_workers), memory});
 }
 
 std::tuple<ByteArray, FloatArray, KeyArray, KeyArray> look_up(
-    BoundHeldRows& b, std::uint64_t table, const KeyArray& keys, std::size_t dim,
+    BoundNodeRows& b, std::uint64_t table, const KeyArray& keys, std::size_t dim,
     std::pair<std::int64_t, std::int64_t> usable, std::int64_t clock, std::int64_t claims_from,
     bool claims) {
   require_vector(keys, "keys");
@@ -55,7 +55,7 @@ std::tuple<ByteArray, FloatArray, KeyArray, KeyArray> look_up(
   return {states, rows, stamps, versions};
 }
 
-void publish_rows(BoundHeldRows& b, std::uint64_t table, std::int64_t stamp, const KeyArray& keys,
+void publish_rows(BoundNodeRows& b, std::uint64_t table, std::int64_t stamp, const KeyArray& keys,
                   const FloatArray& rows, const KeyArray& versions) {
   require_vector(keys, "keys");
   require_vector(versions, "versions");
@@ -69,10 +69,10 @@ void publish_rows(BoundHeldRows& b, std::uint64_t table, std::int64_t stamp, con
 
 }  // namespace
 
-void register_held_rows(py::module_& m) {
-  using B = BoundHeldRows;
-  py::class_<B>(m, "HeldRows")
-      .def(py::init(&make_held_rows), py::arg("memory"), py::arg("n_bytes"), py::arg("stride"),
+void register_node_rows(py::module_& m) {
+  using B = BoundNodeRows;
+  py::class_<B>(m, "NodeRows")
+      .def(py::init(&make_node_rows), py::arg("memory"), py::arg("n_bytes"), py::arg("stride"),
            py::arg("worker"), py::arg("n_workers"))
       .def_property_readonly("n_slots", [](const B& b) { return b.rows.n_slots(); })
       .def("look", &look_up, py::arg("table"), py::arg("keys").noconvert(), py::arg("dim"),
