@@ -1,4 +1,4 @@
-"""The suites of `mpips bench` that start ranks run, and give every figure that they promise."""
+"""The suites of `mpips bench` and of tests/bench that start ranks run, and give the promised figures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import launcher
 import pytest
 from long_runs import in_turn
 
-from mpips.bench import diloco, gpu
-from mpips.bench.measure import BARS
-from mpips.bench.rank.placement import JOBS
+from mpips.bench import gpu
 from mpips.bench.torch_models import RATIOS
+from tests.bench import diloco
+from tests.bench.placement import JOBS
+from tests.bench.suites import BARS, OWN
 
 TRAIN = {
     "train_overhead_digits",
@@ -38,18 +39,10 @@ def of_suite(name: str) -> pytest.MarkDecorator:
 
 def quick(suite: str) -> dict:
     """The JSON of one quick run."""
-    argv = [
-        sys.executable,
-        "-m",
-        "mpips",
-        "bench",
-        suite,
-        "--quick",
-        "--repetitions",
-        "1",
-        "--json",
-    ]
-    with launcher.Launch(argv, launcher.site_environment(), timeout_s=240.0) as run:
+    command = ["tests.bench"] if suite in OWN else ["mpips", "bench"]
+    argv = [sys.executable, "-m", *command, suite, "--quick", "--repetitions", "1", "--json"]
+    environment = launcher.site_environment()
+    with launcher.Launch(argv, environment, timeout_s=240.0, cwd=launcher.REPOSITORY) as run:
         assert run.wait() == 0, run.tail()
         found: dict = json.loads(run.stdout().strip().splitlines()[-1])
         return found
