@@ -47,7 +47,7 @@ _TEXTS = {
     "page": "with an open page",
     "trace": "with every step traced",
 }
-_LIBRARIES = ("prometheus_client", "tensorboardX", "starlette", "uvicorn", "sklearn")
+LIBRARIES = ("prometheus_client", "tensorboardX", "starlette", "uvicorn", "sklearn")
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         BenchError: A run failed.
     """
     found = Findings()
-    lacking = [name for name in _LIBRARIES if find_spec(name) is None]
+    lacking = [name for name in LIBRARIES if find_spec(name) is None]
     if lacking:
         found.skipped["monitor_metrics"] = f"not installed: {', '.join(lacking)}"
         return found

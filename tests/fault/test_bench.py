@@ -11,7 +11,7 @@ from long_runs import in_turn
 
 from mpips.bench import gpu
 from mpips.bench.torch_models import RATIOS
-from tests.bench import diloco
+from tests.bench import diloco, monitor
 from tests.bench.placement import JOBS
 from tests.bench.suites import BARS, OWN
 
@@ -28,7 +28,7 @@ SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
 # By day one of them runs, another one for each commit.
 SUITES = [
     *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
-    *("torch", "logistic", "gpu", "diloco", "word2vec"),
+    *("torch", "logistic", "gpu", "diloco", "word2vec", "monitor"),
 ]
 
 
@@ -155,3 +155,14 @@ def test_word2vec_gives_every_ratio() -> None:
     names = {f"word2vec_{what}_{n}" for what in ("vs_gensim", "loss") for n in (1, 2)}
     assert set(found["ratios"]) == names
     assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
+@of_suite("monitor")
+def test_monitor_gives_every_ratio() -> None:
+    for name in monitor.LIBRARIES:
+        pytest.importorskip(name, reason="runs are observed by it")
+    found = quick("monitor")
+    assert set(found["ratios"]) == set(found["bars"])
+    assert set(found["ratios"]) == {"monitor_metrics", "monitor_page", "monitor_trace"}
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert found["figures"]["page_cpu"]["median"] > 0
