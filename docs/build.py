@@ -22,6 +22,7 @@ def build() -> int:
     Returns:
         The exit code of the generator.
     """
+    sys.path.insert(0, str(ROOT))  # parts.py imports tests.bench
     from parts import write_parts
 
     write_parts(PARTS)

@@ -1,4 +1,4 @@
-"""The parts of the reference that come from the code: commands, options, errors, files, bars of benchmarks.
+"""The parts that come from the code: commands, options, errors, files; bars and history of benchmarks.
 
 Pages include them as snippets (`--8<-- "NAME.md"`), so no table of an option or a command is written by hand.
 """
@@ -18,7 +18,7 @@ import msgspec
 
 import mpips
 from mpips import errors
-from mpips.bench.measure import BARS
+from mpips.bench.measure import BARS, Bars
 from mpips.cli import cli
 from mpips.config.schema import JobConfig
 from mpips.config.table_section import TableConfig
@@ -43,9 +43,12 @@ from mpips.rundir.files import (
 )
 from mpips.rundir.tracing import TraceIndex, TraceRequest
 from mpips.tasks import TASKS
+from tests.bench import bars, history
+from tests.bench import suites as of_developers
 
 # Sections of a job file whose structs are no sections of their own.
 _NOT_SECTIONS = ("task", "tables", "options")
+_COLUMNS = 4  # newest entries of a suite in its table of the history
 
 
 def write_parts(folder: Path) -> None:
@@ -340,12 +343,43 @@ def _files() -> str:
     return "\n".join(lines)
 
 
-def _bars() -> str:
-    rows = []
-    for name, (sense, bar) in BARS.items():
-        text = f"from {1 / bar:.2f} to {bar:g}" if sense == "within" else f"{sense} {bar:g}"
-        rows.append((f"`{name}`", _escaped(text)))
+def _bar(name: str, table: Bars) -> str:
+    sense, bar = table.get(name, ("", 0.0))
+    text = f"from {1 / bar:.2f} to {bar:g}" if sense == "within" else f"{sense} {bar:g}"
+    return _escaped(text) if sense else ""
+
+
+def _bars_of(table: Bars) -> str:
+    rows: list[tuple[str, ...]] = [(f"`{name}`", _bar(name, table)) for name in table]
     return "\n".join(_table(("ratio", "bar"), rows)) + "\n"
+
+
+def history_of(entries: list[history.Entry]) -> str:
+    """Return a table for each suite of a history: its ratios, or its figures if it has none, by entry."""
+    lines = []
+    for suite, (_, what) in of_developers.SUITES.items():
+        mine = [entry for entry in entries if entry.suite == suite][-_COLUMNS:]
+        if not mine:
+            continue
+        values = [entry.ratios or entry.figures for entry in mine]
+        headings = [f"{entry.version}, {entry.date}" for entry in mine]
+        names = dict.fromkeys(name for found in values for name in found)
+        rows = [
+            (
+                f"`{name}`",
+                _bar(name, of_developers.BARS),
+                *(f"{found[name]:g}" if name in found else "" for found in values),
+            )
+            for name in names
+        ]
+        lines += [f"**{suite}**: {_escaped(what)}\n"]
+        lines += [*_table(("median", "bar", *headings), rows), ""]
+        for entry in mine:
+            commit = f"commit `{entry.commit}`" if entry.commit else "commit unknown"
+            parts = [commit, entry.machine, *([entry.conditions] if entry.conditions else [])]
+            lines.append(f"- {entry.version}, {entry.date}: {_escaped('; '.join(parts))}")
+        lines.append("")
+    return "\n".join(lines)
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -354,5 +388,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "task_options": _task_options,
     "errors": _errors,
     "files": _files,
-    "bars": _bars,
+    "bars": lambda: _bars_of(BARS),
+    "bars_of_developers": lambda: _bars_of(bars.BARS),
+    "history": lambda: history_of(history.read()),
 }

@@ -176,7 +176,7 @@ has_header() {
 
 has_xxhash() { has_header xxhash.h "${MPIPS_XXHASH_DIR:-}"; }
 
-# has_robin_map: succeed if there is the map that `mpips bench kernels` compares the key map with.
+# has_robin_map: succeed if there is the map with which `python -m tests.bench maps` compares the key map.
 has_robin_map() { has_header tsl/robin_map.h "${MPIPS_ROBIN_MAP_DIR:-}"; }
 
 # missing MPI HDF5: print one word for each missing thing that pip cannot install.

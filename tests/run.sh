@@ -134,7 +134,7 @@ run_lint() {
   mapfile -t sources < <(find native tests -name '*.cpp' -o -name '*.hpp')
   check "ruff check" ruff check
   check "ruff format" ruff format --check
-  check "mypy" mypy --strict mpips
+  check "mypy" mypy --strict mpips tests/bench
   check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 }
 
@@ -224,15 +224,15 @@ run_jobs() {
 # Unit tests that start programs, which load the ordinary module, or that enter it little or never; and those of
 # torch, jax, keras and scikit-learn, whose libraries do not run with the sanitizers' runtimes. Simulations change
 # stacks without the sanitizers' knowledge.
-without_native=(bench/test_bench_data.py bench/test_bench_gpu.py bench/test_growth.py cli/test_checkpoint_cli.py
-  cli/test_cli.py cli/test_memory_errors.py config/test_config.py data/test_arrow.py doctor/test_doctor.py
-  doctor/test_doctor_clean.py doctor/test_doctor_command.py doctor/test_doctor_launches.py
-  inference/test_other_libraries.py inference/test_serving.py inference/test_streaming.py jax keras
-  kernels/test_instruction_sets.py mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py
-  plan/test_plan_command.py plan/test_planned_rows.py plan/test_times.py rundir scheduler simulation sklearn supervisor
-  tasks/test_mixed.py test_batch_functions.py test_documents.py test_fault_layer.py test_imports.py
-  test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py test_site.py
-  torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
+without_native=(bench/test_bench_gpu.py cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py config/test_config.py
+  data/test_arrow.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_command.py
+  doctor/test_doctor_launches.py inference/test_other_libraries.py inference/test_serving.py
+  inference/test_streaming.py jax keras kernels/test_instruction_sets.py mpi_package/test_launch.py
+  mpi_package/test_roles.py plan/test_plan.py plan/test_plan_command.py plan/test_planned_rows.py plan/test_times.py
+  rundir scheduler simulation sklearn suites/test_data.py suites/test_fused.py suites/test_growth.py
+  suites/test_history.py supervisor tasks/test_mixed.py test_batch_functions.py test_documents.py test_fault_layer.py
+  test_imports.py test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py
+  test_site.py torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
 
 # What the sanitizers check by day: the tests that enter native code most. Kill rigs try few points there. The long
 # run checks all unit tests but those `without_native`, with all their cases.

@@ -22,8 +22,8 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     if nodes > 1:
         return Findings(skipped={"write_vs_raw": "needs only one node: run it without --nodes"})
     folder = tempfile.gettempdir()
-    found = on_ranks("checkpoint", 2, options)
-    found.add(on_ranks("cut", 2, options))
+    found = on_ranks("mpips.bench.rank.checkpoint:run", 2, options)
+    found.add(on_ranks("mpips.bench.rank.cut:run", 2, options))
     system = os.statvfs(folder)
     free = system.f_bavail * system.f_frsize >> 30
     found.notes.append(f"checkpoints were written in {folder}, which has {free} GiB free")

@@ -1,14 +1,19 @@
-"""Start the ranks that a benchmark needs and collect their findings.
+"""Start the ranks and the other processes that a benchmark needs, and collect their findings.
 
-A rank writes its findings as JSON to a folder that this process passes on the command line.
+A rank writes its findings as JSON to a folder that this process passes on the command line. Which program
+ranks run is named by module and function, "mpips.bench.rank.dense:push": a function `push(ranks, options)`
+that all ranks call and that returns findings on one rank or on several of them, and None on the others.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -28,25 +33,11 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         repetitions: Measurements of each operation.
         quick: True for small sizes and few calls, to test that a suite runs; the figures mean nothing.
-        seconds: Length of the suite `soak`, in seconds.
-        steps: Length of the suite `soak` in steps of each worker, in place of `seconds`; 0: by `seconds`.
-        workers: Number of imitated workers in the suite `scale`; 0: it starts real ranks.
-        servers: Number of imitated servers there; 0: a tenth of `workers`.
-        kills: Number of launches that the suite `recovery` ends at random; 0: none.
-        matrix: The suite `recovery` runs the sample of faults that contains all pairs, in place of `kills`.
-        seed: Seed of random faults; 0: a new one in each run.
         check: The suite `gpu` runs its checks and measures nothing.
     """
 
     repetitions: int = 5
     quick: bool = False
-    seconds: float = 60.0
-    steps: int = 0
-    workers: int = 0
-    servers: int = 0
-    kills: int = 0
-    matrix: bool = False
-    seed: int = 0
     check: bool = False
 
 
@@ -61,7 +52,7 @@ def why_not_on_nodes() -> str:
 
 
 def on_ranks(program: str, n: int, options: Options, timeout_s: float = 600.0) -> Findings:
-    """Run `mpips.bench.rank.<program>` on `n` ranks of this machine and return their findings. Blocks.
+    """Run a program on `n` ranks of this machine and return their findings. Blocks.
 
     Raises:
         BenchError: The launch failed or took longer than `timeout_s`.
@@ -79,10 +70,10 @@ def on_nodes(
     options: Options,
     timeout_s: float,
 ) -> Findings:
-    """Run `mpips.bench.rank.<program>` on ranks of imitated nodes and return their findings. Blocks.
+    """Run a program on ranks of imitated nodes and return their findings. Blocks.
 
     Args:
-        program: Name of a module of mpips.bench.rank.
+        program: Module and function, "MODULE:FUNCTION".
         where: The nodes.
         ranks_per_node: Number of ranks of each node.
         options: Passed to the program.
@@ -130,3 +121,41 @@ def collect(folder: Path) -> Findings:
     for path in sorted(folder.glob("*.json")):
         found.add(msgspec.json.decode(path.read_bytes(), type=Findings))
     return found
+
+
+def run_side_by_side(
+    commands: list[list[str]], environment: dict[str, str], timeout_s: float
+) -> None:
+    """Run commands side by side until all have ended, or one has failed: the others would wait for it."""
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        processes = []
+        for command, output in zip(commands, outputs, strict=True):
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+            stack.callback(_end, process)
+            processes.append(process)
+        deadline = time.monotonic() + timeout_s
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes):
+                break
+            if time.monotonic() > deadline:
+                raise BenchError(
+                    f"a side of the suite took longer than {timeout_s:g} s: {' '.join(commands[0])}"
+                )
+            time.sleep(0.01)
+        for process, output in zip(processes, outputs, strict=True):
+            if process.poll():
+                output.seek(0)
+                text = output.read().decode(errors="replace")
+                raise BenchError(f"a side of the suite failed:\n{text[-2000:]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()

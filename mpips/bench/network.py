@@ -1,4 +1,4 @@
-"""The suite `network`: codecs, their gain on links of 1 and 0.1 Gb/s, look-ahead, and groups of workers."""
+"""The suite `network`: codecs, and their gain on links of 10, 1 and 0.1 Gb/s."""
 
 from __future__ import annotations
 
@@ -25,12 +25,8 @@ _RECORD_BYTES = 65_472  # of a record's payload, as in a job with slots of 64 Ki
 _SHARE = 0.01  # of the values that a codec which chooses values sends
 _EXPONENT = 123  # of shared scales: 2^-4, so that normal values have codes up to about 90
 LINKS = {"10g": 1e10, "1g": 1e9, "01g": 1e8}  # bits per second
-_TIMEOUT_S = 900.0
+TIMEOUT_S = 900.0
 _RANKS = (1, 1)  # scheduler and server; a worker
-_PAIR_RANKS = (3, 2)  # scheduler, server and a worker; two workers
-_GROUP_RANKS = (4, 3)  # scheduler, a server and two workers; three workers
-_RACK_RANKS = (3, 2, 2)  # scheduler, a server and a worker; two workers; two workers
-LOOK_AHEADS = ("bsp", "ssp", "bsp_float32", "ssp_float32", "fm_bsp", "fm_ssp")
 BETWEEN_NODES = (
     *(
         name
@@ -38,22 +34,6 @@ BETWEEN_NODES = (
         for name in (f"wire_bytes_{codec}", *(f"step_{link}_{codec}" for link in LINKS))
     ),
     *(f"step_{link}_auto" for link in LINKS),
-    *(f"lookahead_1g_{model}" for model in LOOK_AHEADS),
-    *(
-        f"lookahead_{name}_{model}"
-        for model in ("bsp", "ssp")
-        for name in ("node_bytes", "node_1g", "pair_1g")
-    ),
-    "node_bytes",
-    "asp_node_bytes",
-    "node_step_1g",
-    "asp_node_step_1g",
-    "node_rows_bytes",
-    "rack_bytes",
-    "rack_node_bytes",
-    "small_pulls",
-    "priority",
-    "priority_all",
 )
 
 
@@ -75,7 +55,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         found.add(measure_codec(name, values, options))
     for name in (name for name in CODECS if name not in STATELESS):
         found.add(measure_feedback(name, values, options))
-    reason = "--nodes 1" if nodes == 1 else _why_no_links()
+    reason = "--nodes 1" if nodes == 1 else why_no_links()
     if nodes == 2 and reason:
         raise CapabilityError(f"--nodes 2: {reason}")
     if reason:
@@ -84,26 +64,18 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     for link, rate in LINKS.items():
         with Nodes(2) as imitated:
             imitated.limit(rate)
-            measured = on_nodes("network", imitated, _RANKS, options, _TIMEOUT_S)
+            measured = on_nodes(
+                "mpips.bench.rank.network:run", imitated, _RANKS, options, TIMEOUT_S
+            )
         for comparison in measured.comparisons:
             is_step = comparison.name.startswith("step_")
             if is_step or link == "1g":
                 name = comparison.name.replace("step_", f"step_{link}_")
                 found.comparisons.append(msgspec.structs.replace(comparison, name=name))
-    with Nodes(2) as imitated:
-        imitated.limit(LINKS["1g"])
-        found.add(on_nodes("lookahead", imitated, _RANKS, options, _TIMEOUT_S))
-        found.add(on_nodes("lookahead_node", imitated, _PAIR_RANKS, options, _TIMEOUT_S))
-        for program in ("grouped", "grouped_rows"):
-            found.add(on_nodes(program, imitated, _GROUP_RANKS, options, _TIMEOUT_S))
-        found.add(on_nodes("small_tables", imitated, _RANKS, options, _TIMEOUT_S))
-        found.add(on_nodes("priority", imitated, _RANKS, options, _TIMEOUT_S))
-    with Nodes(3) as imitated:
-        found.add(on_nodes("racks", imitated, _RACK_RANKS, options, _TIMEOUT_S))
     return found
 
 
-def _why_no_links() -> str:
+def why_no_links() -> str:
     """Return why links between imitated nodes cannot be limited here; "" if they can."""
     if reason := why_not_on_nodes():
         return reason

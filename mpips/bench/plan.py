@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from mpips.bench.launching import Options, on_ranks
 from mpips.bench.measure import Comparison, Findings
-from mpips.bench.rank.workloads import planned_jobs
+from mpips.bench.rank.plan import planned_jobs
 from mpips.bench.report import calibration_path
 from mpips.config.schema import JobConfig
 from mpips.plan.planning import make_plan, program_bytes, read_inputs, this_machine
@@ -38,7 +38,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         for _ in range(options.repetitions):
             for name, job in jobs.items():
                 predicted[name].append(_predicted(job.config, costs))
-            for figure in on_ranks("plan", _RANKS, options).figures:
+            for figure in on_ranks("mpips.bench.rank.plan:run", _RANKS, options).figures:
                 measured[figure.name] += figure.values
         for name, job in jobs.items():
             found.comparisons.append(

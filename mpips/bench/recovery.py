@@ -2,8 +2,7 @@
 
 * Seconds from the kill of a server to the first step after it. mpips cannot change the time that mpirun needs
   to start as many ranks, so this time is measured alternately and subtracted.
-* The cost of a journal (scratch.py) and of replicas (rank/partners.py).
-* Lost and doubled updates after kills (kills.py), only with `options.kills` or `options.matrix`.
+* The cost of a journal (journal.py) and of replicas (rank/partners.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mpips.bench import kills, scratch
+from mpips.bench import journal
 from mpips.bench.launching import Options, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.recovering import FIRST_STEP
@@ -45,7 +44,6 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
 
     Raises:
         BenchError: A launch failed.
-        CapabilityError: `options.kills` or `options.matrix` needs fault points that this build does not have.
     """
     name = "server_kill_beyond_launch_s"
     if nodes > 1:
@@ -72,10 +70,8 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     found = Findings(figures=figures)
     verdict = "met" if figures[0].median <= BAR_S else "NOT met"
     found.notes.append(f"{name}: {figures[0].median:.2f}, bar <= {BAR_S:g} {verdict}")
-    found.add(scratch.run(options))
+    found.add(journal.run(options))
     found.add(_partners(options))
-    if options.kills or options.matrix:
-        found.add(kills.run(options))
     return found
 
 
@@ -84,7 +80,7 @@ def _partners(options: Options) -> Findings:
     if reason := why_not_on_nodes():
         return Findings(skipped={PARTNER_COST: reason})
     with Nodes(2) as imitated:
-        return on_nodes("partners", imitated, [2, 2], options, _LIMIT_S)
+        return on_nodes("mpips.bench.rank.partners:run", imitated, [2, 2], options, _LIMIT_S)
 
 
 def _launch_s() -> float:

@@ -1,29 +1,36 @@
 """The suite `torch`: steps of prepared torch models, against plain torch and DistributedDataParallel.
 
-Each side is a launch of `mpips.bench.torch_side` of its own, and the sides take turns. One torch thread for
-each process; torch's optimizers are fused where they can be. Servers share the workers' cores.
+Each side is a launch of this module of its own, and the sides take turns: python -m mpips.bench.torch_models
+KIND MODEL full|quick OUT [RANK WORKERS]. One torch thread for each process; torch's optimizers are fused
+where they can be. Servers share the workers' cores.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from mpips.bench.launching import Options
+import mpips
+from mpips.bench.launching import Options, run_side_by_side
 from mpips.bench.measure import Comparison, Findings
 from mpips.mpi.mpirun import mpi_environment, mpirun_command
 from mpips.testing.errors import BenchError
 
 MPIPS_KINDS = ("mpips", "step", "stream", "replicated")
 _TIMEOUT_S, _QUICK_TIMEOUT_S = 300.0, 100.0
+_WARM_STEPS, _STEPS = 8, 24
+_N_ROWS, _N_IDS = 1_000_000, 20
+_BATCHES = {"mlp": 128, "bag": 1024, "deep": 128, "wide": 128}
 
 
 class TorchSide(msgspec.Struct, frozen=True):
@@ -32,7 +39,7 @@ class TorchSide(msgspec.Struct, frozen=True):
     Attributes:
         kind: "plain", "ddp", or one of MPIPS_KINDS: "mpips", "step" (`step` pushes all gradients), "stream"
             (two layers in memory), "replicated" (workers hold the parameters).
-        model: Name of a model of `torch_side`.
+        model: A key of _BATCHES.
         workers: Number of workers. mpips has a scheduler and a server beside them.
     """
 
@@ -159,48 +166,163 @@ def measure(side: TorchSide, quick: bool) -> Measured:
     """
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
         out = Path(folder) / "measured.json"
-        program = [sys.executable, "-m", "mpips.bench.torch_side", side.kind, side.model]
+        program = [sys.executable, "-m", "mpips.bench.torch_models", side.kind, side.model]
         program += ["quick" if quick else "full", str(out)]
         if side.kind in MPIPS_KINDS:
             commands = [[*mpirun_command(2 + side.workers), *program]]
         else:
             commands = [[*program, str(rank), str(side.workers)] for rank in range(side.workers)]
         environment = {**mpi_environment(), "OMP_NUM_THREADS": "1"}
-        launch_side(commands, environment, _QUICK_TIMEOUT_S if quick else _TIMEOUT_S)
+        run_side_by_side(commands, environment, _QUICK_TIMEOUT_S if quick else _TIMEOUT_S)
         return msgspec.json.decode(out.read_bytes(), type=Measured)
 
 
-def launch_side(commands: list[list[str]], environment: dict[str, str], timeout_s: float) -> None:
-    """Run commands side by side until all have ended, or one has failed: the others would wait for it."""
-    with ExitStack() as stack:
-        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
-        processes = []
-        for command, output in zip(commands, outputs, strict=True):
-            process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
+def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int = 1) -> None:
+    """Train in this process, and write the result. Imports nothing of torch before `mpips.init`.
+
+    Args:
+        kind: As of TorchSide.
+        model: A key of _BATCHES.
+        size: "quick" or "full".
+        out: Path to which the first worker writes the result.
+        rank: With "ddp" the number of this process.
+        workers: With "ddp" the number of processes.
+    """
+    quick = size == "quick"
+    if kind in MPIPS_KINDS:
+        mpips.init(servers=1, verbose=False)
+        rank, workers = mpips.rank(), mpips.world_size()
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    sample, made, loss_of = _model(model, quick, kind)
+    optimizer = _optimizer(model, made, kind)
+    trained: Any = made
+    after: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
+    if kind == "ddp":
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{out}.store",
+            rank=rank,
+            world_size=workers,
+            timeout=timedelta(seconds=60),
+        )
+        trained = torch.nn.parallel.DistributedDataParallel(made)
+    elif kind in MPIPS_KINDS:
+        from mpips.session.init import current
+        from mpips.torch import prepare
+        from mpips.worker.worker import connection_of
+
+        trained, optimizer = prepare(
+            made,
+            optimizer,
+            overlap=False if kind == "step" else None,
+            stream=2 if kind == "stream" else None,
+            placement="replicated" if kind == "replicated" else "servers",
+        )
+        torch.set_num_threads(1)
+
+        def after() -> None:
+            worker = current("the benchmark").worker
+            assert worker is not None
+            connection_of(worker).flush()
+
+    def step(x: Any) -> tuple[float, float, float]:
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        loss_of(trained(x)).backward()
+        middle = time.perf_counter()
+        optimizer.step()
+        if model == "deep":
+            after()
+        return start, middle, time.perf_counter()
+
+    inputs = [sample() for _ in range(8)]
+    steps = [step(inputs[i % 8]) for i in range(_WARM_STEPS + (2 if quick else _STEPS))]
+    steps = steps[_WARM_STEPS:]
+    if model == "deep":
+        seconds = statistics.median(end - middle for _, middle, end in steps)
+    else:
+        # From step to step: values that come later are waited for in the next one.
+        starts = [start for start, _, _ in steps]
+        seconds = (starts[-1] - starts[0]) / (len(starts) - 1)
+    if rank == 0:
+        Path(out).write_bytes(msgspec.json.encode(Measured(seconds, _BATCHES[model])))
+    if kind == "ddp":
+        _end_together(out, rank, workers)
+
+
+def _end_together(out: str, rank: int, workers: int) -> None:
+    """End this process when all of the group have come here.
+
+    The group is not destroyed: its file store goes away with the first process that does it, and another
+    one may then wait without end. A process that ends earlier would break connections of the others.
+    """
+    Path(f"{out}.{rank}").touch()
+    deadline = time.monotonic() + 60
+    while not all(Path(f"{out}.{r}").exists() for r in range(workers)):
+        if time.monotonic() > deadline:
+            sys.exit(
+                f"a process of the group has not come to its end within 60 s; this one is {rank}"
             )
-            stack.callback(_end, process)
-            processes.append(process)
-        deadline = time.monotonic() + timeout_s
-        while any(process.poll() is None for process in processes):
-            if any(process.poll() for process in processes):
-                break
-            if time.monotonic() > deadline:
-                raise BenchError(
-                    f"a side of the suite took longer than {timeout_s:g} s: {' '.join(commands[0])}"
-                )
-            time.sleep(0.01)
-        for process, output in zip(processes, outputs, strict=True):
-            if process.poll():
-                output.seek(0)
-                text = output.read().decode(errors="replace")
-                raise BenchError(f"a side of the suite failed:\n{text[-2000:]}")
+        time.sleep(0.01)
+    os._exit(0)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-    process.wait()
+def _model(
+    name: str, quick: bool, kind: str
+) -> tuple[Callable[[], Any], Any, Callable[[Any], Any]]:
+    """Return a function that draws a batch, the model, and the loss of its output."""
+    import torch
+    from torch import nn
+
+    batch = _BATCHES[name]
+    if name == "bag":
+        n_rows = 10_000 if quick else _N_ROWS
+        if kind in MPIPS_KINDS:
+            from mpips.torch import EmbeddingBag
+
+            bag: Any = EmbeddingBag(
+                64, mode="mean", optimizer=mpips.Adagrad(0.05), init="uniform(0.1)"
+            )
+        else:
+            bag = nn.EmbeddingBag(n_rows, 64, mode="mean", sparse=True)
+        return (
+            lambda: torch.randint(0, n_rows, (batch, _N_IDS)),
+            nn.Sequential(bag, nn.Linear(64, 1)),
+            lambda output: output.square().mean(),
+        )
+    if name == "mlp":
+        hidden = 64 if quick else 2048
+        layers: list[Any] = [nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden)]
+        layers += [nn.ReLU(), nn.Linear(hidden, 10)]
+        labels = torch.randint(0, 10, (batch,))
+        return (
+            lambda: torch.randn(batch, 784),
+            nn.Sequential(*layers),
+            lambda output: nn.functional.cross_entropy(output, labels),
+        )
+    width = 32 if quick else 2048 if name == "wide" else 1024
+    return (
+        lambda: torch.randn(batch, width),
+        nn.Sequential(*[nn.Linear(width, width) for _ in range(12)]),
+        lambda output: output.square().mean(),
+    )
+
+
+def _optimizer(name: str, model: Any, kind: str) -> Any:
+    import torch
+
+    if name == "bag":
+        return torch.optim.Adagrad(model.parameters(), lr=0.05)
+    if name == "mlp":
+        return torch.optim.Adam(model.parameters(), fused=kind in ("plain", "ddp"))
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    main(words[0], words[1], words[2], words[3], *map(int, words[4:6]))

@@ -34,7 +34,9 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         found.skipped = dict.fromkeys(BETWEEN_NODES, reason)
     else:
         with Nodes(2) as imitated:
-            found.add(on_nodes("transport", imitated, [1, 1], options, _TIMEOUT_S))
+            found.add(
+                on_nodes("mpips.bench.rank.transport:run", imitated, [1, 1], options, _TIMEOUT_S)
+            )
     if nodes != 2:
-        found.add(on_ranks("transport", 2, options, _TIMEOUT_S))
+        found.add(on_ranks("mpips.bench.rank.transport:run", 2, options, _TIMEOUT_S))
     return found

@@ -7,11 +7,26 @@ from pathlib import Path
 
 import click
 
-from mpips.bench.suites import ALL, SUITES
+from mpips.bench.suites import ALL, MOVED, SUITES
 
 _NAMES = [*SUITES, "all"]
 _OTHERS = [name for name in SUITES if name not in ALL]
 _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.items())
+
+
+class SuiteName(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no parameters of the type
+    """The name of a suite of `mpips bench`."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name; say of a suite that has moved where it is."""
+        if value in MOVED:
+            raise click.UsageError(
+                f"the suite '{value}' is no longer part of mpips bench: in the repository of mpips run "
+                f"python -m tests.bench {value}",
+                ctx,
+            )
+        name: str = super().convert(value, param, ctx)
+        return name
 
 
 @click.command(
@@ -23,7 +38,7 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
     "meanwhile.",
     short_help="Measure mpips and its baselines on this machine.",
 )
-@click.argument("suite", type=click.Choice(_NAMES))
+@click.argument("suite", type=SuiteName(_NAMES), metavar="SUITE")
 @click.option(
     "--repetitions",
     type=click.IntRange(1, 1000),
@@ -33,36 +48,6 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
 )
 @click.option(
     "--quick", is_flag=True, help="Small sizes, short runs: only test that the suite works here."
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1.0),
-    default=60.0,
-    show_default=True,
-    help="soak: length of the run in seconds.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1000, 65_536),
-    help="scale: imitate this number of workers in one process, and measure how figures grow.",
-)
-@click.option(
-    "--servers",
-    type=click.IntRange(1, 65_535),
-    help="scale: number of imitated servers [default: a tenth of --workers].",
-)
-@click.option(
-    "--kills",
-    type=click.IntRange(0),
-    help="recovery: number of processes to kill at random [default: 10; with --quick 0].",
-)
-@click.option(
-    "--matrix",
-    is_flag=True,
-    help="recovery: instead, kill at every kind of place in every kind of job (about 200 times).",
-)
-@click.option(
-    "--seed", type=click.IntRange(1), default=None, help="recovery: seed of the random choices."
 )
 @click.option("--check", is_flag=True, help="gpu: check values on the device, and measure nothing.")
 @click.option(
@@ -87,12 +72,6 @@ def command(
     suite: str,
     repetitions: int,
     quick: bool,
-    seconds: float,
-    workers: int | None,
-    servers: int | None,
-    kills: int | None,
-    matrix: bool,
-    seed: int | None,
     check: bool,
     nodes: int | None,
     as_json: bool,
@@ -104,21 +83,7 @@ def command(
     from mpips.bench.launching import Options
     from mpips.bench.suites import run_suite
 
-    if matrix and kills:
-        raise click.UsageError("--matrix takes the place of --kills: give one of them")
-    if kills is None:
-        kills = 0 if quick or matrix else 10
-    options = Options(
-        repetitions=repetitions,
-        quick=quick,
-        seconds=seconds,
-        workers=workers or 0,
-        servers=servers or 0,
-        kills=kills,
-        matrix=matrix,
-        seed=seed or 0,
-        check=check,
-    )
+    options = Options(repetitions=repetitions, quick=quick, check=check)
     found = run_suite(suite, options, nodes or 0)
     click.echo(report.as_text(found))
     if plot_file is not None:

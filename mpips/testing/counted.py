@@ -1,4 +1,4 @@
-"""The task of `mpips bench recovery --kills` and of the fault tests: it counts the features of the samples.
+"""The task of the suite `kills` of tests/bench and of the fault tests: it counts the features of the samples.
 
 Pushes are small whole numbers. float32 represents their sums exactly, in any order. So under every
 consistency model a table contains at the end, for each feature, its number in the data times the epochs.

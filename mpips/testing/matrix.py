@@ -2,9 +2,9 @@
 
 A cell is one fault in one job: (place, how) of the fault, (task, servers, transport) of the job. The tests
 run a fixed sample (tests/fault/test_matrix.py). It contains each task and each way with each side of the job,
-each number of servers with each transport, and each place. `mpips bench recovery --matrix` runs a sample with
-all possible pairs of values, and `--kills` draws cells at random. To add a feature, add a row to `PLACES`,
-`HOWS`, `TASKS` or `TRANSPORTS` in faults.py. Places of one group count as one value in the pairs.
+each number of servers with each transport, and each place. `python -m tests.bench kills --matrix` runs a
+sample with all possible pairs of values, and `--kills` draws cells at random. To add a feature, add a row to
+`PLACES`, `HOWS`, `TASKS` or `TRANSPORTS` in faults.py. Places of one group count as one value in the pairs.
 
 A fault ends one launch or several consecutive ones (`PlannedDeath`). A launch is ended from outside
 (killing.py finds the process and sends a signal) or from inside, when a process passes a fault point of

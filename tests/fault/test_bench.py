@@ -1,4 +1,4 @@
-"""The suites of `mpips bench` that start ranks run, and give every figure that they promise."""
+"""The suites of `mpips bench` and of tests/bench that start ranks run, and give the promised figures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import launcher
 import pytest
 from long_runs import in_turn
 
-from mpips.bench import diloco, gpu
-from mpips.bench.measure import BARS
-from mpips.bench.rank.placement import JOBS
+from mpips.bench import gpu
 from mpips.bench.torch_models import RATIOS
+from tests.bench import diloco, monitor
+from tests.bench.placement import JOBS
+from tests.bench.suites import BARS, OWN
 
 TRAIN = {
     "train_overhead_digits",
@@ -27,7 +28,7 @@ SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
 # By day one of them runs, another one for each commit.
 SUITES = [
     *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
-    *("torch", "logistic", "gpu", "diloco", "word2vec"),
+    *("torch", "logistic", "gpu", "diloco", "word2vec", "monitor"),
 ]
 
 
@@ -38,18 +39,10 @@ def of_suite(name: str) -> pytest.MarkDecorator:
 
 def quick(suite: str) -> dict:
     """The JSON of one quick run."""
-    argv = [
-        sys.executable,
-        "-m",
-        "mpips",
-        "bench",
-        suite,
-        "--quick",
-        "--repetitions",
-        "1",
-        "--json",
-    ]
-    with launcher.Launch(argv, launcher.site_environment(), timeout_s=240.0) as run:
+    command = ["tests.bench"] if suite in OWN else ["mpips", "bench"]
+    argv = [sys.executable, "-m", *command, suite, "--quick", "--repetitions", "1", "--json"]
+    environment = launcher.site_environment()
+    with launcher.Launch(argv, environment, timeout_s=240.0, cwd=launcher.REPOSITORY) as run:
         assert run.wait() == 0, run.tail()
         found: dict = json.loads(run.stdout().strip().splitlines()[-1])
         return found
@@ -162,3 +155,14 @@ def test_word2vec_gives_every_ratio() -> None:
     names = {f"word2vec_{what}_{n}" for what in ("vs_gensim", "loss") for n in (1, 2)}
     assert set(found["ratios"]) == names
     assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
+@of_suite("monitor")
+def test_monitor_gives_every_ratio() -> None:
+    for name in monitor.LIBRARIES:
+        pytest.importorskip(name, reason="runs are observed by it")
+    found = quick("monitor")
+    assert set(found["ratios"]) == set(found["bars"])
+    assert set(found["ratios"]) == {"monitor_metrics", "monitor_page", "monitor_trace"}
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert found["figures"]["page_cpu"]["median"] > 0

@@ -65,7 +65,7 @@ def test_the_two_sided_server_applies_every_push(tmp_path: Path) -> None:
         """
 import sys
 import numpy as np
-from mpips.bench.rank.two_sided_rows import RowClient, RowServer
+from mpips.bench.rank.two_sided import RowClient, RowServer
 from mpips.mpi.launch import load_mpi
 
 comm = load_mpi()

@@ -1,4 +1,4 @@
-"""`mpips bench transport` on imitated nodes: every ratio and figure comes out."""
+"""The suites `transport`, `network` and `links` on imitated nodes: every ratio and figure comes out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from multinode import Nodes
 
 from mpips.bench import network
 from mpips.bench.transport import BETWEEN_NODES
+from tests.bench import links
+from tests.bench.suites import OWN
 
 
 def bench(suite: str, *options: str) -> dict[str, Any]:
     """Run a suite quickly on imitated nodes; return its findings."""
-    command = [sys.executable, "-m", "mpips", "bench", suite, "--quick", "--nodes", "2", "--json"]
+    command = ["tests.bench"] if suite in OWN else ["mpips", "bench"]
     done = subprocess.run(
-        [*command, *options],
+        [sys.executable, "-m", *command, suite, "--quick", "--nodes", "2", "--json", *options],
         env=launcher.site_environment(),
+        cwd=launcher.REPOSITORY,
         capture_output=True,
         text=True,
         timeout=280,
@@ -56,5 +59,12 @@ def test_the_network_suite_limits_links_and_counts_the_bytes_on_them(nodes2: Nod
     assert 0.028 <= ratios["wire_bytes_onebit"] < 0.06
     assert 0.009 <= ratios["wire_bytes_topk"] < 0.04
     assert 0.009 <= ratios["wire_bytes_randomk"] < 0.04
+
+
+@pytest.mark.multinode
+def test_the_suite_of_links_counts_the_bytes_of_groups(nodes2: Nodes) -> None:
+    ratios = bench("links", "--repetitions", "1")["ratios"]
+    assert set(ratios) == set(links.RATIOS)
+    assert 0.3 < ratios["node_bytes"] < 0.5
     # The different keys of three batches of 8,192 are 0.8 times those of each.
     assert 0.7 < ratios["node_rows_bytes"] < 0.92

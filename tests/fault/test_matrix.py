@@ -11,8 +11,8 @@ import matrix_rows
 import pytest
 from long_runs import taking_turns
 
-from mpips.bench import kills
 from mpips.testing import beside, matrix
+from tests.bench import kills
 
 CHANGED = set(matrix_rows.changed())
 SAMPLE = taking_turns(

@@ -1,18 +1,17 @@
 """Many pushes and pulls without a pause: memory, open files and /dev/shm of all ranks stay as they are.
 
-`mpips bench soak --seconds N` runs the same for longer.
+`python -m tests.bench soak --seconds N` runs the same for longer.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from launcher import launch
 
-from mpips.bench.launching import Options, collect
+from mpips.bench.launching import collect, rank_command
+from tests.bench.options import SuiteOptions
 
 STEPS = 16_000
 # Noise of resident memory is up to 30 KiB.
@@ -22,8 +21,7 @@ MOST_BYTES = 128 << 10
 
 @pytest.mark.timeout(300)
 def test_nothing_grows_while_workers_push(tmp_path: Path) -> None:
-    chosen = msgspec.json.encode(Options(steps=STEPS)).decode()
-    argv = [sys.executable, "-m", "mpips.bench.rank", "soak", chosen, str(tmp_path)]
+    argv = rank_command("tests.bench.soak:push", SuiteOptions(steps=STEPS), tmp_path)
     with launch(4, argv, timeout=280) as job:
         assert job.wait() == 0, job.tail()
     found = {figure.name: figure for figure in collect(tmp_path).figures}

@@ -13,7 +13,7 @@ import launcher
 import numpy as np
 import processes
 
-from mpips.bench.kills import audit, content
+from tests.bench.kills import audit, content
 
 PROGRAMS = Path(__file__).parents[1] / "fault/programs"
 SHAPE = ["-n", "5", "--servers", "2"]

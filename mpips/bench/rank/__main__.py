@@ -1,14 +1,14 @@
-"""Run one program on this rank: python -m mpips.bench.rank PROGRAM OPTIONS FOLDER."""
+"""Run one program on this rank: python -m mpips.bench.rank MODULE:FUNCTION OPTIONS FOLDER."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+import typing
 from pathlib import Path
 
 import msgspec
 
-from mpips.bench.launching import Options
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.mpi import launch
 
@@ -16,10 +16,13 @@ from mpips.mpi import launch
 def main() -> None:
     """Run the chosen program and write its findings to FOLDER/<rank>.json. Only mpirun starts this module."""
     program, chosen, folder = sys.argv[1:]
-    options = msgspec.json.decode(chosen, type=Options)
+    module, _, name = program.partition(":")
     ranks = BenchRanks(launch.load_mpi())
     ranks.pin()
-    found = importlib.import_module(f"mpips.bench.rank.{program}").run(ranks, options)
+    run = getattr(importlib.import_module(module), name)
+    # The program says which options it takes.
+    options = msgspec.json.decode(chosen, type=typing.get_type_hints(run)["options"])
+    found = run(ranks, options)
     if found is not None:
         Path(folder, f"{ranks.rank}.json").write_bytes(msgspec.json.encode(found))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
-from mpips.bench.rank import two_sided_rows
+from mpips.bench.rank import two_sided
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.worker.worker import Worker
 
@@ -172,9 +172,9 @@ def _make_rows(handle: Any, sizes: Sizes) -> None:
 def _measure_two_sided(ranks: BenchRanks, work: Work, table: Float32 | None) -> None:
     """Make the measurements of the two-sided server. Collective."""
     if table is not None:
-        two_sided_rows.RowServer(ranks.comm, _WORKER, table, work.sizes.keys).serve(LR)
+        two_sided.RowServer(ranks.comm, _WORKER, table, work.sizes.keys).serve(LR)
         return
-    client = two_sided_rows.RowClient(ranks.comm, _SERVER)
+    client = two_sided.RowClient(ranks.comm, _SERVER)
 
     def both(keys: Int64, update: Float32) -> Float32:
         client.push(keys, update)

@@ -17,8 +17,7 @@ import numpy as np
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
-from mpips.bench.rank.alternating import alternate
-from mpips.bench.rank.ranks import BenchRanks
+from mpips.bench.rank.ranks import BenchRanks, alternate
 from mpips.model.codec import CODECS, STATELESS, Auto, Bf16, Fp16, Int8, PullCodec, PushCodec
 from mpips.model.optimizer import SGD
 from mpips.model.table import DenseTable

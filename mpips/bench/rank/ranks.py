@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mpips
+from mpips.bench.launching import Options
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpips.model.table import Table
     from mpips.worker.worker import Worker
+
+Side = TypeVar("Side")
+Value = TypeVar("Value")
 
 
 class BenchRanks:
@@ -50,3 +54,27 @@ class BenchRanks:
         """
         options.setdefault("timeout_s", 60.0)
         return mpips.run(main, tables, comm=self.comm, verbose=False, **options).value
+
+
+def alternate(
+    options: Options, sides: Iterable[Side], session: Callable[[Side], Value | None]
+) -> dict[Side, list[Value]]:
+    """Run a session of each side in turn, as often as the options say. Collective.
+
+    What changes in a machine with time then reaches all sides alike.
+
+    Args:
+        options: Options of the measurement.
+        sides: The sides, hashable.
+        session: Runs the session of a side; returns its value on workers, None on other ranks.
+
+    Returns:
+        For each side the values of its sessions, one per repetition; empty on ranks that are no workers.
+    """
+    found: dict[Side, list[Value]] = {side: [] for side in sides}
+    for _ in range(options.repetitions):
+        for side, values in found.items():
+            value = session(side)
+            if value is not None:
+                values.append(value)
+    return found

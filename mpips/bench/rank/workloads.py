@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from mpips.bench.rank.ranks import BenchRanks
@@ -44,7 +43,7 @@ def w6a_file(folder: Path) -> tuple[str, str]:
     Args:
         folder: Receives generated data. Every rank may call this function with its own folder.
     """
-    real = _data_folder() / "w6a.train.svm"
+    real = data_folder() / "w6a.train.svm"
     if real.is_file():
         return str(real), "w6a"
     made = folder / "generated.svm"
@@ -69,60 +68,7 @@ def _generate(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-class PlannedJob(NamedTuple):
-    """A job whose step `mpips bench plan` compares with its prediction.
-
-    Attributes:
-        config: Configuration of the job.
-        n_epochs: Epochs that are measured.
-        what: Description in one line.
-    """
-
-    config: JobConfig
-    n_epochs: int
-    what: str
-
-
-def planned_jobs(folder: Path, servers: int) -> dict[str, PlannedJob]:
-    """Return three jobs by name: dense, sparse with short steps, sparse with rows of factors.
-
-    Args:
-        folder: Receives generated data.
-        servers: Number of servers of each job.
-    """
-    file, data = w6a_file(folder)
-    clicks, click_data = criteo_file(folder)
-    logistic, mlp = (job_config(t, f, servers) for t, f in (("logistic", file), ("mlp", "digits")))
-    columns = DataConfig(train=clicks, categorical=("C*",), numeric="log", empty="zero")
-    fm = msgspec.structs.replace(
-        job_config("fm", clicks, servers), data=columns, train=TrainConfig(batch_size=16)
-    )
-    return {
-        "digits_mlp": PlannedJob(mlp, 100, "mlp on digits, batch 256"),
-        "w6a_logistic": PlannedJob(logistic, 12, f"logistic on {data}, batch 256"),
-        "criteo_fm": PlannedJob(fm, 60, f"fm on {click_data}, batch 16"),
-    }
-
-
-def criteo_file(folder: Path) -> tuple[str, str]:
-    """Return (file, description): a sample of Criteo's clicks, or generated data, as `w6a_file` does."""
-    real = _data_folder() / "criteo_sample.csv"
-    if real.is_file():
-        return str(real), "criteo"
-    made = folder / "clicks.csv"
-    if not made.exists():
-        rng = np.random.default_rng(7)
-        names = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
-        lines = [",".join(["label", *names])]
-        for _ in range(200):
-            counts = rng.integers(0, 1000, 13).tolist()
-            words = rng.zipf(1.5, 26).tolist()
-            lines.append(",".join(map(str, [int(rng.integers(0, 2)), *counts, *words])))
-        made.write_text("\n".join(lines) + "\n")
-    return str(made), "generated data of the shape of criteo"
-
-
-def _data_folder() -> Path:
+def data_folder() -> Path:
     """Return the folder of real data, which may not exist."""
     root = Path(__file__).resolve().parents[3]
     return Path(os.environ.get("MPIPS_TEST_DATA", root.parent / "shared" / "data"))

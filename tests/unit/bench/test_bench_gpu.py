@@ -13,7 +13,7 @@ import torch
 from late_device import LateCopies
 from torch_rig import torch_job
 
-from mpips.bench import gpu, gpu_side
+from mpips.bench import gpu
 from mpips.bench.gpu_checks import CHECKS
 from mpips.bench.launching import Options
 from mpips.cli.bench import command
@@ -38,7 +38,7 @@ def test_without_a_device_the_suite_ends_with_one_sentence(flags):
 def test_each_side_measures_on_an_imitated_device(kind, monkeypatch):
     monkeypatch.setitem(COPIES, "cpu", LateCopies)
     with torch_job() if kind != "plain" else nullcontext():
-        found = gpu_side.measured(kind, True, torch.device("cpu"))
+        found = gpu.measured(kind, True, torch.device("cpu"))
     assert (found.step_s > 0) == (kind != "copies")
     names = {"to_host", "to_host pinned", "to_device", "to_device pinned"}
     assert set(found.rates) == (names if kind == "copies" else set())

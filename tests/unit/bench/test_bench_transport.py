@@ -35,7 +35,7 @@ def test_without_nodes_their_ratios_are_skipped_with_the_reason(
     found = transport.run("transport", launching.Options(), nodes)
     assert found.skipped == dict.fromkeys(transport.BETWEEN_NODES, reason)
     assert found.notes == ["this machine"]
-    assert launches == [("transport", 2)]
+    assert launches == [("mpips.bench.rank.transport:run", 2)]
 
 
 def test_requested_nodes_that_cannot_be_imitated_are_an_error(launches, monkeypatch):
@@ -73,6 +73,7 @@ def test_findings_of_the_ranks_program():
         import mpi4py
         mpi4py.rc.initialize = False
         from mpips.bench.rank import transport as t
+        from mpips.bench.measure import BARS
         from mpips.bench.transport import BETWEEN_NODES
 
         ours = dict(push_ack_4k=40e-6, push_16m=2**24 / 2e9, pull_16m=1.0, rows_push=0.01,
@@ -81,6 +82,7 @@ def test_findings_of_the_ranks_program():
                    ping_pong_8=30e-6, ping_pong_4k=1e-4, message_16m=2**24 / 1e9)
         turns = dict(rma=[(ours, raw)] * 3, p2p=[(ours, raw)] * 3)
         found = t.findings("tcp", turns, dict(put=1 << 20, get=32 << 10))
+        found.judge(BARS)
         by_name = {c.name: c for c in found.comparisons}
         assert set(BETWEEN_NODES) < set(by_name), tuple(by_name)
         assert len(by_name) == 10

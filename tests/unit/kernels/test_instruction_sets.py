@@ -108,7 +108,7 @@ def test_checksums_are_the_same_on_every_instruction_set():
 ROWS = """
 import hashlib
 import numpy as np
-from mpips.bench.scratch import Side
+from mpips.bench.journal import Side
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import OPTIMIZERS
 from mpips.model.table import EmbeddingTable

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from planning_rig import BIG, DEFAULTS, job, planned
 
-from mpips.bench.measure import Comparison
+from mpips.bench.measure import BARS, Comparison, Findings
 from mpips.errors import ConfigError
 from mpips.model.consistency import ASP
 from mpips.model.table import DenseTable
@@ -160,7 +160,7 @@ def test_without_steps_no_time_is_predicted(svm: Path) -> None:
 
 @pytest.mark.parametrize(("ours", "met"), [(1.4, True), (0.7, True), (1.6, False), (0.6, False)])
 def test_a_prediction_must_be_near_from_both_sides(ours: float, met: bool) -> None:
-    found = Comparison(
+    comparison = Comparison(
         name="plan_digits_mlp_3",
         what="",
         unit="us",
@@ -168,4 +168,5 @@ def test_a_prediction_must_be_near_from_both_sides(ours: float, met: bool) -> No
         baseline=[1.0],
         baseline_name="the job",
     )
-    assert found.met is met
+    Findings(comparisons=[comparison]).judge(BARS)
+    assert comparison.met is met

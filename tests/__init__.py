@@ -1,0 +1,1 @@
+"""The tests of mpips, and in `bench` the measurements that only developers of mpips run."""
