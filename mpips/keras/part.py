@@ -125,11 +125,9 @@ class ModelTables:
         optimizer = self._model.optimizer if self._model.compiled else None
         if optimizer is None:
             return
-        if self.job.has_started:
-            raise ConfigError(
-                "compile comes too late: the job has started with the first fit, evaluation or prediction, "
-                "and the servers have the optimizer; compile once, before it"
-            )
+        self.job.check_time(
+            "compile", ", and the servers have the optimizer; compile once, before it"
+        )
         check_optimizer(optimizer)
         if self._model.jit_compile is True:
             raise ConfigError("compile: jit_compile = True: must be False or 'auto'")
@@ -281,8 +279,7 @@ class ModelTables:
             digest = self._hash.digest()
             self._sums.push(digest)
             place.has_collected = True
-            self.job.is_open = True
-            self.job.settle()
+            self.job.end_clock()
         self._sums.pull(digest)
 
     def end_fit(self) -> None:
@@ -333,9 +330,8 @@ class ModelTables:
     def _end_step(self) -> None:
         for state in self._states:
             state.push()
-        self.job.steps += 1
+        self.job.note_step()
         self.job.place.batch += 1
-        self.job.is_open = True
         self._is_stale = True
 
     def _seed_layers(self, worker: Worker) -> None:
