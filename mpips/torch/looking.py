@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpips.torch.job import job_of
+from mpips.torch.job import TorchJob
 from mpips.torch.prepare import StartingLoader
 from mpips.torch.sampling import PreparedLoader
 from mpips.torch.skips import BatchClocks
@@ -35,7 +35,7 @@ def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterato
     Raises:
         ConfigError: As mpips.lookahead, or `mpips.init` has not been called.
     """
-    job = job_of("mpips.torch.lookahead")
+    job = TorchJob.of_script("mpips.torch.lookahead")
     worker = job.start()
 
     def counted() -> Iterator[tuple[int, Batch]]:

@@ -25,13 +25,6 @@ class Pushed(Protocol):
         """Push what the step has brought."""
 
 
-class Opened(Protocol):
-    """A part that needs the worker."""
-
-    def open(self, worker: Worker) -> None:
-        """Take the table's handle at the start of the job."""
-
-
 class Restored(Protocol):
     """A part whose place is in the cursor."""
 

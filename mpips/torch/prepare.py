@@ -19,7 +19,7 @@ from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_ta
 from mpips.torch.device import move
 from mpips.torch.device_table import table_maker
 from mpips.torch.embedding import Embedding
-from mpips.torch.job import TorchJob, job_of
+from mpips.torch.job import TorchJob
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.order import earlier_share
@@ -228,7 +228,7 @@ def prepare(
         CapabilityError: `device` needs CUDA, which this process does not have.
         DeviceError: A device failed.
     """
-    job = job_of("mpips.torch.prepare")
+    job = TorchJob.of_script("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     where = common_placement(placement, rules)
     codec, pull_codec = _codecs(compression, pull_compression)
@@ -318,13 +318,7 @@ def _check(
 ) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a torch.nn.Module")
-    if job.has_started:
-        raise ConfigError(
-            "prepare comes too late: the job has started with the first forward pass; prepare all models "
-            "before it"
-        )
-    if isinstance(model, PreparedModule):
-        raise ConfigError("the model has been prepared already: call prepare once for each model")
+    job.check_new(model, PreparedModule)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"prepare: optimizer is {type(optimizer).__name__}: must be a torch.optim.Optimizer; pass a "
