@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,11 +30,41 @@ from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
 from mpips.torch.device_memory import Devices
 from mpips.torch.generators import reseed
-from mpips.torch.model_part import ModelPart
-from mpips.torch.parts import PlacedLoader, Pushed, Restored
 from mpips.torch.scheduler_state import SchedulerState
 from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
+
+
+class Pushed(Protocol):
+    """A layer or table that has something to push at a step."""
+
+    def push(self) -> None:
+        """Push what the step has brought."""
+
+
+class Restored(Protocol):
+    """A part whose place is in the cursor."""
+
+    def position(self) -> Any:
+        """Return the place after the current step: numbers, text, lists and dicts."""
+
+    def resume(self, position: Any) -> None:
+        """Continue at a place that `position` returned."""
+
+
+class PlacedLoader(Restored, Protocol):
+    """A prepared loader: a restart continues when all of them are at their places."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch."""
+
+    @property
+    def has_arrived(self) -> bool:
+        """True from the beginning of the epoch of the restart on."""
+
+    def resume_among(self, own: Any, everyone: Sequence[Any]) -> None:
+        """Continue where the workers of a run stood; see StartingLoader."""
 
 
 class TorchJob(ScriptJob):
@@ -117,22 +147,17 @@ class TorchJob(ScriptJob):
             self._coming.clear()
             self.begin_step(self.start())
 
-    def push(
-        self, pushed: Sequence[Pushed], buffers: Sequence[Pushed], models: Sequence[ModelPart]
-    ) -> None:
+    def push(self, pushed: Sequence[Pushed], buffers: Sequence[Pushed]) -> None:
         """Push what a step has brought. Not collective; blocks only while a ring is full.
 
         Args:
             pushed: Layers that may have something to push; the same order on all workers.
             buffers: Buffers, which are pushed when the clock ends: the script may change them until then.
-            models: Models whose values the step changes.
         """
         for part in pushed:
             part.push()
         self._buffers = buffers
         self.note_step()
-        for model in models:
-            model.is_stale = True
 
     def warn_of_late_schedulers(self) -> None:
         """Warn if a scheduler was stepped after the clock of its step had ended. Called within an epoch."""

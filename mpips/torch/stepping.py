@@ -16,12 +16,11 @@ import torch
 
 from mpips.errors import ConfigError
 from mpips.torch.embedding import Embedding
-from mpips.torch.job import TorchJob
+from mpips.torch.job import Pushed, TorchJob
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_plain
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
-from mpips.torch.parts import Pushed
 from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
 from mpips.torch.skips import Marks
@@ -110,8 +109,7 @@ class Stepping:
                 f"and step(): change it before backward, or {self._overlap.way_out}"
             )
         self._overlap.step()
-        self._job.push(self._layers, self._buffers, [self._model])
-        self._job.skips.note_step(self)
+        self._end_step(self._layers)
         if self._overlap.is_on and self._connection is not None:
             # Let gradients that backward sends travel while it computes.
             self._connection.begin_progress()
@@ -131,7 +129,11 @@ class Stepping:
         self._overlap.drop()
         for layer in self._layers:
             layer.drop()
-        self._job.push((), self._buffers, [self._model])
+        self._end_step(())
+
+    def _end_step(self, layers: Sequence[Embedding]) -> None:
+        self._job.push(layers, self._buffers)
+        self._model.is_stale = True
         self._job.skips.note_step(self)
 
     @property
