@@ -16,11 +16,11 @@ from mpips.keras.metrics import MetricSums
 from mpips.keras.optimizer import make_stepping
 from mpips.keras.rules import check_optimizer, rule_of
 from mpips.keras.shares import add_to_hash, n_rows, share
-from mpips.keras.states import StateTable
 from mpips.keras.values import array_of
 from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.replicated import TablePlacement
+from mpips.torch.buffers import BufferTable
 from mpips.torch.generators import mix, seed_defaults, seeded
 from mpips.torch.parameters import ParameterTable
 from mpips.worker.worker import Worker
@@ -28,6 +28,30 @@ from mpips.worker.worker import Worker
 _STEP_TAG = 0x6B657261732D7374
 _ORDER_TAG = 0x6B657261732D6F72
 _LAYER_TAG = 0x6B657261732D6C79
+
+
+class StateTable(BufferTable):
+    """One non-trainable variable and its table: worker 0's value counts.
+
+    Keras assigns variables in place, and torch counts the changes. So a state that has not changed is neither
+    copied nor sent.
+    """
+
+    def __init__(self, name: str, variable: Any) -> None:
+        """Take the variable. The tensor behind it stays the same."""
+        super().__init__(name, variable, "_value", "worker 0")
+        self._seen = -1  # torch's count of changes at the newest pull or push
+
+    def pull(self) -> None:
+        """Fetch the values into the variable. Blocks like DenseHandle.pull."""
+        super().pull()
+        self._seen = self._tensor._version
+
+    def push(self) -> None:
+        """Push the values, if this is worker 0 and they were assigned since the newest pull or push."""
+        if self._tensor._version != self._seen:
+            super().push()
+            self._seen = self._tensor._version
 
 
 class ModelTables:

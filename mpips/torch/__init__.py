@@ -9,7 +9,7 @@ changes that the script makes.
 
 `stepping.py` is a prepared optimizer, `rules.py` finds its rule on the servers. `overlap.py` pushes
 gradients within backward, `fingerprints.py` finds changes of them behind it, `skips.py` ends the clocks of
-batches without a step. `scheduler_state.py` and `plain.py` turn schedulers and hyperparameters into entries
+batches without a step. `cursor.py` turns schedulers and hyperparameters into entries
 of the cursor.
 
 `loader.py` has the prepared loader and `lookahead`. `sampling.py` divides a DataLoader among workers in the
@@ -32,9 +32,9 @@ except ImportError as error:
         f"mpips.torch needs PyTorch 2.4 or newer ({error}): pip install torch"
     ) from None
 
-from mpips.torch.version import check_version
+from mpips.session.versions import check_version
 
-check_version(_torch.__version__)
+check_version("torch", _torch.__version__, (2, 4), "mpips.torch")
 
 from mpips.torch.ddp import CommState, comm_hook  # noqa: E402
 from mpips.torch.device import device  # noqa: E402

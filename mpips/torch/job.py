@@ -28,9 +28,9 @@ import torch
 from mpips.errors import ConfigError
 from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
+from mpips.torch.cursor import SchedulerState
 from mpips.torch.device_memory import Devices
 from mpips.torch.generators import reseed
-from mpips.torch.scheduler_state import SchedulerState
 from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
 

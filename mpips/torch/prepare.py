@@ -17,6 +17,7 @@ from mpips.model.replicated import Replicated, TablePlacement, common_placement
 from mpips.mpi.launch import asked_threads
 from mpips.session.script import Script
 from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_tables
+from mpips.torch.cursor import SchedulerState
 from mpips.torch.device import move
 from mpips.torch.device_table import table_maker
 from mpips.torch.embedding import Embedding
@@ -26,7 +27,6 @@ from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.rules import rule_of
-from mpips.torch.scheduler_state import SchedulerState
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
     Make,

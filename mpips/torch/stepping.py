@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 import torch
 
 from mpips.errors import ConfigError
+from mpips.torch.cursor import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.embedding import Embedding
 from mpips.torch.job import Pushed, TorchJob
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_plain
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
-from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
 from mpips.torch.skips import Marks
 from mpips.torch.streamed_gradients import StreamedGradients

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -276,19 +277,6 @@ class _SavedTensor:
         return self._tensor
 
 
-class _SavedByOthers:
-    """A tensor that the hooks around the stream's have saved; call it to get the tensor."""
-
-    __slots__ = ("_packed", "_unpack")
-
-    def __init__(self, packed: Any, unpack: Callable[[Any], torch.Tensor]) -> None:
-        self._packed = packed
-        self._unpack = unpack
-
-    def __call__(self) -> torch.Tensor:
-        return self._unpack(self._packed)
-
-
 class _Packing:
     """The hook that saves a tensor.
 
@@ -311,7 +299,7 @@ class _Packing:
             if self._others is None:
                 return _SavedTensor(tensor)
         pack, unpack = self._others
-        return _SavedByOthers(pack(tensor), unpack)
+        return partial(unpack, pack(tensor))
 
 
 def _unpack(saved: Callable[[], torch.Tensor]) -> torch.Tensor:
