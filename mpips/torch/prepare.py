@@ -136,10 +136,8 @@ def prepare(
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     where = common_placement(placement, rules)
     codecs = common_codecs(compression, pull_compression)
-    _check(model, optimizer, job, rules, buffers, overlap)
+    _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
-    if pull not in ("by use", "whole"):
-        raise ConfigError(f"prepare: pull = {pull!r}: must be 'by use' or 'whole'")
     if stream is not None:
         where = _on_servers(where, stream)
     others: Consistency = rules
@@ -221,7 +219,9 @@ def _check(
     consistency: Consistency,
     buffers: BufferRule,
     overlap: bool | None,
+    pull: str,
 ) -> None:
+    """Raise ConfigError for arguments of `prepare` that are not accepted."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a torch.nn.Module")
     job.check_new(model, PreparedModule)
@@ -246,6 +246,8 @@ def _check(
         )
     if overlap not in (None, True, False):
         raise ConfigError(f"prepare: overlap = {overlap!r}: must be True, False or None")
+    if pull not in ("by use", "whole"):
+        raise ConfigError(f"prepare: pull = {pull!r}: must be 'by use' or 'whole'")
     if buffers not in BUFFER_RULES:
         raise ConfigError(f"prepare: buffers = {buffers!r}: must be 'worker 0' or 'average'")
     if buffers == "average" and consistency.name != "bsp":

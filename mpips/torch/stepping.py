@@ -19,7 +19,7 @@ from mpips.torch.cursor import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.embedding import Embedding
 from mpips.torch.job import Pushed, TorchJob
 from mpips.torch.model_part import ModelPart
-from mpips.torch.module import make_plain
+from mpips.torch.module import make_plain, prepared_class
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.rules import rule_of
@@ -400,8 +400,7 @@ def make_stepping(
     plain = type(optimizer)
     optimizer.__dict__["state"] = _ServerState(dict)
     optimizer.__dict__.pop("step", None)  # the wrapper of a scheduler, around torch's own step
-    body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    optimizer.__class__ = type(plain.__name__, (PreparedOptimizer, plain), body)
+    optimizer.__class__ = prepared_class(plain, PreparedOptimizer)
     # GradScaler then calls `step` also where it has found infinity: the clock ends on this worker, too.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     optimizer._mpips_stepping = stepping  # type: ignore[attr-defined]
