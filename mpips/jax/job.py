@@ -14,74 +14,39 @@ from __future__ import annotations
 import jax
 
 from mpips.errors import ConfigError
-from mpips.mpi.messages import END_OF_SCRIPT
-from mpips.session.init import current
 from mpips.session.script import Script
-from mpips.worker.worker import Worker
+from mpips.session.script_job import ScriptJob
 
 
-class JaxJob:
-    """The JAX part of the script's job. Make it by `jax_job`.
+class JaxJob(ScriptJob):
+    """The JAX part of the script's job. Make it by `JaxJob.of_script`.
 
     Attributes:
-        script: The script.
         has_pushed: True if gradients were pushed since the newest step.
-        steps: Number of steps that this worker has made since the beginning of the run.
     """
+
+    library = "mpips.jax"
 
     def __init__(self, script: Script) -> None:
         """Declare nothing yet."""
-        script.own_cursor("mpips.jax")
-        self.script = script
+        super().__init__(script)
         self.has_pushed = False
-        self.steps = 0
-        self._worker: Worker | None = None
-
-    def start(self) -> Worker:
-        """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
-        if self._worker is None:
-            worker = self.script.start()
-            self._resume()
-            self.script.before_end.append(self._check_end)
-            self._worker = worker
-        return self._worker
 
     def step(self) -> None:
         """Set the cursor and end the worker's clock. Not collective."""
-        worker = self.start()
-        self.steps += 1
-        worker.set_cursor({"jax": 1, "steps": self.steps})
-        worker.clock()
+        self.start()
+        self.note_step()
+        self.settle()
         self.has_pushed = False
 
-    def _resume(self) -> None:
-        """Take the number of steps from the checkpoint or the launch before, if there is one."""
-        cursor = self.script.cursor
-        if not cursor:
-            return
-        if cursor.get("jax") != 1:
-            raise ConfigError(
-                "the checkpoint is of a script without mpips.jax: use the same script, or resume='never'"
-            )
-        self.steps = int(cursor["steps"])
-
-    def _check_end(self) -> None:
+    def end(self) -> None:
         """Raise ConfigError for a push without a step; let the scheduler compare the steps of all workers."""
         if self.has_pushed:
             raise ConfigError(
                 "the script ended after a push without mpips.jax.step(): call it after the pushes of each "
                 "step"
             )
-        self.script.compare_steps(END_OF_SCRIPT, self.steps)
-
-
-def jax_job(what: str) -> JaxJob:
-    """Return the JAX part of this script's job. `what` names the caller in errors.
-
-    Raises:
-        ConfigError: `mpips.init` has not been called.
-    """
-    return current(what).part(JaxJob)
+        super().end()
 
 
 def step() -> None:
@@ -95,7 +60,7 @@ def step() -> None:
     Raises:
         ConfigError: `mpips.init` has not been called.
     """
-    jax_job("mpips.jax.step").step()
+    JaxJob.of_script("mpips.jax.step").step()
 
 
 def steps() -> int:
@@ -107,9 +72,7 @@ def steps() -> int:
     Raises:
         ConfigError: `mpips.init` has not been called.
     """
-    job = jax_job("mpips.jax.steps")
-    job.start()
-    return job.steps
+    return JaxJob.of_script("mpips.jax.steps").settled_steps()
 
 
 def key() -> jax.Array:
@@ -121,7 +84,7 @@ def key() -> jax.Array:
     Raises:
         ConfigError: `mpips.init` has not been called.
     """
-    job = jax_job("mpips.jax.key")
+    job = JaxJob.of_script("mpips.jax.key")
     worker = job.start()
     seeded = jax.random.key(worker.seed & 0x7FFF_FFFF)
     return jax.random.fold_in(jax.random.fold_in(seeded, worker.index), job.steps & 0x7FFF_FFFF)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
 from mpips.jax.arrays import as_gradient, refuse_traced
-from mpips.jax.job import JaxJob, jax_job
+from mpips.jax.job import JaxJob
 from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
@@ -155,7 +155,7 @@ def embedding(
     Raises:
         ConfigError: A value is not accepted, the job has started, or `mpips.init` has not been called.
     """
-    job = jax_job("mpips.jax.embedding")
+    job = JaxJob.of_script("mpips.jax.embedding")
     model = consistency_of(consistency) if isinstance(consistency, str) else consistency
     table = EmbeddingTable(
         name,

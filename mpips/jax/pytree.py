@@ -12,7 +12,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from mpips.errors import ConfigError
 from mpips.jax.arrays import DTYPES, Float32, as_gradient, as_jax, refuse_traced
-from mpips.jax.job import JaxJob, jax_job
+from mpips.jax.job import JaxJob
 from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
@@ -171,7 +171,7 @@ def declare(
         ConfigError: A leaf or option is not accepted; the message names it. Or the job has started, or
             `mpips.init` has not been called.
     """
-    job = jax_job("mpips.jax.declare")
+    job = JaxJob.of_script("mpips.jax.declare")
     model = consistency_of(consistency) if isinstance(consistency, str) else consistency
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
     if not paths:

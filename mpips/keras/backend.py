@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from mpips.errors import CapabilityError
+from mpips.session.versions import check_version
 
 OLDEST = (3, 3)
 
@@ -19,11 +19,7 @@ def check_backend(keras: Any) -> None:
     Raises:
         CapabilityError: Names what was found and what is needed.
     """
-    found = tuple(int(n) for n in re.findall(r"\d+", keras.__version__)[:2])
-    if found < OLDEST:
-        raise CapabilityError(
-            f"keras {keras.__version__} is too old: mpips.keras needs {OLDEST[0]}.{OLDEST[1]} or newer"
-        )
+    check_version("keras", keras.__version__, OLDEST, "mpips.keras")
     backend = keras.backend.backend()
     if backend != "torch":
         raise CapabilityError(

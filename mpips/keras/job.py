@@ -16,26 +16,21 @@ workers, so that they shuffle alike. A step computes with generators that depend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from mpips.errors import ConfigError
-from mpips.mpi.messages import END_OF_SCRIPT
-from mpips.session.init import current
 from mpips.session.script import Script
-from mpips.worker.worker import Worker
+from mpips.session.script_job import Opened, ScriptJob
 
 
-class KerasPart(Protocol):
+class KerasPart(Opened, Protocol):
     """A prepared model."""
 
     def declare(self) -> None:
         """Declare the tables, directly before the job starts."""
-
-    def open(self, worker: Worker) -> None:
-        """Take the handles at the start of the job."""
 
     def rates(self) -> list[Any]:
         """Return the optimizer's step and its learning rate, if the script can set it."""
@@ -68,76 +63,70 @@ class FitPlace(msgspec.Struct):
     has_collected: bool = False
 
 
-class KerasJob:
-    """All prepared models of the script. Make it by `keras_job`.
+class KerasJob(ScriptJob):
+    """All prepared models of the script. Make it by `KerasJob.of_script`.
 
     Attributes:
-        script: The script.
         place: The place of the script in its fits.
         resumed: The place of the restart; None: there is none, or the script has passed it.
-        steps: Number of steps that this worker has made since the beginning of the run.
-        is_open: True if a step has pushed, and its clock has not ended.
     """
+
+    library = "mpips.keras"
+    first_use = "the first fit, evaluation or prediction"
 
     def __init__(self, script: Script) -> None:
         """Prepare nothing yet."""
-        script.own_cursor("mpips.keras")
-        self.script = script
+        super().__init__(script)
         self.place = FitPlace()
         self.resumed: FitPlace | None = None
-        self.steps = 0
-        self.is_open = False
-        self._parts: list[KerasPart] = []
-        self._rates: list[Any] = []  # of each part, at the place of the restart
+        self._models: list[KerasPart] = []
+        self._rates: list[Any] = []  # of each model, at the place of the restart
         self._metrics: list[Any] = []
-        self._worker: Worker | None = None
 
-    @property
-    def has_started(self) -> bool:
-        """True from the beginning of the first fit, evaluation or prediction on."""
-        return self._worker is not None
-
-    def add(self, part: KerasPart) -> None:
+    def add_model(self, model: KerasPart) -> None:
         """Add a prepared model."""
-        self._parts.append(part)
+        self._models.append(model)
+        self.add(model)
 
-    def start(self) -> Worker:
-        """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
-        if self._worker is None:
-            for part in self._parts:
-                part.declare()
-            worker = self.script.start()
-            self._worker = worker
-            for part in self._parts:
-                part.open(worker)
-            self._resume()
-            self.script.before_end.append(self._end)
-        return self._worker
+    def declare(self) -> None:
+        """Declare the tables of all models."""
+        for model in self._models:
+            model.declare()
 
-    def settle(self) -> None:
-        """Set the cursor and end the clock of the newest step, if it has not ended. Not collective."""
-        if self.is_open:
-            worker = self.start()
-            place = self.place
-            worker.set_cursor(
-                {
-                    "keras": 1,
-                    "steps": self.steps,
-                    "fit": place.fit,
-                    "within": place.is_within,
-                    "epoch": place.epoch,
-                    "batch": place.batch,
-                    "collected": place.has_collected,
-                    "rates": [part.rates() for part in self._parts],
-                    "metrics": [part.metrics() for part in self._parts],
-                }
+    def position(self) -> dict[str, Any]:
+        """Return the steps, the place in the fits, and the learning rates and metrics of all models."""
+        place = self.place
+        return {
+            **super().position(),
+            "fit": place.fit,
+            "within": place.is_within,
+            "epoch": place.epoch,
+            "batch": place.batch,
+            "collected": place.has_collected,
+            "rates": [model.rates() for model in self._models],
+            "metrics": [model.metrics() for model in self._models],
+        }
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        """Take the place of the checkpoint or of the launch before."""
+        if len(cursor["rates"]) != len(self._models):
+            raise ConfigError(
+                f"the checkpoint is of a script that prepared {len(cursor['rates'])} models with "
+                f"mpips.keras, this one prepares {len(self._models)}: use the same script, or resume='never'"
             )
-            worker.clock()
-            self.is_open = False
+        super().resume(cursor)
+        names = ("fit", "within", "epoch", "batch", "collected")
+        self.resumed = FitPlace(*(cursor[name] for name in names))
+        self._rates, self._metrics = list(cursor["rates"]), list(cursor["metrics"])
+        # Once more at the beginning of the epoch: callbacks of a fit set rates, too.
+        for model, rates in zip(self._models, self._rates, strict=True):
+            model.set_rates(rates)
 
-    def _end(self) -> None:
+    def end_clock(self) -> None:
+        """End a clock that is no step. Not collective."""
         self.settle()
-        self.script.compare_steps(END_OF_SCRIPT, self.steps)
+        self.is_open = True
+        self.settle()
 
     def begin_fit(self) -> int | None:
         """Begin a fit; return the epoch at which a restart continues it.
@@ -166,8 +155,7 @@ class KerasJob:
         if not self.place.is_within:
             return
         self.place.is_within = False
-        self.is_open = True
-        self.settle()
+        self.end_clock()
         self.script.compare_steps(f"the end of fit {self.place.fit}", self.steps)
 
     def begin_epoch(self, epoch: int) -> int:
@@ -177,44 +165,12 @@ class KerasJob:
         resumed = self.resumed
         if resumed is None or (resumed.fit, resumed.epoch) != (self.place.fit, epoch):
             return 0
-        for part, rates, metrics in zip(self._parts, self._rates, self._metrics, strict=True):
-            part.set_rates(rates)
-            part.set_metrics(metrics)
+        for model, rates, metrics in zip(self._models, self._rates, self._metrics, strict=True):
+            model.set_rates(rates)
+            model.set_metrics(metrics)
         self.place.has_collected = resumed.has_collected
         self.resumed = None
         return resumed.batch
-
-    def _resume(self) -> None:
-        """Take the place of the checkpoint or of the launch before, if there is one."""
-        cursor = self.script.cursor
-        if not cursor:
-            return
-        if cursor.get("keras") != 1 or len(cursor["rates"]) != len(self._parts):
-            raise ConfigError(
-                "the checkpoint is of a script that prepared other models, or none, with mpips.keras: use "
-                "the same script, or resume='never'"
-            )
-        self.steps = int(cursor["steps"])
-        self.resumed = FitPlace(
-            cursor["fit"],
-            cursor["within"],
-            cursor["epoch"],
-            cursor["batch"],
-            cursor["collected"],
-        )
-        self._rates, self._metrics = list(cursor["rates"]), list(cursor["metrics"])
-        # Once more at the beginning of the epoch: callbacks of a fit set rates, too.
-        for part, rates in zip(self._parts, self._rates, strict=True):
-            part.set_rates(rates)
-
-
-def keras_job(what: str) -> KerasJob:
-    """Return the Keras job of this script. `what` names the caller in errors.
-
-    Raises:
-        ConfigError: `mpips.init` has not been called.
-    """
-    return current(what).part(KerasJob)
 
 
 def steps() -> int:
@@ -226,7 +182,4 @@ def steps() -> int:
     Raises:
         ConfigError: `mpips.init` has not been called, or a model has not been built.
     """
-    job = keras_job("mpips.keras.steps")
-    job.start()
-    job.settle()
-    return job.steps
+    return KerasJob.of_script("mpips.keras.steps").settled_steps()

@@ -15,6 +15,7 @@ import keras
 from mpips.errors import ConfigError
 from mpips.keras.callbacks import First, Last
 from mpips.keras.part import ModelTables
+from mpips.torch.module import prepared_class
 
 
 class PreparedModel(keras.Model):
@@ -125,11 +126,6 @@ class PreparedModel(keras.Model):
 def make_prepared(model: Any, part: ModelTables) -> None:
     """Turn a model into a prepared one, in place."""
     plain = type(model)
-    body = {
-        "__module__": plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "_mpips_plain": plain,
-    }
-    model.__class__ = type(plain.__name__, (PreparedModel, plain), body)
+    model.__class__ = prepared_class(plain, PreparedModel, _mpips_plain=plain)
     # Not by Keras, which would look for layers and variables in it.
     object.__setattr__(model, "_mpips_part", part)

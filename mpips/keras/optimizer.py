@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import keras
 import torch
 
+from mpips.torch.module import prepared_class
+
 
 class Applying(Protocol):
     """The part of a model that pushes gradients."""
@@ -50,10 +52,5 @@ class PreparedKerasOptimizer(keras.optimizers.Optimizer):
 def make_stepping(optimizer: Any, part: Applying) -> None:
     """Turn an optimizer into a prepared one, in place."""
     plain = type(optimizer)
-    body = {
-        "__module__": plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "_mpips_plain": plain,
-    }
-    optimizer.__class__ = type(plain.__name__, (PreparedKerasOptimizer, plain), body)
+    optimizer.__class__ = prepared_class(plain, PreparedKerasOptimizer, _mpips_plain=plain)
     optimizer._mpips_part = part

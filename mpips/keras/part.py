@@ -16,11 +16,11 @@ from mpips.keras.metrics import MetricSums
 from mpips.keras.optimizer import make_stepping
 from mpips.keras.rules import check_optimizer, rule_of
 from mpips.keras.shares import add_to_hash, n_rows, share
-from mpips.keras.states import StateTable
 from mpips.keras.values import array_of
 from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.replicated import TablePlacement
+from mpips.torch.buffers import BufferTable
 from mpips.torch.generators import mix, seed_defaults, seeded
 from mpips.torch.parameters import ParameterTable
 from mpips.worker.worker import Worker
@@ -28,6 +28,30 @@ from mpips.worker.worker import Worker
 _STEP_TAG = 0x6B657261732D7374
 _ORDER_TAG = 0x6B657261732D6F72
 _LAYER_TAG = 0x6B657261732D6C79
+
+
+class StateTable(BufferTable):
+    """One non-trainable variable and its table: worker 0's value counts.
+
+    Keras assigns variables in place, and torch counts the changes. So a state that has not changed is neither
+    copied nor sent.
+    """
+
+    def __init__(self, name: str, variable: Any) -> None:
+        """Take the variable. The tensor behind it stays the same."""
+        super().__init__(name, variable, "_value", "worker 0")
+        self._seen = -1  # torch's count of changes at the newest pull or push
+
+    def pull(self) -> None:
+        """Fetch the values into the variable. Blocks like DenseHandle.pull."""
+        super().pull()
+        self._seen = self._tensor._version
+
+    def push(self) -> None:
+        """Push the values, if this is worker 0 and they were assigned since the newest pull or push."""
+        if self._tensor._version != self._seen:
+            super().push()
+            self._seen = self._tensor._version
 
 
 class ModelTables:
@@ -125,11 +149,9 @@ class ModelTables:
         optimizer = self._model.optimizer if self._model.compiled else None
         if optimizer is None:
             return
-        if self.job.has_started:
-            raise ConfigError(
-                "compile comes too late: the job has started with the first fit, evaluation or prediction, "
-                "and the servers have the optimizer; compile once, before it"
-            )
+        self.job.check_time(
+            "compile", ", and the servers have the optimizer; compile once, before it"
+        )
         check_optimizer(optimizer)
         if self._model.jit_compile is True:
             raise ConfigError("compile: jit_compile = True: must be False or 'auto'")
@@ -281,8 +303,7 @@ class ModelTables:
             digest = self._hash.digest()
             self._sums.push(digest)
             place.has_collected = True
-            self.job.is_open = True
-            self.job.settle()
+            self.job.end_clock()
         self._sums.pull(digest)
 
     def end_fit(self) -> None:
@@ -333,9 +354,8 @@ class ModelTables:
     def _end_step(self) -> None:
         for state in self._states:
             state.push()
-        self.job.steps += 1
+        self.job.note_step()
         self.job.place.batch += 1
-        self.job.is_open = True
         self._is_stale = True
 
     def _seed_layers(self, worker: Worker) -> None:

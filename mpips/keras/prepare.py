@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import torch
 
 from mpips.errors import ConfigError
-from mpips.keras.job import keras_job
+from mpips.keras.job import KerasJob
 from mpips.keras.model import PreparedModel, make_prepared
 from mpips.keras.part import ModelTables
-from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
+from mpips.model.codec import PullCodec, PushCodec, common_codecs
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local
 from mpips.model.replicated import Replicated, common_placement
-from mpips.mpi.launch import asked_threads
+from mpips.torch.prepare import take_cores
 
 
 def prepare(
@@ -66,7 +65,7 @@ def prepare(
         ConfigError: The optimizer, a codec or the placement is not accepted, the model has been prepared
             before, the job has started, or `mpips.init` has not been called.
     """
-    job = keras_job("mpips.keras.prepare")
+    job = KerasJob.of_script("mpips.keras.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     if isinstance(rules, Local):
         raise ConfigError(
@@ -75,21 +74,11 @@ def prepare(
         )
     if not isinstance(model, keras.Model):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a keras.Model")
-    if isinstance(model, PreparedModel):
-        raise ConfigError("the model has been prepared already: call prepare once for each model")
-    if job.has_started:
-        raise ConfigError(
-            "prepare comes too late: the job has started with the first fit, evaluation or prediction; "
-            "prepare all models before it"
-        )
-    try:
-        codecs = codec_of(compression), pull_codec_of(pull_compression)
-    except ConfigError as error:
-        raise ConfigError(f"prepare: {error}") from None
+    job.check_new(model, PreparedModel)
+    codecs = common_codecs(compression, pull_compression)
     part = ModelTables(model, job, rules, *codecs, common_placement(placement, rules))
     part.take_optimizer()
     make_prepared(model, part)
-    job.add(part)
-    if not asked_threads() and job.script.n_workers > 1:
-        torch.set_num_threads(job.script.n_cores)
+    job.add_model(part)
+    take_cores(job.script)
     return model

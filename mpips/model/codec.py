@@ -327,6 +327,18 @@ def pull_codec_of(value: object) -> PullCodec | None:
     return None if codec is None else _checked_for_pulls(codec)
 
 
+def common_codecs(push: object, pull: object) -> tuple[PushCodec | None, PullCodec | None]:
+    """Return the codecs of pushes and pulls of all parameters of a model, as a user has given them.
+
+    Raises:
+        ConfigError: There is no such codec, or it is not one for pulls.
+    """
+    try:
+        return codec_of(push), pull_codec_of(pull)
+    except ConfigError as error:
+        raise ConfigError(f"prepare: {error}") from None
+
+
 def _checked_for_pulls(codec: Codec) -> OwnPullCodec:
     """Return the codec; raise ConfigError if it is not one for pulls."""
     if not isinstance(codec, OwnPullCodec):

@@ -32,14 +32,10 @@ from mpips.mpi.messages import StepCount
 from mpips.mpi.signals import TerminatedError
 from mpips.process import forked
 from mpips.session.calling import ExitedError
-from mpips.session.declared import EndedEarlyError
 from mpips.session.driver import Gathered, Outcome, at_work, gathered
 from mpips.session.exits import ExitFunctions, code_of, exit_now, exited
-from mpips.session.session import (
-    after_run,
-    one_report,
-    scripts,
-)
+from mpips.session.script_program import EndedEarlyError, ScriptProgram
+from mpips.session.session import after_run, one_report, scripts
 
 if TYPE_CHECKING:
     from mpips.checkpoint import WorkerState
@@ -47,7 +43,6 @@ if TYPE_CHECKING:
     from mpips.mpi.cluster import Cluster
     from mpips.rundir import directory
     from mpips.session.initial_values import Values
-    from mpips.session.script_program import ScriptProgram
     from mpips.worker.worker import Worker
 
 Part = TypeVar("Part")

@@ -1,13 +1,23 @@
-"""The program of a script: tables that are declared until the first pull, and worker 0's initial values."""
+"""The program of a script: tables that are declared until the first pull, and worker 0's initial values.
+
+All workers declare the same tables, in the same order. Servers and the scheduler learn them from worker 0,
+whose initial values count: other workers may have drawn other ones.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
+from mpips.errors import ConfigError
+from mpips.model.job_tables import check_tables
+from mpips.model.table_config import from_config, to_config
 from mpips.recovery.saving import Saving, SavingPlan
-from mpips.session.declared import Declared
-from mpips.session.initial_values import InitialValues
+from mpips.session.initial_values import InitialValues, Values
 from mpips.session.session import CheckedArguments, FunctionPlan
 
 if TYPE_CHECKING:
@@ -16,6 +26,111 @@ if TYPE_CHECKING:
     from mpips.model.table import Table
     from mpips.session.driver import JobRanks, JobView
     from mpips.worker.worker import Worker
+
+_WHAT = "the first pull, at which all workers start the job"
+
+
+class EndedEarlyError(Exception):
+    """All workers ended their scripts before the first pull, so there is no job to start."""
+
+
+class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The entry of one worker at the first pull.
+
+    Attributes:
+        worker: Index of the worker.
+        digest: Digest of its tables; "": its script ended without a pull.
+        tables: Of worker 0: its tables; see mpips.model.table_config.
+    """
+
+    worker: int
+    digest: str
+    tables: list[dict[str, Any]] = []
+
+
+class Declared:
+    """The tables of a script, and the initial values of its dense tables.
+
+    Attributes:
+        tables: The tables in the order of their declaration.
+        values: Functions that return the initial values of dense tables, by name, for each group.
+    """
+
+    def __init__(self) -> None:
+        """Declare nothing yet."""
+        self.tables: list[Table] = []
+        self.values: dict[str, dict[str, Values]] = {}
+
+    def add(self, table: Table, values: Values | None = None, group: str = "") -> None:
+        """Declare a table.
+
+        Args:
+            table: The table.
+            values: Returns the initial values of a dense table: float32, C-contiguous, of the table's shape.
+                Called at the start of a job that starts from no checkpoint, on worker 0.
+            group: Name of the tables whose values are in memory at the same time.
+
+        Raises:
+            ConfigError: A table of this name has been declared.
+        """
+        if any(other.name == table.name for other in self.tables):
+            raise ConfigError(
+                f"two tables are named {table.name!r}: prepare each model once, and give models and "
+                "embeddings different names"
+            )
+        self.tables.append(table)
+        if values is not None:
+            self.values.setdefault(group, {})[table.name] = values
+
+    def initial_values(self) -> InitialValues:
+        """Return the initial values of dense tables."""
+        return InitialValues(list(self.values.values()), self.tables)
+
+    def meet(self, ranks: JobRanks, has_ended: bool) -> list[Table]:
+        """Compare the tables of all workers; return those of worker 0. Collective over all ranks; blocks.
+
+        Args:
+            ranks: All ranks.
+            has_ended: This worker's script has ended without a pull.
+
+        Raises:
+            ConfigError: A worker has other tables than worker 0, or has ended its script.
+            EndedEarlyError: All workers have ended their scripts. Raised on all ranks.
+        """
+
+        def mine() -> dict[str, Any] | None:
+            if ranks.worker is None:
+                return None
+            row = _Row(ranks.worker, "")
+            if not has_ended:
+                check_tables(self.tables)
+                configs = [to_config(table) for table in self.tables]
+                row = _Row(ranks.worker, _digest(configs), [] if ranks.worker else configs)
+            plain: dict[str, Any] = msgspec.to_builtins(row)
+            return plain
+
+        found = ranks.agree(_WHAT, mine, lengthy=True)
+        rows = sorted(
+            (msgspec.convert(row, _Row) for row in found if row is not None), key=lambda r: r.worker
+        )
+        ended = [row.worker for row in rows if not row.digest]
+        if len(ended) == len(rows):
+            raise EndedEarlyError
+        if ended:
+            raise ConfigError(
+                f"worker {ended[0]} ended its script before its first pull, while other workers begin to "
+                "train: all workers must run the same steps"
+            )
+        first = rows[0].tables
+        if any(row.digest != rows[0].digest for row in rows):
+            ranks.agree("comparing the models", lambda: self._refuse_other(ranks, first))
+        return [from_config(config) for config in first]
+
+    def _refuse_other(self, ranks: JobRanks, first: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ConfigError with the first difference to worker 0's tables, if there is one."""
+        own = [to_config(table) for table in self.tables]
+        if ranks.worker is not None and (difference := _difference(own, first)):
+            raise ConfigError(f"{difference}; all workers must make the same model")
 
 
 class ScriptProgram:
@@ -76,3 +191,22 @@ class ScriptProgram:
 
     def close(self) -> None:
         """Do nothing: `show` has begun nothing."""
+
+
+def _digest(configs: Sequence[Mapping[str, Any]]) -> str:
+    return hashlib.blake2b(msgspec.msgpack.encode(configs), digest_size=16).hexdigest()
+
+
+def _difference(own: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first difference of a worker's tables to those of worker 0; "" if there is none."""
+    for mine, other in zip(own, first, strict=False):
+        if mine["name"] != other["name"]:
+            return f"this worker has the parameter {mine['name']!r} where worker 0 has {other['name']!r}"
+        for key in dict.fromkeys([*mine, *other]):
+            if mine.get(key) != other.get(key):
+                return f"{mine['name']!r} has {key} = {mine.get(key)}, on worker 0 it has {other.get(key)}"
+    if len(own) != len(first):
+        longer = own if len(own) > len(first) else first
+        has = "this worker" if len(own) > len(first) else "worker 0"
+        return f"only {has} has the parameter {longer[min(len(own), len(first))]['name']!r}"
+    return ""

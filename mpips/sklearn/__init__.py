@@ -13,9 +13,10 @@ except ImportError as error:
         f"mpips.sklearn needs scikit-learn ({error}): pip install scikit-learn"
     ) from None
 
-from mpips.sklearn.version import check_version
+from mpips.session.versions import check_version
 
-check_version(_sklearn.__version__)
+# The first version with validate_data and __sklearn_tags__.
+check_version("scikit-learn", _sklearn.__version__, (1, 6), "mpips.sklearn")
 
 from mpips.sklearn.classifier import MpipsClassifier  # noqa: E402
 from mpips.sklearn.regressor import MpipsRegressor  # noqa: E402

@@ -12,6 +12,8 @@ complete takes its losses and values from the servers, and the one of the restar
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,9 +25,9 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import Consistency
 from mpips.mpi import launch
 from mpips.process import forked
-from mpips.session.init import current
 from mpips.session.local import LocalJob
 from mpips.session.script import Script
+from mpips.session.script_job import ScriptJob
 from mpips.session.session import scripts
 from mpips.sklearn.fit import FitArguments, Trained, TrainingPlace
 from mpips.sklearn.settings import RULES
@@ -66,21 +68,23 @@ class ServerRows(msgspec.Struct, frozen=True):
         )
 
 
-class FitJob:
+class FitJob(ScriptJob):
     """All fits of a script. Make it by `fit_job`."""
+
+    library = "mpips.sklearn"
+    first_use = "the first fit"
 
     def __init__(self, script: Script) -> None:
         """Declare nothing yet."""
-        script.own_cursor("mpips.sklearn")
-        self._script = script
+        super().__init__(script)
         self._number = 0
+        self._place = TrainingPlace()  # in this fit, at the end of the newest clock
         self._resumed: tuple[int, TrainingPlace] | None = None
         self._consistency: Consistency | None = None
-        self._worker: Worker | None = None
 
     def next_seed(self) -> int:
         """Return a seed of the next fit, a function of the job's seed and the fit's number."""
-        sequence = np.random.SeedSequence([_SEED_TAG, self._script.seed, self._number + 1])
+        sequence = np.random.SeedSequence([_SEED_TAG, self.script.seed, self._number + 1])
         return int(sequence.generate_state(1)[0])
 
     def run(self, fit: FitArguments, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
@@ -108,11 +112,8 @@ class FitJob:
         number, first = self._number, rows.first if rows is not None else self._number
         if rows is not None:
             fit = replace(fit, base=rows.base)
-
-        def note(place: TrainingPlace) -> None:
-            worker.set_cursor({"sklearn": 1, "fit": number, "place": list(place)})
-
-        training = Training(worker, fit, number, first, self._place(), fit.digest(), note)
+        begin = self._first_place()
+        training = Training(worker, fit, number, first, begin, fit.digest(), self._end_clock)
         trained = training.run()
         self._report(worker, trained)
         return trained, ServerRows(
@@ -122,34 +123,38 @@ class FitJob:
     def _start(self, fit: FitArguments) -> Worker:
         """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
         consistency = fit.settings.consistency
-        if self._worker is None:
+        if not self.has_started:
             rules = {kind.name: kind(rate) for kind, rate in RULES.values()}
             for rule in {**rules, fit.settings.rule.name: fit.settings.rule}.values():
-                self._script.declare(table_of(rule, consistency))
-            self._script.declare(losses_table())
-            self._worker = self._script.start()
+                self.script.declare(table_of(rule, consistency))
+            self.script.declare(losses_table())
             self._consistency = consistency
-            self._resume()
+        worker = self.start()
         if consistency != self._consistency:
             raise ConfigError(
                 f"fit with consistency = {consistency}: the tables of this script have {self._consistency}, "
                 "that of its first fit; use one consistency in a script"
             )
-        return self._worker
+        return worker
 
-    def _resume(self) -> None:
-        """Take the place of the checkpoint or of the launch before, if there is one."""
-        cursor = self._script.cursor
-        if not cursor:
-            return
-        if cursor.get("sklearn") != 1:
-            raise ConfigError(
-                "the checkpoint is of a script without mpips.sklearn: use the same script, or "
-                "resume='never'"
-            )
+    def position(self) -> dict[str, Any]:
+        """Return the number of the newest fit and the place in it."""
+        return {"fit": self._number, "place": list(self._place)}
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        """Take the place of the checkpoint or of the launch before."""
         self._resumed = (cursor["fit"], TrainingPlace(*cursor["place"]))
 
-    def _place(self) -> TrainingPlace | None:
+    def end(self) -> None:
+        """Do nothing: a fit ends its clocks, and all workers wait for each other in it."""
+
+    def _end_clock(self, place: TrainingPlace) -> None:
+        """End a clock, behind which the fit is at a place."""
+        self._place = place
+        self.is_open = True
+        self.settle()
+
+    def _first_place(self) -> TrainingPlace | None:
         """Return the place at which the newest fit begins; None: it was complete before the restart."""
         if self._resumed is None or self._resumed[0] < self._number:
             return TrainingPlace()
@@ -171,7 +176,7 @@ def fit_job() -> FitJob | None:
     if forked.is_helper():
         return None
     if scripts:
-        return current("fit").part(FitJob)
+        return FitJob.of_script("fit")
     size = launch.launched_size()
     if size > 1:
         raise ConfigError(
@@ -202,6 +207,8 @@ def run_alone(fit: FitArguments, rows: ServerRows | None) -> tuple[Trained, Serv
     tables = [table_of(rule, fit.settings.consistency), losses_table()]
     job = LocalJob(tables, SessionOptions(), content=content)
     trained, _ = job.run(
-        lambda worker: Training(worker, fit, 1, 0, TrainingPlace(), None, lambda place: None).run()
+        lambda worker: Training(
+            worker, fit, 1, 0, TrainingPlace(), None, lambda _: worker.clock()
+        ).run()
     )
     return trained, ServerRows(fit.base, trained.rows, rule.name, 0, None, job.content(name))

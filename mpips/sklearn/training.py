@@ -78,7 +78,7 @@ class Training:
         first: int,
         place: TrainingPlace | None,
         digest: int | None,
-        note: Callable[[TrainingPlace], None],
+        end_clock: Callable[[TrainingPlace], object],
     ) -> None:
         """Train nothing yet.
 
@@ -89,14 +89,14 @@ class Training:
             first: Number of the fit whose rows this one uses: its own, or an earlier one that it continues.
             place: Where a restart continues; None: the fit was complete before the restart.
             digest: That of the arguments; None: the job cannot be restarted, and no table has it.
-            note: Called with the new place before each clock.
+            end_clock: Ends a clock of the worker, behind which the fit is at the given place.
         """
         self._worker = worker
         self._fit = fit
         self._number = number
         self._place = place
         self._digest = digest
-        self._note = note
+        self._end_clock = end_clock
         self._handle = worker.table(table_name(fit.settings.rule))
         self._losses = worker.table(LOSSES)
         self._keys: Int64 = first * _KEYS_OF_A_FIT + np.arange(fit.layout.n_rows, dtype=np.int64)
@@ -134,8 +134,9 @@ class Training:
             start = batch * settings.batch_size
             self._step(epoch, order[start : start + settings.batch_size])
             is_last = batch == self._n_batches - 1
-            self._note(TrainingPlace(epoch + 1) if is_last else TrainingPlace(epoch, batch + 1))
-            self._worker.clock()
+            self._end_clock(
+                TrainingPlace(epoch + 1) if is_last else TrainingPlace(epoch, batch + 1)
+            )
             if self._place == TrainingPlace() and epoch == batch == 0:
                 self._check_digests(
                     "on another worker",
@@ -195,8 +196,7 @@ class Training:
         if self._place is None or self._place.n_ends >= n_ends:
             return
         self._worker.flush()
-        self._note(TrainingPlace(self._fit.n_epochs, 0, n_ends))
-        self._worker.clock()
+        self._end_clock(TrainingPlace(self._fit.n_epochs, 0, n_ends))
         self._losses.pull(self._row(0))
 
     def _check_digests(self, where: str, cure: str) -> None:

@@ -1,6 +1,26 @@
 """PyTorch models on the parameter server: `prepare` after `mpips.init`, in an otherwise plain script.
 
-Open `prepare.py`, then `job.py`, which says what happens at the first forward pass and at each step.
+Open `prepare.py` first, then `job.py`, which says what happens at the first forward pass and at each step.
+
+`model_part.py` pulls the tables of one model, and `module.py` is the class of a prepared model. Tables are
+in `parameters.py`, `device_table.py` (of a device), `buffers.py` and `embedding.py`, the gradients of rows
+in `row_gradients.py`. `by_use.py` waits for each value where a function uses it; `watching.py` finds
+changes that the script makes.
+
+`stepping.py` is a prepared optimizer, `rules.py` finds its rule on the servers. `overlap.py` pushes
+gradients within backward, `fingerprints.py` finds changes of them behind it, `skips.py` ends the clocks of
+batches without a step. `cursor.py` turns schedulers and hyperparameters into entries
+of the cursor.
+
+`loader.py` has the prepared loader and `lookahead`. `sampling.py` divides a DataLoader among workers in the
+order of `order.py`; `generators.py` seeds random numbers.
+
+`streaming.py` explains models that are larger than a worker. `streamed_model.py` makes one,
+`streamed_table.py` has its parameters and layers, `streamed_gradients.py` pushes, `ahead.py` copies the
+next layer, `blocks.py` maps memory.
+
+`device.py` copies to and from accelerators, with the host memory of `device_memory.py`. `ddp.py` is a hook
+for DistributedDataParallel, `loading.py` reads a checkpoint without a job.
 """
 
 try:
@@ -12,16 +32,16 @@ except ImportError as error:
         f"mpips.torch needs PyTorch 2.4 or newer ({error}): pip install torch"
     ) from None
 
-from mpips.torch.version import check_version
+from mpips.session.versions import check_version
 
-check_version(_torch.__version__)
+check_version("torch", _torch.__version__, (2, 4), "mpips.torch")
 
 from mpips.torch.ddp import CommState, comm_hook  # noqa: E402
 from mpips.torch.device import device  # noqa: E402
 from mpips.torch.embedding import Embedding, EmbeddingBag  # noqa: E402
 from mpips.torch.job import steps  # noqa: E402
+from mpips.torch.loader import lookahead  # noqa: E402
 from mpips.torch.loading import load_checkpoint  # noqa: E402
-from mpips.torch.looking import lookahead  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
 

@@ -21,56 +21,73 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from mpips.errors import ConfigError
-from mpips.mpi.messages import END_OF_SCRIPT
-from mpips.session.init import current
 from mpips.session.script import Script
+from mpips.session.script_job import ScriptJob
+from mpips.torch.cursor import SchedulerState
 from mpips.torch.device_memory import Devices
 from mpips.torch.generators import reseed
-from mpips.torch.model_part import ModelPart
-from mpips.torch.parts import Opened, PlacedLoader, Pushed, Restored
-from mpips.torch.scheduler_state import SchedulerState
 from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
 
 
-class TorchJob:
-    """All prepared parts of the script. Make it by `job_of`.
+class Pushed(Protocol):
+    """A layer or table that has something to push at a step."""
+
+    def push(self) -> None:
+        """Push what the step has brought."""
+
+
+class Restored(Protocol):
+    """A part whose place is in the cursor."""
+
+    def position(self) -> Any:
+        """Return the place after the current step: numbers, text, lists and dicts."""
+
+    def resume(self, position: Any) -> None:
+        """Continue at a place that `position` returned."""
+
+
+class PlacedLoader(Restored, Protocol):
+    """A prepared loader: a restart continues when all of them are at their places."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch."""
+
+    @property
+    def has_arrived(self) -> bool:
+        """True from the beginning of the epoch of the restart on."""
+
+    def resume_among(self, own: Any, everyone: Sequence[Any]) -> None:
+        """Continue where the workers of a run stood; see StartingLoader."""
+
+
+class TorchJob(ScriptJob):
+    """All prepared parts of the script. Make it by `TorchJob.of_script`.
 
     Attributes:
-        script: The script.
         devices: Devices of its models.
         skips: Batches in which it makes no step.
     """
 
+    library = "mpips.torch"
+    first_use = "the first forward pass"
+
     def __init__(self, script: Script) -> None:
         """Prepare nothing yet."""
-        script.own_cursor("mpips.torch")
-        self.script = script
+        super().__init__(script)
         self.devices = Devices(script)
         self.skips = Skips(self)
-        self._opened: list[Opened] = []
         self._restored: dict[str, Restored] = {}
         self._loaders: list[PlacedLoader] = []
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id
         self._coming: dict[str, Any] = {}  # positions of parts that wait for the loaders
         self._buffers: Sequence[Pushed] = ()  # those that are pushed when the clock ends
-        self._steps = 0  # of this worker since the beginning of the run
-        self._is_open = False  # a step has pushed, and its clock has not ended
-        self._worker: Worker | None = None
-
-    @property
-    def has_started(self) -> bool:
-        """True from the first pull on."""
-        return self._worker is not None
-
-    def add(self, part: Opened) -> None:
-        """Add a part that needs the worker."""
-        self._opened.append(part)
 
     def restore(self, kind: str, part: Restored) -> None:
         """Add a part whose place is in the cursor; `kind` and its number in the script name it there."""
@@ -91,7 +108,7 @@ class TorchJob:
         """Let the scheduler compare the steps that the workers have made before an epoch of a loader."""
         number = self._loaders.index(loader)
         name = f" of loader {number}" if len(self._loaders) > 1 else ""
-        place, steps = f"the beginning of epoch {loader.epoch}{name}", self._steps
+        place, steps = f"the beginning of epoch {loader.epoch}{name}", self.steps
         self.skips.when_decided(lambda n: self.script.compare_steps(place, steps + n))
 
     def claim(self, parameter: torch.Tensor, name: str) -> None:
@@ -117,23 +134,10 @@ class TorchJob:
         """Number of prepared optimizers."""
         return sum(name.startswith("optimizer ") for name in self._restored)
 
-    @property
-    def steps(self) -> int:
-        """Number of steps that this worker has made since the beginning of the run."""
-        return self._steps
-
-    def start(self) -> Worker:
-        """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
-        if self._worker is None:
-            worker = self.script.start()
-            self.script.before_unmap(self.devices.close)
-            self._worker = worker
-            for part in self._opened:
-                part.open(worker)
-            self._resume()
-            self.script.before_end.append(self._end)
-            self._reseed(worker)
-        return self._worker
+    def open(self, worker: Worker) -> None:
+        """Let all parts take their handles."""
+        self.script.before_unmap(self.devices.close)
+        super().open(worker)
 
     def arrive(self) -> None:
         """Continue at the cursor, if all loaders are at their places for the first time."""
@@ -141,82 +145,53 @@ class TorchJob:
             for name, position in self._coming.items():
                 self._restored[name].resume(position)
             self._coming.clear()
-            self._reseed(self.start())
+            self.begin_step(self.start())
 
-    def push(
-        self, pushed: Sequence[Pushed], buffers: Sequence[Pushed], models: Sequence[ModelPart]
-    ) -> None:
+    def push(self, pushed: Sequence[Pushed], buffers: Sequence[Pushed]) -> None:
         """Push what a step has brought. Not collective; blocks only while a ring is full.
 
         Args:
             pushed: Layers that may have something to push; the same order on all workers.
             buffers: Buffers, which are pushed when the clock ends: the script may change them until then.
-            models: Models whose values the step changes.
         """
         for part in pushed:
             part.push()
         self._buffers = buffers
-        self._is_open = True
-        self._steps += 1
-        for model in models:
-            model.is_stale = True
-
-    def settle(self, places: Mapping[str, Any] | None = None) -> None:
-        """Set the cursor and end the clock of the newest step, if it has not ended. Not collective.
-
-        Args:
-            places: Places of the loaders for the cursor; None: their present ones.
-        """
-        if not self._is_open:
-            return
-        worker = self.start()
-        cursor = {name: part.position() for name, part in self._restored.items()}
-        worker.set_cursor({**self._own_cursor(), **cursor, **(places or {})})
-        for buffer in self._buffers:
-            buffer.push()
-        worker.clock()
-        self._is_open = False
-        self._reseed(worker)
-
-    def _end(self) -> None:
-        self.skips.end()
-        self.settle()
-        self.script.compare_steps(END_OF_SCRIPT, self._steps)
+        self.note_step()
 
     def warn_of_late_schedulers(self) -> None:
         """Warn if a scheduler was stepped after the clock of its step had ended. Called within an epoch."""
-        if not self._is_open:
+        if not self.is_open:
             for part in self._restored.values():
                 if isinstance(part, SchedulerState):
                     part.warn_if_late()
 
-    def _own_cursor(self) -> dict[str, int]:
-        return {"torch": 1, "workers": self.script.n_workers, "steps": self._steps}
+    def start_cursor(self) -> Mapping[str, Any]:
+        """Return this worker's cursor; with loaders, that of the one farthest behind of other workers.
 
-    def _reseed(self, worker: Worker) -> None:
-        reseed(worker.seed, worker.index, self._steps)
+        Loaders divide what other workers have left; the rest continues as that one was.
+        """
+        others = [one.cursor for one in self.script.other_workers] if self._loaders else []
+        begun = [cursor for cursor in others if cursor]
+        return min(begun, key=itemgetter("steps")) if begun else self.script.cursor
 
-    def _resume(self) -> None:
-        """Continue at the cursor of the checkpoint or of the launch before, if there is one."""
-        # Loaders divide what other workers have left; the rest continues as the one farthest behind was.
-        everyone: list[Mapping[str, Any]] = [
-            one.cursor for one in (self.script.other_workers if self._loaders else ())
-        ]
-        begun = [cursor for cursor in everyone if cursor]
-        cursor = min(begun, key=itemgetter("steps")) if begun else self.script.cursor
-        if not cursor:
-            return
-        if not everyone:
-            assert self._worker is not None
-            start = self._worker.start
-            everyone = [one.cursor for one in start.workers] if start is not None else [cursor]
-        names = [name for name in cursor if name not in self._own_cursor()]
-        if cursor.get("torch") != 1 or set(names) != set(self._restored):
+    def position(self) -> dict[str, Any]:
+        """Return the steps, the number of workers and the places of all parts."""
+        places = {name: part.position() for name, part in self._restored.items()}
+        return {"workers": self.script.n_workers, **super().position(), **places}
+
+    def resume(self, cursor: Mapping[str, Any]) -> None:
+        """Set the steps and the places of all parts."""
+        names = [name for name in cursor if name not in ("torch", "workers", "steps")]
+        if set(names) != set(self._restored):
             raise ConfigError(
                 f"the checkpoint is of a script that prepared {', '.join(names) or 'nothing'}; this one "
                 f"prepares {', '.join(self._restored) or 'nothing'}: use the same script, or resume='never'"
             )
-        self._steps = cursor["steps"]
+        super().resume(cursor)
+        start = self.start().start
+        states = self.script.other_workers or (start.workers if start is not None else ())
+        everyone = [one.cursor for one in states] or [dict(cursor)]
         for name, part in self._restored.items():
             position = cursor[name]
             if part in self._loaders:
@@ -226,14 +201,19 @@ class TorchJob:
                 self._coming[name] = position
             part.resume(position)
 
+    def before_clock(self) -> None:
+        """Push the buffers."""
+        for buffer in self._buffers:
+            buffer.push()
 
-def job_of(what: str) -> TorchJob:
-    """Return the torch job of this script. `what` names the caller in errors.
+    def begin_step(self, worker: Worker) -> None:
+        """Seed the generators of the next step."""
+        reseed(worker.seed, worker.index, self.steps)
 
-    Raises:
-        ConfigError: `mpips.init` has not been called.
-    """
-    return current(what).part(TorchJob)
+    def end(self) -> None:
+        """End what the script has left open; let the scheduler compare the steps of all workers."""
+        self.skips.end()
+        super().end()
 
 
 def steps() -> int:
@@ -246,7 +226,4 @@ def steps() -> int:
     Raises:
         ConfigError: `mpips.init` has not been called.
     """
-    job = job_of("mpips.torch.steps")
-    job.start()
-    job.settle()
-    return job.steps
+    return TorchJob.of_script("mpips.torch.steps").settled_steps()

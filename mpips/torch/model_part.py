@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from mpips.errors import MpipsError
 from mpips.torch.by_use import UseWaits, in_order_of_use, is_seen
 from mpips.torch.device_table import DeviceTable
+from mpips.torch.job import TorchJob
 from mpips.torch.parameters import ParameterTable
-from mpips.torch.parts import Pulled
 from mpips.torch.skips import Skipping
 from mpips.torch.watching import Watch
 from mpips.worker.by_use import PullsByUse
-from mpips.worker.worker import connection_of
+from mpips.worker.worker import Worker, connection_of
 
-if TYPE_CHECKING:
-    from mpips.torch.job import TorchJob
+
+class Pulled(Protocol):
+    """A table whose values a forward pass needs."""
+
+    def open(self, worker: Worker) -> None:
+        """Take the table's handle at the start of the job."""
+
+    def pull(self) -> None:
+        """Fetch the values. Blocks."""
 
 
 class ModelPart:

@@ -215,15 +215,19 @@ def make_plain(plain: type[Any], *arguments: Any) -> Any:
     return plain.__new__(plain, *arguments)
 
 
+def prepared_class(plain: type[Any], methods: type[Any], **body: Any) -> type[Any]:
+    """Return a subclass of a script's class, of the same name, with the methods of prepared objects."""
+    names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    return type(plain.__name__, (methods, plain), {**names, **body})
+
+
 def make_prepared(
     model: torch.nn.Module, part: ModelPart, base: type[PreparedModule] = PreparedModule
 ) -> None:
     """Turn a model into a prepared one, in place. `base`: class with the methods of prepared models."""
     plain = type(model)
-    body: dict[str, Any] = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    if hasattr(plain, "__getitem__"):
-        body["__getitem__"] = _item
-    model.__class__ = type(plain.__name__, (base, plain), body)
+    body = {"__getitem__": _item} if hasattr(plain, "__getitem__") else {}
+    model.__class__ = prepared_class(plain, base, **body)
     model._mpips_part = part  # type: ignore[assignment]
     model._mpips_plain = plain  # type: ignore[assignment]
     for module in model.modules():

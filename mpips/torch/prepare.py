@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
-from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
+from mpips.model.codec import PullCodec, PushCodec, common_codecs
 from mpips.model.consistency import ASP, Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local
-from mpips.model.replicated import Replicated, common_placement
+from mpips.model.replicated import Replicated, TablePlacement, common_placement
 from mpips.mpi.launch import asked_threads
+from mpips.session.script import Script
 from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_tables
+from mpips.torch.cursor import SchedulerState
 from mpips.torch.device import move
 from mpips.torch.device_table import table_maker
 from mpips.torch.embedding import Embedding
-from mpips.torch.job import TorchJob, job_of
+from mpips.torch.job import TorchJob
+from mpips.torch.loader import StartingLoader
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
-from mpips.torch.order import earlier_share
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.rules import rule_of
-from mpips.torch.sampling import PreparedLoader, split
-from mpips.torch.scheduler_state import SchedulerState
-from mpips.torch.skips import BatchClocks
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
     Make,
@@ -38,101 +37,6 @@ from mpips.torch.streamed_model import (
 )
 from mpips.torch.streamed_table import Init
 from mpips.torch.streaming import Stream
-
-
-class StartingLoader(PreparedLoader):
-    """A prepared loader whose first iteration starts the job: a restart continues at a place in the data."""
-
-    __slots__ = ("_job",)
-
-    def __init__(self, loader: DataLoader[Any], job: TorchJob, seed: int) -> None:
-        """Split `loader` for this worker.
-
-        Raises:
-            ConfigError: The loader cannot be split; see `split`.
-        """
-        rank, n_workers = job.script.rank, job.script.n_workers
-        split(loader, rank, n_workers, seed)
-        super().__init__(loader, rank, n_workers, seed)
-        self._job = job
-
-    @property
-    def has_arrived(self) -> bool:
-        """True from the beginning of the epoch of the restart on."""
-        begins = self._resumed == (0, 0) and not self._own.earlier
-        return begins or (self._begun > 0 and self._epoch >= self._resumed[0])
-
-    def position(self) -> dict[str, Any]:
-        """Return the place after the batches that were yielded, with the samples of a step.
-
-        It has what earlier jobs have read, as long as that is of an epoch that has not passed.
-        """
-        at = super().position()
-        earlier = [share for share in self._own.earlier if share.has_read(at["epoch"])]
-        found: dict[str, Any] = {**at, "per_step": self._own.per_step, "steps": len(self)}
-        return {**found, "earlier": [list(share) for share in earlier]} if earlier else found
-
-    def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
-        """Continue where the workers of a run stood.
-
-        If their number or the number of samples of a step differs, this job divides what they have left of
-        the epoch; see mpips.torch.order.
-
-        Args:
-            own: Position of this worker, or of any if their number differs.
-            everyone: Positions of all workers of the run; {}: at its beginning.
-        """
-        size = own["per_step"]
-        same = size == self._own.per_step and len(everyone) == self._job.script.n_workers
-        places = [(p.get("epoch", 0), p.get("batch", 0)) for p in everyone]
-        epoch, batch = (own["epoch"], own["batch"]) if same else min(places)
-        first = own if same else everyone[places.index((epoch, batch))]
-        earlier = [earlier_share(*share) for share in first.get("earlier", ())]
-        if not same:
-            together = len(set(places)) == 1
-            done, rest = divmod(batch * size, self._own.per_step)
-            # Whole steps of this job keep their numbers.
-            if together and not rest and not earlier and batch < own["steps"]:
-                batch = done
-            else:
-                earlier.append(earlier_share(size, places[:1] if together else places))
-                batch = 0
-        self._own.earlier = tuple(earlier)
-        self.resume({"epoch": epoch, "batch": batch})
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
-        return _SettlingBatches(self._job, self.reading())
-
-    def reading(self) -> Iterator[Any]:
-        """Begin an epoch, as `iter` does. The caller ends the clocks of the batches that it uses."""
-        self._job.start()
-        self._job.settle()
-        batches = super().__iter__()
-        self._job.arrive()
-        if (self._epoch, 0) >= self._resumed and self._batch == 0:
-            self._job.begin_epoch(self)
-        return batches
-
-
-class _SettlingBatches(Iterator[Any]):
-    """The batches of one epoch. The clock of a step ends before the next batch."""
-
-    def __init__(self, job: TorchJob, batches: Iterator[Any]) -> None:
-        self._job = job
-        self._batches = batches
-        self._clocks = BatchClocks(job.skips)
-
-    def __next__(self) -> Any:
-        # Between two epochs a scheduler may be stepped behind the end of the clock.
-        if self._clocks.next():
-            self._job.warn_of_late_schedulers()
-        self._job.settle()
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._clocks.end()
-            raise
 
 
 def prepare(
@@ -228,31 +132,26 @@ def prepare(
         CapabilityError: `device` needs CUDA, which this process does not have.
         DeviceError: A device failed.
     """
-    job = job_of("mpips.torch.prepare")
+    job = TorchJob.of_script("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     where = common_placement(placement, rules)
-    codec, pull_codec = _codecs(compression, pull_compression)
-    _check(model, optimizer, job, rules, buffers, overlap)
+    codecs = common_codecs(compression, pull_compression)
+    _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
-    if pull not in ("by use", "whole"):
-        raise ConfigError(f"prepare: pull = {pull!r}: must be 'by use' or 'whole'")
-    if stream is not None and where == "auto":
-        where = "servers"
-    if stream is not None and where != "servers":
-        raise ConfigError(
-            f"prepare: placement = {where!r} with stream = {stream}: must be 'servers', since a replicated "
-            "model is whole in the memory of each node"
-        )
+    if stream is not None:
+        where = _on_servers(where, stream)
+    others: Consistency = rules
+    if isinstance(rules, Local):
+        # Gradients stay in the worker: nothing is to be sent while backward runs.
+        others, overlap = ASP(), False
+
+    # Change the model in place, and find its tables.
     if device is not None:
         move(model, device, job.script.rank)
     streamed: Stream | None = None
     make: Make = table_maker(job.devices)
     if stream is not None:
         streamed, make = make_stream(model, optimizer, stream, init)
-    others: Consistency = rules
-    if isinstance(rules, Local):
-        # Gradients stay in the worker: nothing is to be sent while backward runs.
-        others, overlap = ASP(), False
     tables = _parameter_tables(model, optimizer, name, make)
     if streamed is not None:
         fill_buffers(streamed)
@@ -262,13 +161,14 @@ def prepare(
     prepared = StartingLoader(loader, job, job.script.seed) if loader is not None else None
     by_use = tables if streamed is None and pull == "by use" else []
     part = ModelPart(job, [*(tables if streamed is None else [streamed]), *own_buffers], by_use)
+
+    # Declare the tables. The job opens them at its start.
     for table in tables:
         job.claim(table.parameter, table.name)
     for path, embedding in embeddings.items():
         embedding.join(job, path)
     for table in tables:
-        declared = table.table(rules, where, codec, pull_codec)
-        job.script.declare(declared, table.initial_values, table.group)
+        job.script.declare(table.table(rules, where, *codecs), table.initial_values, table.group)
         job.add(table)
     for buffer in own_buffers:
         job.script.declare(buffer.table(others), buffer.initial_values)
@@ -276,36 +176,40 @@ def prepare(
     for path, embedding in embeddings.items():
         job.script.declare(embedding.table(path, others))
         job.add(embedding)
+
+    # Turn what the script gave into prepared objects.
     if streamed is None:
         make_prepared(model, part)
     else:
         make_streamed(model, part, streamed)
-    result: list[Any] = [model]
     trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap)
-    if trained is not None:
-        result.append(trained)
     if prepared is not None:
         job.add_loader(prepared)
-        result.append(prepared)
     for one in schedulers:
         job.restore("scheduler", SchedulerState(one))
-    if not asked_threads() and job.script.n_workers > 1:
-        torch.set_num_threads(job.script.n_cores)
+    take_cores(job.script)
+    result = [model, *(one for one in (trained, prepared) if one is not None)]
     return tuple(result) if len(result) > 1 else model
 
 
-def _codecs(
-    push: PushCodec | str | None, pull: PullCodec | str | None
-) -> tuple[PushCodec | None, PullCodec | None]:
-    """Return the codecs of pushes and pulls of all parameters.
+def take_cores(script: Script) -> None:
+    """Let torch use this rank's share of the cores of its node, unless the user has set a number."""
+    if not asked_threads() and script.n_workers > 1:
+        torch.set_num_threads(script.n_cores)
+
+
+def _on_servers(placement: TablePlacement, stream: int) -> TablePlacement:
+    """Return the placement of a streamed model.
 
     Raises:
-        ConfigError: There is no such codec.
+        ConfigError: The placement is another one than "servers" and "auto".
     """
-    try:
-        return codec_of(push), pull_codec_of(pull)
-    except ConfigError as error:
-        raise ConfigError(f"prepare: {error}") from None
+    if placement not in ("auto", "servers"):
+        raise ConfigError(
+            f"prepare: placement = {placement!r} with stream = {stream}: must be 'servers', since a "
+            "replicated model is whole in the memory of each node"
+        )
+    return "servers"
 
 
 def _check(
@@ -315,16 +219,12 @@ def _check(
     consistency: Consistency,
     buffers: BufferRule,
     overlap: bool | None,
+    pull: str,
 ) -> None:
+    """Raise ConfigError for arguments of `prepare` that are not accepted."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a torch.nn.Module")
-    if job.has_started:
-        raise ConfigError(
-            "prepare comes too late: the job has started with the first forward pass; prepare all models "
-            "before it"
-        )
-    if isinstance(model, PreparedModule):
-        raise ConfigError("the model has been prepared already: call prepare once for each model")
+    job.check_new(model, PreparedModule)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"prepare: optimizer is {type(optimizer).__name__}: must be a torch.optim.Optimizer; pass a "
@@ -346,6 +246,8 @@ def _check(
         )
     if overlap not in (None, True, False):
         raise ConfigError(f"prepare: overlap = {overlap!r}: must be True, False or None")
+    if pull not in ("by use", "whole"):
+        raise ConfigError(f"prepare: pull = {pull!r}: must be 'by use' or 'whole'")
     if buffers not in BUFFER_RULES:
         raise ConfigError(f"prepare: buffers = {buffers!r}: must be 'worker 0' or 'average'")
     if buffers == "average" and consistency.name != "bsp":

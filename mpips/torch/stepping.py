@@ -15,14 +15,13 @@ from typing import Any, NoReturn
 import torch
 
 from mpips.errors import ConfigError
+from mpips.torch.cursor import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.embedding import Embedding
-from mpips.torch.job import TorchJob
+from mpips.torch.job import Pushed, TorchJob
 from mpips.torch.model_part import ModelPart
-from mpips.torch.module import make_plain
+from mpips.torch.module import make_plain, prepared_class
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
-from mpips.torch.parts import Pushed
-from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
 from mpips.torch.skips import Marks
 from mpips.torch.streamed_gradients import StreamedGradients
@@ -110,8 +109,7 @@ class Stepping:
                 f"and step(): change it before backward, or {self._overlap.way_out}"
             )
         self._overlap.step()
-        self._job.push(self._layers, self._buffers, [self._model])
-        self._job.skips.note_step(self)
+        self._end_step(self._layers)
         if self._overlap.is_on and self._connection is not None:
             # Let gradients that backward sends travel while it computes.
             self._connection.begin_progress()
@@ -131,7 +129,11 @@ class Stepping:
         self._overlap.drop()
         for layer in self._layers:
             layer.drop()
-        self._job.push((), self._buffers, [self._model])
+        self._end_step(())
+
+    def _end_step(self, layers: Sequence[Embedding]) -> None:
+        self._job.push(layers, self._buffers)
+        self._model.is_stale = True
         self._job.skips.note_step(self)
 
     @property
@@ -398,8 +400,7 @@ def make_stepping(
     plain = type(optimizer)
     optimizer.__dict__["state"] = _ServerState(dict)
     optimizer.__dict__.pop("step", None)  # the wrapper of a scheduler, around torch's own step
-    body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    optimizer.__class__ = type(plain.__name__, (PreparedOptimizer, plain), body)
+    optimizer.__class__ = prepared_class(plain, PreparedOptimizer)
     # GradScaler then calls `step` also where it has found infinity: the clock ends on this worker, too.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     optimizer._mpips_stepping = stepping  # type: ignore[attr-defined]

@@ -24,10 +24,8 @@ from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.row_gradients import RowParameter
-from mpips.torch.saved_tensors import check_torch
-from mpips.torch.streamed_parameter import StreamedParameter
-from mpips.torch.streamed_table import Init, Layer, StreamedTable, placeholder
-from mpips.torch.streaming import Stream
+from mpips.torch.streamed_table import Init, Layer, StreamedParameter, StreamedTable, placeholder
+from mpips.torch.streaming import Stream, check_torch
 
 Make = Callable[[str, torch.nn.Parameter, Optimizer | None], ParameterTable]
 # Others are refused; see ParameterTable.

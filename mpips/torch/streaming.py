@@ -1,7 +1,7 @@
 """Models larger than a worker: at most k layers of a model have their parameters in the worker's memory.
 
 A layer is a module that has parameters of its own (streamed_table.Layer). When a function of torch receives a
-parameter (streamed_parameter.StreamedParameter), its values are pulled into new memory, which becomes the
+parameter (streamed_table.StreamedParameter), its values are pulled into new memory, which becomes the
 parameter's. Before the pull the layers that were used longest ago leave: their parameters get a placeholder
 of one NaN, and the memory is freed as soon as no tensor refers to it. So values in use stay valid, such as a
 transposed weight. A function that receives parameters of more than k layers has all of them.
@@ -25,21 +25,32 @@ without a stream: the same functions run on the same values in memory of the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from mpips.errors import ConfigError
+from mpips.errors import CapabilityError, ConfigError
 from mpips.model.optimizer import Optimizer
 from mpips.torch.ahead import Ahead
 from mpips.torch.blocks import Blocks
 from mpips.torch.model_part import ModelPart
-from mpips.torch.saved_tensors import saving
-from mpips.torch.streamed_table import Layer, StreamedTable
+from mpips.torch.streamed_table import Layer, StreamedParameter, StreamedTable
 from mpips.worker.worker import Worker
 
 Value = TypeVar("Value")
+
+# Returns the innermost hooks for saved tensors; torch 2.8 and newer have it.
+_innermost: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def check_torch() -> None:
+    """Raise CapabilityError for a torch whose hooks for saved tensors cannot be nested."""
+    if _innermost is None:
+        raise CapabilityError(
+            f"prepare: stream needs PyTorch 2.8 or newer, this one is {torch.__version__}"
+        )
 
 
 class Stream:
@@ -197,7 +208,10 @@ class Stream:
 
     def saving(self) -> AbstractContextManager[Any]:
         """Return a block in which autograd saves no values of parameters."""
-        return saving(self)
+        others = _innermost(True)
+        if others is not None and isinstance(others[0], _Packing) and others[0].stream is self:
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(_Packing(self, others), _unpack)
 
     @contextmanager
     def initialising(self, tables: Sequence[StreamedTable]) -> Iterator[None]:
@@ -216,6 +230,80 @@ class Stream:
                     f"init uses the parameter {table.name!r} while another layer gets its initial values: it "
                     "must fill only the parameters that the module itself has, not those of submodules"
                 )
+
+
+class _SavedValues:
+    """A saved tensor in the memory of a parameter; call it to get the tensor."""
+
+    __slots__ = ("_generation", "_offset", "_size", "_stride", "_table")
+
+    def __init__(self, table: StreamedTable, tensor: torch.Tensor) -> None:
+        self._table = table
+        self._size = tensor.size()
+        # A torch.autograd.Function saves the parameter itself, also while its memory is a placeholder.
+        self._stride = tensor.stride() if table.has_values else table.stride
+        self._offset = tensor.storage_offset()
+        self._generation = table.stream.generation
+
+    def __call__(self) -> torch.Tensor:
+        table = self._table
+        stream = table.stream
+        if self._generation != stream.generation or not stream.is_current:
+            raise ConfigError(
+                f"backward needs the values of {table.name!r} from before the newest step, which the servers "
+                "have replaced: compute the loss again after step()"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            stream.need(table, in_backward=True)
+            return table.values.as_strided(self._size, self._stride, self._offset)
+
+
+class _SavedTensor:
+    """Any other saved tensor; call it to get the tensor."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()  # a reference to an output of the function would be a cycle
+        self._version = tensor._version
+
+    def __call__(self) -> torch.Tensor:
+        if self._tensor._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: {self._tensor.type()} of shape {list(self._tensor.shape)} is at version "
+                f"{self._tensor._version}; expected version {self._version} instead"
+            )
+        return self._tensor
+
+
+class _Packing:
+    """The hook that saves a tensor.
+
+    Attributes:
+        stream: The parameters.
+    """
+
+    def __init__(self, stream: Stream, others: tuple[Any, Any] | None) -> None:
+        """`others`: hooks for tensors that are no parameters; None: save them as they are."""
+        self.stream = stream
+        self._others = others
+
+    def __call__(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        with torch._C.DisableTorchFunctionSubclass():
+            own = tensor._mpips_table if isinstance(tensor, StreamedParameter) else None
+            is_own = own is not None and own.stream is self.stream
+            table = own if is_own else self.stream.table_at(tensor)
+            if table is not None:
+                return _SavedValues(table, tensor)
+            if self._others is None:
+                return _SavedTensor(tensor)
+        pack, unpack = self._others
+        return partial(unpack, pack(tensor))
+
+
+def _unpack(saved: Callable[[], torch.Tensor]) -> torch.Tensor:
+    return saved()
 
 
 def _check_modes() -> None:

@@ -23,7 +23,7 @@ from mpips.worker import (
     waits,
 )
 from mpips.worker.feedback import residuals
-from mpips.worker.replicated import tables as replicated_tables
+from mpips.worker.replicated.handle import tables as replicated_tables
 from simulation import disk, links
 
 

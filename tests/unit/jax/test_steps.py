@@ -117,3 +117,12 @@ def test_steps_of_all_workers_are_compared_at_the_end():
                 model.push({"w": jnp.ones_like(model.pull()["w"])})
             mpips.jax.step()
     assert found == [("the end of the script", 4)]
+
+
+def test_a_cursor_has_the_released_format():
+    with script_job() as script:
+        mpips.jax.declare({"w": jnp.zeros(3)}, optimizer=mpips.SGD(0.1))
+        for _ in range(3):
+            mpips.jax.step()
+        assert script.worker is not None
+        assert script.worker.cursor == {"jax": 1, "steps": 3}

@@ -13,7 +13,7 @@ from script_rig import script_job, wait_for_checkpoint
 import mpips
 import mpips.keras
 from mpips.errors import ConfigError
-from mpips.keras.job import keras_job
+from mpips.keras.job import KerasJob
 from mpips.session.script import Script
 from mpips.snapshot import cut
 
@@ -55,7 +55,7 @@ class Steps(keras.callbacks.Callback):
 
 def waiting_for_checkpoints(script: Script, folder: Path) -> None:
     """Let each third clock end when its checkpoint is complete."""
-    job = keras_job("a test")
+    job = KerasJob.of_script("a test")
     settle = job.settle
 
     def waiting() -> None:
@@ -199,3 +199,25 @@ def test_steps_of_all_workers_are_compared_at_the_end_of_each_fit_and_of_the_scr
         model.train_on_batch(x, y)
     places = ["the end of fit 1", "the end of fit 2", "the end of the script"]
     assert found == list(zip(places, (3, 6, 7), strict=True))
+
+
+def test_a_cursor_has_the_released_format():
+    with script_job() as script:
+        x, y = data()
+        model = mpips.keras.prepare(make_model(keras.optimizers.SGD(0.25)))
+        model.fit(x, y, batch_size=len(x), epochs=2, verbose=0)
+        model.train_on_batch(x, y)
+        assert mpips.keras.steps() == 3
+        assert script.worker is not None
+        found = dict(script.worker.cursor)
+        assert [len(states) for states in found.pop("metrics")] == [4]
+        assert found == {
+            "keras": 1,
+            "steps": 3,
+            "fit": 1,
+            "within": False,
+            "epoch": 1,
+            "batch": 2,
+            "collected": True,
+            "rates": [[3, 0.25]],
+        }

@@ -162,3 +162,12 @@ def test_a_checkpoint_of_another_library_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"the checkpoint is of a script without mpips.sklearn"):
         again()
+
+
+def test_a_cursor_has_the_released_format():
+    with script_job() as script:
+        x = np.ones((8, 2), np.float32)
+        for n_epochs in (2, 3):
+            MpipsRegressor(max_iter=n_epochs, batch_size=4).fit(x, x[:, 0])
+        assert script.worker is not None
+        assert script.worker.cursor == {"sklearn": 1, "fit": 2, "place": [3, 0, 0]}

@@ -14,9 +14,8 @@ from script_rig import script_job
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 import mpips
-from mpips.errors import CapabilityError, ConfigError
+from mpips.errors import ConfigError
 from mpips.sklearn import MpipsClassifier, MpipsRegressor
-from mpips.sklearn.version import check_version
 
 X, Y = np.eye(6, dtype=np.float32), np.arange(6) % 2
 
@@ -123,13 +122,6 @@ def test_a_thread_trains_alone_and_is_refused_in_a_script() -> None:
             with pytest.raises(ConfigError, match=r"fit was called in a thread of a script"):
                 pool.submit(fitted).result()
             fitted()
-
-
-def test_old_versions_are_refused() -> None:
-    check_version("1.6.0")
-    check_version("2.0.dev0")
-    with pytest.raises(CapabilityError, match=r"scikit-learn 1\.5\.2 is too old: .* 1\.6 or newer"):
-        check_version("1.5.2")
 
 
 def test_without_scikit_learn() -> None:

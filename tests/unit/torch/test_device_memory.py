@@ -85,7 +85,7 @@ def script(*, fails: bool) -> None:
 def test_a_job_that_ends_with_an_error_releases_its_memory(place, late, monkeypatch):
     """The process may go on, as in a notebook, and CUDA registers no memory twice."""
     if place == "the start":
-        monkeypatch.setattr(TorchJob, "_resume", fail)
+        monkeypatch.setattr(TorchJob, "start_cursor", fail)
     with pytest.raises(ZeroDivisionError):
         script(fails=True)
     assert late.counted["registered"] == late.counted["released"] == 1
@@ -95,7 +95,7 @@ def test_a_script_that_goes_on_after_an_error_of_its_start_releases_its_memory(l
     with torch_job():
         net = nn.Linear(4, 1)
         model, _ = mpips.torch.prepare(net, SGD(net.parameters(), 0.1))
-        monkeypatch.setattr(TorchJob, "_resume", fail)
+        monkeypatch.setattr(TorchJob, "start_cursor", fail)
         with pytest.raises(ZeroDivisionError):
             model(torch.ones(2, 4))
     assert late.counted["registered"] == late.counted["released"] == 1

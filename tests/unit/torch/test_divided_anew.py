@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 
 from loader_rig import SEED, flat, loader_of
 
-from mpips.torch.prepare import StartingLoader
+from mpips.torch.loader import StartingLoader
 from mpips.torch.skips import Skips
 
 

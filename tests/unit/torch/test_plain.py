@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from mpips.checkpoint.position import Position  # noqa: E402
-from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain  # noqa: E402
+from mpips.torch.cursor import NOT_PLAIN, from_plain, to_plain  # noqa: E402
 
 SAME = [None, True, 3, -0.5, math.inf, -math.inf, "cos", [1, 2.5], [], [[math.inf], "a"]]
 

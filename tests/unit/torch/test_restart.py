@@ -375,6 +375,32 @@ def test_workers_at_different_places_leave_their_samples_to_other_workers(
     assert asked
 
 
+def test_a_cursor_has_the_released_format():
+    with torch_job() as script:
+        model = nn.Linear(2, 1)
+        optimizer = SGD(model.parameters(), 0.5)
+        scheduler = ExponentialLR(optimizer, 0.5)
+        loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+        model, optimizer, loader = prepare(model, optimizer, loader, scheduler=scheduler)
+        for _ in range(2):
+            for (x,) in loader:
+                model(x).sum().backward()
+                optimizer.step()
+                scheduler.step()
+                if mpips.torch.steps() == 5:
+                    break
+        assert script.worker is not None
+        found = dict(script.worker.cursor)
+        assert found.pop("scheduler 0")["last_epoch"] == 5
+        assert found == {
+            "torch": 1,
+            "workers": 1,
+            "steps": 5,
+            "optimizer 0": {"groups": 1, "changed": {"0": {"lr": 1 / 64}}, "overlap": True},
+            "loader 0": {"epoch": 1, "batch": 1, "per_step": 2, "steps": 4},
+        }
+
+
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_look_at_the_values_before_the_scheduler_is_told(looks):
     with torch_job():

@@ -1,0 +1,172 @@
+"""The loader of a torch script in its job: the clock of a step ends before the next batch is read.
+
+`StartingLoader` is what `prepare` returns: mpips.torch.sampling divides the data, and here are the start of
+the job and the place of a restart. `lookahead` reads batches in advance and uses them one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from mpips.torch.job import TorchJob
+from mpips.torch.order import earlier_share
+from mpips.torch.sampling import PreparedLoader, split
+from mpips.torch.skips import BatchClocks
+from mpips.worker.ahead.lookahead import Keys
+from mpips.worker.ahead.lookahead import lookahead as rows_ahead
+
+Batch = TypeVar("Batch")
+
+
+class StartingLoader(PreparedLoader):
+    """A prepared loader whose first iteration starts the job: a restart continues at a place in the data."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, loader: DataLoader[Any], job: TorchJob, seed: int) -> None:
+        """Split `loader` for this worker.
+
+        Raises:
+            ConfigError: The loader cannot be split; see `split`.
+        """
+        rank, n_workers = job.script.rank, job.script.n_workers
+        split(loader, rank, n_workers, seed)
+        super().__init__(loader, rank, n_workers, seed)
+        self._job = job
+
+    @property
+    def has_arrived(self) -> bool:
+        """True from the beginning of the epoch of the restart on."""
+        begins = self._resumed == (0, 0) and not self._own.earlier
+        return begins or (self._begun > 0 and self._epoch >= self._resumed[0])
+
+    def position(self) -> dict[str, Any]:
+        """Return the place after the batches that were yielded, with the samples of a step.
+
+        It has what earlier jobs have read, as long as that is of an epoch that has not passed.
+        """
+        at = super().position()
+        earlier = [share for share in self._own.earlier if share.has_read(at["epoch"])]
+        found: dict[str, Any] = {**at, "per_step": self._own.per_step, "steps": len(self)}
+        return {**found, "earlier": [list(share) for share in earlier]} if earlier else found
+
+    def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
+        """Continue where the workers of a run stood.
+
+        If their number or the number of samples of a step differs, this job divides what they have left of
+        the epoch; see mpips.torch.order.
+
+        Args:
+            own: Position of this worker, or of any if their number differs.
+            everyone: Positions of all workers of the run; {}: at its beginning.
+        """
+        size = own["per_step"]
+        same = size == self._own.per_step and len(everyone) == self._job.script.n_workers
+        places = [(p.get("epoch", 0), p.get("batch", 0)) for p in everyone]
+        epoch, batch = (own["epoch"], own["batch"]) if same else min(places)
+        first = own if same else everyone[places.index((epoch, batch))]
+        earlier = [earlier_share(*share) for share in first.get("earlier", ())]
+        if not same:
+            together = len(set(places)) == 1
+            done, rest = divmod(batch * size, self._own.per_step)
+            # Whole steps of this job keep their numbers.
+            if together and not rest and not earlier and batch < own["steps"]:
+                batch = done
+            else:
+                earlier.append(earlier_share(size, places[:1] if together else places))
+                batch = 0
+        self._own.earlier = tuple(earlier)
+        self.resume({"epoch": epoch, "batch": batch})
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
+        return _SettlingBatches(self._job, self.reading())
+
+    def reading(self) -> Iterator[Any]:
+        """Begin an epoch, as `iter` does. The caller ends the clocks of the batches that it uses."""
+        self._job.start()
+        self._job.settle()
+        batches = super().__iter__()
+        self._job.arrive()
+        if (self._epoch, 0) >= self._resumed and self._batch == 0:
+            self._job.begin_epoch(self)
+        return batches
+
+
+class _SettlingBatches(Iterator[Any]):
+    """The batches of one epoch. The clock of a step ends before the next batch."""
+
+    def __init__(self, job: TorchJob, batches: Iterator[Any]) -> None:
+        self._job = job
+        self._batches = batches
+        self._clocks = BatchClocks(job.skips)
+
+    def __next__(self) -> Any:
+        # Between two epochs a scheduler may be stepped behind the end of the clock.
+        if self._clocks.next():
+            self._job.warn_of_late_schedulers()
+        self._job.settle()
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._clocks.end()
+            raise
+
+
+def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterator[Batch]:
+    """Yield the batches of a loader; fetch the rows of the next one meanwhile. See mpips.lookahead.
+
+    Use it in place of the loader: `for x, y in mpips.torch.lookahead(loader, keys=lambda batch: batch[0])`.
+    Layers mpips.torch.Embedding then find their rows in this process. Under BSP training has the same bits.
+    The first call is collective over all ranks and blocks: it starts the job. A restart continues behind the
+    last batch that was used, not behind the last one that was read.
+
+    Args:
+        loader: The prepared loader, or any iterable of batches.
+        keys: Called once with each batch, when it is read. Returns a dict from names of embedding tables to
+            int64 ids of any shape, or these ids if the job has one embedding table. Ids on a device are
+            copied to the host, for which the call waits.
+        depth: Batches that are known in advance, 1 or more.
+
+    Raises:
+        ConfigError: As mpips.lookahead, or `mpips.init` has not been called.
+    """
+    job = TorchJob.of_script("mpips.torch.lookahead")
+    worker = job.start()
+
+    def counted() -> Iterator[tuple[int, Batch]]:
+        read = loader.reading() if isinstance(loader, StartingLoader) else loader
+        for batch in read:
+            yield (loader.batch if isinstance(loader, PreparedLoader) else 0), batch
+
+    ahead: Any = rows_ahead(
+        counted(), keys=lambda numbered: _on_host(keys(numbered[1])), worker=worker, depth=depth
+    )
+    return _settled(job, loader, ahead)
+
+
+def _on_host(keys: Any) -> Any:
+    """Return keys, or a dict of keys, with those that are tensors on the CPU."""
+    if isinstance(keys, Mapping):
+        return {name: _on_host(part) for name, part in keys.items()}
+    return keys.cpu() if isinstance(keys, torch.Tensor) else keys
+
+
+def _settled(job: TorchJob, loader: Any, ahead: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:
+    """Yield batches; end the clock of each step before its successor's rows are asked for."""
+    clocks = BatchClocks(job.skips) if isinstance(loader, PreparedLoader) else None
+    while True:
+        if clocks is not None and clocks.next():
+            job.warn_of_late_schedulers()
+        job.settle()
+        numbered = next(ahead, None)
+        if numbered is None:
+            return
+        if isinstance(loader, PreparedLoader):
+            # The cursor of the next clock has the batches that were used, not those that were read.
+            loader.count_used(numbered[0])
+        yield numbered[1]
