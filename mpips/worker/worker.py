@@ -272,6 +272,7 @@ class Worker:
 
         Use it under ASP, where pulls do not wait: a worker that is far ahead trains on its own share of the
         data more often than the others on theirs. Under SSP and BSP pulls bound the difference themselves.
+        With backup workers it waits until servers have closed the clocks: slower workers then skip them.
 
         Raises:
             StallError: A worker stayed behind for the job's timeout; the message names it.

@@ -28,14 +28,16 @@ from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM
 from simulation.disk import Checkpoint, Disk
+from simulation.dropping import Applied
 from simulation.launch import Launch, Layout, simulated_start_up
 from simulation.memory import Node, files_of, simulated_memory
 from simulation.planted import PLANTED, planted
-from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths
+from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths, with_drops
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
 START_UP_TURNS = 500
+FEATURES = ("",) * 8 + ("backup", "reject")
 
 
 class Outcome(NamedTuple):
@@ -70,6 +72,11 @@ def run(seed: int, clocks: int = 0) -> Outcome:
                 node.remove()
 
 
+def feature_of(seed: int) -> str:
+    """Return the feature of a history; "": it has none of those that few histories have."""
+    return random.Random(f"feature {seed}").choice(FEATURES)
+
+
 class History:
     """A run of one job.
 
@@ -88,6 +95,9 @@ class History:
         self.clocks = clocks or self.draws.choice((4, 8, 15, 30))
         self._losses = self._moves = 0
         self.eras: list[Era] = []
+        # Draws of features that few histories have.
+        self._more = random.Random(f"features {seed}")
+        self._feature = feature_of(seed)
         # Nodes lost since a launch was the last to complete its start-up; and whether servers have copies.
         self._lost: set[int] = set()
         self._has_copies = False
@@ -130,6 +140,8 @@ class History:
             self.world.run(stride, dies_at, within)
             if self.world.deaths > before:
                 deaths_left -= 1
+                if self.shape.drops == "backup" and self.shape.n_servers > 1:
+                    self._may_be_cold = "a worker may be at two clocks"
                 changes_left -= self._suffer(changes_left > 0)
                 continue
             self.launch.check_end()
@@ -151,7 +163,10 @@ class History:
 
     def _change(self) -> None:
         """Change the job."""
-        self.shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
+        shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
+        if self._feature in ("backup", "reject") and self._more.random() < 0.8:
+            shape = with_drops(shape, self._more, self._feature)
+        self.shape = shape
         self._place()
 
     def _place(self, keeps: Sequence[int] = ()) -> None:
@@ -227,6 +242,8 @@ class History:
             self.eras.append(era)
             self.disk.era, self._memory = era.number, memory
             self._watches: Sequence[Watch] = [Watch(era, w) for w in range(self.shape.n_workers)]
+            if self.shape.drops:
+                era.applied = Applied(era, self._watches, parts.placement)
         if self._dies_in is not None:
             self.world.die_in(self._dies_in)
         self._may_be_cold, self._lost = "", set()
@@ -238,6 +255,8 @@ class History:
         cursors, era = [worker.cursor for worker in start.head.workers], self.eras[start.era]
         # Without a cursor of its own era a worker has not ended a clock.
         clocks = [c["clock"] if c.get("era") == era.number else 0 for c in cursors]
+        if era.applied is not None:
+            return self._dropped_base(start, clocks)
         expected = era.contents(clocks)
         for i, table in enumerate(era.shape.tables):
             if isinstance(table, EmbeddingTable):
@@ -258,6 +277,19 @@ class History:
                 expected.dense[i] = found
         return expected
 
+    def _dropped_base(self, start: Checkpoint, clocks: Sequence[int]) -> Contents:
+        """Return what tables begin with from a checkpoint of an era in which servers may drop pushes."""
+        era, found = self.eras[start.era], Contents({}, {})
+        for i, table in enumerate(era.shape.tables):
+            if isinstance(table, EmbeddingTable):
+                found.rows[i] = np.zeros((KEYS, 8), np.float32)
+                for key, row in start.rows.get(table.name, {}).items():
+                    found.rows[i][key] = row
+            else:
+                found.dense[i] = start.dense[table.name]
+        era.applied.check_cut(clocks, found)
+        return found
+
     def _check_last(self) -> None:
         """Check the checkpoint at the end of a job."""
         start = self.disk.newest
@@ -265,7 +297,8 @@ class History:
             assert start is not None, "the end has no checkpoint"
             assert start.era == self.eras[-1].number, "the end has no checkpoint"
             at = tuple(worker.cursor["clock"] for worker in start.head.workers)
-            assert at == self.shape.clocks, f"the last checkpoint is at clocks {at}"
+            is_at_end = at == self.shape.clocks or self.shape.drops == "backup"
+            assert is_at_end, f"the last checkpoint is at clocks {at}"
             self._base(start)
 
 
@@ -334,8 +367,12 @@ class Batch:
         return total, failure
 
 
-def search(first: int, count: int, seconds: float, jobs: int = 1) -> tuple[list[int], float]:
+def search(
+    first: int, count: int, seconds: float, jobs: int = 1, feature: str | None = None
+) -> tuple[list[int], float]:
     """Run the histories of `count` seeds from `first` on, for so many seconds at most, in `jobs` processes.
+
+    `feature`: only those with this one; None: all.
 
     Returns:
         Numbers of histories, and as in Outcome; seconds.
@@ -347,7 +384,9 @@ def search(first: int, count: int, seconds: float, jobs: int = 1) -> tuple[list[
     total, running, seed = [0] * N_COUNTS, deque[Batch](), first
     while True:
         while len(running) < jobs and seed < first + count and time.monotonic() < began + seconds:
-            seeds = range(seed, min(seed + BATCH, first + count))
+            seeds: Sequence[int] = range(seed, min(seed + BATCH, first + count))
+            if feature is not None:
+                seeds = [each for each in seeds if feature_of(each) == feature]
             running.append(Batch(seeds, began + seconds))
             seed += BATCH
         if not running:
@@ -368,12 +407,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--feature", choices=sorted({*FEATURES} - {""}), help="only such histories")
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()
     defect = planted(options.planted) if options.planted else nullcontext()
     try:
         with defect:
-            total, took = search(options.first, options.count, options.seconds, options.jobs)
+            total, took = search(
+                options.first, options.count, options.seconds, options.jobs, options.feature
+            )
     except FoundError as error:
         print(error)
         return 1

@@ -29,6 +29,7 @@ from mpips.worker.worker import Worker
 from simulation.cluster import SimulatedCluster, simulated_exchanges
 from simulation.comm import Comm, Room
 from simulation.disk import Disk, DiskServerPart
+from simulation.dropping import JudgedPushes
 from simulation.links import SimulatedLinks
 from simulation.memory import Node
 from simulation.messages import Mail, WorkerControl
@@ -166,6 +167,9 @@ class Launch:
         self._to_servers = [Mail(world) for _ in range(n_servers)]
         self._to_workers = [Mail(world) for _ in range(n_workers)]
         self._is_over = False
+        # Clocks in which each worker has pushed in this launch, and pushes that servers judge.
+        self._sent = [set[int]() for _ in range(n_workers)]
+        self._pushes: dict[int, JudgedPushes] = {}
         assignment = layout.assignment
         self._room = room = Room(world, len(assignment.node_of))
         for rank, node in enumerate(assignment.node_of):
@@ -224,11 +228,18 @@ class Launch:
             self.workers[w] = worker
             if parts.residuals is not None:
                 assert parts.residuals.lost == 0, "a residual is lost"
+            if era.shape.drops == "reject":
+                self._pushes[w] = JudgedPushes(era.applied, self.servers, w, draws)
             clock, cursor = worker.now, dict(worker.cursor)
             at = cursor["clock"] if cursor.get("era") == era.number else 0
-            assert at == clock, f"worker {w} continues at clock {clock} with the cursor {cursor}"
+            # A worker that skips clocks has its cursor from before them.
+            skips = era.shape.drops == "backup"
+            assert at == clock or (skips and at < clock), (
+                f"worker {w} continues at clock {clock} with the cursor {cursor}"
+            )
             for now in self._clocks(worker, clock):
                 assert worker.now == now
+                self._sent[w].add(now)
                 watch.begin(now)
                 for op in era.ops(w, now):
                     watch.note()
@@ -238,10 +249,15 @@ class Launch:
                         worker.keep_pace(op.bound)
                     else:
                         self._push(worker, op)
+                if w in self._pushes:
+                    self._pushes[w].settle(self.is_warm and now == clock)
                 worker.set_cursor({"era": era.number, "clock": now + 1})
                 if era.shape.asks and draws.random() < 0.25:
                     worker.checkpoint()
                 worker.clock()
+                if skips:
+                    versions = [server.core.version(0) for server in self.servers]
+                    era.applied.check_skip(w, now, worker.now, versions)
                 self.world.maybe_pause()
             watch.begin(era.shape.clocks[w])
 
@@ -249,6 +265,8 @@ class Launch:
         """Return the clocks of a worker, with a look-ahead if there is one."""
         era = self.era
         assert era is not None
+        if era.shape.drops == "backup":
+            return self._skipping_clocks(worker, era.shape.clocks[worker.index])
         found: Iterable[int] = range(first, era.shape.clocks[worker.index])
         if era.shape.depth and any(isinstance(t, EmbeddingTable) for t in self._tables):
             found = lookahead(
@@ -259,17 +277,50 @@ class Launch:
             )
         return found
 
+    @staticmethod
+    def _skipping_clocks(worker: Worker, end: int) -> Iterator[int]:
+        while worker.now < end:
+            yield worker.now
+
     def _push(self, worker: Worker, push: Any) -> None:
         assert self.era is not None
         table = worker.table(self._tables[push.table].name)
         # SGD subtracts the update.
         update = -self.era.update(worker.index, push)
+        judged = self._pushes.get(worker.index)
+        if judged is not None:
+            judged.begin(push)
         if push.keys is None:
-            table.push(update)
+            request = table.push(update)
         else:
-            table.push(np.array(push.keys, np.int64), update)
+            request = table.push(np.array(push.keys, np.int64), update)
+        if judged is not None:
+            judged.take(push, request)
 
     def _pull(self, worker: Worker, watch: Watch, op: Pull) -> None:
+        applied, judged = watch.era.applied, self._pushes.get(worker.index)
+        if applied is None:
+            self._pull_and_check(worker, watch, op)
+            return
+        since = applied.begin_pull()
+        if judged is not None:
+            judged.begin_pull(op)
+        found = self._values(worker, op)
+        if judged is not None:
+            judged.end_pull(op)
+        applied.saw(self._generation, watch, op, found, since)
+
+    def _values(self, worker: Worker, op: Pull) -> np.ndarray:
+        """Pull."""
+        handle = worker.table(self._tables[op.table].name)
+        of = () if op.keys is None else (np.array(op.keys, np.int64),)
+        if not op.is_begun:
+            return np.array(handle.pull(*of))
+        request = handle.prefetch(*of)
+        self.world.maybe_pause()
+        return np.array(request.wait())
+
+    def _pull_and_check(self, worker: Worker, watch: Watch, op: Pull) -> None:
         table = self._tables[op.table]
         handle = worker.table(table.name)
         if op.keys is None:
@@ -310,8 +361,10 @@ class Launch:
             [table.name for table in parts.grouped_tables.values()],
         )
         stopped = False
+        self._look(server)
         while not stopped:
             if server.drain():
+                self._look(server)
                 world.changed()
             for _, message in self._to_servers[s].receive():
                 if message == "stop":
@@ -324,10 +377,17 @@ class Launch:
                 world.changed()
             world.wait()
         server.drain()
+        self._look(server)
         if mirror is not None:
             mirror.close(TIMEOUT_S, world.pause)
         part.save(world.pause)
         self._to_scheduler.send(shape.n_workers + s, None)
+
+    def _look(self, server: Server) -> None:
+        """Read what a server has applied, where it may drop pushes."""
+        assert self.era is not None
+        if self.era.applied is not None:
+            self.era.applied.look(server)
 
     def _carry(self) -> None:
         """Let messages arrive, until nobody sends any more."""
@@ -399,6 +459,11 @@ class Launch:
         assert era is not None
         self._room.check_end()
         placement = self._parts[0].placement
+        if era.applied is not None:
+            era.applied.check_pulls()
+            for w, worker in self.workers.items() if not self.is_warm else ():
+                era.applied.check_counts(w, worker.counters(), self._sent[w])
+            return
         for i, table in enumerate(self._tables):
             expected = era.values(i, era.shape.clocks)
             if isinstance(table, EmbeddingTable):

@@ -16,16 +16,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpips import ASP, BSP, SGD, SSP, DenseTable, EmbeddingTable
+from mpips import ASP, BSP, SGD, SSP, DenseTable, EmbeddingTable, Reject
 from mpips.model.codec import RandomK, TopK
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
 from mpips.model.table import Table
 
 KEYS = 6  # keys of an embedding table
+# Where servers may drop pushes, each element has a digit to this base for each clock of its worker: the
+# number of times that the push of this clock is in it.
+MARK = 4
+MOST_MARKS = (
+    10  # clocks of such an era; all its sums and those of a few eras before are exact in float32
+)
 
 
 class Push(NamedTuple):
@@ -68,6 +75,7 @@ class Shape(NamedTuple):
         depth: Clocks of which look-aheads of workers know the keys; 0: there are no look-aheads.
         fails: Chance that an attempt to write a checkpoint fails.
         patience_s: Timeout of the coordinator.
+        drops: Servers may drop pushes: "backup" workers, or the policy "reject"; "": they do not.
     """
 
     tables: tuple[Table, ...]
@@ -82,6 +90,7 @@ class Shape(NamedTuple):
     depth: int
     fails: float
     patience_s: float
+    drops: str = ""
 
 
 def lengths(draws: random.Random) -> dict[str, int]:
@@ -139,6 +148,31 @@ def draw_shape(
     )
 
 
+def with_drops(shape: Shape, draws: random.Random, kind: str) -> Shape:
+    """Return a shape in which servers may drop pushes, for "backup" workers or with the policy "reject"."""
+    tables: list[Table] = []
+    backup = draws.choice((1, 1, 2))
+    for table in shape.tables:
+        consistency: Any = BSP("sum", backup=backup)
+        if kind == "reject":
+            policy = Reject(draws.choice((0, 1, 2, 5)))
+            consistency = draws.choice((ASP(policy), ASP(policy), SSP(1, policy)))
+        codec: dict[str, Any] = {}
+        if isinstance(table, DenseTable):
+            codec = {"compression": None, "placement": "servers"}
+        tables.append(replace(table, consistency=consistency, **codec))
+    return shape._replace(
+        tables=tuple(tables),
+        clocks=tuple(min(n, MOST_MARKS) for n in shape.clocks),
+        has_partners=False,
+        topology="flat",
+        depth=0,
+        # A cut at a clock that a worker skips is given up when it takes too long.
+        patience_s=draws.choice((0.2, 2.0)) if kind == "backup" else shape.patience_s,
+        drops=kind,
+    )
+
+
 def may_group(tables: Sequence[Table]) -> bool:
     """Return whether there is a table whose updates groups can sum."""
     return bool(grouped_tables(tables) or grouped_rows(tables, 1))
@@ -183,7 +217,10 @@ class Era:
         base: What the tables held at its start.
         has_residuals: A table has a codec with error feedback.
         groups: Workers of each group.
+        applied: What servers have applied, where they may drop pushes; else None.
     """
+
+    applied: Any = None
 
     def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
         self.shape, self.number, self._seed = shape, number, seed
@@ -234,7 +271,19 @@ class Era:
                 keys = self._some_keys(draws) if is_rows else None
                 ops.append(Pull(i, keys, draws.random() < 0.3))
         draws.shuffle(ops)
-        return ops
+        return self._marked(ops, clock) if self.shape.drops else ops
+
+    @staticmethod
+    def _marked(ops: Sequence[Op], clock: int) -> list[Op]:
+        """Leave one push to each table, whose number is a digit of its own in the sums of the clocks."""
+        found: list[Op] = []
+        for op in ops:
+            if isinstance(op, Push):
+                if any(isinstance(each, Push) and each.table == op.table for each in found):
+                    continue
+                op = op._replace(number=MARK**clock)
+            found.append(op)
+        return found
 
     @staticmethod
     def _some_keys(draws: random.Random) -> tuple[int, ...]:
@@ -253,7 +302,8 @@ class Era:
             assert isinstance(table, DenseTable)
             found = np.zeros(table.n_elements, np.float32)
             own = np.arange(worker, table.n_elements, self.shape.n_workers)
-            found[own] = np.where((own // self.shape.n_workers) % 2 == 0, 1, push.number)
+            is_count = (own // self.shape.n_workers) % 2 == 0
+            found[own] = np.where(is_count & (not self.shape.drops), 1, push.number)
             return found
         rows = np.zeros((len(push.keys), 8), np.float32)
         rows[:, worker], rows[:, 4 + worker] = 1, push.number
@@ -312,11 +362,16 @@ class Era:
 
 
 class Watch:
-    """What a worker has seen and done in an era; it checks every pull. It lives over restarts in memory."""
+    """What a worker has seen and done in an era; it checks every pull. It lives over restarts in memory.
+
+    Attributes:
+        begun: Clocks that it has begun.
+    """
 
     def __init__(self, era: Era, worker: int) -> None:
         self.era, self.worker = era, worker
         self._seen: dict[int, np.ndarray] = {}
+        self.begun = set[int]()
         self.begin(0)
         # The most that it has ever sent: a restart repeats a part of it.
         self._most = (0, 0)
@@ -324,6 +379,7 @@ class Watch:
     def begin(self, clock: int) -> None:
         """Note that a clock begins."""
         self.clock, self._done = clock, 0
+        self.begun.add(clock)
 
     def note(self) -> None:
         """Note that the next operation of the clock begins."""
