@@ -314,6 +314,9 @@ class Worker:
     def gather(self, name: str, payload: bytes, everyone: bool = True) -> list[bytes]:
         """Return the payloads of all workers, by worker index. Collective over workers; blocks.
 
+        Under BSP call this, `reduce` and `barrier` before the pushes of a clock. A full ring, and pulls of
+        rows after a push, wait until workers with lower indices have ended the clock. These may wait here.
+
         Args:
             name: Name of the gather, the same on all workers.
             payload: This worker's bytes, of any length. Workers that receive payloads need memory for all of

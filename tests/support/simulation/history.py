@@ -18,11 +18,12 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from mpips import DenseTable, EmbeddingTable
+from mpips.model.served import local_tables
 from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
@@ -30,6 +31,14 @@ from mpips.transport.region import SHM
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.launch import Launch, Layout, simulated_start_up
+from simulation.local import (
+    LocalRounds,
+    LocalStart,
+    draw_local,
+    floors,
+    is_synchronous,
+    with_local,
+)
 from simulation.memory import Node, files_of, simulated_memory
 from simulation.planted import PLANTED, planted
 from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths, with_drops
@@ -37,7 +46,8 @@ from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
 START_UP_TURNS = 500
-FEATURES = ("",) * 8 + ("backup", "reject")
+MAY_GATHER = ("reject", "local")
+FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
 
 class Outcome(NamedTuple):
@@ -74,7 +84,7 @@ def run(seed: int, clocks: int = 0) -> Outcome:
 
 def feature_of(seed: int) -> str:
     """Return the feature of a history; "": it has none of those that few histories have."""
-    return random.Random(f"feature {seed}").choice(FEATURES)
+    return random.Random(f"feature 299 {seed}").choice(FEATURES)
 
 
 class History:
@@ -98,6 +108,9 @@ class History:
         # Draws of features that few histories have.
         self._more = random.Random(f"features {seed}")
         self._feature = feature_of(seed)
+        self._local = draw_local(self._more) if self._feature == "local" else None
+        self._base_local: LocalStart | None = None
+        self._base_floors: list[dict[int, np.ndarray]] = []
         # Nodes lost since a launch was the last to complete its start-up; and whether servers have copies.
         self._lost: set[int] = set()
         self._has_copies = False
@@ -166,6 +179,11 @@ class History:
         shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
         if self._feature in ("backup", "reject") and self._more.random() < 0.8:
             shape = with_drops(shape, self._more, self._feature)
+        if self._local is not None and self._more.random() < 0.9:
+            shape = with_local(shape, self._local)
+        if self._feature == "gathers" or (shape.drops != "backup" and self._feature in MAY_GATHER):
+            shares = (0.2, 0.6) if self._feature == "gathers" else (0.0, 0.0, 0.3)
+            shape = shape._replace(gathers=self._more.choice(shares))
         self.shape = shape
         self._place()
 
@@ -196,6 +214,8 @@ class History:
         if self.eras[-1].has_residuals and what in ("node", "away", "move"):
             # A worker's residuals are on its node.
             return False
+        if local_tables(self.shape.tables) and what in ("node", "away", "move"):
+            self._may_be_cold = "workers' own values are on another node"
         if what in ("node", "away"):
             lost = draws.choice(self.layout.nodes)
             self._losses += 1
@@ -237,11 +257,16 @@ class History:
         if memory != self._memory:
             # Also a launch that was killed at the end of its start-up may have made the memory.
             start = self.disk.newest
+            self._base_local, self._base_floors = None, []
             base = self._base(start) if start is not None else None
             era = Era(self.seed, len(self.eras), self.shape, base)
             self.eras.append(era)
             self.disk.era, self._memory = era.number, memory
             self._watches: Sequence[Watch] = [Watch(era, w) for w in range(self.shape.n_workers)]
+            for watch, floor in zip(self._watches, self._base_floors, strict=False):
+                watch.floor = floor
+            if is_synchronous(self.shape):
+                era.rounds = LocalRounds(era, self._base_local)
             if self.shape.drops:
                 era.applied = Applied(era, self._watches, parts.placement)
         if self._dies_in is not None:
@@ -258,12 +283,28 @@ class History:
         if era.applied is not None:
             return self._dropped_base(start, clocks)
         expected = era.contents(clocks)
+        if era.rounds is not None:
+            self._local_base(start, clocks, expected)
+        images: list[dict[int, Any]] = []
+        if local_tables(era.shape.tables) and era.rounds is None:
+            images = floors(start.path, start.head.workers, era.shape.tables)
+        continues = len(local_tables(self.shape.tables)) > 0 and self.shape.n_workers == len(clocks)
+        if images and continues:
+            self._base_floors = [{i: v for i, (v, _) in each.items()} for each in images]
         for i, table in enumerate(era.shape.tables):
             if isinstance(table, EmbeddingTable):
                 found = np.zeros((KEYS, 8), np.float32)
                 for key, row in start.rows.get(table.name, {}).items():
                     found[key] = row
                 whole = found
+            elif era.rounds is not None:
+                continue
+            elif images:
+                found = start.dense[table.name]
+                whole = found + sum(
+                    image[i][1] * (np.arange(len(found)) % len(clocks) == w)
+                    for w, image in enumerate(images)
+                )
             else:
                 # SGD has subtracted what was sent; the rest it would subtract.
                 found = start.dense[table.name]
@@ -272,10 +313,22 @@ class History:
                 f"the checkpoint at clocks {clocks} has {whole} in table {i}, not {expected.of(i)}"
             )
             later = self.shape.tables[i]
-            if isinstance(later, DenseTable) and later.compression is None:
-                # Residuals are used no more.
+            if isinstance(later, DenseTable) and later.compression is None and not continues:
+                # Residuals, or inner steps since the last outer one, are used no more.
                 expected.dense[i] = found
         return expected
+
+    def _local_base(self, start: Checkpoint, clocks: Sequence[int], expected: Contents) -> None:
+        """Take what tables with synchronous outer steps begin with from a checkpoint; set `expected`."""
+        era = self.eras[start.era]
+        found = {i: start.dense[era.shape.tables[i].name] for i in local_tables(era.shape.tables)}
+        begins = era.rounds.start_from(clocks, found)
+        if self.shape.n_workers != len(clocks):
+            # Only the values on servers are used.
+            begins = begins._replace(workers=None)
+        self._base_local = begins
+        for i, values in found.items():
+            expected.dense[i] = values
 
     def _dropped_base(self, start: Checkpoint, clocks: Sequence[int]) -> Contents:
         """Return what tables begin with from a checkpoint of an era in which servers may drop pushes."""

@@ -34,7 +34,7 @@ from simulation.links import SimulatedLinks
 from simulation.memory import Node
 from simulation.messages import Mail, WorkerControl
 from simulation.network import TurnNetwork, simulated_waits
-from simulation.program import KEYS, Era, Pace, Pull, Watch
+from simulation.program import KEYS, Era, Gather, Pace, Pull, Watch
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -230,13 +230,18 @@ class Launch:
                 assert parts.residuals.lost == 0, "a residual is lost"
             if era.shape.drops == "reject":
                 self._pushes[w] = JudgedPushes(era.applied, self.servers, w, draws)
-            clock, cursor = worker.now, dict(worker.cursor)
+            clock, cursor, first = worker.now, dict(worker.cursor), 0
             at = cursor["clock"] if cursor.get("era") == era.number else 0
             # A worker that skips clocks has its cursor from before them.
             skips = era.shape.drops == "backup"
             assert at == clock or (skips and at < clock), (
                 f"worker {w} continues at clock {clock} with the cursor {cursor}"
             )
+            watch.begin_launch(self.is_warm and clock == 0)
+            if era.shape.gathers:
+                # A clock that only some workers repeat has no collective operation in the repetition.
+                begins = worker.gather("begins", f"{clock}".encode())
+                first = max(map(int, begins))
             for now in self._clocks(worker, clock):
                 assert worker.now == now
                 self._sent[w].add(now)
@@ -247,6 +252,9 @@ class Launch:
                         self._pull(worker, watch, op)
                     elif isinstance(op, Pace):
                         worker.keep_pace(op.bound)
+                    elif isinstance(op, Gather):
+                        if now >= first:
+                            self._gather(worker, op, now)
                     else:
                         self._push(worker, op)
                 if w in self._pushes:
@@ -276,6 +284,34 @@ class Launch:
                 depth=era.shape.depth,
             )
         return found
+
+    def _gather(self, worker: Worker, op: Gather, now: int) -> None:
+        """Call a collective operation, and check its result."""
+        w, n = worker.index, worker.n_workers
+        name, is_receiver = f"at {now}", op.everyone or w == 0
+        found: Any = None
+        if op.kind == "barrier":
+            worker.barrier(name)
+            clocks = [other.now for other in self.workers.values()]
+            assert len(clocks) == n, f"not all workers have come to the barrier of clock {now}"
+            assert min(clocks) >= now, f"workers at {clocks} are past the barrier of clock {now}"
+            return
+        if op.kind == "gather":
+            found = worker.gather(name, bytes([w]) * (now * (1 + 700 * w)), op.everyone)
+            expected: Any = [bytes([v]) * (now * (1 + 700 * v)) for v in range(n)]
+            expected = expected if is_receiver else []
+        elif op.kind == "joined":
+            mine = np.arange(now, now + 1 + w)
+            found = worker.reduce(name, mine, lambda a, b: np.concatenate((a, b)), op.everyone)
+            expected = np.concatenate([np.arange(now, now + 1 + v) for v in range(n)])
+        else:
+            found = worker.reduce(name, np.array([now, w, 1]), op.kind, op.everyone)  # type: ignore[arg-type]
+            rows = np.array([[now, v, 1] for v in range(n)])
+            expected = rows.sum(0) if op.kind == "sum" else rows.max(0)
+        if not is_receiver and op.kind != "gather":
+            expected = None
+        is_equal = found == expected if op.kind == "gather" else np.array_equal(found, expected)
+        assert is_equal, f"{op} of clock {now} returns {found} to worker {w}, not {expected}"
 
     @staticmethod
     def _skipping_clocks(worker: Worker, end: int) -> Iterator[int]:
@@ -486,6 +522,9 @@ class Launch:
                         residuals = worker._connection.residuals
                         assert residuals is not None
                         found -= residuals.values([table.name])[table.name]
+            if era.rounds is not None and isinstance(table, DenseTable):
+                era.rounds.check_end(i, found)
+                continue
             assert np.array_equal(found, expected), f"table {i} ends with {found}, not {expected}"
         for parts in self._parts.values():
             for incoming in parts.mirror._incoming if parts.mirror is not None else ():

@@ -22,8 +22,10 @@ from mpips.worker import (
     arrivals,
     connection,
     counts,
+    local_tables,
     replicated_tables,
     residuals,
+    table_ahead,
     ticks,
     waits,
 )
@@ -314,6 +316,47 @@ def _one_version_too_stale() -> list[Any]:
     return [mock.patch.object(server_module, "native", wrong)]
 
 
+def _forgets_pending_steps() -> list[Any]:
+    """A worker that continues does not take the values of an outer step that it had not taken before."""
+    real = local_tables.LocalTables._restore
+
+    def wrong(self: local_tables.LocalTables, head: Any, counts: bool) -> None:
+        real(self, head, counts)
+        self._pending = None
+
+    return [mock.patch.object(local_tables.LocalTables, "_restore", wrong)]
+
+
+def _mixes_the_other_share() -> list[Any]:
+    """After an outer step with a delay a worker takes the share of the new values for that of its own."""
+    real = local_tables._mix
+    return [
+        mock.patch.object(
+            local_tables, "_mix", lambda own, new, mix: real(own, new, 1 - mix if mix else mix)
+        )
+    ]
+
+
+def _looks_ahead_by_outer_steps() -> list[Any]:
+    """Rows of a look-ahead count their age in outer steps in a job that has these."""
+    now = property(lambda self: self._connection.now)
+    return [mock.patch.object(table_ahead.TableAhead, "_now", now)]
+
+
+def _silent_in_gathers() -> list[Any]:
+    """A worker that cannot cut while it waits in a gather does not report it."""
+    return [mock.patch.object(worker_part.WorkerPart, "check_in_gather")]
+
+
+def _cuts_in_a_gather_after_a_push() -> list[Any]:
+    """A worker that waits in a gather writes its cut record although it has pushed since its tick."""
+
+    def wrong(self: connection.Connection) -> None:
+        self.snapshot.check_in_gather(False)
+
+    return [mock.patch.object(connection.Connection, "check_cut_in_gather", wrong)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -342,6 +385,11 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _forgets_skipped_clocks,
         _counts_dropped_pushes,
         _one_version_too_stale,
+        _forgets_pending_steps,
+        _mixes_the_other_share,
+        _looks_ahead_by_outer_steps,
+        _silent_in_gathers,
+        _cuts_in_a_gather_after_a_push,
     )
 }
 

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpips import ASP, BSP, SGD, SSP, DenseTable, EmbeddingTable, Reject
+from mpips import ASP, BSP, SGD, SSP, DenseTable, DiLoCo, EmbeddingTable, LocalSGD, Reject
 from mpips.model.codec import RandomK, TopK
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
+from mpips.model.served import is_local
 from mpips.model.table import Table
 
 KEYS = 6  # keys of an embedding table
@@ -57,7 +58,15 @@ class Pace(NamedTuple):
     bound: int
 
 
-Op = Push | Pull | Pace
+class Gather(NamedTuple):
+    """A collective operation of all workers: one of `GATHERS`; `everyone`: all receive its result."""
+
+    kind: str
+    everyone: bool
+
+
+Op = Push | Pull | Pace | Gather
+GATHERS = ("gather", "barrier", "sum", "max", "joined")
 
 
 class Shape(NamedTuple):
@@ -76,6 +85,7 @@ class Shape(NamedTuple):
         fails: Chance that an attempt to write a checkpoint fails.
         patience_s: Timeout of the coordinator.
         drops: Servers may drop pushes: "backup" workers, or the policy "reject"; "": they do not.
+        gathers: Share of the clocks with a collective operation of all workers.
     """
 
     tables: tuple[Table, ...]
@@ -91,6 +101,7 @@ class Shape(NamedTuple):
     fails: float
     patience_s: float
     drops: str = ""
+    gathers: float = 0.0
 
 
 def lengths(draws: random.Random) -> dict[str, int]:
@@ -218,9 +229,11 @@ class Era:
         has_residuals: A table has a codec with error feedback.
         groups: Workers of each group.
         applied: What servers have applied, where they may drop pushes; else None.
+        rounds: The values of tables with synchronous outer steps, where there are any; else None.
     """
 
     applied: Any = None
+    rounds: Any = None
 
     def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
         self.shape, self.number, self._seed = shape, number, seed
@@ -271,7 +284,20 @@ class Era:
                 keys = self._some_keys(draws) if is_rows else None
                 ops.append(Pull(i, keys, draws.random() < 0.3))
         draws.shuffle(ops)
-        return self._marked(ops, clock) if self.shape.drops else ops
+        ops = self._marked(ops, clock) if self.shape.drops else ops
+        return self._with_gather(ops, worker, clock) if self.shape.gathers else ops
+
+    def _with_gather(self, ops: list[Op], worker: int, clock: int) -> list[Op]:
+        """Insert the collective operation of a clock that all workers have, if there is one."""
+        draws = random.Random(f"{self._seed}/{self.number}/{clock}/gather")
+        if clock >= min(self.shape.clocks) or draws.random() >= self.shape.gathers:
+            return ops
+        op = Gather(draws.choice(GATHERS), draws.random() < 0.6)
+        # Under BSP pushes, and what follows them in a ring, wait for the clocks of others, who may wait here.
+        is_free = all(not isinstance(table.consistency, BSP) for table in self.shape.tables)
+        at = random.Random(f"{self._seed}/{worker}/{clock}").randrange(len(ops) + 1)
+        at = at if is_free else 0
+        return [*ops[:at], op, *ops[at:]]
 
     @staticmethod
     def _marked(ops: Sequence[Op], clock: int) -> list[Op]:
@@ -370,11 +396,23 @@ class Watch:
 
     def __init__(self, era: Era, worker: int) -> None:
         self.era, self.worker = era, worker
+        # Least values that it sees from the start on, by table, where they are not those of the servers.
+        self.floor: dict[int, np.ndarray] = {}
         self._seen: dict[int, np.ndarray] = {}
+        self._is_first_again = False
         self.begun = set[int]()
         self.begin(0)
         # The most that it has ever sent: a restart repeats a part of it.
         self._most = (0, 0)
+
+    def begin_launch(self, is_first_again: bool) -> None:
+        """Note that a launch begins: a worker may repeat inner steps under LocalSGD and DiLoCo.
+
+        `is_first_again`: It may repeat its first ones, from values of servers that may have them already.
+        """
+        tables = self.era.shape.tables
+        self._seen = {i: a for i, a in self._seen.items() if not is_local(tables[i])}
+        self._is_first_again = is_first_again
 
     def begin(self, clock: int) -> None:
         """Note that a clock begins."""
@@ -399,14 +437,18 @@ class Watch:
         """Check what a pull has returned, as `Contents.of`, only the rows of `keys`."""
         era, consistency = self.era, self.era.shape.tables[table].consistency
         where = f"table {table} at clock {self.clock} of worker {self.worker}"
+        is_own = isinstance(consistency, LocalSGD | DiLoCo)
+        if is_own and era.rounds is not None:
+            era.rounds.check_pull(self.worker, self.clock, table, found)
+            return
         if isinstance(consistency, BSP):
             expected = era.values(table, [self.clock] * era.shape.n_workers)
             if keys is not None:
                 expected = expected[keys]  # type: ignore[index]
             assert np.array_equal(found, expected), f"{where}: {found} is not {expected}"
             return
-        least = era.base.of(table).copy()
-        most = least.copy()
+        most = era.base.of(table).copy()
+        least = self.floor.get(table, most).copy()
         bound = consistency.bound if isinstance(consistency, SSP) else self.clock
         for watch in watches:
             w = watch.worker
@@ -421,7 +463,9 @@ class Watch:
             assert (found <= most).all(), f"{where}: {found} is more than {most}"
             return
         least += era.added(table, self.worker, self.clock)
-        if not era.is_summed(self.worker, table):
+        if is_own and self._is_first_again and self.clock < consistency.steps:
+            most += era.added(table, self.worker, consistency.steps)
+        if not is_own and not era.is_summed(self.worker, table):
             own = era.ops(self.worker, self.clock)[: self._done]
             least += era.sums_of(self.worker, own).of(table)
         if table in self._seen:
