@@ -169,7 +169,9 @@ def test_rows_count_their_age_in_clocks_of_the_program_beside_local_tables():
 
     def main(worker):
         table, ages = worker.table("e"), []
-        for now in mpips.lookahead(range(20), keys=lambda _: {"e": keys}, worker=worker, depth=depth):
+        for now in mpips.lookahead(
+            range(20), keys=lambda _: {"e": keys}, worker=worker, depth=depth
+        ):
             ages.append(now + table.pull(keys).max())
             table.push(keys, np.ones((5, DIM), np.float32))
             worker.clock()
