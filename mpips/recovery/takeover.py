@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mpips import _native
-from mpips.errors import ConfigError, RecoveryError, RegionError
+from mpips.errors import ConfigError, ProtocolError, RecoveryError, RegionError
 from mpips.model.build import this_build
 from mpips.recovery.memory import (
     FORMAT,
@@ -265,8 +265,12 @@ class Takeover:
         try:
             self.server = self._make_server()
             self.server.finish_recovery(attach_staging)
+            if c.server in self._partnership.copied:
+                # The lost server had consumed what it acknowledged, and pulls have returned it. The copy may
+                # have it in its rings only.
+                self.server.drain()
             _native.fault_point("taken-over")
-        except (RegionError, RecoveryError) as error:
+        except (RegionError, RecoveryError, ProtocolError) as error:
             return {"reason": str(error), "staging": []}
         return {"reason": "", "staging": staging}
 

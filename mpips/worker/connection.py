@@ -290,6 +290,11 @@ class Connection:
                 self._ticks.tick()
 
     @property
+    def skips_clocks(self) -> bool:
+        """True if there are backup workers, so that this worker may skip clocks."""
+        return self._ticks.skips_clocks
+
+    @property
     def repeats(self) -> bool:
         """True if a server has records of this worker from beyond its clock; then no cut may be here."""
         return any(channel.writer.is_ahead_of(self.now) for channel in self.channels)

@@ -16,7 +16,7 @@ from mpips.worker.feedback import start as feedback
 from mpips.worker.groups import start as groups
 from mpips.worker.local import start as local
 from mpips.worker.node_rows import start as node_rows
-from mpips.worker.replicated.handle import start as replicated
+from mpips.worker.replicated import start as replicated
 from mpips.worker.start import JobStart, NodeBytes, Planned
 
 

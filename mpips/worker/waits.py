@@ -181,10 +181,13 @@ def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bou
     target = connection.now - bound
     if target <= 0:
         return
+    # With backup workers, servers learn only from a worker's next record that it has skipped clocks. So wait
+    # until they have closed the clocks; workers that are behind then skip them.
+    version, clock = (target, 0) if connection.skips_clocks else (0, target)
     connection.control.state = "waiting for slower workers"
     # Workers that wait at a cut do not advance until this worker has come to the cut, too.
     connection.wait_until(
-        lambda: cut_while_waiting() or connection.channels[0].wait_head(0, 0, target, 0.02),
+        lambda: cut_while_waiting() or connection.channels[0].wait_head(0, version, clock, 0.02),
         lambda: f"workers are more than {bound} clocks behind{connection.blame(0)}",
     )
     connection.control.state = "computing"

@@ -272,6 +272,7 @@ class Worker:
 
         Use it under ASP, where pulls do not wait: a worker that is far ahead trains on its own share of the
         data more often than the others on theirs. Under SSP and BSP pulls bound the difference themselves.
+        With backup workers it waits until servers have closed the clocks: slower workers then skip them.
 
         Raises:
             StallError: A worker stayed behind for the job's timeout; the message names it.
@@ -312,6 +313,9 @@ class Worker:
 
     def gather(self, name: str, payload: bytes, everyone: bool = True) -> list[bytes]:
         """Return the payloads of all workers, by worker index. Collective over workers; blocks.
+
+        Under BSP call this, `reduce` and `barrier` before the pushes of a clock. A full ring, and pulls of
+        rows after a push, wait until workers with lower indices have ended the clock. These may wait here.
 
         Args:
             name: Name of the gather, the same on all workers.

@@ -15,7 +15,7 @@ import mpips
 from mpips import BSP, Adam, DenseTable, Replicated, Worker
 from mpips.checkpoint import list_checkpoints, open_checkpoint
 from mpips.errors import RegionError
-from mpips.worker.replicated.handle import start as replicated
+from mpips.worker.replicated import start as replicated
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -67,6 +67,11 @@ class TableAhead:
         self._requests: list[Request[Float32]] = []  # requests that `take` waits for
 
     @property
+    def _now(self) -> int:
+        """Clock of the worker's program. Under LocalSGD and DiLoCo, servers end fewer clocks."""
+        return self._connection.step
+
+    @property
     def fetches_early(self) -> bool:
         """True if rows of the next batch are requested before those of this one have arrived.
 
@@ -86,14 +91,14 @@ class TableAhead:
         """Begin a batch, and drop what no batch needs."""
         self._current = self._announced.pop(number)
         wanted = len(self._current) + sum(len(keys) for keys in self._announced.values())
-        self._cache.compact(number, self._connection.now, wanted)
+        self._cache.compact(number, self._now, wanted)
 
     def request_missing(self) -> None:
         """Ask for the rows of this batch that are neither valid nor under way, and for changes of the others.
 
         `take` waits for them.
         """
-        now = self._connection.now
+        now = self._now
         numbers, _ = self._cache.find(self._current)
         valid = self._will_be_valid(numbers, now)
         self._requests += self._coming
@@ -118,14 +123,14 @@ class TableAhead:
         if self._alone and len(self._unsure):
             # No other worker changes rows, and this one has not pushed these.
             numbers, _ = self._cache.find(self._unsure)
-            self._cache.since[numbers] = self._connection.now
+            self._cache.since[numbers] = self._now
             self._unsure = self._unsure[:0]
 
     def request_changed(self) -> None:
         """Ask for rows of this batch that have turned out not to be valid. `take` waits for them."""
         missing = self._missing()
         if len(missing):
-            self._read(missing, self._connection.now, self._requests)
+            self._read(missing, self._now, self._requests)
 
     def request_rest(self, until: float) -> None:
         """Wait for rows of this batch that other workers of the node read, and ask for the rest.
@@ -134,7 +139,7 @@ class TableAhead:
         """
         if self._held is None or not len(left := self._missing()):
             return
-        now = self._connection.now
+        now = self._now
 
         def is_there() -> bool:
             nonlocal left
@@ -149,7 +154,7 @@ class TableAhead:
     def _missing(self) -> Int64:
         """Return the keys of this batch whose rows are not valid."""
         numbers, _ = self._cache.find(self._current)
-        return self._current[~self._is_valid(numbers, self._connection.now)]
+        return self._current[~self._is_valid(numbers, self._now)]
 
     def fetch_next(self, number: int) -> None:
         """Start to fetch the rows of a batch while another one computes, as many as the rings have room for.
@@ -158,7 +163,7 @@ class TableAhead:
         """
         if number not in self._announced or self._bound == 0:
             return
-        keys, cache, now = self._announced[number], self._cache, self._connection.now
+        keys, cache, now = self._announced[number], self._cache, self._now
         numbers, _ = cache.find(keys)
         if self._is_bsp:
             present, known = cache.find(self._current)
@@ -182,7 +187,7 @@ class TableAhead:
     def note_push(self, keys: Int64) -> None:
         """Note that this worker pushes rows in this clock."""
         numbers = self._cache.add(keys)
-        self._cache.pushed[numbers] = self._connection.now
+        self._cache.pushed[numbers] = self._now
 
     def pull(
         self, plan: _native.KeyPlan, out: Float32 | None
@@ -195,7 +200,7 @@ class TableAhead:
         """
         keys = plan.unique_keys
         numbers, known = self._cache.find(keys)
-        valid = known & self._is_valid(numbers, self._connection.now)
+        valid = known & self._is_valid(numbers, self._now)
         if not valid.any():
             return None
         unique, versions = self._cache.rows[numbers], self._cache.version[numbers]
@@ -257,7 +262,7 @@ class TableAhead:
     def _copy(self, keys: Int64, use: int, claims: bool = True) -> tuple[Int64, Int64]:
         """Copy rows that other workers of the node have read; return the keys of those absent and claimed."""
         assert self._held is not None
-        now = self._connection.now
+        now = self._now
         if self._is_bsp:
             usable, trusts = (now, now), now
         else:
@@ -280,7 +285,7 @@ class TableAhead:
 
     def _fetch(self, keys: Int64, publishes: bool) -> Request[Float32]:
         """Request rows; `publishes`: give them to other workers of the node when they have arrived."""
-        clock = self._connection.now
+        clock = self._now
         numbers, _ = self._cache.find(keys)
         self._cache.requested[numbers] = clock
         held = self._held if publishes else None
@@ -294,7 +299,7 @@ class TableAhead:
         return self._access.fetch(keys, arrived)
 
     def _ask(self, keys: Int64, since: int) -> Request[Float32]:
-        clock = self._connection.now
+        clock = self._now
 
         def arrived(changes: Float32, least: int, versions: Int64) -> None:
             numbers, known = self._cache.find(keys)

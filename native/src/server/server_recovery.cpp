@@ -87,6 +87,9 @@ void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict
   else if (!is(h.kind, RecordKind::tick) || verdict.outcome == Outcome::late)
     put_discarded(worker);
   if (is(h.kind, RecordKind::tick)) put_tick(worker, h);
+  // With backup workers, a worker may have skipped clocks between its last tick and its end.
+  if (is(h.kind, RecordKind::finish))
+    journal_->put(journal_->of_worker(worker, Journal::position), h.clock);
   publish_commit(&ring);
 }
 
@@ -335,6 +338,7 @@ void ServerCore::find_end(std::size_t worker) {
       at.tag = no_pushes;
       std::fill(at.taken.begin(), at.taken.end(), 0);
     } else if (is(h.kind, RecordKind::finish)) {
+      at.clock = h.clock;
       at.finished = true;
     } else if (is(h.kind, RecordKind::cut)) {
       at.texts.emplace_back(reinterpret_cast<const char*>(ring.box.slot(q)) + sizeof h,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpips import DenseTable
-from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead
+from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead, local_files
 from mpips.checkpoint.residual_entry import ResidualEntry
 from mpips.checkpoint.residuals import collect, restored
 from mpips.checkpoint.shards import ShardData
@@ -133,7 +134,10 @@ class Disk:
         head = parts[0][0]
         path = self.folder / f"step-{head.step}-{len(self.written)}"
         path.mkdir(parents=True, exist_ok=True)
+        workers = local_files.adopt(self.folder, path, head.workers)
         residuals = collect(self.folder, path, head)
+        local_files.remove(self.folder, head.workers)
+        head = replace(head, workers=workers)
         shards = [part for _, part in parts.values()]
         self.written.append(joined(self.era, head, shards, path, residuals))
         return CheckpointInfo(path, head.step, 0, 0.0, (), ())

@@ -18,24 +18,36 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from mpips import DenseTable, EmbeddingTable
+from mpips.model.served import local_tables
 from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM
 from simulation.disk import Checkpoint, Disk
+from simulation.dropping import Applied
 from simulation.launch import Launch, Layout, simulated_start_up
+from simulation.local import (
+    LocalRounds,
+    LocalStart,
+    draw_local,
+    floors,
+    is_synchronous,
+    with_local,
+)
 from simulation.memory import Node, files_of, simulated_memory
 from simulation.planted import PLANTED, planted
-from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths
+from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths, with_drops
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
 START_UP_TURNS = 500
+MAY_GATHER = ("reject", "local")
+FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
 
 class Outcome(NamedTuple):
@@ -70,6 +82,11 @@ def run(seed: int, clocks: int = 0) -> Outcome:
                 node.remove()
 
 
+def feature_of(seed: int) -> str:
+    """Return the feature of a history; "": it has none of those that few histories have."""
+    return random.Random(f"feature 299 {seed}").choice(FEATURES)
+
+
 class History:
     """A run of one job.
 
@@ -88,6 +105,12 @@ class History:
         self.clocks = clocks or self.draws.choice((4, 8, 15, 30))
         self._losses = self._moves = 0
         self.eras: list[Era] = []
+        # Draws of features that few histories have.
+        self._more = random.Random(f"features {seed}")
+        self._feature = feature_of(seed)
+        self._local = draw_local(self._more) if self._feature == "local" else None
+        self._base_local: LocalStart | None = None
+        self._base_floors: list[dict[int, np.ndarray]] = []
         # Nodes lost since a launch was the last to complete its start-up; and whether servers have copies.
         self._lost: set[int] = set()
         self._has_copies = False
@@ -130,6 +153,8 @@ class History:
             self.world.run(stride, dies_at, within)
             if self.world.deaths > before:
                 deaths_left -= 1
+                if self.shape.drops == "backup" and self.shape.n_servers > 1:
+                    self._may_be_cold = "a worker may be at two clocks"
                 changes_left -= self._suffer(changes_left > 0)
                 continue
             self.launch.check_end()
@@ -151,7 +176,15 @@ class History:
 
     def _change(self) -> None:
         """Change the job."""
-        self.shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
+        shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
+        if self._feature in ("backup", "reject") and self._more.random() < 0.8:
+            shape = with_drops(shape, self._more, self._feature)
+        if self._local is not None and self._more.random() < 0.9:
+            shape = with_local(shape, self._local)
+        if self._feature == "gathers" or (shape.drops != "backup" and self._feature in MAY_GATHER):
+            shares = (0.2, 0.6) if self._feature == "gathers" else (0.0, 0.0, 0.3)
+            shape = shape._replace(gathers=self._more.choice(shares))
+        self.shape = shape
         self._place()
 
     def _place(self, keeps: Sequence[int] = ()) -> None:
@@ -181,6 +214,8 @@ class History:
         if self.eras[-1].has_residuals and what in ("node", "away", "move"):
             # A worker's residuals are on its node.
             return False
+        if local_tables(self.shape.tables) and what in ("node", "away", "move"):
+            self._may_be_cold = "workers' own values are on another node"
         if what in ("node", "away"):
             lost = draws.choice(self.layout.nodes)
             self._losses += 1
@@ -222,11 +257,18 @@ class History:
         if memory != self._memory:
             # Also a launch that was killed at the end of its start-up may have made the memory.
             start = self.disk.newest
+            self._base_local, self._base_floors = None, []
             base = self._base(start) if start is not None else None
             era = Era(self.seed, len(self.eras), self.shape, base)
             self.eras.append(era)
             self.disk.era, self._memory = era.number, memory
             self._watches: Sequence[Watch] = [Watch(era, w) for w in range(self.shape.n_workers)]
+            for watch, floor in zip(self._watches, self._base_floors, strict=False):
+                watch.floor = floor
+            if is_synchronous(self.shape):
+                era.rounds = LocalRounds(era, self._base_local)
+            if self.shape.drops:
+                era.applied = Applied(era, self._watches, parts.placement)
         if self._dies_in is not None:
             self.world.die_in(self._dies_in)
         self._may_be_cold, self._lost = "", set()
@@ -238,13 +280,31 @@ class History:
         cursors, era = [worker.cursor for worker in start.head.workers], self.eras[start.era]
         # Without a cursor of its own era a worker has not ended a clock.
         clocks = [c["clock"] if c.get("era") == era.number else 0 for c in cursors]
+        if era.applied is not None:
+            return self._dropped_base(start, clocks)
         expected = era.contents(clocks)
+        if era.rounds is not None:
+            self._local_base(start, clocks, expected)
+        images: list[dict[int, Any]] = []
+        if local_tables(era.shape.tables) and era.rounds is None:
+            images = floors(start.path, start.head.workers, era.shape.tables)
+        continues = len(local_tables(self.shape.tables)) > 0 and self.shape.n_workers == len(clocks)
+        if images and continues:
+            self._base_floors = [{i: v for i, (v, _) in each.items()} for each in images]
         for i, table in enumerate(era.shape.tables):
             if isinstance(table, EmbeddingTable):
                 found = np.zeros((KEYS, 8), np.float32)
                 for key, row in start.rows.get(table.name, {}).items():
                     found[key] = row
                 whole = found
+            elif era.rounds is not None:
+                continue
+            elif images:
+                found = start.dense[table.name]
+                whole = found + sum(
+                    image[i][1] * (np.arange(len(found)) % len(clocks) == w)
+                    for w, image in enumerate(images)
+                )
             else:
                 # SGD has subtracted what was sent; the rest it would subtract.
                 found = start.dense[table.name]
@@ -253,10 +313,35 @@ class History:
                 f"the checkpoint at clocks {clocks} has {whole} in table {i}, not {expected.of(i)}"
             )
             later = self.shape.tables[i]
-            if isinstance(later, DenseTable) and later.compression is None:
-                # Residuals are used no more.
+            if isinstance(later, DenseTable) and later.compression is None and not continues:
+                # Residuals, or inner steps since the last outer one, are used no more.
                 expected.dense[i] = found
         return expected
+
+    def _local_base(self, start: Checkpoint, clocks: Sequence[int], expected: Contents) -> None:
+        """Take what tables with synchronous outer steps begin with from a checkpoint; set `expected`."""
+        era = self.eras[start.era]
+        found = {i: start.dense[era.shape.tables[i].name] for i in local_tables(era.shape.tables)}
+        begins = era.rounds.start_from(clocks, found)
+        if self.shape.n_workers != len(clocks):
+            # Only the values on servers are used.
+            begins = begins._replace(workers=None)
+        self._base_local = begins
+        for i, values in found.items():
+            expected.dense[i] = values
+
+    def _dropped_base(self, start: Checkpoint, clocks: Sequence[int]) -> Contents:
+        """Return what tables begin with from a checkpoint of an era in which servers may drop pushes."""
+        era, found = self.eras[start.era], Contents({}, {})
+        for i, table in enumerate(era.shape.tables):
+            if isinstance(table, EmbeddingTable):
+                found.rows[i] = np.zeros((KEYS, 8), np.float32)
+                for key, row in start.rows.get(table.name, {}).items():
+                    found.rows[i][key] = row
+            else:
+                found.dense[i] = start.dense[table.name]
+        era.applied.check_cut(clocks, found)
+        return found
 
     def _check_last(self) -> None:
         """Check the checkpoint at the end of a job."""
@@ -265,7 +350,8 @@ class History:
             assert start is not None, "the end has no checkpoint"
             assert start.era == self.eras[-1].number, "the end has no checkpoint"
             at = tuple(worker.cursor["clock"] for worker in start.head.workers)
-            assert at == self.shape.clocks, f"the last checkpoint is at clocks {at}"
+            is_at_end = at == self.shape.clocks or self.shape.drops == "backup"
+            assert is_at_end, f"the last checkpoint is at clocks {at}"
             self._base(start)
 
 
@@ -334,8 +420,12 @@ class Batch:
         return total, failure
 
 
-def search(first: int, count: int, seconds: float, jobs: int = 1) -> tuple[list[int], float]:
+def search(
+    first: int, count: int, seconds: float, jobs: int = 1, feature: str | None = None
+) -> tuple[list[int], float]:
     """Run the histories of `count` seeds from `first` on, for so many seconds at most, in `jobs` processes.
+
+    `feature`: only those with this one; None: all.
 
     Returns:
         Numbers of histories, and as in Outcome; seconds.
@@ -347,7 +437,9 @@ def search(first: int, count: int, seconds: float, jobs: int = 1) -> tuple[list[
     total, running, seed = [0] * N_COUNTS, deque[Batch](), first
     while True:
         while len(running) < jobs and seed < first + count and time.monotonic() < began + seconds:
-            seeds = range(seed, min(seed + BATCH, first + count))
+            seeds: Sequence[int] = range(seed, min(seed + BATCH, first + count))
+            if feature is not None:
+                seeds = [each for each in seeds if feature_of(each) == feature]
             running.append(Batch(seeds, began + seconds))
             seed += BATCH
         if not running:
@@ -368,12 +460,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--feature", choices=sorted({*FEATURES} - {""}), help="only such histories")
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()
     defect = planted(options.planted) if options.planted else nullcontext()
     try:
         with defect:
-            total, took = search(options.first, options.count, options.seconds, options.jobs)
+            total, took = search(
+                options.first, options.count, options.seconds, options.jobs, options.feature
+            )
     except FoundError as error:
         print(error)
         return 1

@@ -29,11 +29,12 @@ from mpips.worker.worker import Worker
 from simulation.cluster import SimulatedCluster, simulated_exchanges
 from simulation.comm import Comm, Room
 from simulation.disk import Disk, DiskServerPart
+from simulation.dropping import JudgedPushes
 from simulation.links import SimulatedLinks
 from simulation.memory import Node
 from simulation.messages import Mail, WorkerControl
 from simulation.network import TurnNetwork, simulated_waits
-from simulation.program import KEYS, Era, Pace, Pull, Watch
+from simulation.program import KEYS, Era, Gather, Pace, Pull, Watch
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ class Launch:
         self._to_servers = [Mail(world) for _ in range(n_servers)]
         self._to_workers = [Mail(world) for _ in range(n_workers)]
         self._is_over = False
+        # Clocks in which each worker has pushed in this launch, and pushes that servers judge.
+        self._sent = [set[int]() for _ in range(n_workers)]
+        self._pushes: dict[int, JudgedPushes] = {}
         assignment = layout.assignment
         self._room = room = Room(world, len(assignment.node_of))
         for rank, node in enumerate(assignment.node_of):
@@ -224,11 +228,23 @@ class Launch:
             self.workers[w] = worker
             if parts.made.residuals is not None:
                 assert parts.made.residuals.lost == 0, "a residual is lost"
-            clock, cursor = worker.now, dict(worker.cursor)
+            if era.shape.drops == "reject":
+                self._pushes[w] = JudgedPushes(era.applied, self.servers, w, draws)
+            clock, cursor, first = worker.now, dict(worker.cursor), 0
             at = cursor["clock"] if cursor.get("era") == era.number else 0
-            assert at == clock, f"worker {w} continues at clock {clock} with the cursor {cursor}"
+            # A worker that skips clocks has its cursor from before them.
+            skips = era.shape.drops == "backup"
+            assert at == clock or (skips and at < clock), (
+                f"worker {w} continues at clock {clock} with the cursor {cursor}"
+            )
+            watch.begin_launch(self.is_warm and clock == 0)
+            if era.shape.gathers:
+                # A clock that only some workers repeat has no collective operation in the repetition.
+                begins = worker.gather("begins", f"{clock}".encode())
+                first = max(map(int, begins))
             for now in self._clocks(worker, clock):
                 assert worker.now == now
+                self._sent[w].add(now)
                 watch.begin(now)
                 for op in era.ops(w, now):
                     watch.note()
@@ -236,12 +252,20 @@ class Launch:
                         self._pull(worker, watch, op)
                     elif isinstance(op, Pace):
                         worker.keep_pace(op.bound)
+                    elif isinstance(op, Gather):
+                        if now >= first:
+                            self._gather(worker, op, now)
                     else:
                         self._push(worker, op)
+                if w in self._pushes:
+                    self._pushes[w].settle(self.is_warm and now == clock)
                 worker.set_cursor({"era": era.number, "clock": now + 1})
                 if era.shape.asks and draws.random() < 0.25:
                     worker.checkpoint()
                 worker.clock()
+                if skips:
+                    versions = [server.core.version(0) for server in self.servers]
+                    era.applied.check_skip(w, now, worker.now, versions)
                 self.world.maybe_pause()
             watch.begin(era.shape.clocks[w])
 
@@ -249,6 +273,8 @@ class Launch:
         """Return the clocks of a worker, with a look-ahead if there is one."""
         era = self.era
         assert era is not None
+        if era.shape.drops == "backup":
+            return self._skipping_clocks(worker, era.shape.clocks[worker.index])
         found: Iterable[int] = range(first, era.shape.clocks[worker.index])
         if era.shape.depth and any(isinstance(t, EmbeddingTable) for t in self._tables):
             found = lookahead(
@@ -259,17 +285,78 @@ class Launch:
             )
         return found
 
+    def _gather(self, worker: Worker, op: Gather, now: int) -> None:
+        """Call a collective operation, and check its result."""
+        w, n = worker.index, worker.n_workers
+        name, is_receiver = f"at {now}", op.everyone or w == 0
+        found: Any = None
+        if op.kind == "barrier":
+            worker.barrier(name)
+            clocks = [other.now for other in self.workers.values()]
+            assert len(clocks) == n, f"not all workers have come to the barrier of clock {now}"
+            assert min(clocks) >= now, f"workers at {clocks} are past the barrier of clock {now}"
+            return
+        if op.kind == "gather":
+            found = worker.gather(name, bytes([w]) * (now * (1 + 700 * w)), op.everyone)
+            expected: Any = [bytes([v]) * (now * (1 + 700 * v)) for v in range(n)]
+            expected = expected if is_receiver else []
+        elif op.kind == "joined":
+            mine = np.arange(now, now + 1 + w)
+            found = worker.reduce(name, mine, lambda a, b: np.concatenate((a, b)), op.everyone)
+            expected = np.concatenate([np.arange(now, now + 1 + v) for v in range(n)])
+        else:
+            found = worker.reduce(name, np.array([now, w, 1]), op.kind, op.everyone)  # type: ignore[arg-type]
+            rows = np.array([[now, v, 1] for v in range(n)])
+            expected = rows.sum(0) if op.kind == "sum" else rows.max(0)
+        if not is_receiver and op.kind != "gather":
+            expected = None
+        is_equal = found == expected if op.kind == "gather" else np.array_equal(found, expected)
+        assert is_equal, f"{op} of clock {now} returns {found} to worker {w}, not {expected}"
+
+    @staticmethod
+    def _skipping_clocks(worker: Worker, end: int) -> Iterator[int]:
+        while worker.now < end:
+            yield worker.now
+
     def _push(self, worker: Worker, push: Any) -> None:
         assert self.era is not None
         table = worker.table(self._tables[push.table].name)
         # SGD subtracts the update.
         update = -self.era.update(worker.index, push)
+        judged = self._pushes.get(worker.index)
+        if judged is not None:
+            judged.begin(push)
         if push.keys is None:
-            table.push(update)
+            request = table.push(update)
         else:
-            table.push(np.array(push.keys, np.int64), update)
+            request = table.push(np.array(push.keys, np.int64), update)
+        if judged is not None:
+            judged.take(push, request)
 
     def _pull(self, worker: Worker, watch: Watch, op: Pull) -> None:
+        applied, judged = watch.era.applied, self._pushes.get(worker.index)
+        if applied is None:
+            self._pull_and_check(worker, watch, op)
+            return
+        since = applied.begin_pull()
+        if judged is not None:
+            judged.begin_pull(op)
+        found = self._values(worker, op)
+        if judged is not None:
+            judged.end_pull(op)
+        applied.saw(self._generation, watch, op, found, since)
+
+    def _values(self, worker: Worker, op: Pull) -> np.ndarray:
+        """Pull."""
+        handle = worker.table(self._tables[op.table].name)
+        of = () if op.keys is None else (np.array(op.keys, np.int64),)
+        if not op.is_begun:
+            return np.array(handle.pull(*of))
+        request = handle.prefetch(*of)
+        self.world.maybe_pause()
+        return np.array(request.wait())
+
+    def _pull_and_check(self, worker: Worker, watch: Watch, op: Pull) -> None:
         table = self._tables[op.table]
         handle = worker.table(table.name)
         if op.keys is None:
@@ -310,8 +397,10 @@ class Launch:
             [table.name for table in parts.grouped_tables.values()],
         )
         stopped = False
+        self._look(server)
         while not stopped:
             if server.drain():
+                self._look(server)
                 world.changed()
             for _, message in self._to_servers[s].receive():
                 if message == "stop":
@@ -324,10 +413,17 @@ class Launch:
                 world.changed()
             world.wait()
         server.drain()
+        self._look(server)
         if mirror is not None:
             mirror.close(TIMEOUT_S, world.pause)
         part.save(world.pause)
         self._to_scheduler.send(shape.n_workers + s, None)
+
+    def _look(self, server: Server) -> None:
+        """Read what a server has applied, where it may drop pushes."""
+        assert self.era is not None
+        if self.era.applied is not None:
+            self.era.applied.look(server)
 
     def _carry(self) -> None:
         """Let messages arrive, until nobody sends any more."""
@@ -399,6 +495,11 @@ class Launch:
         assert era is not None
         self._room.check_end()
         placement = self._parts[0].placement
+        if era.applied is not None:
+            era.applied.check_pulls()
+            for w, worker in self.workers.items() if not self.is_warm else ():
+                era.applied.check_counts(w, worker.counters(), self._sent[w])
+            return
         for i, table in enumerate(self._tables):
             expected = era.values(i, era.shape.clocks)
             if isinstance(table, EmbeddingTable):
@@ -421,6 +522,9 @@ class Launch:
                         residuals = worker._connection.residuals
                         assert residuals is not None
                         found -= residuals.values([table.name])[table.name]
+            if era.rounds is not None and isinstance(table, DenseTable):
+                era.rounds.check_end(i, found)
+                continue
             assert np.array_equal(found, expected), f"table {i} ends with {found}, not {expected}"
         for parts in self._parts.values():
             for incoming in parts.mirror._incoming if parts.mirror is not None else ():

@@ -6,24 +6,29 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from ring_attack import FIELDS
 
-from mpips import BSP, SSP, _native
+from mpips import BSP, SSP, Reject, _native
 from mpips.checkpoint import position
 from mpips.recovery import memory, mirror, replica_start, takeover
+from mpips.server import server as server_module
 from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import (
     arrivals,
     connection,
+    counts,
     ticks,
     waits,
 )
+from mpips.worker.ahead import table_ahead
 from mpips.worker.feedback import residuals
-from mpips.worker.replicated.handle import tables as replicated_tables
+from mpips.worker.local import tables as local_tables
+from mpips.worker.replicated import tables as replicated_tables
 from simulation import disk, links
 
 
@@ -259,6 +264,99 @@ def _says_more_after_its_end() -> list[Any]:
     return [mock.patch.object(tables, "_is_confirmed", return_value=True)]
 
 
+def _closes_early() -> list[Any]:
+    """A server closes a clock with one worker less than the number of backup workers allows."""
+    real = server_module.backup_workers
+    return [
+        mock.patch.object(
+            server_module, "backup_workers", lambda tables: real(tables) + bool(real(tables))
+        )
+    ]
+
+
+def _skips_too_far() -> list[Any]:
+    """A worker skips the clocks that one server has closed, and not only those that all have."""
+    return [mock.patch.object(ticks, "min", max, create=True)]
+
+
+def _forgets_skipped_clocks() -> list[Any]:
+    """A worker that has skipped clocks before its end continues behind its last tick."""
+    real = memory.At.of
+
+    def wrong(found: dict[str, Any]) -> memory.At:
+        at = real(found)
+        last = max((clock + 1 for clock, _ in at.ended), default=at.clock)
+        return memory.msgspec.structs.replace(at, clock=last) if at.finished else at
+
+    return [mock.patch.object(memory.At, "of", wrong)]
+
+
+def _counts_dropped_pushes() -> list[Any]:
+    """A worker counts dropped pushes as applied ones."""
+    real = counts.outcomes
+
+    def wrong(*arguments: Any) -> dict[str, int]:
+        found = real(*arguments)
+        found["applied"] += found["late"] + found["rejected"]
+        return found | {"late": 0, "rejected": 0}
+
+    return [mock.patch.object(counts, "outcomes", wrong)]
+
+
+def _one_version_too_stale() -> list[Any]:
+    """A server applies updates whose staleness is one more than the policy reject allows."""
+    real = server_module.native
+
+    def wrong(consistency: Any) -> Any:
+        policy = getattr(consistency, "policy", None)
+        if isinstance(policy, Reject):
+            consistency = replace(consistency, policy=Reject(policy.max_staleness + 1))
+        return real(consistency)
+
+    return [mock.patch.object(server_module, "native", wrong)]
+
+
+def _forgets_pending_steps() -> list[Any]:
+    """A worker that continues does not take the values of an outer step that it had not taken before."""
+    real = local_tables.LocalTables._restore
+
+    def wrong(self: local_tables.LocalTables, head: Any, counts: bool) -> None:
+        real(self, head, counts)
+        self._pending = None
+
+    return [mock.patch.object(local_tables.LocalTables, "_restore", wrong)]
+
+
+def _mixes_the_other_share() -> list[Any]:
+    """After an outer step with a delay a worker takes the share of the new values for that of its own."""
+    real = local_tables._mix
+    return [
+        mock.patch.object(
+            local_tables, "_mix", lambda own, new, mix: real(own, new, 1 - mix if mix else mix)
+        )
+    ]
+
+
+def _looks_ahead_by_outer_steps() -> list[Any]:
+    """Rows of a look-ahead count their age in outer steps in a job that has these."""
+    now = property(lambda self: self._connection.now)
+    return [mock.patch.object(table_ahead.TableAhead, "_now", now)]
+
+
+def _silent_in_gathers() -> list[Any]:
+    """A worker that cannot cut while it waits in a gather does not report it."""
+    return [mock.patch.object(worker_part.WorkerPart, "check_in_gather")]
+
+
+def _cuts_in_a_gather_after_a_push() -> list[Any]:
+    """A worker that waits in a gather writes its cut record although it has pushed since its tick."""
+
+    def wrong(self: connection.Connection) -> None:
+        self.snapshot.check_in_gather(False)
+
+    return [mock.patch.object(connection.Connection, "check_cut_in_gather", wrong)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -282,6 +380,16 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _stale_copy,
         _full_copy,
         _says_more_after_its_end,
+        _closes_early,
+        _skips_too_far,
+        _forgets_skipped_clocks,
+        _counts_dropped_pushes,
+        _one_version_too_stale,
+        _forgets_pending_steps,
+        _mixes_the_other_share,
+        _looks_ahead_by_outer_steps,
+        _silent_in_gathers,
+        _cuts_in_a_gather_after_a_push,
     )
 }
 

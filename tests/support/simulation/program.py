@@ -16,16 +16,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpips import ASP, BSP, SGD, SSP, DenseTable, EmbeddingTable
+from mpips import ASP, BSP, SGD, SSP, DenseTable, DiLoCo, EmbeddingTable, LocalSGD, Reject
 from mpips.model.codec import RandomK, TopK
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
+from mpips.model.served import is_local
 from mpips.model.table import Table
 
 KEYS = 6  # keys of an embedding table
+# Where servers may drop pushes, each element has a digit to this base for each clock of its worker: the
+# number of times that the push of this clock is in it.
+MARK = 4
+MOST_MARKS = (
+    10  # clocks of such an era; all its sums and those of a few eras before are exact in float32
+)
 
 
 class Push(NamedTuple):
@@ -50,7 +58,15 @@ class Pace(NamedTuple):
     bound: int
 
 
-Op = Push | Pull | Pace
+class Gather(NamedTuple):
+    """A collective operation of all workers: one of `GATHERS`; `everyone`: all receive its result."""
+
+    kind: str
+    everyone: bool
+
+
+Op = Push | Pull | Pace | Gather
+GATHERS = ("gather", "barrier", "sum", "max", "joined")
 
 
 class Shape(NamedTuple):
@@ -68,6 +84,8 @@ class Shape(NamedTuple):
         depth: Clocks of which look-aheads of workers know the keys; 0: there are no look-aheads.
         fails: Chance that an attempt to write a checkpoint fails.
         patience_s: Timeout of the coordinator.
+        drops: Servers may drop pushes: "backup" workers, or the policy "reject"; "": they do not.
+        gathers: Share of the clocks with a collective operation of all workers.
     """
 
     tables: tuple[Table, ...]
@@ -82,6 +100,8 @@ class Shape(NamedTuple):
     depth: int
     fails: float
     patience_s: float
+    drops: str = ""
+    gathers: float = 0.0
 
 
 def lengths(draws: random.Random) -> dict[str, int]:
@@ -139,6 +159,31 @@ def draw_shape(
     )
 
 
+def with_drops(shape: Shape, draws: random.Random, kind: str) -> Shape:
+    """Return a shape in which servers may drop pushes, for "backup" workers or with the policy "reject"."""
+    tables: list[Table] = []
+    backup = draws.choice((1, 1, 2))
+    for table in shape.tables:
+        consistency: Any = BSP("sum", backup=backup)
+        if kind == "reject":
+            policy = Reject(draws.choice((0, 1, 2, 5)))
+            consistency = draws.choice((ASP(policy), ASP(policy), SSP(1, policy)))
+        codec: dict[str, Any] = {}
+        if isinstance(table, DenseTable):
+            codec = {"compression": None, "placement": "servers"}
+        tables.append(replace(table, consistency=consistency, **codec))
+    return shape._replace(
+        tables=tuple(tables),
+        clocks=tuple(min(n, MOST_MARKS) for n in shape.clocks),
+        has_partners=False,
+        topology="flat",
+        depth=0,
+        # A cut at a clock that a worker skips is given up when it takes too long.
+        patience_s=draws.choice((0.2, 2.0)) if kind == "backup" else shape.patience_s,
+        drops=kind,
+    )
+
+
 def may_group(tables: Sequence[Table]) -> bool:
     """Return whether there is a table whose updates groups can sum."""
     return bool(grouped_tables(tables) or grouped_rows(tables, 1))
@@ -183,7 +228,12 @@ class Era:
         base: What the tables held at its start.
         has_residuals: A table has a codec with error feedback.
         groups: Workers of each group.
+        applied: What servers have applied, where they may drop pushes; else None.
+        rounds: The values of tables with synchronous outer steps, where there are any; else None.
     """
+
+    applied: Any = None
+    rounds: Any = None
 
     def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
         self.shape, self.number, self._seed = shape, number, seed
@@ -234,7 +284,32 @@ class Era:
                 keys = self._some_keys(draws) if is_rows else None
                 ops.append(Pull(i, keys, draws.random() < 0.3))
         draws.shuffle(ops)
-        return ops
+        ops = self._marked(ops, clock) if self.shape.drops else ops
+        return self._with_gather(ops, worker, clock) if self.shape.gathers else ops
+
+    def _with_gather(self, ops: list[Op], worker: int, clock: int) -> list[Op]:
+        """Insert the collective operation of a clock that all workers have, if there is one."""
+        draws = random.Random(f"{self._seed}/{self.number}/{clock}/gather")
+        if clock >= min(self.shape.clocks) or draws.random() >= self.shape.gathers:
+            return ops
+        op = Gather(draws.choice(GATHERS), draws.random() < 0.6)
+        # Under BSP pushes, and what follows them in a ring, wait for the clocks of others, who may wait here.
+        is_free = all(not isinstance(table.consistency, BSP) for table in self.shape.tables)
+        at = random.Random(f"{self._seed}/{worker}/{clock}").randrange(len(ops) + 1)
+        at = at if is_free else 0
+        return [*ops[:at], op, *ops[at:]]
+
+    @staticmethod
+    def _marked(ops: Sequence[Op], clock: int) -> list[Op]:
+        """Leave one push to each table, whose number is a digit of its own in the sums of the clocks."""
+        found: list[Op] = []
+        for op in ops:
+            if isinstance(op, Push):
+                if any(isinstance(each, Push) and each.table == op.table for each in found):
+                    continue
+                op = op._replace(number=MARK**clock)
+            found.append(op)
+        return found
 
     @staticmethod
     def _some_keys(draws: random.Random) -> tuple[int, ...]:
@@ -253,7 +328,8 @@ class Era:
             assert isinstance(table, DenseTable)
             found = np.zeros(table.n_elements, np.float32)
             own = np.arange(worker, table.n_elements, self.shape.n_workers)
-            found[own] = np.where((own // self.shape.n_workers) % 2 == 0, 1, push.number)
+            is_count = (own // self.shape.n_workers) % 2 == 0
+            found[own] = np.where(is_count & (not self.shape.drops), 1, push.number)
             return found
         rows = np.zeros((len(push.keys), 8), np.float32)
         rows[:, worker], rows[:, 4 + worker] = 1, push.number
@@ -312,18 +388,36 @@ class Era:
 
 
 class Watch:
-    """What a worker has seen and done in an era; it checks every pull. It lives over restarts in memory."""
+    """What a worker has seen and done in an era; it checks every pull. It lives over restarts in memory.
+
+    Attributes:
+        begun: Clocks that it has begun.
+    """
 
     def __init__(self, era: Era, worker: int) -> None:
         self.era, self.worker = era, worker
+        # Least values that it sees from the start on, by table, where they are not those of the servers.
+        self.floor: dict[int, np.ndarray] = {}
         self._seen: dict[int, np.ndarray] = {}
+        self._is_first_again = False
+        self.begun = set[int]()
         self.begin(0)
         # The most that it has ever sent: a restart repeats a part of it.
         self._most = (0, 0)
 
+    def begin_launch(self, is_first_again: bool) -> None:
+        """Note that a launch begins: a worker may repeat inner steps under LocalSGD and DiLoCo.
+
+        `is_first_again`: It may repeat its first ones, from values of servers that may have them already.
+        """
+        tables = self.era.shape.tables
+        self._seen = {i: a for i, a in self._seen.items() if not is_local(tables[i])}
+        self._is_first_again = is_first_again
+
     def begin(self, clock: int) -> None:
         """Note that a clock begins."""
         self.clock, self._done = clock, 0
+        self.begun.add(clock)
 
     def note(self) -> None:
         """Note that the next operation of the clock begins."""
@@ -343,14 +437,18 @@ class Watch:
         """Check what a pull has returned, as `Contents.of`, only the rows of `keys`."""
         era, consistency = self.era, self.era.shape.tables[table].consistency
         where = f"table {table} at clock {self.clock} of worker {self.worker}"
+        is_own = isinstance(consistency, LocalSGD | DiLoCo)
+        if is_own and era.rounds is not None:
+            era.rounds.check_pull(self.worker, self.clock, table, found)
+            return
         if isinstance(consistency, BSP):
             expected = era.values(table, [self.clock] * era.shape.n_workers)
             if keys is not None:
                 expected = expected[keys]  # type: ignore[index]
             assert np.array_equal(found, expected), f"{where}: {found} is not {expected}"
             return
-        least = era.base.of(table).copy()
-        most = least.copy()
+        most = era.base.of(table).copy()
+        least = self.floor.get(table, most).copy()
         bound = consistency.bound if isinstance(consistency, SSP) else self.clock
         for watch in watches:
             w = watch.worker
@@ -365,7 +463,9 @@ class Watch:
             assert (found <= most).all(), f"{where}: {found} is more than {most}"
             return
         least += era.added(table, self.worker, self.clock)
-        if not era.is_summed(self.worker, table):
+        if is_own and self._is_first_again and self.clock < consistency.steps:
+            most += era.added(table, self.worker, consistency.steps)
+        if not is_own and not era.is_summed(self.worker, table):
             own = era.ops(self.worker, self.clock)[: self._done]
             least += era.sums_of(self.worker, own).of(table)
         if table in self._seen:

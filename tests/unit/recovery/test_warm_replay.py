@@ -356,3 +356,23 @@ def test_clocks_beyond_32_bits_go_on(make_rig, model):
     rig.writer.finish(start + 4)
     rig.drain()
     assert rig.core.finished(0)
+
+
+@pytest.mark.parametrize("consumed", [False, True])
+def test_backup_workers_that_had_finished_behind_clocks_that_were_passed_over_stay_there(
+    make_rig, consumed
+):
+    rig = make_rig(dense(8, "a", consistency=BSP(backup=1)), n_workers=2)
+    for clock in range(3):
+        push(rig.writers[0], 0, clock)
+        rig.writers[0].tick(clock)
+    rig.drain()
+    push(rig.writers[1], 0, 0)
+    rig.writers[1].tick(0)
+    rig.writers[1].finish(3)
+    if consumed:
+        rig.drain()
+    _, at = rig.repeat()
+    assert (at["clock"], at["finished"], at["pushes"]) == (3, True, 0)
+    assert rig.writers[1].finish(3)
+    assert rig.writers[1].next_sequence == at["sequence"]

@@ -124,3 +124,24 @@ def test_worker_left_behind_jumps_to_the_clock_that_is_open():
     assert slow.counters()["late"] == 1
     result = slow.table("w").push(np.ones(3, np.float32)).wait()
     assert (result.applied, result.late) == (1, 0)
+
+
+def test_pace_is_that_of_closed_clocks_also_for_workers_that_have_skipped_some():
+    rig = Rig(dense(3, consistency=BSP("sum", backup=2)), n_workers=3, n_slots=64)
+    for clock in range(5):
+        clock_of(rig, 0, clock, [1.0])
+    rig.drain()
+    late = [rig.worker(w) for w in (1, 2)]
+    for worker in late:
+        worker.clock()
+    rig.drain()
+    # Servers have both at clock 1: they learn of the skipped clocks only from the next records.
+    assert [worker.now for worker in late] == [5, 5]
+    assert [rig.core.clock(w) for w in range(3)] == [5, 1, 1]
+    for worker in late:
+        worker.keep_pace(0)
+    clock_of(rig, 0, 5, [1.0])
+    rig.drain()
+    late[0].clock()
+    assert late[0].now == 6
+    late[0].keep_pace(0)

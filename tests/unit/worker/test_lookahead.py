@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import mpips
+from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError
 from mpips.model.codec import CODECS
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad, Adam
+from mpips.session.local import run_local
 from mpips.worker.worker import connection_of
 from tests.support.ahead_rig import included, some_order
 from tests.support.harness import Rig, dense, rows
@@ -156,6 +158,27 @@ def test_ssp_rows_have_all_updates_that_the_bound_demands(bound, depth):
 def test_asp_rows_are_as_old_as_the_depth_at_most(depth):
     found = included(ASP(), 1, [0] * 40, depth)
     assert max(now - values.min() for _, now, values in found) == depth
+
+
+def test_rows_count_their_age_in_clocks_of_the_program_beside_local_tables():
+    keys, depth = np.arange(5), 2
+    tables = [
+        mpips.DenseTable("w", (2,), SGD(1.0), mpips.LocalSGD(6)),
+        mpips.EmbeddingTable("e", DIM, SGD(1.0), ASP(), init="zeros"),
+    ]
+
+    def main(worker):
+        table, ages = worker.table("e"), []
+        for now in mpips.lookahead(
+            range(20), keys=lambda _: {"e": keys}, worker=worker, depth=depth
+        ):
+            ages.append(now + table.pull(keys).max())
+            table.push(keys, np.ones((5, DIM), np.float32))
+            worker.clock()
+        return ages
+
+    # Each clock subtracts 1, so the sum is the number of clocks that the rows lack.
+    assert max(run_local(main, tables, SessionOptions(timeout_s=20))[0]) == depth
 
 
 def test_keys_that_were_not_announced_are_pulled():
