@@ -66,12 +66,14 @@ installed() {
   done | sha256sum | cut -c1-16
 }
 
-# sources: print a fingerprint of the sources of the compiled module and of the names of the Python modules.
+# sources: print a fingerprint of the sources of the compiled module, of the version, and of the names of the Python
+# modules.
 # An editable installation finds only the modules that existed when it was made.
 sources() {
   (cd "$root" && {
     find native pyproject.toml -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     find mpips -name '*.py' | LC_ALL=C sort
+    grep '^__version__' mpips/__init__.py
   } | sha256sum | cut -c1-16)
 }
 

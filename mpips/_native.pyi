@@ -15,7 +15,8 @@ from mpips.errors import ConfigError
 
 _Result = TypeVar("_Result")
 
-# the build: native/src/process/commit.hpp, shm/memory_format.hpp and server/memory_layout.hpp
+# the build: native/src/process/build.hpp, shm/memory_format.hpp and server/memory_layout.hpp
+version: str
 commit: str
 memory_format: int
 
