@@ -78,6 +78,21 @@ def test_an_untidy_text_is_found() -> None:
     assert list(untidy("a")) == ["no newline at the end"]
 
 
+# Languages of code; an interface of a compiled module (.pyi) describes a whole module.
+CODE = {".py", ".cpp", ".hpp", ".in", ".sh", ".sbatch", ".js", ".css", ".html"}
+
+
+def test_no_file_of_code_has_more_than_600_lines() -> None:
+    # A file is what a reader would look for by its name, so the limit is generous.
+    n_lines = {
+        str(path): (ROOT / path).read_text().count("\n")
+        for path in tracked()
+        if path.suffix in CODE
+    }
+    assert len(n_lines) > 800
+    assert {name: n for name, n in n_lines.items() if n > 600} == {}
+
+
 def codespell(*paths: str | Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("codespell_lib", reason="codespell is not installed")
     command = [sys.executable, "-m", "codespell_lib", *map(str, paths)]
