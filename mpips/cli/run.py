@@ -291,7 +291,7 @@ def refuse_task_options(
     Args:
         given: Options that only a task has.
         assignments: Arguments of --set.
-        sections: Beginnings of the keys that a script has, too. The batch scripts also set
+        sections: Beginnings of the keys that a script also has. The batch scripts also set
             checkpoint.on_usr1, since the batch system ends the job in any case.
 
     Raises:
@@ -323,7 +323,7 @@ def _existing(job: str, wanted: bool) -> RunFolder | None:
     A built-in task may have the name of a folder that is no run directory.
 
     Raises:
-        ConfigError: JOB is a folder, or `wanted` to be a run directory, and is none.
+        ConfigError: JOB is a folder but not a run directory, or `wanted` is true and JOB is not one.
     """
     if not wanted and not Path(job).is_dir():
         return None

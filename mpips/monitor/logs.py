@@ -134,7 +134,7 @@ class Follower:
         self.offset = offset
 
     def read(self) -> list[str]:
-        """Return the whole lines that follow, at most about 1 MiB of them; empty: there are none now.
+        """Return the whole lines that follow, at most about 1 MiB of them; empty: no whole line now.
 
         Control characters are replaced: a log can contain what a program printed from anywhere.
 

@@ -39,7 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         push_bytes_per_s: Bytes per second that all workers send.
         pull_bytes_per_s: Bytes per second that all workers fetch.
         left_s: Seconds to the end of the run at the current rate.
-        link_bytes_per_s: Bytes per second of both kinds that go from one node to another; None also where all
+        link_bytes_per_s: Bytes per second of both kinds that go from one node to another; None if all
             ranks are on one node.
     """
 

@@ -106,8 +106,8 @@ def replace_json(path: Path, value: Any, durable: bool = False, private: bool = 
 def version_of(path: Path) -> tuple[int, int, int]:
     """Return inode, size and modification time (ns) of a file, which change when it is replaced or touched.
 
-    All are 0 if the file cannot be read. The function opens the file, so that a network file system asks its
-    server for the current attributes.
+    All are 0 if the file cannot be read. The function opens the file, so that a network file system
+    fetches the current attributes from its server.
     """
     try:
         fd, status = open_regular(path)

@@ -1,4 +1,4 @@
-"""Reads files of a run directory that may be anything: a folder of runs is written by others, too.
+"""Reads files of a run directory that may be anything: other users may also write into a folder of runs.
 
 The path of a file may name a pipe, which blocks the process that opens it, a device without an end, or a
 symbolic link to another user's file. The content may be JSON that is nested too deeply to be decoded. All of
@@ -29,7 +29,7 @@ def open_regular(path: Path, within: Path | None = None) -> tuple[int, os.stat_r
     A file that is itself a symbolic link is refused, and so is a link in place of a folder between `within`
     and the file, because who reads a run may read files that its owner may not. The path of `within` itself
     may lead through links, such as one to a run directory on a larger disk. Every folder is opened relative
-    to the one above it, so a folder that is replaced by a link meanwhile is refused, too.
+    to the one above it, so a folder that is replaced by a link meanwhile is also refused.
 
     Args:
         path: The file.

@@ -52,8 +52,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps: Number of clocks of each worker to trace.
         time_s: Unix time of the request.
-        timeout_s: Seconds after which all ranks end their parts, measured by the scheduler from its first
-            look at the request on, because the hosts' clocks may differ.
+        timeout_s: Seconds after which all ranks end their parts, measured by the scheduler from its
+            first read of the request on, because the hosts' clocks may differ.
     """
 
     steps: int
@@ -67,7 +67,7 @@ class TraceHead(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank, role, host: As in RankPlace.
         clock_id: Ranks with the same text have the same monotonic clock.
-        offset_ns: What to add to the rank's clock to get the scheduler's, by the best round trip.
+        offset_ns: Number to add to the rank's clock to get the scheduler's, by the best round trip.
         error_ns: Greatest error of it; -1: there was no round trip.
         tables: Names of all tables, by index.
         dropped: Number of events that were overwritten because there were too many.
@@ -135,7 +135,7 @@ class TraceFolder:
         replace_json(self.request_file, request)
 
     def request(self) -> TraceRequest | None:
-        """Return the request; None if there is none or it is no request."""
+        """Return the request; None if the file is missing or no request."""
         try:
             found = read_json(self.request_file, TraceRequest, self._within)
         except ConfigError:

@@ -141,7 +141,7 @@ def _has_ended(fields: list[str]) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process in clock ticks, which tells it from a later one with its pid."""
+    """Return the start time of a process in clock ticks. A later process with its pid has another one."""
     fields = _fields(pid)
     return fields[19] if fields else ""
 

@@ -63,8 +63,8 @@ class Restarts:
         """Count a failed attempt; return why no other one follows, or "" if one does.
 
         Args:
-            verdict: What became of it.
-            ended: How it ended.
+            verdict: Outcome of the attempt.
+            ended: End of its launcher.
             restarts: Restarts before it, without those after killed starts.
         """
         if verdict.kind in (CONFIG, MISSING):
