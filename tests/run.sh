@@ -231,7 +231,8 @@ without_native=(bench/test_bench_data.py bench/test_bench_gpu.py bench/test_grow
   kernels/test_instruction_sets.py mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py
   plan/test_plan_command.py plan/test_planned_rows.py plan/test_times.py rundir scheduler simulation sklearn supervisor
   tasks/test_mixed.py test_batch_functions.py test_documents.py test_fault_layer.py test_imports.py
-  test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py test_site.py
+  test_changelog.py test_job_scripts.py test_names.py test_repository.py test_run_script.py test_setup_packages.py
+  test_setup_scripts.py test_site.py test_stubs.py test_version.py test_words.py
   torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
 
 # What the sanitizers check by day: the tests that enter native code most. Kill rigs try few points there. The long
