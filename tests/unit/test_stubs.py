@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from signatures import in_docstring, in_stub
 
 from mpips import _native
 
@@ -45,6 +47,41 @@ def test_types_of_compiled_modules_differ_in_known_names_only(tmp_path: Path) ->
     lines = ALLOWED.read_text().splitlines()
     # The list is not empty, so a run of stubtest that compares nothing is found.
     assert differences(tmp_path) == {line for line in lines if line and not line.startswith("#")}
+
+
+@pytest.mark.parametrize("module", modules())
+def test_parameters_have_the_names_and_defaults_of_the_compiled_functions(module: str) -> None:
+    # Functions of pybind11 have no signature that stubtest can read.
+    compiled = importlib.import_module(module)
+    stub = in_stub((ROOT / f"{module.replace('.', '/')}.pyi").read_text())
+    real = {}
+    for name in stub:
+        text = attrgetter(name)(compiled).__doc__
+        real[name] = sorted(in_docstring(name.rpartition(".")[2], text))
+    assert {name: sorted(found) for name, found in stub.items()} == real
+    assert len(real) >= 10
+
+
+def test_signatures_are_read_as_they_are() -> None:
+    stub = in_stub(
+        "class A:\n"
+        "    def f(self, a: int, b: int = ..., *, c: int, d: int = 1) -> None: ...\n"
+        "    @property\n"
+        "    def g(self) -> int: ...\n"
+        "class _B:\n"
+        "    def h(self) -> int: ...\n"
+        "@overload\n"
+        "def k(x: int) -> int: ...\n"
+        "@overload\n"
+        "def k(y: str) -> int: ...\n"
+    )
+    assert stub == {"A.f": [["a", "b=", "*", "c", "d="]], "k": [["x"], ["y"]]}
+    text = (
+        "f(*args, **kwargs)\nOverloaded function.\n"
+        "1. f(self: m.A, a: Callable[[int, int], dict[str, int]], b: m.E = <E.X: 1>, *, c: int) -> int\n"
+        "2. f(arg0: str) -> None\n"
+    )
+    assert in_docstring("f", text) == [["a", "b=", "*", "c"], ["arg0"]]
 
 
 @pytest.mark.parametrize("name", ["Partitioner", "PushRequest", "SharedMemory"])
