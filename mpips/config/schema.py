@@ -196,7 +196,7 @@ def config_of(stored: Mapping[str, Any]) -> JobConfig:
 def parse_assignment(text: str) -> tuple[str, Any]:
     """Return the pair of `--set key=value`.
 
-    The value is TOML, or text if it is no valid TOML; UNSET if it is missing. If the option accepts only
+    The value is TOML, or text if it is not valid TOML; UNSET if it is missing. If the option accepts only
     text, a value that TOML would read as a number or a date (2021_05) also becomes text.
 
     Raises:

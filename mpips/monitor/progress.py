@@ -247,7 +247,7 @@ def make_display(kind: str, share: float = 0.0) -> Display:
 
     Args:
         kind: "auto" (a live line on a terminal, plain lines elsewhere), "rich" (a live line, even if
-            stderr is no terminal), "plain" or "none".
+            stderr is not a terminal), "plain" or "none".
         share: Share of the run that is done at the start.
     """
     if kind == "none":

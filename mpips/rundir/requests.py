@@ -73,7 +73,7 @@ class RequestFolder:
     def take(self, host: str, pid: int) -> list[Kind]:
         """Remove all requests; return those to the supervisor `pid` on `host`, the oldest first.
 
-        A file that is no request is also removed. One that cannot be removed is not taken: it would be
+        A file that is not a request is also removed. One that cannot be removed is not taken: it would be
         taken
         again and again.
         """

@@ -1,7 +1,7 @@
 """Traces in a run directory: who asks for one, the files of the ranks, and the mark that it is complete.
 
-    traces/NAME/request.json    asks for a trace; written by `mpips trace`, or by the scheduler at the begin
-                                of an attempt (monitor.trace_steps); removing it gives the trace up, and
+    traces/NAME/request.json    asks for a trace; written by `mpips trace`, or by the scheduler at the
+    start of an attempt (monitor.trace_steps); removing it gives the trace up, and
                                 the scheduler removes it if its time is over before the trace has begun
     traces/NAME/rank-R.trace    events of one rank; written by that rank when its part has ended
     traces/NAME/index.json      the trace is complete; written by the scheduler, last of all
@@ -191,7 +191,7 @@ class TraceFolder:
 
 
 def traces(run: RunFolder) -> list[TraceFolder]:
-    """Return all traces of a run, those that were asked for first at the begin."""
+    """Return all traces of a run, the first requested ones first."""
     found = []
     try:
         names = names_in(run.path / "traces", run.path)

@@ -175,7 +175,7 @@ class ProcessStep:
 
 
 def _report(line: bytes) -> HostReport | None:
-    """Return the report in a line; None if the line is no report."""
+    """Return the report in a line; None if the line is not a report."""
     word, _, rest = line.decode(errors="replace").strip().partition(" ")
     host, _, answer = rest.partition(" ")
     host = "" if host == "-" else host

@@ -111,7 +111,7 @@ def orphans_of(run_dir: Path, generation: int, launcher: int) -> list[int]:
     Args:
         run_dir: The run directory.
         generation: Generation number of the attempt.
-        launcher: Process of the launcher. It, its descendants and daemons of launchers are no orphans.
+        launcher: Process of the launcher. It, its descendants and daemons of launchers are not orphans.
     """
     return [
         pid

@@ -8,7 +8,8 @@
     /TOKEN/log?run=A&attempt=0&rank=2   the end of one log
 
 The token is the first part of every address: a browser repeats it by itself, and an address without it is
-answered by 404, like every other one. It is no cookie, because a browser sends the cookies of one port of a
+answered by 404, like every other one. It is not a cookie, because a browser sends the cookies of one
+port of a
 host to all of them, and other users of a login node also have ports.
 
 All runs are read by one task, once a second and only while a browser is connected, so many pages cost as much
@@ -258,7 +259,7 @@ class PageServer:
 
 
 class _Events(StreamingResponse):
-    """A stream of events; `end` is called after it, even if the browser left before its begin."""
+    """A stream of events; `end` is called after it, even if the browser left before its start."""
 
     def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")

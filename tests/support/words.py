@@ -25,13 +25,13 @@ _THINGS = (
     "|manifest|message|MPI|mpips|mpirun|name|option|page|program|rank|README|record|report|run|scheduler|script"
     "|server|shard|supervisor|system|table|task|test|that|this|title|trace|version|which|worker"
 )
-_VERBS = r"asks?|believes?|hears?|knows?|lives?|says?|tells?|thinks?|wants?"
+_VERBS = "asks?|believes?|hears?|knows?|lives?|say|tells?|thinks?|wants?"
 
 # What is counted, by name. `^` is the begin of a sentence.
 PATTERNS = {
     "as ever": r"\bas ever\b",
-    "there is none": r"\bthere (is|are|was|were) none\b",
-    "is none": r"(?<!there )\b(is|are|was|were) none\b",
+    "there is none": r"\b[Tt]here (is|are|was|were) none\b",
+    "is none": r"(?<![Tt]here )\b(is|are|was|were) none\b",
     "Of ...": r"^Of\b(?! course)",
     "name: Of ...": r"^[\w`*, ]+: (Of|What|Whether|How|Who)\b(?! course)",
     "What ... is": r"^What\b.*[.:]$",
@@ -40,7 +40,10 @@ PATTERNS = {
     "a look": r"\b(a|an|any|each|every|first|last|next|no|of|one|per|second|this|two) looks?\b(?!-)",
     "also if": r"\balso (if|when|where|while)\b",
     "too at the end": r",? too(?=[.;:)]|$)|, too,",
-    "code that speaks": rf"\b({_THINGS})s? ({_VERBS})\b",
+    "code that speaks": rf"\bsays\b|\b({_THINGS})s? ({_VERBS})\b",
+    "is no ...": r"(?<![Tt]here )\b(is|are|was|were) no "
+    r"(?!earlier|faster|fewer|larger|later|less|longer|more|one|slower|worse)\w",
+    "the begin": r"\b(at the|its|their) begin\b",
     "all the same": r"\ball the same\b(?! (as|size|length|shape|dtype|type))",
     "nobody": r"\b(any|every|no|some)body\b",
 }

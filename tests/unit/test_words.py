@@ -34,6 +34,8 @@ def test_no_folder_has_more_odd_sentences_than_before() -> None:
         ("also if", "It is read also if it is old.", "It also reads old files."),
         ("too at the end", "Rows are read, too.", "It is too large."),
         ("code that speaks", "The server knows the clock.", "Users know the clock."),
+        ("is no ...", "The file is no request.", "There is no file, and it is no longer read."),
+        ("the begin", "It reads it at the begin.", "It begins."),
         ("all the same", "It is read all the same.", "They have all the same size."),
         ("nobody", "Then nobody reads it.", "No worker reads it."),
     ],
