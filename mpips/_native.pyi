@@ -3,7 +3,6 @@
 Arrays are taken as they are: contiguous and of exactly this dtype, else TypeError. They are never copied.
 """
 
-import enum
 import mmap
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -15,14 +14,29 @@ from mpips.errors import ConfigError
 
 _Result = TypeVar("_Result")
 
-# the build: native/src/process/commit.hpp, shm/memory_format.hpp and server/memory_layout.hpp
+class _Pybind11Type(type):
+    """The type of all classes of the module."""
+
+class _Enum(metaclass=_Pybind11Type):
+    """An enumeration of pybind11. It is not an `enum.Enum`."""
+
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+# the build: native/src/process/build.hpp, shm/memory_format.hpp and server/memory_layout.hpp
+version: str
 commit: str
 memory_format: int
 
 def memory_layout() -> list[tuple[str, int, int]]: ...
 
 # kernels: native/src/kernels, mpips/kernels
-class OptimizerConfig:
+class OptimizerConfig(metaclass=_Pybind11Type):
     """The hyperparameters of an optimizer."""
 
     def __init__(
@@ -112,7 +126,7 @@ def available_kernels() -> list[str]: ...
 def kernels_name() -> str: ...
 
 # keys: native/src/keys
-class RowMap:
+class RowMap(metaclass=_Pybind11Type):
     """A map from int64 keys to rows, numbered in order of insertion. Not thread-safe."""
 
     npos: ClassVar[int]
@@ -129,7 +143,7 @@ class RowMap:
     def reserve(self, n: int) -> None: ...
     def longest_probe(self) -> int: ...
 
-class Initializer:
+class Initializer(metaclass=_Pybind11Type):
     """The distribution of the initial values of new parameters."""
 
     def __init__(self, kind: str, scale: float, seed: int, fan_in: int, fan_out: int) -> None: ...
@@ -151,7 +165,7 @@ def initialize_range(
     initializer: Initializer, first: int, out: npt.NDArray[np.float32]
 ) -> None: ...
 
-class Partitioner:
+class Partitioner(metaclass=_Pybind11Type):
     """A map from keys to the servers that own them; the same on every rank."""
 
     @staticmethod
@@ -167,7 +181,7 @@ class Partitioner:
     def owner(self, key: int) -> int: ...
     def owners(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.uint16]: ...
 
-class KeyPlan:
+class KeyPlan(metaclass=_Pybind11Type):
     """The keys of one batch, each once, grouped by server. Not thread-safe."""
 
     def __init__(self) -> None: ...
@@ -189,7 +203,7 @@ class KeyPlan:
     ) -> None: ...
 
 # words: native/src/words, mpips/data/text.py, mpips/tasks/word_rows.py
-class WordCounter:
+class WordCounter(metaclass=_Pybind11Type):
     """Counts the words of a text. An error of the text is ValueError(message, byte in the block)."""
 
     def __init__(self) -> None: ...
@@ -198,7 +212,7 @@ class WordCounter:
     def part(self, part: int, n_parts: int) -> tuple[bytes, npt.NDArray[np.int64]]: ...
     def __len__(self) -> int: ...
 
-class WordEncoder:
+class WordEncoder(metaclass=_Pybind11Type):
     """Turns a text into chunks of numbers of words. An error of the text is ValueError(message, byte)."""
 
     def __init__(self, vocabulary: bytes, chunk_words: int) -> None: ...
@@ -269,7 +283,7 @@ def csv_record_end(text: _Bytes, at: int, delimiter: str, quoted: bool) -> int: 
 def csv_last_end(text: _Bytes, begin: int, delimiter: str) -> int: ...
 def count_csv_lines(text: _Bytes) -> int: ...
 
-class CsvParser:
+class CsvParser(metaclass=_Pybind11Type):
     """Parser of plain CSV. Not thread-safe."""
 
     def __init__(self, kinds: str, delimiter: str) -> None: ...
@@ -323,7 +337,7 @@ class SharedMemoryError(RuntimeError):
 class SharedMemoryBusy(SharedMemoryError):
     """A running process uses the memory that is to be taken over."""
 
-class SharedMemory:
+class SharedMemory(metaclass=_Pybind11Type):
     """A shared-memory file, or anonymous memory of this process, with a stable address."""
 
     @staticmethod
@@ -353,7 +367,7 @@ class SharedMemory:
 class RuleMismatch(ConfigError):
     """Workers have set different hyperparameters of one table for one clock."""
 
-class NodeLayout:
+class NodeLayout(metaclass=_Pybind11Type):
     """Layout of the memory that the workers of a node share for replicated tables."""
 
     def __init__(
@@ -379,7 +393,7 @@ class NodeLayout:
 
 def slice_of(n: int, i: int, m: int, table: int) -> tuple[int, int]: ...
 
-class Reduction:
+class Reduction(metaclass=_Pybind11Type):
     """One worker's end of the replicated tables of a job."""
 
     def __init__(
@@ -430,7 +444,7 @@ class Reduction:
     def note_tick(self, worker: int, clock: int) -> None: ...
     def note_finish(self, worker: int, clock: int) -> None: ...
 
-class SharedPulls:
+class SharedPulls(metaclass=_Pybind11Type):
     """Values of servers on other nodes, pulled once for all workers of a node."""
 
     def __init__(
@@ -453,7 +467,7 @@ class SharedPulls:
     def values(self, part: int) -> npt.NDArray[np.float32]: ...
     def copy(self, part: int, out: npt.NDArray[np.float32]) -> None: ...
 
-class NodeRows:
+class NodeRows(metaclass=_Pybind11Type):
     """Rows of servers on other nodes that workers of one node have read, for each other."""
 
     def __init__(
@@ -485,7 +499,7 @@ class NodeRows:
         versions: npt.NDArray[np.int64],
     ) -> None: ...
 
-class LeftTables:
+class LeftTables(metaclass=_Pybind11Type):
     """The replicated tables that an earlier launch has left on a node; read only."""
 
     def __init__(
@@ -506,7 +520,7 @@ def set_local_workers(
 ) -> None: ...
 def set_start_versions(memory: SharedMemory, layout: NodeLayout, steps: list[int]) -> None: ...
 
-class RingGeometry:
+class RingGeometry(metaclass=_Pybind11Type):
     """Number and size of the slots of a ring, and the offsets in its mailbox."""
 
     def __init__(self, n_slots: int, slot_bytes: int, replies: bool) -> None: ...
@@ -533,7 +547,7 @@ class RingGeometry:
     @property
     def payload_capacity(self) -> int: ...
 
-class Layout:
+class Layout(metaclass=_Pybind11Type):
     """The layout of a server's region: offsets in bytes."""
 
     def __init__(
@@ -566,20 +580,21 @@ class Layout:
     def common_tables(self) -> list[int]: ...
     def dense_common(self, table: int) -> tuple[int, int, Codec] | None: ...
 
-class Outcome(enum.Enum):
+class Outcome(_Enum):
     """The server's decision on a record."""
 
-    NONE = ...
-    APPLIED = ...
-    SCALED = ...
-    COMPENSATED = ...
-    REJECTED = ...
-    LATE = ...
-    ACCUMULATED = ...
-    ANSWERED = ...
-    SEGMENT = ...
+    NONE: ClassVar[Outcome]
+    APPLIED: ClassVar[Outcome]
+    SCALED: ClassVar[Outcome]
+    COMPENSATED: ClassVar[Outcome]
+    REJECTED: ClassVar[Outcome]
+    LATE: ClassVar[Outcome]
+    ACCUMULATED: ClassVar[Outcome]
+    ANSWERED: ClassVar[Outcome]
+    SEGMENT: ClassVar[Outcome]
+    __members__: ClassVar[dict[str, Outcome]]
 
-class Codec:
+class Codec(metaclass=_Pybind11Type):
     """How the values of a push are encoded (native/src/ring/codec.hpp)."""
 
     def __init__(self, kind: str, block: int, share: float = ...) -> None: ...
@@ -590,7 +605,7 @@ class Codec:
     @property
     def share(self) -> float: ...
 
-class Feedback:
+class Feedback(metaclass=_Pybind11Type):
     """The residual of one worker's pushes to one shard (native/src/ring/feedback.hpp)."""
 
     def __init__(
@@ -651,7 +666,7 @@ def decode(
     codec: Codec, encoded: npt.NDArray[np.uint8], skew: int, out: npt.NDArray[np.float32]
 ) -> None: ...
 
-class RingWriter:
+class RingWriter(metaclass=_Pybind11Type):
     """The worker's end of a ring: writes records and reads results. Not thread-safe."""
 
     def __init__(
@@ -855,23 +870,24 @@ def take_put(
 ) -> int: ...
 def unstable_blocks(before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> list[int]: ...
 
-class TraceKind(enum.Enum):
+class TraceKind(_Enum):
     """The kind of an event of a trace; see native/src/trace/trace_ring.hpp."""
 
-    push = 1
-    pull = 2
-    wait = 3
-    tick = 4
-    snapshot = 5
-    sent = 6
-    apply = 7
-    segment = 8
-    answer = 9
-    clock = 10
-    taken = 11
-    other = 12
+    push: ClassVar[TraceKind]
+    pull: ClassVar[TraceKind]
+    wait: ClassVar[TraceKind]
+    tick: ClassVar[TraceKind]
+    snapshot: ClassVar[TraceKind]
+    sent: ClassVar[TraceKind]
+    apply: ClassVar[TraceKind]
+    segment: ClassVar[TraceKind]
+    answer: ClassVar[TraceKind]
+    clock: ClassVar[TraceKind]
+    taken: ClassVar[TraceKind]
+    other: ClassVar[TraceKind]
+    __members__: ClassVar[dict[str, TraceKind]]
 
-class TraceRing:
+class TraceRing(metaclass=_Pybind11Type):
     """The events of one rank while it is traced. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None: ...
@@ -894,7 +910,7 @@ class TraceRing:
     def events(self) -> bytes: ...
     def clear(self) -> None: ...
 
-class WorkerClock:
+class WorkerClock(metaclass=_Pybind11Type):
     """The clock of a worker, which all its handles share."""
 
     now: int
@@ -912,7 +928,7 @@ class WorkerClock:
 
 def push_result(result_type: type[_Result], ends: Sequence[tuple[RingWriter, int]]) -> _Result: ...
 
-class PushRequest:
+class PushRequest(metaclass=_Pybind11Type):
     """A push in progress through a DensePort."""
 
     def test(self) -> bool: ...
@@ -921,7 +937,7 @@ class PushRequest:
     def missing(self) -> int: ...
     def result(self) -> Any: ...
 
-class DensePort:
+class DensePort(metaclass=_Pybind11Type):
     """The fast path to a dense table whose shards all lie on the worker's node."""
 
     def __init__(
@@ -953,14 +969,15 @@ class ProtocolViolation(Exception):
 class ReplayMismatch(Exception):
     """A worker repeats a clock with other pushes than the server has of it."""
 
-class Model(enum.Enum):
+class Model(_Enum):
     """BSP, SSP or ASP."""
 
-    BSP = ...
-    SSP = ...
-    ASP = ...
+    BSP: ClassVar[Model]
+    SSP: ClassVar[Model]
+    ASP: ClassVar[Model]
+    __members__: ClassVar[dict[str, Model]]
 
-class ConsistencyConfig:
+class ConsistencyConfig(metaclass=_Pybind11Type):
     """The consistency model of a table and its parameters.
 
     Raises:
@@ -993,7 +1010,7 @@ def fault_hook_after(passages: int) -> None: ...
 def faults_passed() -> int: ...
 def fault_point(name: str) -> None: ...
 
-class RowCounter:
+class RowCounter(metaclass=_Pybind11Type):
     """The rows of one table that are pulled and pushed most, from a sample. Times: seconds of any clock.
 
     `read` returns rows pulled and pushed per second over about the last minute, and for the hottest rows,
@@ -1006,7 +1023,7 @@ class RowCounter:
         self, now_s: float, most: int
     ) -> tuple[float, float, list[tuple[int, float, float]]]: ...
 
-class ServerCore:
+class ServerCore(metaclass=_Pybind11Type):
     """The server's end of all rings: reads, applies and publishes. Not thread-safe."""
 
     def __init__(
@@ -1115,14 +1132,14 @@ class ServerCore:
     def memory_bytes(self, table: int) -> int: ...
 
 # process: native/src/process
-class Deadline:
+class Deadline(metaclass=_Pybind11Type):
     """A thread that replaces this process by a command unless it is cancelled in time."""
 
     def __init__(self, seconds: float, name: str, command: list[str]) -> None: ...
     def cancel(self) -> None: ...
 
 # checkpoint
-class Xxh3:
+class Xxh3(metaclass=_Pybind11Type):
     """XXH3-64 of arrays that are added in pieces. Not thread-safe."""
 
     def __init__(self) -> None: ...

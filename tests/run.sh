@@ -231,8 +231,8 @@ without_native=(bench/test_bench_gpu.py cli/test_checkpoint_cli.py cli/test_cli.
   mpi_package/test_roles.py plan/test_plan.py plan/test_plan_command.py plan/test_planned_rows.py plan/test_times.py
   rundir scheduler simulation sklearn suites/test_data.py suites/test_fused.py suites/test_growth.py
   suites/test_history.py supervisor tasks/test_mixed.py test_batch_functions.py test_documents.py test_fault_layer.py
-  test_imports.py test_job_scripts.py test_names.py test_run_script.py test_setup_packages.py test_setup_scripts.py
-  test_site.py torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
+  test_imports.py test_changelog.py test_job_scripts.py test_names.py test_repository.py test_run_script.py test_setup_packages.py test_setup_scripts.py
+  test_site.py test_stubs.py test_version.py test_words.py torch training/test_best.py training/test_evaluation.py training/test_quality_local.py web)
 
 # What the sanitizers check by day: the tests that enter native code most. Kill rigs try few points there. The long
 # run checks all unit tests but those `without_native`, with all their cases.

@@ -22,7 +22,7 @@ class Agreement:
     """The failure of this server, if any, and the collective steps that share it.
 
     Attributes:
-        failure: First failure of this server; None: there is none.
+        failure: First failure of this server; None: no failure.
     """
 
     def __init__(self, peers: Peers, sentence: str) -> None:

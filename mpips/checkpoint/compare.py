@@ -23,7 +23,7 @@ class TableDifference:
         table: Name of the table.
         note: Reason for which the table cannot be compared; "": it was compared.
         compared: Number of elements (dense), or of rows with the same key (embedding), in both checkpoints.
-        changed: How many of these differ, by column: "values", "state/NAME", "steps".
+        changed: Number of these that differ, by column: "values", "state/NAME", "steps".
         greatest: Greatest absolute difference of two finite values.
         only_first: Embedding: number of rows whose key only the first checkpoint has.
         only_second: Embedding: number of rows whose key only the second checkpoint has.

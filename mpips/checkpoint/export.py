@@ -54,7 +54,7 @@ def export(
         out: The file or folder to write; it gets this name when it is complete.
         tables: Names of the tables; empty: all tables.
         force: Replace an existing file or folder.
-        state: Write the state of the optimizers, too.
+        state: Also write the state of the optimizers.
 
     Returns:
         Paths of the files that were written.

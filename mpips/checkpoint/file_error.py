@@ -16,7 +16,7 @@ class FileError(msgspec.Struct, frozen=True):
     """A failure to write a file.
 
     Attributes:
-        text: What the system said, with the file.
+        text: Message of the system, with the file.
         is_full: The disk or the quota was full.
     """
 

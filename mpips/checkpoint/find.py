@@ -44,7 +44,7 @@ class Ordered(msgspec.Struct, frozen=True):
     Attributes:
         readable: Checkpoints whose manifest is valid and whose file has the right size, newest first.
         refused: All other checkpoints, among them those of a newer format.
-        newer: Error about a checkpoint of a newer format; "": there is none.
+        newer: Error about a checkpoint of a newer format; "": no such checkpoint.
         best: The best checkpoint of the run that wrote the newest one; None: it marked none as best. Values
             of another metric than the last one that the run watched do not count. The newest of equal ones.
     """

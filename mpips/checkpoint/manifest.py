@@ -223,7 +223,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         generation: Generation number of the checkpoint; it grows with each launch of the run.
         step: Global step.
         wall_time_s: Unix time of the cut, seconds.
-        note: How it was written, if not in parallel.
+        note: Way in which it was written, if not in parallel.
         servers: Servers, by index.
         workers: States of the workers, by index.
         tables: Tables, in the job's order.
@@ -236,7 +236,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         example: Predictions of the samples in "example/..." of the HDF5 file (`mpips.training.example`):
             {"predictions": [[...], ...]}, or {"absent": REASON}; {} if the job makes none.
         best: The value for which it was written as the best one of the run; None: for another reason.
-        residuals: What workers have not sent; None if no table has error feedback.
+        residuals: Parts of updates that workers have not sent; None if no table has error feedback.
     """
 
     run_id: str

@@ -39,7 +39,7 @@ class PositionPart(msgspec.Struct, frozen=True):
         random: State of the worker's random generator; see `pack_random`.
         steps: Number of clocks that its program has ended, if that is another number: tables under LocalSGD
             and DiLoCo end a clock of the servers at outer steps only. None: `clock`.
-        local: The file with the worker's values and inner states of such tables; None: there is none.
+        local: The file with the worker's values and inner states of such tables; None: no such tables.
         in_memory: The position at the tick that began this clock, where this one is that of an inner step
             after it: memory has the worker's values of the tick, so a launch that continues in memory begins
             there. None: this position.

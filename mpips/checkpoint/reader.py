@@ -79,7 +79,7 @@ class Checkpoint:
             self._fd = -1
 
     def opened(self) -> BinaryIO:
-        """Return the HDF5 file as a file object of its own, also if the checkpoint has been removed."""
+        """Return the HDF5 file as a file object of its own, even if the checkpoint has been removed."""
         return os.fdopen(os.dup(self._fd), "rb")
 
     def read_dense(
@@ -238,7 +238,7 @@ class Checkpoint:
             parts: Number of shares.
 
         Returns:
-            One sentence for each damaged place; empty if there is none.
+            One sentence for each damaged place; empty if the file is good.
 
         Raises:
             CheckpointError: A dataset cannot be read.

@@ -169,7 +169,7 @@ def make_manifest(
         hellos: First messages of all servers, by server.
         prepared: The file.
         tables: Manifest entries with offsets and checksums.
-        note: How the checkpoint was written, if not in parallel.
+        note: Way in which the checkpoint was written, if not in parallel.
     """
     return Manifest(
         run_id=head.run_id,

@@ -90,7 +90,8 @@ class ManifestHead:
         attachments: Arrays beside the tables, by path in the file; only server 0's value is used. See
             `mpips.checkpoint.structure.meaning_of`.
         best: See Manifest.
-        residuals: The workers' files of residuals; None: there are none. Only server 0's value is used.
+        residuals: The workers' files of residuals; None: no table has residuals. Only server 0's value
+            is used.
     """
 
     run_id: str

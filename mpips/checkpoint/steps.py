@@ -2,7 +2,7 @@
 
 A `Steps[T]` is a generator that returns a T and yields between bounded pieces of work: True after work, False
 while it waits. Nothing here blocks. Ranks meet in non-blocking collectives, which are tested once in a step.
-What the kernel or NumPy does in one long call (fsync, argsort) runs in another thread. That thread makes no
+One long call of the kernel or of NumPy (fsync, argsort) runs in another thread. That thread makes no
 MPI call, so the thread level of MPI does not matter.
 """
 

@@ -160,8 +160,9 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
 class _Image(io.FileIO):
     """The file in memory while HDF5 draws the structure into it.
 
-    HDF5 may crash when it cannot write metadata, and the limit of the size of files (ulimit -f) holds for
-    memory, too. So writes beyond the limit are left out here, and `check` raises the error afterwards.
+    HDF5 may crash when it cannot write metadata, and the limit of the size of files (ulimit -f) also
+    holds for memory. So writes beyond the limit are left out here, and `check` raises the error
+    afterwards.
     """
 
     def __init__(self, fd: int) -> None:

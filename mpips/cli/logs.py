@@ -47,8 +47,8 @@ def command(
     """Print the logs of a run that `mpips run` started: what its ranks and mpirun write to stderr.
 
     RUN is a run directory or the beginning of a run's name [default: the newest run in --folder]. Each line
-    begins with its rank. Roles are known of the last attempt. What a rank prints and mpirun prints again is
-    printed once.
+    begins with its rank. Roles are known of the last attempt. Lines that a rank prints and mpirun
+    prints again are printed once.
     """
     if follow and attempt is not None:
         raise ConfigError(

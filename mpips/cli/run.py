@@ -70,7 +70,7 @@ class JobOrScript(click.Command):
     """A command whose arguments after a Python script belong to the script, as after `python script.py`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options before a script, or all options if JOB is no script."""
+        """Parse the options before a script, or all options if JOB is not a script."""
         ctx.allow_interspersed_args = False
         before = self.make_parser(ctx).parse_args(args=list(args))[0]
         ctx.allow_interspersed_args = not is_script(str(before.get("job", "")))
@@ -251,7 +251,7 @@ def _configure_script(
     """Return the configuration of a script, of which only [run] has a meaning.
 
     Raises:
-        ConfigError: The script cannot be read or is no Python program, or an option is not valid.
+        ConfigError: The script cannot be read or is not a Python program, or an option is not valid.
     """
     from mpips.supervisor.script import check_script
 
@@ -291,7 +291,7 @@ def refuse_task_options(
     Args:
         given: Options that only a task has.
         assignments: Arguments of --set.
-        sections: Beginnings of the keys that a script has, too. The batch scripts also set
+        sections: Beginnings of the keys that a script also has. The batch scripts also set
             checkpoint.on_usr1, since the batch system ends the job in any case.
 
     Raises:
@@ -307,7 +307,7 @@ def refuse_task_options(
 
 
 def _own_display(progress: str) -> LineDisplay | None:
-    """Return a live progress line of this process; None where stderr is no terminal or none is wanted.
+    """Return a live progress line of this process; None where stderr is not a terminal or none is wanted.
 
     mpirun passes on only whole lines of its ranks, so they cannot show one.
     """
@@ -320,10 +320,10 @@ def _own_display(progress: str) -> LineDisplay | None:
 def _existing(job: str, wanted: bool) -> RunFolder | None:
     """Return the run directory that JOB names, or None if JOB is a new job.
 
-    A built-in task may have the name of a folder that is no run directory.
+    A built-in task may have the name of a folder that is not a run directory.
 
     Raises:
-        ConfigError: JOB is a folder, or `wanted` to be a run directory, and is none.
+        ConfigError: JOB is a folder but not a run directory, or `wanted` is true and JOB is not one.
     """
     if not wanted and not Path(job).is_dir():
         return None

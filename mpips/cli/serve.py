@@ -48,8 +48,9 @@ def command(
 ) -> None:
     """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
 
-    MODEL is a checkpoint, a folder of checkpoints or a run directory. Of a folder the newest good checkpoint
-    is served, and a newer one takes its place without an error for any request; with --best the best one.
+    MODEL is a checkpoint, a folder of checkpoints or a run directory. For a folder the newest good
+    checkpoint is served, and a newer one takes its place without an error for any request; with --best
+    the best one.
 
     \b
     POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}

@@ -165,7 +165,7 @@ def _configure_script(
     The script itself is not copied: it may read files and import modules beside it.
 
     Raises:
-        ConfigError: The script is no Python program, or an option is not valid for a script.
+        ConfigError: The script is not a Python program, or an option is not valid for a script.
     """
     check_script(str(job))
     refuse_task_options(flags(tuning), assignments, ("run.", "slurm."))

@@ -89,7 +89,7 @@ def _print_json(run: RunFolder, once: bool, interval: float) -> None:
 
 
 def _show_live(run: RunFolder, interval: float) -> None:
-    """Redraw the table every `interval` seconds until the run ends; print it once if this is no terminal."""
+    """Redraw the table every `interval` seconds until the run ends; print it once without a terminal."""
     # rich takes a tenth of a second to import, which the other forms of output do not need.
     from rich.console import Console
     from rich.live import Live

@@ -72,7 +72,7 @@ def _where(run: str | None, folder: Path) -> Path:
     """Return the run directory or the folder of runs that is meant.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It does not exist.
     """
     if run is None:
         if not folder.is_dir():

@@ -94,7 +94,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _inner(kind: Any, key: str) -> Any:
-    """Return the annotation of a struct's field or of a dict's values; None if there is none."""
+    """Return the annotation of a struct's field or of a dict's values, else None."""
     if _is_struct(kind):
         return _hints(kind).get(key)
     return get_args(kind)[1] if get_origin(kind) is dict else None

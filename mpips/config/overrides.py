@@ -171,7 +171,7 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
     """Return the consistency model that the options describe.
 
     Args:
-        options: Of one table.
+        options: Options of one table.
         default: The model of the task; its values are used where the options set none.
 
     Raises:

@@ -49,7 +49,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value that a text has in TOML, or the text itself if it is no valid TOML."""
+    """Return the value that a text has in TOML, or the text itself if it is not valid TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -60,7 +60,7 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
     """Assign a value to a dotted key, making the tables on the way.
 
     Raises:
-        ConfigError: A name before the last dot has a value that is no table.
+        ConfigError: A name before the last dot has a value that is not a table.
     """
     *path, last = key.split(".")
     at = raw

@@ -132,7 +132,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def watches(self) -> str:
-        """The option for which the job watches `train.metric`, with its value; "": there is none."""
+        """The option for which the job watches `train.metric`, with its value; "": no option needs it."""
         if self.train.patience:
             return f"train.patience = {self.train.patience}"
         return "checkpoint.keep_best = true" if self.checkpoint.keep_best else ""
@@ -196,8 +196,8 @@ def config_of(stored: Mapping[str, Any]) -> JobConfig:
 def parse_assignment(text: str) -> tuple[str, Any]:
     """Return the pair of `--set key=value`.
 
-    The value is TOML, or text if it is no valid TOML; UNSET if there is none. If the option accepts only
-    text, a value that TOML would read as a number or a date (2021_05) is text, too.
+    The value is TOML, or text if it is not valid TOML; UNSET if it is missing. If the option accepts only
+    text, a value that TOML would read as a number or a date (2021_05) also becomes text.
 
     Raises:
         ConfigError: There is no "=" or no key.

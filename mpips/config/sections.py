@@ -108,7 +108,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def evaluates(self) -> str:
-        """The data to evaluate on: "test", "validation", or "" if there is none."""
+        """The data to evaluate on: "test", "validation", or "" without such data."""
         return "test" if self.test else "validation" if self.validation else ""
 
 

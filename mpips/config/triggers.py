@@ -48,8 +48,9 @@ class Triggers(msgspec.Struct, frozen=True):
         every_steps: Steps of the run between checkpoints; 0: off. Under ASP, where workers have no common
             clock, the first worker that reaches a multiple counts.
         every_s: Seconds between checkpoints; 0: off.
-        on_usr1: What follows the checkpoint that SIGUSR1 requests: "continue" or "exit" (code 75).
-        grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: there is none.
+        on_usr1: Action after the checkpoint that SIGUSR1 requests: "continue" or "exit" (code 75).
+        grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: no last
+            checkpoint is written.
     """
 
     every_steps: EverySteps = 0

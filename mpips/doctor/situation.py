@@ -108,7 +108,7 @@ class Situation:
         return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
     def which(self, program: str) -> str | None:
-        """Return the path of a program on PATH or beside this Python; None if there is none."""
+        """Return the path of a program on PATH or beside this Python; None if it is missing."""
         found = shutil.which(program, path=self.env.get("PATH"))
         beside = Path(sys.executable).with_name(program)
         return found or (str(beside) if os.access(beside, os.X_OK) else None)
@@ -180,7 +180,7 @@ class Situation:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the first version number in a text: (5, 0, 11) of "v5.0.11rc1"; () if there is none."""
+    """Return the first version number in a text: (5, 0, 11) of "v5.0.11rc1"; () without a number."""
     found: list[str] = [""]
     for character in text:
         if character.isdigit():

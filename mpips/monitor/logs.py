@@ -134,13 +134,13 @@ class Follower:
         self.offset = offset
 
     def read(self) -> list[str]:
-        """Return the whole lines that follow, at most about 1 MiB of them; empty: there are none now.
+        """Return the whole lines that follow, at most about 1 MiB of them; empty: no whole line now.
 
         Control characters are replaced: a log can contain what a program printed from anywhere.
 
         Raises:
-            OSError: The file cannot be read, is no regular file or lies behind a link; a file that does not
-                exist yet has no lines.
+            OSError: The file cannot be read, is not a regular file or lies behind a link. A file that
+                does not exist yet has no lines.
         """
         try:
             fd, _ = open_regular(self.log.path, self.log.within)

@@ -39,7 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         push_bytes_per_s: Bytes per second that all workers send.
         pull_bytes_per_s: Bytes per second that all workers fetch.
         left_s: Seconds to the end of the run at the current rate.
-        link_bytes_per_s: Bytes per second of both kinds that go from one node to another; None also where all
+        link_bytes_per_s: Bytes per second of both kinds that go from one node to another; None if all
             ranks are on one node.
     """
 
@@ -247,7 +247,7 @@ def make_display(kind: str, share: float = 0.0) -> Display:
 
     Args:
         kind: "auto" (a live line on a terminal, plain lines elsewhere), "rich" (a live line, even if
-            stderr is no terminal), "plain" or "none".
+            stderr is not a terminal), "plain" or "none".
         share: Share of the run that is done at the start.
     """
     if kind == "none":

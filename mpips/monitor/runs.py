@@ -69,7 +69,7 @@ class RunSummary:
         loss: Loss of the last report interval; None: unknown.
         restarts: Failed attempts.
         created_s: Unix time at which the run directory was made.
-        changed_s: Unix time of the last status; of the directory, if there is none.
+        changed_s: Unix time of the last status; of the directory, if it has no status.
         n_bytes: Size of all files of the run directory, bytes.
         note: Why the run is damaged, or what its state means; "": nothing.
     """
@@ -88,7 +88,7 @@ class RunSummary:
 
 
 def summaries(folder: Path, now: float | None = None) -> list[RunSummary]:
-    """Return all runs of a folder, the newest first. A damaged run is listed, too.
+    """Return all runs of a folder, the newest first. Damaged runs are also listed.
 
     Args:
         folder: The folder that contains the runs.

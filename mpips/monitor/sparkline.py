@@ -32,7 +32,7 @@ def read_points(path: Path) -> list[Point]:
     """Return the lines of metrics.jsonl in their order; lines of another form are left out.
 
     Args:
-        path: The file; if it does not exist, or is no regular file, there are no lines.
+        path: The file; if it does not exist, or is not a regular file, there are no lines.
     """
     try:
         lines = read_regular(path).split(b"\n")

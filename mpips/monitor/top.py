@@ -46,7 +46,7 @@ class View(msgspec.Struct, frozen=True):
         events: Content of events.jsonl.
         now: Unix time of the view.
         quiet_s: Seconds after the last heartbeat from which a rank is marked.
-        summary: Content of summary.txt of a run that is done; "": there is none, or the run is not done.
+        summary: Content of summary.txt of a run that is done; "": no such file, or the run is not done.
         points: Lines of metrics.jsonl.
         load: Load by table and by link, if it is of the current attempt.
     """
@@ -72,7 +72,7 @@ def look(run: RunFolder, now: float | None = None, curves: bool = True) -> View:
     Args:
         run: The run.
         now: Unix time; None: the current time.
-        curves: Read metrics.jsonl, too.
+        curves: Also read metrics.jsonl.
 
     Raises:
         ConfigError: A file is damaged or cannot be read.
@@ -220,7 +220,7 @@ def loads(view: View, width: int) -> list[str]:
 
 
 def _listed(name: str, items: list[tuple[str, float]], width: int) -> str:
-    """Return a line with the first items that have a rate and fit; "" if there are none."""
+    """Return a line with the first items that have a rate and fit; "" without such items."""
     line = f"{name:<10}"
     shown = 0
     for text, rate in items:

@@ -4,8 +4,9 @@ Each rank is a process with a track for its worker and one for its server. A flo
 update to its application by a server.
 
 Clocks: ranks on one node share a clock. For the others the trace has the difference to the scheduler's clock
-by the best round trip, and its greatest error. The records themselves say more: no server consumes a record
-before it is written, and no worker knows of that before it has happened. Each is a bound on the difference of
+by the best round trip, and its greatest error. The records themselves bound it further: no server
+consumes a record before it is written, and no worker detects that before it has happened. Each is a
+bound on the difference of
 two clocks. The differences are moved from their estimates just as far as these bounds need, by relaxation as
 in the algorithm of Bellman and Ford, so that no flow points backwards.
 """
@@ -47,7 +48,7 @@ class RankTrace(msgspec.Struct):
     """The events of one rank.
 
     Attributes:
-        head: What the rank says of itself.
+        head: The rank's description of itself.
         events: Its events, in the order in which they ended.
         worker, server: Index of its worker and of its server; None: it has none.
     """
@@ -67,7 +68,7 @@ class Alignment(msgspec.Struct):
     """The offsets of the clocks of ranks.
 
     Attributes:
-        offsets_ns: What to add to a rank's clock, ns, by the rank.
+        offsets_ns: Number to add to a rank's clock, ns, by the rank.
         moved_ns: Greatest change of an estimate that the bounds needed, ns.
         backwards: Number of flows that still point backwards, because clocks have drifted.
     """
@@ -111,7 +112,7 @@ class Flow(msgspec.Struct):
         worker, server: Ranks.
         sent_ns: Times at which records were written, on the worker's clock.
         begin_ns, end_ns: Times between which the server applied them, on its clock.
-        taken: Places in these arrays of records of which the worker knows that they are consumed.
+        taken: Places in these arrays of records that the worker has found to be consumed.
         taken_ns: Times at which it has learned that, on its clock.
     """
 
@@ -156,7 +157,7 @@ def align(heads: Sequence[TraceHead], flows: Iterable[Flow]) -> Alignment:
     """Return what to add to the clock of each rank, so that no flow points backwards.
 
     Args:
-        heads: What the ranks say of themselves.
+        heads: The ranks' descriptions of themselves.
         flows: The flows between them.
     """
     flows = list(flows)

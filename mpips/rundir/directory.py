@@ -106,8 +106,8 @@ def replace_json(path: Path, value: Any, durable: bool = False, private: bool = 
 def version_of(path: Path) -> tuple[int, int, int]:
     """Return inode, size and modification time (ns) of a file, which change when it is replaced or touched.
 
-    All are 0 if the file cannot be read. The function opens the file, so that a network file system asks its
-    server for the current attributes.
+    All are 0 if the file cannot be read. The function opens the file, so that a network file system
+    fetches the current attributes from its server.
     """
     try:
         fd, status = open_regular(path)
@@ -208,7 +208,7 @@ class RunFolder:
         """Read name and token of the run.
 
         Raises:
-            ConfigError: The directory is no run directory.
+            ConfigError: The directory is not a run directory.
         """
         info = read_json(self.info_file, RunInfo)
         if info is None:
@@ -302,7 +302,7 @@ class RunFolder:
             file.write(msgspec.json.encode(event) + b"\n")
 
     def events(self) -> list[Event]:
-        """Read failures and restarts, the oldest first; lines that are no events are skipped."""
+        """Read failures and restarts, the oldest first; lines that are not events are skipped."""
         try:
             lines = read_regular(self.events_file).splitlines()
         except OSError:
@@ -377,7 +377,7 @@ def current(env: Mapping[str, str] = os.environ) -> Supervised | None:
     """Return the supervised run that this process belongs to; None without `mpips run`.
 
     Raises:
-        ConfigError: Only one of the two environment variables is set, or the folder is no run directory.
+        ConfigError: Only one of the two environment variables is set, or the folder is not a run directory.
     """
     folder, generation = env.get(RUN_DIR, ""), env.get(GENERATION, "")
     if not folder and not generation:

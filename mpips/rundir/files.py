@@ -23,7 +23,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
         push_bytes_per_s: Bytes per second that a worker pushes, or that a server takes.
         pull_bytes_per_s: Bytes per second that a worker pulls, or with which a server answers. A server takes
             no part in pulls of dense tables, so these are not counted.
-        staleness: Mean staleness, in updates, of the updates judged lately; None: there were none.
+        staleness: Mean staleness, in updates, of the updates judged lately; None: no such updates.
         max_staleness: Greatest staleness since the start, in updates.
         queue: Records in rings that were not consumed at the last heartbeat.
         memory_bytes: Bytes of shards and rings of a server.

@@ -146,7 +146,7 @@ def read_line(line: bytes) -> HistoryLine | None:
 def thin_history(lines: Iterable[bytes], now: float) -> Iterator[bytes]:
     """Yield the lines of history.jsonl without old lines of counts that are too close to each other.
 
-    Of each interval the last line stays.
+    The last line of each interval stays.
 
     Args:
         lines: Lines in the order in which they were written, with or without newlines.

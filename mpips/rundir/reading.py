@@ -1,4 +1,4 @@
-"""Reads files of a run directory that may be anything: a folder of runs is written by others, too.
+"""Reads files of a run directory that may be anything: other users may also write into a folder of runs.
 
 The path of a file may name a pipe, which blocks the process that opens it, a device without an end, or a
 symbolic link to another user's file. The content may be JSON that is nested too deeply to be decoded. All of
@@ -29,7 +29,7 @@ def open_regular(path: Path, within: Path | None = None) -> tuple[int, os.stat_r
     A file that is itself a symbolic link is refused, and so is a link in place of a folder between `within`
     and the file, because who reads a run may read files that its owner may not. The path of `within` itself
     may lead through links, such as one to a run directory on a larger disk. Every folder is opened relative
-    to the one above it, so a folder that is replaced by a link meanwhile is refused, too.
+    to the one above it, so a folder that is replaced by a link meanwhile is also refused.
 
     Args:
         path: The file.
@@ -39,7 +39,7 @@ def open_regular(path: Path, within: Path | None = None) -> tuple[int, os.stat_r
         Descriptor and state of the file. The caller closes the descriptor.
 
     Raises:
-        OSError: There is no such file, it is no regular file, it may not be read, or there is a link.
+        OSError: There is no such file, it is not a regular file, it may not be read, or there is a link.
         ValueError: `path` does not lie below `within`.
     """
     fd = _open_below(path, within, os.O_NONBLOCK)
@@ -61,7 +61,7 @@ def names_in(folder: Path, within: Path) -> list[str]:
         within: The run directory, above the folder.
 
     Raises:
-        OSError: It is no folder, it may not be read, or it or a folder above it is a symbolic link.
+        OSError: It is not a folder, it may not be read, or it or a folder above it is a symbolic link.
     """
     try:
         fd = _open_below(folder, within, os.O_DIRECTORY)
@@ -122,7 +122,7 @@ def read_regular(path: Path, most: int = MOST_BYTES, within: Path | None = None)
         within: As in `open_regular`.
 
     Raises:
-        OSError: There is no such file, it is no regular file, it is longer, or it may not be read.
+        OSError: There is no such file, it is not a regular file, it is longer, or it may not be read.
     """
     fd, _ = open_regular(path, within)
     with os.fdopen(fd, "rb") as file:
@@ -135,7 +135,7 @@ def read_regular(path: Path, most: int = MOST_BYTES, within: Path | None = None)
 def end_of(path: Path, most: int = MOST_END_BYTES, within: Path | None = None) -> str:
     """Return the last part of a regular file as text; "" if it cannot be read.
 
-    A log may have grown for months. Bytes that are no UTF-8 are replaced.
+    A log may have grown for months. Bytes that are not UTF-8 are replaced.
 
     Args:
         path: The file.

@@ -5,7 +5,7 @@ the folder about twice a second and removes each request that it has taken, so a
 has been received. A request names the supervisor that it is meant for: one that an ended supervisor left is
 removed by the next one and has no effect.
 
-Who may write into the run directory may make a request; the files need no other protection.
+A user who may write into the run directory may make a request; the files need no other protection.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class RequestFolder:
     def take(self, host: str, pid: int) -> list[Kind]:
         """Remove all requests; return those to the supervisor `pid` on `host`, the oldest first.
 
-        A file that is no request is removed, too. One that cannot be removed is not taken: it would be taken
+        A file that is not a request is also removed. One that cannot be removed is not taken: it would be
+        taken
         again and again.
         """
         found: list[Kind] = []

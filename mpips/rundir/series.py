@@ -28,7 +28,7 @@ def series(run: RunFolder) -> list[Line]:
         run: The run.
 
     Raises:
-        OSError: The file is there and cannot be read, or is no regular file.
+        OSError: The file is there and cannot be read, or is not a regular file.
     """
     try:
         encoded = read_regular(run.metrics_file).split(b"\n")
@@ -72,7 +72,7 @@ def settled(lines: Iterable[Line], events: Sequence[Event]) -> list[Line]:
 
 
 def evaluations_of(line: Line) -> set[tuple[int, str]]:
-    """Return step and name of each metric of a line; none if the line is no evaluation."""
+    """Return step and name of each metric of a line; none if the line is not an evaluation."""
     test = line.get("test")
     return {(line["step"], name) for name in test} if isinstance(test, dict) else set()
 

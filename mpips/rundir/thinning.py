@@ -145,7 +145,7 @@ def _are_numbers(fields: dict[str, Any]) -> bool:
 
 
 def _mean(lines: list[_Line], name: str, weight: Callable[[_Line], float]) -> float | None:
-    """Return the weighted mean of a value over the lines in which it is known; None if there are none."""
+    """Return the weighted mean of a value over the lines in which it is known; None without such lines."""
     known = [
         (line.fields[name], weight(line)) for line in lines if line.fields.get(name) is not None
     ]

@@ -1,7 +1,7 @@
 """Traces in a run directory: who asks for one, the files of the ranks, and the mark that it is complete.
 
-    traces/NAME/request.json    asks for a trace; written by `mpips trace`, or by the scheduler at the begin
-                                of an attempt (monitor.trace_steps); removing it gives the trace up, and
+    traces/NAME/request.json    asks for a trace; written by `mpips trace`, or by the scheduler at the
+    start of an attempt (monitor.trace_steps); removing it gives the trace up, and
                                 the scheduler removes it if its time is over before the trace has begun
     traces/NAME/rank-R.trace    events of one rank; written by that rank when its part has ended
     traces/NAME/index.json      the trace is complete; written by the scheduler, last of all
@@ -52,8 +52,8 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps: Number of clocks of each worker to trace.
         time_s: Unix time of the request.
-        timeout_s: Seconds after which all ranks end their parts, measured by the scheduler from its first
-            look at the request on, because the hosts' clocks may differ.
+        timeout_s: Seconds after which all ranks end their parts, measured by the scheduler from its
+            first read of the request on, because the hosts' clocks may differ.
     """
 
     steps: int
@@ -67,7 +67,7 @@ class TraceHead(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank, role, host: As in RankPlace.
         clock_id: Ranks with the same text have the same monotonic clock.
-        offset_ns: What to add to the rank's clock to get the scheduler's, by the best round trip.
+        offset_ns: Number to add to the rank's clock to get the scheduler's, by the best round trip.
         error_ns: Greatest error of it; -1: there was no round trip.
         tables: Names of all tables, by index.
         dropped: Number of events that were overwritten because there were too many.
@@ -135,7 +135,7 @@ class TraceFolder:
         replace_json(self.request_file, request)
 
     def request(self) -> TraceRequest | None:
-        """Return the request; None if there is none or it is no request."""
+        """Return the request; None if the file is missing or no request."""
         try:
             found = read_json(self.request_file, TraceRequest, self._within)
         except ConfigError:
@@ -191,7 +191,7 @@ class TraceFolder:
 
 
 def traces(run: RunFolder) -> list[TraceFolder]:
-    """Return all traces of a run, those that were asked for first at the begin."""
+    """Return all traces of a run, the first requested ones first."""
     found = []
     try:
         names = names_in(run.path / "traces", run.path)

@@ -8,8 +8,8 @@ started there, for which it reads no shared file system, and its answer when the
     deadlines   A step must start within `start_s`, and on all its hosts within `start_s` of the first; each
                 host must answer within `answer_s` of its own start, or twice the mean time of the others.
     failures    A host fails when its deadline passes, or when its own step ends without an answer. A step
-                of several hosts of which none has started is no failure of a host.
-    bad hosts   A host is bad after `tries` failures, or at once if the error says that it cannot be reached.
+                of several hosts of which none has started is not a failure of a host.
+    bad hosts   A host is bad after `tries` failures, or at once if its error means that it is unreachable.
     slow disk   Where more hosts fail than have answered, the cause is the shared file system or the
                 controller of the batch system. No failure is counted then: hosts that have started get
                 more time; the others are asked again with more time to start, and if steps are refused,

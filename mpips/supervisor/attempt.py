@@ -178,7 +178,7 @@ class Attempt:
         """Ask the ranks, which are at work, to write a checkpoint and then to end with exit code 75.
 
         Args:
-            why: Name of the signal that asks for the end of the run.
+            why: Name of the signal that requests the end of the run.
         """
         # On a full disk the request cannot be written, and no checkpoint either: the ranks are ended later.
         with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ class Attempt:
 
     @property
     def is_ending(self) -> bool:
-        """True if a rank has ended, well or not, or the run is done: the launcher must end soon, too.
+        """True if a rank has ended, well or not, or the run is done: the launcher must also end soon.
 
         The end of a rank on another host shows in its failure report or in the launcher's text.
         """
@@ -257,7 +257,7 @@ class Attempt:
     def _settle(self) -> None:
         """Forget ranks that were suspended together with this process, with the whole job: they go on.
 
-        The attempt ends. What follows may block for seconds, as if this process were suspended itself.
+        The attempt ends. The next steps may block for seconds, as if this process were suspended itself.
         """
         if not self._is_ended:
             self._is_ended = True
@@ -275,7 +275,7 @@ class Attempt:
 
     @property
     def is_suspended(self) -> bool:
-        """True if all ranks of this host were suspended at the last look, none by itself: a whole job is.
+        """True if all ranks of this host were suspended at the last poll, none by itself: a whole job is.
 
         A batch system may stop the ranks and not the supervisor. If only some ranks are stopped, the others
         find them late. Ranks of other hosts are not seen.

@@ -24,7 +24,7 @@ class Newest(msgspec.Struct, frozen=True):
     """The newest checkpoint that can be read.
 
     Attributes:
-        path: Its folder; None: there is none.
+        path: Its folder; None: no checkpoint.
         step: Step of the run that it contains; -1: none.
         epoch: Epochs that all workers had completed.
         time_s: Unix time at which it was written.
@@ -68,7 +68,7 @@ def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str
     Args:
         status: The last status of the attempt; None: it never came to work.
         newest: The newest checkpoint.
-        ended: How the attempt ended.
+        ended: End of the attempt.
         now: Unix time.
     """
     if status is None:
@@ -124,11 +124,12 @@ def failure_block(
         run: The run directory.
         generation: Generation number of the attempt.
         verdict: The class of the failure, and the rank or host that failed first.
-        ended: How the launcher ended.
+        ended: End of the launcher.
         newest: The newest checkpoint.
-        following: What the supervisor does next.
+        following: Next action of the supervisor.
         now: Unix time.
-        memory: What stays in shared memory after the last attempt; "": nothing, or another attempt follows.
+        memory: Contents that stay in shared memory after the last attempt; "": nothing, or another
+            attempt follows.
     """
     death = verdict.death or Death("unknown")
     rows = [("first to fail", who(death)), ("cause", death.cause)]

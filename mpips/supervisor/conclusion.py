@@ -71,7 +71,7 @@ class Conclusion:
             last: The last status of the last attempt.
 
         Returns:
-            What memory stays and how to continue, for people; "" if none stays.
+            Description of the memory that stays and of the way to continue; "" if none stays.
         """
         self.settled = True
         settled = settle(
@@ -208,7 +208,7 @@ class Conclusion:
         Args:
             generation: Generation number of the last attempt.
             number: The signal.
-            waited_for: What the supervisor waited for.
+            waited_for: Event for which the supervisor waited.
         """
         self._record.write_status("interrupted", generation)
         memory = self.settle(generation, saved=False)

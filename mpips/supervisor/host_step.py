@@ -50,7 +50,7 @@ class HostStep(Protocol):
     """A started step."""
 
     def ended(self) -> str | None:
-        """Return None while the step runs, then its error; "" if there is none. Does not block."""
+        """Return None while the step runs, then its error; "" if it succeeded. Does not block."""
 
     def reports(self) -> list[HostReport]:
         """Return the reports since the last call; the last ones, if `ended` was not None. Does not block."""
@@ -175,7 +175,7 @@ class ProcessStep:
 
 
 def _report(line: bytes) -> HostReport | None:
-    """Return the report that a line is; None if it is none."""
+    """Return the report in a line; None if the line is not a report."""
     word, _, rest = line.decode(errors="replace").strip().partition(" ")
     host, _, answer = rest.partition(" ")
     host = "" if host == "-" else host

@@ -83,7 +83,7 @@ def _unique(hosts: list[Host], where: str) -> list[Host]:
     """Return `hosts`, of which there must be at least one and each only once.
 
     Raises:
-        ConfigError: There is none, or one occurs twice.
+        ConfigError: No host is given, or one occurs twice.
     """
     if not hosts:
         raise ConfigError(f"{where!r} names no host: write node1 or node1:4 for each")

@@ -42,7 +42,7 @@ def find_launcher(env: Mapping[str, str] = os.environ, prefix: Path = Path(sys.p
     An mpirun that was installed into the environment belongs to the MPI that its mpi4py loads.
 
     Raises:
-        CapabilityError: There is none, it cannot be run, or it is of an unknown kind.
+        CapabilityError: It is missing, cannot be run, or it is of an unknown kind.
     """
     own = prefix / "bin/mpirun"
     in_venv = (prefix / "pyvenv.cfg").is_file() and os.access(own, os.X_OK)

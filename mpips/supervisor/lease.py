@@ -45,7 +45,7 @@ class LeaseHolder:
     """A supervisor's lease of a run directory. Use it in a `with` block.
 
     Attributes:
-        generation: Generation number of the last attempt; -1: there was none.
+        generation: Generation number of the last attempt; -1: no attempt yet.
     """
 
     def __init__(self, run: RunFolder, tell: Callable[[str], None] = lambda text: None) -> None:

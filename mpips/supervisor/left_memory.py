@@ -27,7 +27,7 @@ class Settled(msgspec.Struct, frozen=True):
     """The shared memory of a run on its hosts after the end.
 
     Attributes:
-        memory: What was removed and what stays, by host.
+        memory: Memory that was removed and memory that stays, by host.
         silent: The error of each host that did not answer; memory on these hosts stays.
     """
 

@@ -111,7 +111,7 @@ def orphans_of(run_dir: Path, generation: int, launcher: int) -> list[int]:
     Args:
         run_dir: The run directory.
         generation: Generation number of the attempt.
-        launcher: Process of the launcher. It, its descendants and daemons of launchers are no orphans.
+        launcher: Process of the launcher. It, its descendants and daemons of launchers are not orphans.
     """
     return [
         pid
@@ -141,7 +141,7 @@ def _has_ended(fields: list[str]) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process in clock ticks, which tells it from a later one with its pid."""
+    """Return the start time of a process in clock ticks. A later process with its pid has another one."""
     fields = _fields(pid)
     return fields[19] if fields else ""
 

@@ -5,7 +5,8 @@ missing library), or when two attempts in a row brought it no further. An attemp
 failure after it would lose fewer steps than one before it: a checkpoint or surviving memory holds a later
 step.
 
-An attempt that a signal from outside ended before its ranks were at work says nothing about the job: jobs are
+An attempt that a signal from outside ended before its ranks were at work proves nothing about the job:
+    jobs are
 preempted, hosts are drained, and several such ends in a row are one event. They are counted apart, up to
 MOST_KILLED_STARTS in a row, and the supervisor waits longer before each further attempt.
 """
@@ -63,8 +64,8 @@ class Restarts:
         """Count a failed attempt; return why no other one follows, or "" if one does.
 
         Args:
-            verdict: What became of it.
-            ended: How it ended.
+            verdict: Outcome of the attempt.
+            ended: End of its launcher.
             restarts: Restarts before it, without those after killed starts.
         """
         if verdict.kind in (CONFIG, MISSING):

@@ -76,7 +76,7 @@ class Signals:
         self._warned.add(number)
 
     def ending(self) -> int:
-        """Return the first signal since the last `take` that asks for the end of the run; 0: none."""
+        """Return the first signal since the last `take` that requests the end of the run; 0: none."""
         self._look()
         return next((number for number in self._seen if number in _ENDING), 0)
 
@@ -120,7 +120,7 @@ class Requests:
     """The requests of signals to one attempt. Not blocking: the caller calls `poll` again and again.
 
     Attributes:
-        number: The signal that asks for the end of the attempt; 0: none.
+        number: The signal that requests the end of the attempt; 0: none.
         why: Why the attempt must be ended at once, in words; "": it need not be.
     """
 

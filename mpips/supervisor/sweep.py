@@ -247,7 +247,7 @@ class _Forwarding:
 
 
 def _read_result(run: RunFolder) -> dict[str, Any] | None:
-    """Return the report of a finished training; None if there is none, or it is damaged."""
+    """Return the report of a finished training; None if it is missing or damaged."""
     try:
         found = msgspec.json.decode(run.result_file.read_bytes())
     except (OSError, *DAMAGED):

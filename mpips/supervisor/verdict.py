@@ -72,7 +72,7 @@ class Death(msgspec.Struct, frozen=True):
         pid: Its process; 0: unknown.
         state: Its activity; "": unknown.
         clock: Its clock; -1: unknown.
-        details: Traceback or stacks; "": there are none.
+        details: Traceback or stacks; "": the logs have none.
         outside: A signal from outside ended it, no fault of its own and no lack of memory that is known.
     """
 
@@ -271,7 +271,7 @@ def _left(rank: int, code: int, logs: Path) -> Death:
 
 
 def fatal_stacks(logs: Path, rank: int) -> str:
-    """Return the fatal signal and the stack of its thread from a rank's log; "" if there is none."""
+    """Return the fatal signal and the stack of its thread from a rank's log; "" without one."""
     text = end_of(logs / f"rank-{rank}.log")
     fatal = _FATAL.search(text)
     if fatal is None:

@@ -93,7 +93,7 @@ class LineFile:
 def sample(path: Path, n: int) -> list[bytes]:
     """Return about `n` lines from places spread evenly over a file, in their order.
 
-    It is for a first look at a long file.
+    It serves the first read of a long file.
 
     Args:
         path: The file.

@@ -16,7 +16,7 @@ LAUNCHER = -1  # number of the launcher's log
 
 
 def logs_of(run: RunFolder, attempt: int) -> list[dict[str, Any]]:
-    """Return number, label and size of each log of an attempt that can be read; empty if there are none."""
+    """Return number, label and size of each log of an attempt that can be read; empty without such logs."""
     try:
         found = find_logs(run, attempt)
     except (ConfigError, OSError):

@@ -1,4 +1,4 @@
-"""What the page shows of one run, read from its run directory: by `refresh` again and again while it changes.
+"""Contents of the page for one run: `refresh` reads them from its run directory as they change.
 
 A file of a run directory is replaced, grows, is thinned or is torn off at its end; it may be on a file
 system of other machines, and of a run that ended long ago. So every file is read for itself, what cannot be
@@ -131,7 +131,7 @@ class RunData:
     def refresh(self, now: float | None = None) -> None:
         """Read what has changed. Blocks for at most about a second, unless the file system does.
 
-        A run whose files make it fail in a way that nobody has thought of is shown as damaged: other runs of
+        A run whose files make it fail in an unexpected way is shown as damaged: other runs of
         the page must not suffer from it.
 
         Args:

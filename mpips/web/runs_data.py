@@ -91,7 +91,7 @@ class RunsData:
                 yield 0.0, path
 
     def get(self, name: str) -> RunData | None:
-        """Return a listed run by its name; None if there is none."""
+        """Return a listed run by its name; None if it is not listed."""
         return self._runs.get(name)
 
     def refresh(self, names: Iterable[str]) -> None:

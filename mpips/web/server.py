@@ -8,8 +8,9 @@
     /TOKEN/log?run=A&attempt=0&rank=2   the end of one log
 
 The token is the first part of every address: a browser repeats it by itself, and an address without it is
-answered by 404, like every other one. It is no cookie, because a browser sends the cookies of one port of a
-host to all of them, and other users of a login node have ports, too.
+answered by 404, like every other one. It is not a cookie, because a browser sends the cookies of one
+port of a
+host to all of them, and other users of a login node also have ports.
 
 All runs are read by one task, once a second and only while a browser is connected, so many pages cost as much
 as one. It reads in a thread, so a file system that hangs stops no other answer. A browser that reads slowly
@@ -66,7 +67,7 @@ class PageServer:
 
     Attributes:
         n_streams: Number of browsers that are sent events.
-        is_ending: Returns True once the server is to end, so that streams end, too.
+        is_ending: Returns True once the server is to end, so that streams also end.
     """
 
     def __init__(self, runs: RunsData, token: str, refresh_s: float = _REFRESH_S) -> None:
@@ -258,7 +259,7 @@ class PageServer:
 
 
 class _Events(StreamingResponse):
-    """A stream of events; `end` is called when it is over, also if the browser has left before its begin."""
+    """A stream of events; `end` is called after it, even if the browser left before its start."""
 
     def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")

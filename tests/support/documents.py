@@ -31,7 +31,7 @@ DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
 DOCUMENTS = [
     path
-    for pattern in ("*.md", "docs/**/*.md", "jobs/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "jobs/*.md", "packaging/**/*.md")
     for path in sorted(ROOT.glob(pattern))
     if path.name != "CHANGELOG.md"
 ]

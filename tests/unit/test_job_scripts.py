@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from script_machine import ROOT, Machine
 
-SCRIPTS = [*ROOT.glob("jobs/*.sh"), *ROOT.glob("jobs/*.sbatch"), *ROOT.glob("tests/*.sh")]
-SCRIPTS = sorted([*SCRIPTS, ROOT / ".ci/run"])
+PATTERNS = ("jobs/**/*.sh", "jobs/**/*.sbatch", "mpips/**/*.sh", "tests/**/*.sh", ".ci/*")
+SCRIPTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -21,6 +21,7 @@ def test_script_parses(script: Path) -> None:
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
+    assert len(SCRIPTS) > 10
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")

@@ -111,7 +111,8 @@ class Rank:
     def _skew(self, rounds: int = 11) -> float:
         """Return the seconds that this host's clock is ahead of rank 0's. Collective.
 
-        Each rank asks rank 0 for its time and takes half of the round trip as the delay of the answer; the
+        Each rank requests the time of rank 0 and takes half of the round trip as the delay of the
+        answer; the
         median over `rounds` counts.
         """
         buffer = np.zeros(1)

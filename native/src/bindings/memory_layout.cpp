@@ -3,7 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/register.hpp"
-#include "process/commit.hpp"
+#include "process/build.hpp"
 #include "shm/memory_format.hpp"
 
 namespace py = pybind11;
@@ -11,6 +11,7 @@ namespace py = pybind11;
 namespace mpips {
 
 void register_memory_layout(py::module_& m) {
+  m.attr("version") = version();
   m.attr("commit") = commit();
   m.attr("memory_format") = memory_format;
   m.def("memory_layout", [] {

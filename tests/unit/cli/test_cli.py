@@ -83,13 +83,13 @@ def test_a_dry_run_accepts_what_the_job_decides_at_its_start() -> None:
         (["mlp", "--train", "no.svm"], ["no.svm: no such file (working folder: "]),
         (["mlp", "--train", "digits", "--test", "no.svm"], ["no.svm: no such file"]),
         (["no_such_module:Class", "--train", "digits"], ["no module no_such_module"]),
-        ([*QUICK, "--set", "trian.epochs=1"], ["unknown key 'trian'", "did you mean 'train'?"]),
+        ([*QUICK, "--set", "trail.epochs=1"], ["unknown key 'trail'", "did you mean 'train'?"]),
         (
             [*QUICK, "--set", "train.epochs=x"],
             ["train.epochs = 'x': must be a whole number, 0 or more"],
         ),
         ([*QUICK, "--set", "train.epochs"], ["write key=value"]),
-        ([*QUICK, "--set", "options.hiden=[5]"], ["hiden", "valid in [options] are hidden"]),
+        ([*QUICK, "--set", "options.hiddens=[5]"], ["hiddens", "valid in [options] are hidden"]),
         (
             [*QUICK, "--set", "table.bound=3"],
             ["bound = 3 applies only to SSP and asynchronous diloco: remove it"],
@@ -164,7 +164,7 @@ def test_a_transport_that_one_rank_cannot_have_is_a_wrong_configuration() -> Non
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["trian"], ["train"], ["train", "mlp", "--servers", "x"]])
+@pytest.mark.parametrize("arguments", [["trail"], ["train"], ["train", "mlp", "--servers", "x"]])
 def test_wrong_usage_ends_with_2_and_points_to_the_help(arguments: list[str]) -> None:
     done = mpips(*arguments)
     assert done.returncode == 2

@@ -27,8 +27,8 @@ TABLE_KEYS = (
     ("assignment", "expected"),
     [
         (
-            "trian.epochs=1",
-            "unknown key 'trian'; valid at the top are task, data, train, schedule, cluster, "
+            "trail.epochs=1",
+            "unknown key 'trail'; valid at the top are task, data, train, schedule, cluster, "
             "checkpoint, redundancy, monitor, slurm, run, table, tables, options; did you mean 'train'?",
         ),
         (

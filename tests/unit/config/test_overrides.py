@@ -85,8 +85,8 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
     ("assignments", "expected"),
     [
         (
-            ["tables.wieght.bound=1"],
-            "unknown table 'wieght'; valid are bias, weight; did you mean 'weight'?",
+            ["tables.weights.bound=1"],
+            "unknown table 'weights'; valid are bias, weight; did you mean 'weight'?",
         ),
         (
             ["table.bound=2"],

@@ -231,7 +231,7 @@ def test_data_that_is_wrong_is_named(data: Any, more: dict[str, Any], message: s
 
 def test_options_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for more, message in (
-        ({"hiden": 3}, "unknown key 'options.hiden'"),
+        ({"hiddens": 3}, "unknown key 'options.hiddens'"),
         ({"settings": {"train.epoch": 3}}, "unknown key 'train.epoch'"),
         ({"ranks": 2}, "ranks = 2: must be 1"),
         ({"epochs": -1}, "train.epochs = -1"),

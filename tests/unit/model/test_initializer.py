@@ -202,7 +202,16 @@ def test_texts_are_understood(text: str, kind: str, scale: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "unifrom(1)", "uniform", "uniform()", "uniform(x)", "zeros(1)", "normal(1", "normal(1,2)"],
+    [
+        "",
+        "uniforms(1)",
+        "uniform",
+        "uniform()",
+        "uniform(x)",
+        "zeros(1)",
+        "normal(1",
+        "normal(1,2)",
+    ],
 )
 def test_other_texts_are_refused_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(ConfigError) as caught:

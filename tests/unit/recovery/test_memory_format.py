@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import mpips
 from mpips import _native
 from mpips.checkpoint import manifest, residual_entry
 from mpips.checkpoint.position import PositionPart
@@ -174,7 +175,7 @@ def test_memory_of_this_mpips_that_does_not_fit_is_replaced(start, written, why)
 def test_a_build_names_its_version_and_its_commit(commit):
     known = f"commit {commit}" if commit else "no commit known"
     assert str(Build("0.2.0", commit)) == f"mpips 0.2.0 ({known})"
-    assert this_build() == Build("0.2.0", _native.commit)
+    assert this_build() == Build(mpips.__version__, _native.commit)
 
 
 def test_memory_of_another_commit_is_continued_with_a_note(start):
