@@ -146,7 +146,7 @@ class LocalRounds:
         if workers is None:
             workers = [_Worker(dict(values), dict(values)) for _ in range(shape.n_workers)]
         self._workers = workers = [copy.deepcopy(worker) for worker in workers]
-        self.pulls = [[dict[int, np.ndarray]() for _ in range(n + 1)] for n in shape.clocks]
+        self.pulls = [[dict[int, np.ndarray]() for _ in range(n)] for n in shape.clocks]
         # The state of each worker after so many clocks, and the number of its outer steps then.
         self._after = [[copy.deepcopy(worker)] for worker in workers]
         self._ended = [copy.deepcopy(worker) for worker in workers]  # and that after its end
@@ -175,10 +175,10 @@ class LocalRounds:
         end = self._era.shape.clocks[w]
         while True:
             clock = len(self._after[w]) - 1
-            self._settle(worker, clock)
-            self.pulls[w][clock] = dict(worker.values)
             if clock == end:
                 return self._end(w, worker, clock)
+            self._settle(worker, clock)
+            self.pulls[w][clock] = dict(worker.values)
             sums = self._era.sums_of(w, self._era.ops(w, clock))
             for i in self._tables:
                 worker.values[i] = worker.values[i] + sums.dense[i]

@@ -327,14 +327,10 @@ def _forgets_pending_steps() -> list[Any]:
     return [mock.patch.object(local_tables.LocalTables, "_restore", wrong)]
 
 
-def _mixes_the_other_share() -> list[Any]:
-    """After an outer step with a delay a worker takes the share of the new values for that of its own."""
+def _keeps_nothing_of_its_own() -> list[Any]:
+    """After an outer step with a delay a worker takes the new values, and none of its own."""
     real = local_tables._mix
-    return [
-        mock.patch.object(
-            local_tables, "_mix", lambda own, new, mix: real(own, new, 1 - mix if mix else mix)
-        )
-    ]
+    return [mock.patch.object(local_tables, "_mix", lambda own, new, mix: real(own, new, 0.0))]
 
 
 def _looks_ahead_by_outer_steps() -> list[Any]:
@@ -386,7 +382,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _counts_dropped_pushes,
         _one_version_too_stale,
         _forgets_pending_steps,
-        _mixes_the_other_share,
+        _keeps_nothing_of_its_own,
         _looks_ahead_by_outer_steps,
         _silent_in_gathers,
         _cuts_in_a_gather_after_a_push,

@@ -77,6 +77,16 @@ SHOWN_BY = {
     "stale-copy": 89,
     "full-copy": 203,
     "says-more-after-its-end": 162,
+    "closes-early": 36,
+    "skips-too-far": 5,
+    "forgets-skipped-clocks": 372,
+    "counts-dropped-pushes": 44,
+    "one-version-too-stale": 10,
+    "forgets-pending-steps": 21,
+    "keeps-nothing-of-its-own": 21,
+    "looks-ahead-by-outer-steps": 17,
+    "silent-in-gathers": 25,
+    "cuts-in-a-gather-after-a-push": 144,
 }
 
 
