@@ -1,104 +1,301 @@
-"""Readers of dense arrays in npz and HDF5 files, with the names `x` (or `X`) and `y` (or `Y`).
+"""Dense arrays in files: the reader, and how npz and HDF5 are opened; `npy.py` opens npy files.
 
-`npy.py` has those in npy files.
+The arrays of npz and HDF5 have the names `x` (or `X`) and `y` (or `Y`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import tokenize
 import zipfile
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data.bad_lines import BadLines
 from mpips.data.columns import TableColumns, part_of
-from mpips.data.dataset import Dataset, DenseData, Features
+from mpips.data.dataset import DenseData, Features
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import MOST_LABEL, Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
-from mpips.data.stored_arrays import RowsOfFile, array_header, members_of, names_of
+from mpips.data.sources import SIZE, BlockSize, Converted, Span, every_turn
+from mpips.data.stored_arrays import RowsOfFile, array_header, joined_crc, members_of, names_of
 from mpips.errors import DataError
 
+MAGIC = b"\x93NUMPY"  # beginning of an npy file
 BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
 
 
-def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of `x`, shape (n, ...), and `y`, shape (n,), from an npz file.
+class ArrayFile(NamedTuple):
+    """An open file.
 
-    Axes of `x` after the first are flattened. Arrays that are not compressed are read in blocks, and
-    their CRC is checked; of others each worker unpacks the whole of `x` temporarily. Pickled objects are
-    refused.
+    Attributes:
+        x: Samples; has `shape`, `dtype`, a length and rows, as an array of shape (n, ...).
+        y: Labels, the same of shape (n,); zeros that take no memory if labels are not read.
+        columns: The named columns that are used; None: they have no names.
+        notes: Sentences for the user.
+        in_order: All rows must be read in order: their CRC is checked, or they are compressed.
+        packed: Why a part of the rows cannot be read without those before it; "": it can be.
+    """
+
+    x: Any
+    y: Any
+    columns: TableColumns | None = None
+    notes: tuple[str, ...] = ()
+    in_order: bool = False
+    packed: str = ""
+
+
+Opened: TypeAlias = Callable[[str, ReadOptions], contextlib.AbstractContextManager[ArrayFile]]
+
+
+class ArraySource:
+    """A file of dense arrays; see `mpips.data.sources.Source`."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        path: str,
+        options: ReadOptions,
+        size: BlockSize = SIZE,
+        bad: BadLines | None = None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            opened: Opens the file: `opened_npz`, `opened_hdf5` or `mpips.data.npy.opened_npy`.
+            path: The file.
+            options: Options of the reader.
+            size: Size of blocks.
+            bad: Is not used: arrays have no lines.
+        """
+        self.done = 0.0
+        self._opened = opened
+        self._path = path
+        self._options = options
+        self._size = size
+        self._names: tuple[TableColumns | None, tuple[str, ...]] | None = None
+
+    @property
+    def columns(self) -> TableColumns | None:
+        """The named columns that are used; only a structured array of npy has them."""
+        return self._found()[0]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user."""
+        return self._found()[1]
+
+    def _found(self) -> tuple[TableColumns | None, tuple[str, ...]]:
+        if self._names is None:
+            with self._opened(self._path, self._options) as file:
+                self._names = file.columns, file.notes
+        return self._names
+
+    def form(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return shape and dtype of the samples."""
+        with self._opened(self._path, self._options) as file:
+            return tuple(file.x.shape), file.x.dtype
+
+    def read(self, share: Share) -> Part:
+        """Read a share of the rows. Axes behind the first are flattened."""
+        path, options = self._path, self._options
+        with self._opened(path, options) as file:
+            x, y = read_blocks(file.x, share), read_blocks(file.y, share)
+            data = DenseData(*float_rows(path, x, y))
+            if file.columns is not None:
+                return part_of(path, data, len(file.y), options, file.columns, ())
+            wants = options.wants if options.labelled else "targets"
+            return describe(data, len(file.y), path, wants=wants, notes=file.notes)
+
+    def ends(self) -> list[int]:
+        """Return the ends of spans of rows, which have several blocks."""
+        with self._opened(self._path, self._options) as file:
+            if file.packed:
+                raise DataError(
+                    f"{self._path}: cannot be read in windows: {file.packed}; write it by np.savez(file, "
+                    "x=np.ascontiguousarray(x), y=y) or as HDF5, or raise data.memory_mib"
+                )
+            n_rows = len(file.x)
+            n = max(1, n_rows * _row_bytes(file.x) // (4 * self._size.n_bytes))
+        return [n_rows * i // n for i in range(n + 1)]
+
+    def blocks(
+        self,
+        span: Span | None = None,
+        inside: tuple[bool, bool] = (False, False),
+        turns: Iterator[bool] | None = None,
+    ) -> Iterator[Converted | None]:
+        """Yield the samples of a span."""
+        turns = every_turn(turns)
+        with self._opened(self._path, self._options) as file:
+            self._names = file.columns, file.notes
+            first, last = (span.start, span.stop) if span is not None else (0, len(file.y))
+            step = self._size.rows(math.prod(file.x.shape[1:]), _row_bytes(file.x))
+            for start in range(first, last, step):
+                own, mine = slice(start, min(start + step, last)), next(turns)
+                if not mine and not file.in_order:
+                    yield None
+                    continue
+                x, y = file.x[own], file.y[own]
+                if not mine:
+                    yield None
+                    continue
+                crcs: tuple[int, ...] = ()
+                if span is not None and file.in_order:
+                    crcs = tuple(map(_crc, (x, y) if self._options.labelled else (x,)))
+                self.done = (own.stop - first) / (last - first)
+                yield Converted(DenseData(*float_rows(self._path, x, y)), crcs=crcs)
+
+
+def _row_bytes(x: Any) -> int:
+    """Return the bytes of a row in the file."""
+    n_bytes: int = x.dtype.itemsize * math.prod(x.shape[1:])
+    return max(1, n_bytes)
+
+
+def _crc(array: npt.NDArray[Any]) -> int:
+    """Return the CRC-32 of the bytes of an array."""
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data)
+
+
+def check_crcs(
+    path: str, options: ReadOptions, parts: Sequence[tuple[tuple[int, ...], int]]
+) -> None:
+    """Check the CRCs of an npz file against those of its parts.
+
+    Args:
+        path: The file.
+        options: Options of the reader.
+        parts: CRCs (see `Converted.crcs`) and number of rows of all blocks of the file, in order.
+
+    Raises:
+        DataError: An array is damaged.
+    """
+    if not parts or not parts[0][0]:
+        return
+    names = [name for name in array_names(path, names_of(path), options.labelled) if name]
+    members = members_of(path, names)
+    with open(path, "rb") as file:
+        for i, member in enumerate(members[name] for name in names):
+            if member.crc is None:
+                continue
+            file.seek(member.begin)
+            header = file.read(member.offset - member.begin)
+            row_bytes = member.dtype.itemsize * math.prod(member.shape[1:])
+            own = ((crcs[i], n * row_bytes) for crcs, n in parts)
+            member.check(path, joined_crc([(zlib.crc32(header), len(header)), *own]))
+
+
+def no_labels(shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return a zero for each sample of an array, without memory for them."""
+    return np.broadcast_to(np.zeros(()), shape[:1])
+
+
+@contextlib.contextmanager
+def opened_npz(path: str, options: ReadOptions) -> Iterator[ArrayFile]:
+    """Open `x`, shape (n, ...), and `y`, shape (n,), of an npz file.
+
+    Arrays that are not compressed are read in place, others row by row in order. The CRC of both is checked
+    when the last row was read. An array in Fortran order that is compressed, and labels beside a compressed
+    array, are in memory as a whole. Pickled objects are refused.
 
     Raises:
         DataError: The file is not npz, has no such array, or shapes or dtypes do not fit.
     """
-    plain = _plain_npz(path, options)
-    if plain is not None:
-        x, y = plain
+    with _npz_errors(path), zipfile.ZipFile(path) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
+        x_name, y_name = array_names(path, names, options.labelled)
+        x: Any
+        y: Any = None
+        packed = ""
+        try:
+            members = members_of(path, (x_name, y_name))
+            x = RowsOfFile(path, members[x_name])
+            y = RowsOfFile(path, members[y_name]) if y_name else None
+        except (ValueError, OverflowError) as error:
+            packed = str(error)
+            x = _unpacked(path, archive, x_name)
+            y = _member(path, y_name) if y_name else None
+        y = no_labels(x.shape) if y is None else y
         check_arrays(path, x, y)
-        return array_part(path, read_blocks(x, share), read_blocks(y, share), len(y), options)
-    with _npz_errors(path):
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(
-                f"{path}: is a single array, not an npz file: set data.format = 'npy', or write it by "
-                "np.savez(file, x=x, y=y)"
-            )
-        with archive:
-            x_name, y_name = array_names(path, archive.files, options.labelled)
-            x = archive[x_name]
-            y = archive[y_name] if y_name else np.zeros(len(x) if x.ndim else 0)
-    check_arrays(path, x, y)
-    own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
-    return array_part(path, x[own], y[own], len(y), options)
+        yield ArrayFile(x, y, in_order=True, packed=packed)
 
 
-def _plain_npz(path: str, options: ReadOptions) -> tuple[Any, Any] | None:
-    """Open samples and labels; None: only NumPy can read them, or they are not there."""
-    try:
-        x_name, y_name = array_names(path, names_of(path), options.labelled)
-        members = members_of(path, (x_name, y_name))
-    except (ValueError, OverflowError, zipfile.BadZipFile):
-        return None
-    x = RowsOfFile(path, members[x_name])
-    if not y_name:
-        return x, np.broadcast_to(np.zeros(()), x.shape[:1])
-    return x, RowsOfFile(path, members[y_name])
+class _PackedRows:
+    """A compressed array in the order of rows, whose rows are read in order; see `RowsOfFile`."""
+
+    def __init__(self, name: str, file: IO[bytes], shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._name = name
+        self._file = file
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        """Return the next rows: `rows` begins where the rows before have ended."""
+        start, stop, _ = rows.indices(len(self))
+        n_bytes = (stop - start) * self.dtype.itemsize * math.prod(self.shape[1:])
+        data = self._file.read(n_bytes)
+        if len(data) < n_bytes:
+            raise EOFError(f"{self._name} ends early")
+        return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
+
+
+def _unpacked(path: str, archive: zipfile.ZipFile, name: str) -> Any:
+    """Return an array that only zipfile can read."""
+    file = archive.open(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
+    shape, is_fortran, dtype = array_header(file)
+    if is_fortran or dtype.hasobject:
+        return _member(path, name)
+    return _PackedRows(name, file, shape, dtype)
+
+
+def _member(path: str, name: str) -> npt.NDArray[Any]:
+    """Return a whole array of an npz file."""
+    with np.load(path, allow_pickle=False) as loaded:
+        found: npt.NDArray[Any] = loaded[name]
+    return found
 
 
 @contextlib.contextmanager
 def _npz_errors(path: str) -> Iterator[None]:
     """Turn errors of a file that is no npz file in the block into a DataError."""
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            raise DataError(
+                f"{path}: is a single array, not an npz file: set data.format = 'npy', or write it by "
+                "np.savez(file, x=x, y=y)"
+            )
     try:
         yield
-    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, tokenize.TokenError) as error:
+    except (
+        ValueError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        tokenize.TokenError,
+    ) as error:
         # zipfile raises RuntimeError for encrypted files.
         raise DataError(
             f"{path}: is not an npz file of plain arrays: {error}; write it by np.savez(file, x=x, y=y)"
         ) from error
 
 
-def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of the datasets `x`, shape (n, ...), and `y`, shape (n,), block by block.
+@contextlib.contextmanager
+def opened_hdf5(path: str, options: ReadOptions) -> Iterator[ArrayFile]:
+    """Open the datasets `x`, shape (n, ...), and `y`, shape (n,), of an HDF5 file.
 
     Raises:
         CapabilityError: h5py is not installed.
         DataError: The file is not HDF5, has no such dataset, or shapes or dtypes do not fit.
-    """
-    with opened_hdf5(path, options) as (x, y):
-        own_x, own_y = read_blocks(x, share), read_blocks(y, share)
-        return array_part(path, own_x, own_y, len(y), options)
-
-
-@contextlib.contextmanager
-def opened_hdf5(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
-    """Open the datasets of samples and labels; zeros, an array, stand for labels that are not read.
-
-    Raises:
-        CapabilityError, DataError: As `read_hdf5`.
     """
     h5py = load_hdf5(f"{path}: reading HDF5")
     # Raise OSError with the system's reason, which h5py does not give.
@@ -115,7 +312,7 @@ def opened_hdf5(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
                     f"{path}: {name} is a link, which may lead to other files; copy the data into this file"
                 )
         x = file[x_name]
-        y = file[y_name] if y_name else np.zeros(len(x) if isinstance(x, h5py.Dataset) else 0)
+        y = file[y_name] if y_name else no_labels(getattr(x, "shape", (0,)))
         if not isinstance(x, h5py.Dataset) or not isinstance(y, h5py.Dataset | np.ndarray):
             raise DataError(f"{path}: {x_name} and {y_name} must be datasets, not groups")
         for name, dataset in ((x_name, x), (y_name, y)):
@@ -124,77 +321,7 @@ def opened_hdf5(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
             if dataset.external or dataset.is_virtual:
                 raise DataError(f"{path}: {name} lies in other files; copy the data into this file")
         check_arrays(path, x, y)
-        yield x, y
-
-
-def hdf5_blocks(
-    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
-) -> Iterator[Dataset | None]:
-    """Read the samples of an HDF5 file in blocks; raises as `read_hdf5` does.
-
-    Args:
-        path: The file.
-        options: Options of the reader.
-        turns: For each block whether it is read; None is yielded in the place of one that is not.
-        n_rows: Returns the rows of a block from the number of columns.
-    """
-    with opened_hdf5(path, options) as (x, y):
-        step = n_rows(int(np.prod(x.shape[1:])))
-        for start in range(0, len(x), step):
-            own = slice(start, start + step)
-            yield block_of(path, x[own], y[own]) if next(turns) else None
-
-
-def npz_blocks(
-    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
-) -> Iterator[Dataset | None]:
-    """Read the samples of an npz file in blocks; raises as `read_npz` does.
-
-    Memory is bounded if `x` is in C order, as NumPy writes it unless the array was transposed; else all of it
-    is unpacked. Labels are read as a whole. The arguments are those of `hdf5_blocks`.
-    """
-    with _npz_errors(path), zipfile.ZipFile(path) as archive:
-        found = [name.removesuffix(".npy") for name in archive.namelist()]
-        x_name, y_name = array_names(path, found, options.labelled)
-        with archive.open(entry_name(archive, x_name)) as file:
-            shape, is_fortran, dtype = array_header(file)
-            y = np.zeros(shape[:1]) if not y_name else _member(path, y_name)
-            check_arrays(path, _Form(shape, dtype), y)
-            step = n_rows(int(np.prod(shape[1:])))
-            row_bytes = dtype.itemsize * int(np.prod(shape[1:]))
-            whole = None
-            if is_fortran:
-                whole = _member(path, x_name)
-            for start in range(0, shape[0], step):
-                n, mine = min(step, shape[0] - start), next(turns)
-                labels = y[start : start + n]
-                if whole is not None:
-                    yield block_of(path, whole[start : start + n], labels) if mine else None
-                    continue
-                data = file.read(n * row_bytes)
-                if len(data) < n * row_bytes:
-                    raise EOFError(f"{x_name} ends early")
-                x = np.frombuffer(data, dtype).reshape(n, *shape[1:])
-                yield block_of(path, x, labels) if mine else None
-
-
-def _member(path: str, name: str) -> npt.NDArray[Any]:
-    """Return a whole array of an npz file."""
-    with np.load(path, allow_pickle=False) as loaded:
-        found: npt.NDArray[Any] = loaded[name]
-    return found
-
-
-class _Form(NamedTuple):
-    """Shape and dtype of an array that is not read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-def block_of(path: str, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Dataset:
-    """Return rows and labels as samples; raises as `float_rows`."""
-    return DenseData(*float_rows(path, x, y))
+        yield ArrayFile(x, y)
 
 
 def read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
@@ -208,8 +335,7 @@ def read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
         The rows of the share, a new array.
     """
     n = len(dataset)
-    row_bytes = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:])))
-    n_rows = max(1, BLOCK_BYTES // row_bytes)
+    n_rows = max(1, BLOCK_BYTES // _row_bytes(dataset))
     own = share.numbers(0, n) if share.stride > 1 else None
     out = np.empty((n if own is None else len(own), *dataset.shape[1:]), dataset.dtype)
     done = 0
@@ -222,11 +348,6 @@ def read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
         out[done:end] = block[own[done:end] - start]
         done = end
     return out
-
-
-def entry_name(archive: zipfile.ZipFile, name: str) -> str:
-    """Return the name of an array's entry in an npz file, which NumPy also reads without the ending .npy."""
-    return f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name
 
 
 def array_names(path: str, found: Collection[str], labelled: bool) -> tuple[str, str]:
@@ -255,36 +376,6 @@ def check_arrays(path: str, x: Any, y: Any) -> None:
             f"{path}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}, expected (n, d) and (n,): samples "
             "are rows of x, with one label each"
         )
-
-
-def array_part(
-    path: str,
-    x: npt.NDArray[Any],
-    y: npt.NDArray[Any],
-    n_samples: int,
-    options: ReadOptions,
-    columns: TableColumns | None = None,
-    notes: tuple[str, ...] = (),
-) -> Part:
-    """Make the `Part` of one worker from its rows and labels.
-
-    Args:
-        path: The file.
-        x: Samples, shape (n, ...).
-        y: Labels, shape (n,).
-        n_samples: Samples in the whole file.
-        options: Options of the reader.
-        columns: The columns; None: they have no names.
-        notes: Sentences for the user.
-
-    Raises:
-        DataError: As `float_rows`; there are no samples, or too many classes.
-    """
-    data = DenseData(*float_rows(path, x, y))
-    if columns is not None:
-        return part_of(path, data, n_samples, options, columns, ())
-    wants = options.wants if options.labelled else "targets"
-    return describe(data, n_samples, path, wants=wants, notes=notes)
 
 
 def float_rows(

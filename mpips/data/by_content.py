@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import re
 
+from mpips.data.arrays import MAGIC
 from mpips.data.compressed import beginning
 from mpips.data.criteo import is_criteo
 from mpips.data.csv_dialect import DELIMITERS, SAMPLE_CHARACTERS, find_delimiter
-from mpips.data.npy import MAGIC
 
 # A line of several labels begins with a list, or with the features.
 _LIBSVM = re.compile(

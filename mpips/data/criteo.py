@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mpips.data.csv_table import read_csv
-from mpips.data.info import Part
-from mpips.data.options import ReadOptions, Share
+from mpips.data.bad_lines import BadLines
+from mpips.data.csv_table import CsvSource
+from mpips.data.options import ReadOptions
+from mpips.data.sources import SIZE, BlockSize
 
 _LINE = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{8}|)(?:\t(?:[0-9a-f]{8}|)){25}")
 
@@ -26,11 +27,8 @@ def is_criteo(lines: Sequence[str]) -> bool:
     return bool(lines) and all(map(_LINE.fullmatch, lines))
 
 
-def criteo_options(options: ReadOptions) -> ReadOptions:
-    """Return the options with which the functions of CSV read such a file."""
-    return msgspec.structs.replace(options, format="criteo")
-
-
-def read_criteo(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of a file of Criteo's click logs; see `read_csv`."""
-    return read_csv(path, criteo_options(options), share)
+def criteo_source(
+    path: str, options: ReadOptions, size: BlockSize = SIZE, bad: BadLines | None = None
+) -> CsvSource:
+    """Return the source of such a file."""
+    return CsvSource(path, msgspec.structs.replace(options, format="criteo"), size, bad)

@@ -16,11 +16,10 @@ from mpips.data.column_signs import Sample, is_asked, notes_on, without_indices
 from mpips.data.columns import Column, TableColumns, choose_columns
 from mpips.data.csv_dialect import SAMPLE_ROWS, find_delimiter, is_text_column, number, text_columns
 from mpips.data.options import ReadOptions
+from mpips.data.sources import MAX_RECORD_BYTES
 from mpips.errors import DataError
 
 Text: TypeAlias = bytes | memoryview
-
-MAX_RECORD_BYTES = 64 << 20  # a longer record is rather a quote that is not closed
 
 # Columns of Criteo's click logs; see `mpips.data.criteo`.
 CRITEO_TEXT = tuple(f"C{i}" for i in range(1, 27))

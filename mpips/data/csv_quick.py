@@ -3,6 +3,20 @@
 `QuickReader.rows` returns None for text that the parser refuses: quotes inside a cell, numbers in an unusual
 notation, numbers that are not finite, missing numbers where none may be missing, records of another width.
 The caller then reads the text with `PlainRows`, which also names the line of an error.
+
+pyarrow's streaming reader (`pyarrow.csv.open_csv`, pyarrow 26.0) was measured in the place of the parser, in
+turns on one file, seconds of CPU of one process:
+
+| file | this parser | pyarrow |
+|---|---|---|
+| 212 MB, 51 columns of numbers | 0.70 | 2.0 to 2.2 |
+| 242 MB, 13 columns of numbers, 26 of text with 20,000 words, with the keys of the words | 8.7 | 43 |
+
+Each of its batches has a new dictionary, so the keys of words are computed anew. It gives no place in the
+file. An error of the number of cells names neither line nor row; one of a number names a row, not the line,
+and with threads neither. A record that is longer than a block is an error. It reads a quote that is not
+closed, and text behind a closed quote, without an error. True, `?` and `none` are neither numbers nor missing
+ones for it.
 """
 
 from __future__ import annotations

@@ -18,83 +18,220 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from mpips._native import count_csv_lines, csv_record_end, csv_shift, scan_csv
+from mpips.data.bad_lines import BadLines, good_csv
 from mpips.data.cells import SampleBuilder
-from mpips.data.columns import Float64, logarithms_of, part_of
-from mpips.data.compressed import opened
+from mpips.data.columns import Float64, TableColumns, logarithms_of, part_of
+from mpips.data.compressed import PackedPlace, compression_of, opened
 from mpips.data.csv_labels import CsvLabels, LineUnknown
 from mpips.data.csv_plan import CsvPlan, Text
 from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_rows import CsvRows, PlainRows
+from mpips.data.dataset import Dataset
 from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
+from mpips.data.sources import (
+    SIZE,
+    BlockSize,
+    Converted,
+    Span,
+    TextFile,
+    every_turn,
+    text_ends,
+)
 from mpips.errors import DataError
 
-_PIECE = 1 << 19  # bytes of text that are converted at once
+_PIECE = 1 << 19  # bytes of text that are converted at once where all samples stay in memory
 
 
-def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of a CSV file whose first line names the columns.
+class CsvSource:
+    """A CSV file whose first line names the columns; see `mpips.data.sources.Source`."""
 
-    Raises:
-        DataError: A column is unknown, or a cell that must be a number is empty or none; names file, line,
-            column and cell.
-        OSError: The file cannot be opened.
-    """
-    with opened(path) as file, csv_errors(path):
-        plan = CsvPlan.of(path, file, options)
-        quick, labels = QuickReader(plan), CsvLabels(plan)
-        builder, size = builder_of(plan), os.path.getsize(path)
+    def __init__(
+        self, path: str, options: ReadOptions, size: BlockSize = SIZE, bad: BadLines | None = None
+    ) -> None:
+        """Read nothing yet; `bad`: bad records are left out and added here; None: they are errors."""
+        self.done = 0.0
+        self._path = path
+        self._options = options
+        self._size = size
+        self._bad = bad
+        self._plan: CsvPlan | None = None
+        self._n_lines = -1  # line ends of the text that was read last; -1: not counted
+
+    @property
+    def plan(self) -> CsvPlan:
+        """The meaning of the file, from its beginning."""
+        if self._plan is None:
+            with opened(self._path) as file, csv_errors(self._path):
+                return self._planned(file)
+        return self._plan
+
+    @property
+    def columns(self) -> TableColumns | None:
+        """The columns that are used."""
+        return self.plan.columns
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user."""
+        return self.plan.columns.notes
+
+    def read(self, share: Share) -> Part:
+        """Read a share of the file."""
+        with csv_errors(self._path):
+            found = self._samples(
+                ((text, lines_before()) for text, lines_before in self._texts(None, _PIECE)), share
+            )
+        if found is None or not found.n:
+            raise DataError(f"{self._path}: contains no samples")
+        columns = self.plan.columns
+        return part_of(self._path, found.data, found.n, self._options, columns, found.names)
+
+    def ends(self) -> list[int]:
+        """Return the ends of spans of text."""
+        return text_ends(self._path, self._size.n_bytes)
+
+    def survey(self, span: Span) -> tuple[bool, bool]:
+        """Return whether the end of a span is within quotes if its beginning is not, and if it is. Blocks."""
+        if compression_of(self._path):
+            return False, False
+        with TextFile(self._path) as file:
+            start, stop = self._shifted(file, span.start), self._shifted(file, span.stop)
+            text = file.read(max(start - 1, 0), stop + 1)
+        # The text begins with the byte before the span, which tells whether a quote opens a cell.
+        first = min(start, 1)
+        last = min(first + stop - start, len(text))
+        ends = [scan_csv(text, first, last, self.plan.delimiter, q)[0] for q in (False, True)]
+        return ends[0], ends[1]
+
+    def blocks(
+        self,
+        span: Span | None = None,
+        inside: tuple[bool, bool] = (False, False),
+        turns: Iterator[bool] | None = None,
+    ) -> Iterator[Converted | None]:
+        """Yield the samples of a span."""
+        turns = every_turn(turns)
+        with csv_errors(self._path):
+            for text, lines_before in self._texts(span, self._size.n_bytes, inside):
+                if not next(turns):
+                    yield None
+                    continue
+                try:
+                    found = self._samples([(text, 0)])
+                except (DataError, UnicodeDecodeError, csv.Error) as error:
+                    if self._bad is not None:
+                        text = good_csv(self.plan, bytes(text), self._bad, lines_before)
+                    elif not isinstance(error, DataError):
+                        raise
+                    # The lines before a span are counted only where an error names its line.
+                    found = self._samples([(text, lines_before())])
+                if found is not None:
+                    yield Converted(found.data, found.names)
+
+    def _texts(
+        self, span: Span | None, n_bytes: int, inside: tuple[bool, bool] = (False, False)
+    ) -> Iterator[tuple[Text, Callable[[], int]]]:
+        """Yield whole records of a span, and a function that returns the number of lines before them."""
+        if span is not None and not compression_of(self._path):
+            with TextFile(self._path) as file:
+                begin = self._record_end(file, span.start, inside[0])
+                end = span.stop if span.is_last else self._record_end(file, span.stop, inside[1])
+                yield file.read(begin, end), lambda: file.lines_before(begin)
+            return
+        with opened(self._path, place := PackedPlace()) as packed:
+            plan = self._planned(packed)
+            line = plan.n_header_lines
+            for text in plan.texts(packed, n_bytes):
+                self.done, self._n_lines = place.share, -1
+                yield text, lambda before=line: before  # type: ignore[misc]
+                line += count_csv_lines(text) if self._n_lines < 0 else self._n_lines
+
+    def _planned(self, file: IO[bytes]) -> CsvPlan:
+        """Return the meaning of the open file."""
+        if self._plan is None:
+            self._plan = CsvPlan.of(self._path, file, self._options)
+            self._quick = QuickReader(self._plan)
+        return self._plan
+
+    def _samples(
+        self, texts: Iterable[tuple[Text, int]], share: Share | None = None
+    ) -> _Samples | None:
+        """Return the samples of whole records; None: there is no text.
+
+        Args:
+            texts: The records, and the number of lines before them.
+            share: The share of them; None: all.
+
+        Raises:
+            DataError, UnicodeDecodeError, csv.Error: The text is wrong.
+        """
+        builder: SampleBuilder | None = None
         own_labels: list[Float64] = []
-        n_samples, line = 0, plan.n_header_lines
-        for text in plan.texts(file, _PIECE):
-            rows, places = read_records(plan, text, line, labels, quick)
-            own = share.own(n_samples, rows.n)
+        n = 0
+        for text, line in texts:
+            if builder is None:
+                builder, labels = builder_of(self.plan), CsvLabels(self.plan)
+            rows, places = self._records(text, line, labels)
+            self._n_lines = rows.n_lines
+            own = share.own(n, rows.n) if share is not None else None
             own_labels.append(places if own is None else places[own])
-            if not n_samples:
+            if share is not None and not n:
                 # The other records are about as long as the first ones.
+                size = os.path.getsize(self._path)
                 builder.expect(len(own_labels[0]) * (size + size // 50) // len(text))
             builder.add(rows.cells(), rows.n, own)
-            n_samples += rows.n
-            line += rows.n_lines
-        if not n_samples:
-            raise DataError(f"{path}: contains no samples")
+            n += rows.n
+        if builder is None:
+            return None
         names = labels.names()
         numbers = labels.values(np.concatenate(own_labels), names)
-        data = builder.samples(numbers)
-        return part_of(path, data, n_samples, options, plan.columns, names)
+        return _Samples(builder.samples(numbers), names, n)
+
+    def _records(self, text: Text, line: int, labels: CsvLabels) -> tuple[CsvRows, Float64]:
+        """Divide text into records and add their labels; return both."""
+        rows = self._quick.rows(text)
+        if rows is not None:
+            with contextlib.suppress(LineUnknown):
+                return rows, labels.add(rows)
+        plain = PlainRows(self.plan, text, line)
+        return plain, labels.add(plain)
+
+    def _shifted(self, file: TextFile, place: int) -> int:
+        """Return the first place from `place` on that is not between two quotes in a row."""
+        if place == 0:
+            return 0
+        return file.find(place - 1, lambda text: csv_shift(text, min(1, len(text))))
+
+    def _record_end(self, file: TextFile, place: int, inside: bool) -> int:
+        """Return the place behind the record that contains a place, or that of the first record."""
+        at = self._shifted(file, place)
+        if at == 0:
+            return self.plan.start
+        return file.find(
+            at - 1,
+            lambda text: csv_record_end(text, min(1, len(text)), self.plan.delimiter, inside),
+        )
+
+
+class _Samples(NamedTuple):
+    """Samples of a share of some records, their labels that are text, and the number of all records."""
+
+    data: Dataset
+    names: tuple[str, ...]
+    n: int
 
 
 def builder_of(plan: CsvPlan) -> SampleBuilder:
     """Return a builder of the samples of a file."""
     logarithms = logarithms_of(plan.columns.features, plan.options, plan.is_hashed)
     return SampleBuilder(plan.is_hashed, logarithms)
-
-
-def read_records(
-    plan: CsvPlan, text: Text, line: int, labels: CsvLabels, quick: QuickReader
-) -> tuple[CsvRows, Float64]:
-    """Divide text into records and add their labels; return both.
-
-    Args:
-        plan: Meaning of the file.
-        text: Whole records.
-        line: Lines of the file before the text.
-        labels: The labels of the records before.
-        quick: The native parser of the file, which is tried first.
-
-    Raises:
-        DataError, UnicodeDecodeError, csv.Error: The text is wrong.
-    """
-    rows = quick.rows(text)
-    if rows is not None:
-        with contextlib.suppress(LineUnknown):
-            return rows, labels.add(rows)
-    plain = PlainRows(plan, text, line)
-    return plain, labels.add(plain)
 
 
 @contextlib.contextmanager

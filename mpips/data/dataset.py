@@ -16,12 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips._native import take_samples
+from mpips.data.options import Wants
 
 Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 Features: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Rows: TypeAlias = npt.NDArray[np.int64]
 Weights: TypeAlias = npt.NDArray[np.float32]
 Fields: TypeAlias = npt.NDArray[np.int32]
+
+# Fields of entries of data with several labels; the same as in native/src/data/libsvm.hpp.
+FEATURE, LABEL = 0, 1
+N_FIELDS = 2
 
 
 class SparseBatch(msgspec.Struct, frozen=True):
@@ -145,6 +150,14 @@ class DenseData(msgspec.Struct, frozen=True):
 
 
 Dataset: TypeAlias = SparseData | DenseData
+
+
+def all_labels(data: Dataset, wants: Wants) -> Labels:
+    """Return the labels of all samples of data as it was read, one after the other; see `label_sets.py`."""
+    if wants == "several" and isinstance(data, SparseData) and data.fields is not None:
+        found: Rows = data.indices[data.fields == LABEL]
+        return found
+    return data.labels
 
 
 def join(parts: Sequence[Dataset]) -> Dataset:

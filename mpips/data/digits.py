@@ -3,34 +3,60 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
 from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions, Share
+from mpips.data.sources import Converted, Span, every_turn
 from mpips.errors import CapabilityError
 from mpips.model.distinct import distinct
 
 TEST_FRACTION = 0.2  # of each class
 
 
-def read_digits(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of the training or the test part; `path` is ignored.
+class DigitsSource:
+    """The training or the test part of the digits, one block; see `mpips.data.sources.Source`.
 
     The parts have 80 and 20 per cent of each class, drawn with the seed `options.split_seed`.
-
-    Raises:
-        CapabilityError: scikit-learn is not installed.
     """
-    x, y = _load()
-    in_test = _draw_test(y, options.split_seed)
-    rows = np.flatnonzero(in_test if options.split == "test" else ~in_test)
-    own = rows[share.numbers(0, len(rows))]
-    data = DenseData(np.ascontiguousarray(x[own], dtype=np.float32), y[own].astype(np.float64))
-    return describe(data, len(rows), f"digits ({options.split})", wants=options.wants)
+
+    columns: TableColumns | None = None
+    notes: tuple[str, ...] = ()
+    done = 0.0
+
+    def __init__(
+        self, path: str, options: ReadOptions, size: object = None, bad: object = None
+    ) -> None:
+        """Read nothing yet; only `options` has an effect."""
+        self._options = options
+
+    def read(self, share: Share) -> Part:
+        """Read a share of the part; raises CapabilityError if scikit-learn is not installed."""
+        options, (x, y) = self._options, _load()
+        in_test = _draw_test(y, options.split_seed)
+        rows = np.flatnonzero(in_test if options.split == "test" else ~in_test)
+        own = rows[share.numbers(0, len(rows))]
+        data = DenseData(np.ascontiguousarray(x[own], dtype=np.float32), y[own].astype(np.float64))
+        return describe(data, len(rows), f"digits ({options.split})", wants=options.wants)
+
+    def ends(self) -> list[int]:
+        """Return the ends of one span."""
+        return [0, 0]
+
+    def blocks(
+        self,
+        span: Span | None = None,
+        inside: tuple[bool, bool] = (False, False),
+        turns: Iterator[bool] | None = None,
+    ) -> Iterator[Converted | None]:
+        """Yield all samples."""
+        yield Converted(self.read(Share(1, 0)).data) if next(every_turn(turns)) else None
 
 
 def _load() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:

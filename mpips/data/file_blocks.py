@@ -8,7 +8,6 @@ Every process passes over the whole file, but converts its own blocks only.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,25 +15,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from mpips._native import count_csv_lines
-from mpips.data.arrays import hdf5_blocks, npz_blocks
-from mpips.data.compressed import opened
-from mpips.data.criteo import criteo_options
-from mpips.data.csv_labels import CsvLabels
-from mpips.data.csv_plan import CsvPlan
-from mpips.data.csv_quick import QuickReader
-from mpips.data.csv_table import builder_of, csv_errors, read_records
-from mpips.data.dataset import Dataset, SparseData
+from mpips.data.dataset import Dataset, SparseData, all_labels
 from mpips.data.info import DataInfo, align, has_usual_labels, label_text, meanings, relabel
-from mpips.data.label_sets import LabelSets, all_labels
-from mpips.data.libsvm import base_of, is_of_array, parse_text, whole_lines
-from mpips.data.npy import npy_blocks, open_npy
+from mpips.data.label_sets import LabelSets
+from mpips.data.libsvm import base_of, is_of_array
 from mpips.data.options import ReadOptions
-from mpips.data.readers import as_in_training, base_note, check_form, read, reader_of
+from mpips.data.readers import as_in_training, base_note, check_form, reader_of
 from mpips.data.several import files_of
-from mpips.data.stream.cache import Converted
+from mpips.data.sources import BlockSize, Converted
 from mpips.data.summary import matching_text
-from mpips.data.typed_tables import table_blocks
 from mpips.errors import CapabilityError, DataError
 from mpips.model.distinct import distinct
 
@@ -159,7 +148,10 @@ def _converted(
     for file in files:
         reader = reader_of(file, options)
         try:
-            for block in BLOCKS[reader.name](file, options, turns, say):
+            source = reader.source(file, options, BlockSize(_PIECE_BYTES, _n_rows))
+            for block in source.blocks(turns=turns):
+                for note in source.notes:
+                    say(note)
                 if block is not None:
                     data = block.data
                     has_columns = isinstance(data, SparseData) and data.fields is not None
@@ -180,7 +172,7 @@ def _with_base(options: ReadOptions, files: Sequence[str], say: Say) -> ReadOpti
     texts = [file for file in files if reader_of(file, options).name == "libsvm"]
     try:
         written = [file for file in texts if not is_of_array(file)]
-        base = base_of(written, options.wants == "several") if written else 0
+        base = base_of(written, options) if written else 0
     except OSError as error:
         raise DataError(f"{files[0]}: cannot be read: {error.strerror or error}") from error
     for file in written:
@@ -203,108 +195,6 @@ def as_trained(data: Dataset, info: DataInfo) -> Dataset:
     return align(msgspec.structs.replace(data, labels=labels), info)
 
 
-def _n_rows(n_columns: int) -> int:
+def _n_rows(n_columns: int, row_bytes: int) -> int:
     """Return the number of rows of a block with so many columns."""
     return max(1, min(_MOST_ROWS, _MOST_NUMBERS // max(n_columns, 1)))
-
-
-def _csv(
-    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Converted | None]:
-    with opened(path) as file, csv_errors(path):
-        plan = CsvPlan.of(path, file, options)
-        for note in plan.columns.notes:
-            say(note)
-        quick, labels, line = QuickReader(plan), CsvLabels(plan), plan.n_header_lines
-        for text in plan.texts(file, _PIECE_BYTES):
-            if next(turns):
-                rows, places = read_records(plan, text, line, labels, quick)
-                builder = builder_of(plan)
-                builder.add(rows.cells(), rows.n)
-                line += rows.n_lines
-                names = labels.names()
-                yield Converted(builder.samples(labels.values(places, names)), names)
-            else:
-                line += count_csv_lines(text)
-                yield None
-
-
-def _libsvm(
-    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Converted | None]:
-    # The training data has decided about the base.
-    base = int(options.index_base) if options.index_base != "auto" else 1
-    if is_of_array(path):
-        base = 0
-    several = options.wants == "several"
-    line = 0
-
-    def lines_before() -> int:
-        return line
-
-    with opened(path) as file:
-        for text in whole_lines(path, file, _PIECE_BYTES):
-            if next(turns):
-                found = parse_text(path, text, base, lines_before, several, options.labelled)
-                yield Converted(found.data)
-            else:
-                yield None
-            line += text.count(b"\n")
-
-
-def _table(
-    kind: str, path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Converted | None]:
-    for found in table_blocks(kind, path, options, turns, _n_rows):
-        if found is None:
-            yield None
-            continue
-        data, names, notes = found
-        for note in notes:
-            say(note)
-        yield Converted(data, names)
-
-
-def _npz(
-    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Converted | None]:
-    return _arrays(npz_blocks(path, options, turns, _n_rows))
-
-
-def _npy(
-    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Converted | None]:
-    file = open_npy(path, options)
-    for note in file.notes:
-        say(note)
-    return _arrays(npy_blocks(path, file, turns, _n_rows))
-
-
-def _hdf5(
-    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Converted | None]:
-    return _arrays(hdf5_blocks(path, options, turns, _n_rows))
-
-
-def _arrays(found: Iterator[Dataset | None]) -> Iterator[Converted | None]:
-    return (None if data is None else Converted(data) for data in found)
-
-
-def _digits(
-    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Converted | None]:
-    yield Converted(read(path, options=options).data) if next(turns) else None
-
-
-# By the name of the format: yields the blocks of one file, None for those whose turn is False.
-BLOCKS: dict[str, Callable[[str, ReadOptions, Iterator[bool], Say], Iterator[Converted | None]]] = {
-    "libsvm": _libsvm,
-    "csv": _csv,
-    "criteo": lambda path, options, *more: _csv(path, criteo_options(options), *more),
-    "parquet": functools.partial(_table, "parquet"),
-    "arrow": functools.partial(_table, "arrow"),
-    "npz": _npz,
-    "npy": _npy,
-    "hdf5": _hdf5,
-    "digits": _digits,
-}

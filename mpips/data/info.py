@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.dataset import Dataset, DenseData, Features, Labels, SparseData
-from mpips.data.label_sets import all_labels
+from mpips.data.dataset import Dataset, DenseData, Features, Labels, SparseData, all_labels
 from mpips.data.moments import Moments
 from mpips.data.options import Wants
 from mpips.data.words import TEXTS

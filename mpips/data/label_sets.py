@@ -10,23 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.dataset import Dataset, Fields, Labels, SparseData
-from mpips.data.options import Wants
+from mpips.data.dataset import FEATURE, LABEL, Dataset, Fields, SparseData
+from mpips.data.info import DataInfo
 from mpips.errors import DataError
-
-if TYPE_CHECKING:
-    from mpips.data.info import DataInfo
 
 Int64 = npt.NDArray[np.int64]
 
-FEATURE, LABEL = 0, 1  # fields of entries; the same as in native/src/data/libsvm.hpp
-N_FIELDS = 2
 _SHOWN = 10  # labels that a sentence names
 
 
@@ -126,11 +121,3 @@ def numbered(indices: Int64, fields: Fields | None, change: int) -> Int64:
     if fields is None or not change:
         return indices + change
     return np.where(fields == FEATURE, indices + change, indices)
-
-
-def all_labels(data: Dataset, wants: Wants) -> Labels:
-    """Return the labels of all samples of data as it was read, one after the other."""
-    if wants == "several" and isinstance(data, SparseData) and data.fields is not None:
-        found: Int64 = data.indices[data.fields == LABEL]
-        return found
-    return data.labels

@@ -11,83 +11,35 @@ where the columns are contiguous (Fortran order).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.arrays import (
-    BLOCK_BYTES,
-    array_part,
-    block_of,
-    check_arrays,
-    read_blocks,
-)
-from mpips.data.columns import TableColumns, choose_columns, listed
-from mpips.data.dataset import Dataset
-from mpips.data.info import Part
-from mpips.data.options import ReadOptions, Share
+from mpips.data.arrays import BLOCK_BYTES, ArrayFile, check_arrays, no_labels
+from mpips.data.columns import choose_columns, listed
+from mpips.data.options import ReadOptions
 from mpips.data.stored_arrays import HEADER_ERRORS, Member, RowsOfFile, array_header
 from mpips.errors import DataError
 
-MAGIC = b"\x93NUMPY"
 _NUMBER = re.compile(r"[-+]?\d{1,9}")
 _X = re.compile(r"(?<![A-Za-z0-9])[xX](?![A-Za-z0-9])")
 
 
-class NpyFile(NamedTuple):
-    """An open file.
-
-    Attributes:
-        x: Samples; has `shape`, `dtype`, a length and rows, as an array of shape (n, ...).
-        y: Labels, the same of shape (n,); zeros that take no memory if labels are not read.
-        columns: The fields that are used; None for a plain array.
-        notes: Sentences for the user.
-    """
-
-    x: Any
-    y: Any
-    columns: TableColumns | None
-    notes: tuple[str, ...]
-
-
-def read_npy(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of the samples of an npy file.
+@contextlib.contextmanager
+def opened_npy(path: str, options: ReadOptions) -> Iterator[ArrayFile]:
+    """Open a file, and that of its labels. Reads no samples.
 
     Raises:
         DataError: The file is damaged or no array of numbers, or it is not clear where its labels are.
         OSError: A file cannot be read.
     """
-    file = open_npy(path, options)
-    x, y = read_blocks(file.x, share), read_blocks(file.y, share)
-    return array_part(path, x, y, len(file.y), options, file.columns, file.notes)
-
-
-def npy_blocks(
-    path: str, file: NpyFile, turns: Iterator[bool], n_rows: Callable[[int], int]
-) -> Iterator[Dataset | None]:
-    """Read the samples of an npy file in blocks; raises as `read_npy` does.
-
-    Args:
-        path: The file, for errors.
-        file: What `open_npy` returned.
-        turns: For each block whether it is read; None is yielded in the place of one that is not.
-        n_rows: Returns the rows of a block from the number of columns.
-    """
-    x, y, _, _ = file
-    step = n_rows(math.prod(x.shape[1:]))
-    for start in range(0, len(x), step):
-        own = slice(start, start + step)
-        yield block_of(path, x[own], y[own]) if next(turns) else None
-
-
-def open_npy(path: str, options: ReadOptions) -> NpyFile:
-    """Open a file, and that of its labels. Reads no samples; raises as `read_npy`."""
     array = _opened(path)
     if array.dtype.names is not None:
         file = _structured(path, array, options)
@@ -96,7 +48,7 @@ def open_npy(path: str, options: ReadOptions) -> NpyFile:
     check_arrays(path, file.x, file.y)
     if not math.prod(file.x.shape[1:]):
         raise DataError(f"{path}: has no column of features: its shape is {array.shape}")
-    return file
+    yield file
 
 
 def label_files(path: str, options: ReadOptions) -> tuple[str, ...]:
@@ -115,7 +67,7 @@ def label_files(path: str, options: ReadOptions) -> tuple[str, ...]:
     return next(((other,) for other in names if os.path.exists(other)), ())
 
 
-def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
+def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> ArrayFile:
     """Return the samples of an array without names."""
     label = options.label
     if label is not None and _NUMBER.fullmatch(label):
@@ -123,7 +75,7 @@ def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
     # A model of files with named columns predicts rows without names, which need no label.
     if not options.labelled and math.prod(array.shape[1:]) == options.n_features:
         notes = (_read_as(path, options.columns),) if options.columns else ()
-        return NpyFile(array, _no_labels(array), None, notes)
+        return ArrayFile(array, no_labels(array.shape), None, notes)
     if label is not None and options.columns and not label.endswith(".npy"):
         return _of_named_model(path, array, options)
     if label is not None and not label.endswith(".npy"):
@@ -133,7 +85,7 @@ def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
             "labels.npy"
         )
     if not options.labelled:
-        return NpyFile(array, _no_labels(array), None, ())
+        return ArrayFile(array, no_labels(array.shape))
     others = label_files(path, options)
     if others:
         return _with_file(path, array, others[0])
@@ -143,7 +95,7 @@ def _plain(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
     )
 
 
-def _of_named_model(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
+def _of_named_model(path: str, array: RowsOfFile, options: ReadOptions) -> ArrayFile:
     """Return the samples of an array without names for a model of named columns, with labels beside it."""
     width, names = math.prod(array.shape[1:]), options.columns
     others = label_files(path, msgspec.structs.replace(options, label=None))
@@ -170,11 +122,11 @@ def _read_as(path: str, names: Sequence[str]) -> str:
     return f"{path}: its columns have no names and are read as {listed(names)}"
 
 
-def _with_file(path: str, array: RowsOfFile, other: str) -> NpyFile:
+def _with_file(path: str, array: RowsOfFile, other: str) -> ArrayFile:
     """Return the samples of an array with the labels of another file."""
     y = _opened(other)
     _check_labels(other, y)
-    return NpyFile(array, y, None, (f"{path}: labels from {other}",))
+    return ArrayFile(array, y, None, (f"{path}: labels from {other}",))
 
 
 def _check_labels(path: str, y: RowsOfFile) -> None:
@@ -184,7 +136,7 @@ def _check_labels(path: str, y: RowsOfFile) -> None:
         )
 
 
-def _with_column(path: str, array: RowsOfFile, number: int, options: ReadOptions) -> NpyFile:
+def _with_column(path: str, array: RowsOfFile, number: int, options: ReadOptions) -> ArrayFile:
     """Return the samples of an array one of whose columns has the labels."""
     if len(array.shape) != 2:
         raise DataError(
@@ -194,15 +146,15 @@ def _with_column(path: str, array: RowsOfFile, number: int, options: ReadOptions
     width = array.shape[1]
     # An array to be predicted may have no labels.
     if not options.labelled and width == options.n_features:
-        return NpyFile(array, _no_labels(array), None, ())
+        return ArrayFile(array, no_labels(array.shape))
     if not -width <= number < width:
         raise DataError(
             f"{path}: data.label = {number}: the array has {width} columns, 0 to {width - 1}"
         )
     place = number % width
-    y = _column(array, place) if options.labelled else _no_labels(array)
+    y = _column(array, place) if options.labelled else no_labels(array.shape)
     note = f"{path}: labels from column {place} of {width} columns, 0 to {width - 1}"
-    return NpyFile(_without(array, place), y, None, (note,) if options.labelled else ())
+    return ArrayFile(_without(array, place), y, None, (note,) if options.labelled else ())
 
 
 def _without(array: RowsOfFile, place: int) -> _Rows:
@@ -230,7 +182,7 @@ def _column(array: RowsOfFile, place: int) -> Any:
     )
 
 
-def _structured(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
+def _structured(path: str, array: RowsOfFile, options: ReadOptions) -> ArrayFile:
     """Return the samples of an array with named fields."""
     names = array.dtype.names
     assert names is not None
@@ -259,8 +211,8 @@ def _structured(path: str, array: RowsOfFile, options: ReadOptions) -> NpyFile:
         np.result_type(*(array.dtype[name] for name in features)) if features else np.dtype("f4"),
         lambda rows: _stacked(array[rows], features),
     )
-    y = _field(array, label.name) if label is not None else _no_labels(array)
-    return NpyFile(x, y, columns, columns.notes)
+    y = _field(array, label.name) if label is not None else no_labels(array.shape)
+    return ArrayFile(x, y, columns, columns.notes)
 
 
 def _stacked(records: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[Any]:
@@ -284,11 +236,6 @@ def _few_at_a_time(
     step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize * math.prod(array.shape[1:])))
     parts = [part(array[at : min(at + step, stop)]).copy() for at in range(start, stop, step)]
     return np.concatenate(parts or [part(array[0:0])])
-
-
-def _no_labels(array: RowsOfFile) -> npt.NDArray[Any]:
-    """Return a zero for each sample, without memory for them."""
-    return np.broadcast_to(np.zeros(()), array.shape[:1])
 
 
 class _Rows:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from glob import escape
 from typing import Any
 
 import msgspec
 
-from mpips.data.arrays import read_hdf5, read_npz
+from mpips.data.arrays import ArraySource, opened_hdf5, opened_npz
 from mpips.data.by_content import format_of
 from mpips.data.compressed import compression_of, inner_name
-from mpips.data.criteo import read_criteo
-from mpips.data.csv_table import read_csv
-from mpips.data.digits import read_digits
+from mpips.data.criteo import criteo_source
+from mpips.data.csv_table import CsvSource
+from mpips.data.digits import DigitsSource
 from mpips.data.info import DataInfo, Part
-from mpips.data.libsvm import read_libsvm
-from mpips.data.npy import read_npy
+from mpips.data.libsvm import LibsvmSource
+from mpips.data.npy import opened_npy
 from mpips.data.options import ReadOptions, Share
 from mpips.data.several import files_of, read_files
 from mpips.data.shares import Shares
-from mpips.data.typed_tables import read_arrow, read_parquet
+from mpips.data.sources import Source
+from mpips.data.typed_tables import TableSource
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.model.accepted import unknown_name
 
@@ -35,26 +36,29 @@ class Reader(msgspec.Struct, frozen=True):
         name: Name of the format, as in the option data.format.
         endings: Extensions of files of this format, with the dot, in small letters. Files with other ones are
             recognised by their content.
-        read: Function that reads a share of a file.
+        source: Class of `mpips.data.sources.Source`, which takes a path, options, the size of blocks, and the
+            `BadLines` to which lines are added that are left out (None: they are errors).
+        in_windows: Data in files of this format can be larger than memory.
     """
 
     name: str
     endings: tuple[str, ...]
-    read: Callable[[str, ReadOptions, Share], Part]
+    source: Callable[..., Source]
+    in_windows: bool = True
 
 
 READERS: dict[str, Reader] = {
     reader.name: reader
     for reader in (
-        Reader("libsvm", (".svm", ".libsvm", ".svmlight"), read_libsvm),
-        Reader("csv", (".csv", ".tsv"), read_csv),
-        Reader("criteo", (), read_criteo),
-        Reader("parquet", (".parquet", ".pq"), read_parquet),
-        Reader("arrow", (".arrow", ".feather", ".arrows"), read_arrow),
-        Reader("npz", (".npz",), read_npz),
-        Reader("npy", (".npy",), read_npy),
-        Reader("hdf5", (".h5", ".hdf5"), read_hdf5),
-        Reader("digits", (), read_digits),
+        Reader("libsvm", (".svm", ".libsvm", ".svmlight"), LibsvmSource),
+        Reader("csv", (".csv", ".tsv"), CsvSource),
+        Reader("criteo", (), criteo_source),
+        Reader("parquet", (".parquet", ".pq"), partial(TableSource, "parquet")),
+        Reader("arrow", (".arrow", ".feather", ".arrows"), partial(TableSource, "arrow")),
+        Reader("npz", (".npz",), partial(ArraySource, opened_npz)),
+        Reader("npy", (".npy",), partial(ArraySource, opened_npy)),
+        Reader("hdf5", (".h5", ".hdf5"), partial(ArraySource, opened_hdf5)),
+        Reader("digits", (), DigitsSource, in_windows=False),
     )
 }
 
@@ -102,7 +106,7 @@ def read(
     share, files = Share(stride, offset, shares), files_of(path)
     if len(files) == 1:
         return _read_file(files[0], options, share, like)
-    one = functools.partial(_read_file, like=like)
+    one = partial(_read_file, like=like)
     return read_files(path, files, options, share, one)
 
 
@@ -110,7 +114,7 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
     """Read a share of one file; see `read`."""
     reader = reader_of(path, options)
     try:
-        part = reader.read(path, options, share)
+        part = reader.source(path, options).read(share)
         if like is not None:
             check_form(path, part.info.kind, bool(part.info.columns), like)
         if like is not None and options.labelled and part.info.label_names != like.label_names:

@@ -7,7 +7,7 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +18,8 @@ from mpips.errors import DataError
 
 _ENCRYPTED = 1  # flag of an entry of a zip file
 _LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
+_P = 0xEDB88320  # the polynomial of CRC-32; bit 31 is the coefficient of x^0
+_ONE = 1 << 31
 # Errors of NumPy's functions for bytes that are not the header of an array.
 HEADER_ERRORS = (
     ValueError,
@@ -218,3 +220,40 @@ class RowsOfFile:
         self._next += len(rows)
         if self._next == len(self):
             member.check(self._path, self._crc)
+
+
+def joined_crc(parts: Iterable[tuple[int, int]]) -> int:
+    """Return the CRC-32 of consecutive parts, as `crc32_combine` of zlib.
+
+    A CRC is a polynomial modulo P over GF(2), and n more bytes multiply it by x^(8 n).
+
+    Args:
+        parts: CRC-32 and number of bytes of each, in order.
+    """
+    crc = 0
+    for own, n_bytes in parts:
+        crc = _product(_power(8 * n_bytes), crc) ^ own
+    return crc
+
+
+def _product(a: int, b: int) -> int:
+    """Return a b modulo P."""
+    found = 0
+    bit = _ONE
+    while bit:
+        if a & bit:
+            found ^= b
+        bit >>= 1
+        b = (b >> 1) ^ _P if b & 1 else b >> 1
+    return found
+
+
+def _power(n: int) -> int:
+    """Return x^n modulo P."""
+    found, square = _ONE, _ONE >> 1
+    while n:
+        if n & 1:
+            found = _product(square, found)
+        square = _product(square, square)
+        n >>= 1
+    return found

@@ -7,8 +7,9 @@ column of numbers. Only the columns that are used are read, a few thousand rows 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from mpips.data.column_signs import Sample, notes_on, without_indices
 from mpips.data.columns import (
     FLOAT32_MAX,
     Column,
+    TableColumns,
     as_text,
     choose_columns,
     hash_key,
@@ -33,13 +35,8 @@ from mpips.data.csv_dialect import SAMPLE_ROWS
 from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, MOST_LABEL, Part
 from mpips.data.options import ReadOptions, Share
-from mpips.data.table_files import (
-    OPENED_TABLES,
-    TableFile,
-    is_text,
-    opened_arrow,
-    opened_parquet,
-)
+from mpips.data.sources import SIZE, BlockSize, Converted, Span, every_turn
+from mpips.data.table_files import OPENED_TABLES, TableFile, is_text
 from mpips.data.words import TEXTS, texts_of
 from mpips.errors import DataError
 
@@ -47,58 +44,110 @@ Float64: TypeAlias = npt.NDArray[np.float64]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 _ROWS = 1 << 16  # rows that are read at a time
+_CELL_BYTES = 20  # of a cell in memory
 
 
-def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of a Parquet file.
+class TableSource:
+    """A Parquet or Arrow file, whose spans are groups of its rows; see `mpips.data.sources.Source`."""
 
-    Raises:
-        DataError: A column is unknown or of a type that is neither numbers nor text, or a cell is empty or no
-            finite number; names file, row, column and cell.
-        CapabilityError: pyarrow is missing.
-        OSError: The file cannot be opened.
-    """
-    with opened_parquet(path) as file:
-        return TypedTable(path, options, file).read(share)
+    def __init__(
+        self, kind: str, path: str, options: ReadOptions, size: BlockSize = SIZE, bad: object = None
+    ) -> None:
+        """Read nothing yet.
 
+        Args:
+            kind: The format, a key of `OPENED_TABLES`.
+            path: The file.
+            options: Options of the reader.
+            size: Size of blocks.
+            bad: Is not used: tables have no lines.
+        """
+        self.done = 0.0
+        self._kind = kind
+        self._path = path
+        self._options = options
+        self._size = size
+        self._columns: TableColumns | None = None
+        self._starts: Int64 | None = None  # first row of each group, and the end of the last
 
-def read_arrow(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of an Arrow file; see `read_parquet`."""
-    with opened_arrow(path) as file:
-        return TypedTable(path, options, file).read(share)
+    @property
+    def columns(self) -> TableColumns:
+        """The columns that are used."""
+        if self._columns is None:
+            with self._table():
+                pass
+        assert self._columns is not None
+        return self._columns
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user."""
+        return self.columns.notes
 
-def table_blocks(
-    kind: str,
-    path: str,
-    options: ReadOptions,
-    turns: Iterator[bool],
-    n_rows: Callable[[int], int],
-) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
-    """Read the samples of a file in blocks; raises as `read_parquet` does.
+    @contextlib.contextmanager
+    def _table(self) -> Iterator[TypedTable]:
+        """Open the file."""
+        with OPENED_TABLES[self._kind](self._path) as file:
+            table = TypedTable(self._path, self._options, file)
+            self._columns = table.columns
+            yield table
 
-    Args:
-        kind: The format, a key of `OPENED_TABLES`.
-        path: The file.
-        options: Options of the reader.
-        turns: For each block whether it is read; None is yielded in the place of one that is not.
-        n_rows: Returns the rows of a block from the number of columns.
+    def read(self, share: Share) -> Part:
+        """Read a share of the rows."""
+        with self._table() as table:
+            return table.read(share)
 
-    Yields:
-        The samples, the labels that are text (see `TypedTable.convert`), and sentences for the user.
-    """
-    with OPENED_TABLES[kind](path) as file:
-        yield from TypedTable(path, options, file).blocks(turns, n_rows)
+    def ends(self) -> list[int]:
+        """Return the groups of rows."""
+        with OPENED_TABLES[self._kind](self._path) as file:
+            return list(range(len(file.group_rows()) + 1))
+
+    def blocks(
+        self,
+        span: Span | None = None,
+        inside: tuple[bool, bool] = (False, False),
+        turns: Iterator[bool] | None = None,
+    ) -> Iterator[Converted | None]:
+        """Yield the samples of a span."""
+        turns = every_turn(turns)
+        with self._table() as table:
+            start, groups = 0, None
+            if span is not None:
+                if self._starts is None:
+                    self._starts = np.cumsum([0, *table.file.group_rows()])
+                start, last = self._starts[[span.start, span.stop]].tolist()
+                first, groups = start, range(span.start, span.stop)
+            names = table.wanted
+            n_rows = min(_ROWS, self._size.rows(len(names), _CELL_BYTES * len(names)))
+            for batch in table.file.batches(n_rows, names, groups):
+                before, start = start, start + batch.num_rows
+                if span is not None:
+                    self.done = (start - first) / max(last - first, 1)
+                if next(turns):
+                    data, labels, _ = table.samples([batch], before)
+                    yield Converted(data, labels)
+                else:
+                    yield None
 
 
 class TypedTable:
-    """The reader of one open file, with the meaning of its columns."""
+    """The reader of one open file, with the meaning of its columns.
+
+    Attributes:
+        file: The file.
+        columns: The columns that are used.
+        is_hashed: Samples are lists of keys and values; else they are rows of numbers.
+    """
 
     def __init__(self, path: str, options: ReadOptions, file: TableFile) -> None:
-        """Choose the columns of an open file; raises DataError as `read_parquet`."""
+        """Choose the columns of an open file.
+
+        Raises:
+            DataError: A column is unknown, or of a type that is neither numbers nor text.
+        """
         schema = file.schema
         self._path = path
-        self._file = file
+        self.file = file
         self._options = options
         self._types = dict(zip(schema.names, schema.types, strict=True))
         text = [name for name in schema.names if is_text(self._types[name])]
@@ -134,40 +183,36 @@ class TypedTable:
         names = [column.name for column in self.columns.features]
         return [*names, label.name] if label is not None else names
 
-    def convert(self, batch: Any, start: int) -> tuple[Dataset, tuple[str, ...]]:
-        """Return the samples in a batch of rows, and its labels that are text, sorted; (): numbers.
-
-        Args:
-            batch: The rows, with the columns `wanted`.
-            start: Number of the first row in the file.
-
-        Raises:
-            DataError: See `read_parquet`.
-        """
-        label = self.columns.label if self._options.labelled else None
-        rows = np.arange(start, start + batch.num_rows)
-        cells, numbers = self._cells(batch, rows), np.zeros(len(rows))
-        names: tuple[str, ...] = ()
-        if label is not None:
-            own = batch.column(batch.schema.get_field_index(label.name))
-            texts = set(_texts(own.unique())) if self._text_label else set()
-            self._check_names(texts)
-            numbers, names = self._label_numbers(label, [own], [rows], texts)
-        return self._samples(cells, len(rows), numbers), names
-
     def read(self, share: Share) -> Part:
         """Read the samples of a share."""
+        data, names, n = self.samples(self.file.batches(_ROWS, self.wanted), 0, share)
+        return part_of(self._path, data, n, self._options, self.columns, names)
+
+    def samples(
+        self, batches: Iterable[Any], start: int, share: Share | None = None
+    ) -> tuple[Dataset, tuple[str, ...], int]:
+        """Return samples in batches of rows, the labels that are text (sorted; (): numbers), and the rows.
+
+        Args:
+            batches: The rows, with the columns `wanted`.
+            start: Number of the first row in the file.
+            share: The share of the rows; None: all.
+
+        Raises:
+            DataError: A cell is empty or no finite number; names file, row, column and cell.
+        """
         label = self.columns.label if self._options.labelled else None
-        wanted = self.wanted
-        builder = self._builder()
-        builder.expect(sum(self._file.group_rows()) // share.stride + 1)
+        builder = SampleBuilder(self.is_hashed, self._logarithms)
+        if share is not None:
+            builder.expect(sum(self.file.group_rows()) // share.stride + 1)
         labels: list[Any] = []
         rows: list[Int64] = []
         all_labels: set[str] = set()
-        start = 0
-        for batch in self._file.batches(_ROWS, wanted):
-            own = share.numbers(start, start + batch.num_rows)
-            taken = batch.take(_indices(own - start)) if len(own) < batch.num_rows else batch
+        first = start
+        for batch in batches:
+            n = batch.num_rows
+            own = np.arange(start, start + n) if share is None else share.numbers(start, start + n)
+            taken = batch.take(_indices(own - start)) if len(own) < n else batch
             builder.add(self._cells(taken, own), len(own))
             rows.append(own)
             if label is not None:
@@ -176,33 +221,13 @@ class TypedTable:
                 if self._text_label:
                     all_labels.update(_texts(batch.column(place).unique()))
                     self._check_names(all_labels)
-            start += batch.num_rows
-        if not start:
+            start += n
+        if share is not None and start == first:
             raise DataError(f"{self._path}: contains no samples")
-        if label is None:
-            numbers, label_names = np.zeros(sum(map(len, rows))), self._options.label_names
-        else:
-            numbers, label_names = self._label_numbers(label, labels, rows, all_labels)
-        data = builder.samples(numbers)
-        return part_of(self._path, data, start, self._options, self.columns, label_names)
-
-    def blocks(
-        self, turns: Iterator[bool], n_rows: Callable[[int], int]
-    ) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
-        """Read the samples in blocks; see `table_blocks`."""
-        names, start = self.wanted, 0
-        for batch in self._file.batches(n_rows(len(names)), names):
-            yield (*self.convert(batch, start), self.columns.notes) if next(turns) else None
-            start += batch.num_rows
-
-    def _builder(self) -> SampleBuilder:
-        return SampleBuilder(self.is_hashed, self._logarithms)
-
-    def _samples(self, cells: list[ColumnCells], n: int, labels: Float64) -> Dataset:
-        """Return n rows as samples."""
-        builder = self._builder()
-        builder.add(cells, n)
-        return builder.samples(labels)
+        numbers, names = np.zeros(sum(map(len, rows))), self._options.label_names
+        if label is not None:
+            numbers, names = self._label_numbers(label, labels, rows, all_labels)
+        return builder.samples(numbers), names, start - first
 
     def _cells(self, batch: Any, rows: Int64) -> list[ColumnCells]:
         """Return the cells of each feature; `rows`: numbers of the rows in the file."""
@@ -299,7 +324,7 @@ class TypedTable:
         names = [n for n, kind in self._types.items() if n in text or types.is_integer(kind)]
         if not names:
             return []
-        batch = next(self._file.batches(SAMPLE_ROWS, names), None)
+        batch = next(self.file.batches(SAMPLE_ROWS, names), None)
         if batch is None:
             return []
         return [

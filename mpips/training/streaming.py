@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from mpips.data import DataInfo, Dataset, ReadOptions, files_of
+from mpips.data.bad_lines import BadLines
 from mpips.data.holdout import Holdout, HoldoutSide
 from mpips.data.readers import TEXT_FORMATS, as_in_training, check_form, reader_of
 from mpips.data.shares import numbers
 from mpips.data.stream import Conversion, Index, StreamedData
-from mpips.data.stream.bad_lines import BadLines
 from mpips.data.stream.cache import INDEX, CachePiece, is_piece_whole, read_index, write_index
-from mpips.data.stream.conversion import SOURCES, Draft, draft
+from mpips.data.stream.conversion import Draft, draft
 from mpips.data.stream.files import File, is_streamed
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.monitor.progress import duration
@@ -193,7 +193,7 @@ def _found(
     files = []
     for path in files_of(source):
         reader = reader_of(path, options)
-        if reader.name not in SOURCES:
+        if not reader.in_windows:
             return None
         try:
             found = os.stat(path)

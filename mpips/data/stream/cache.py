@@ -16,38 +16,22 @@ import uuid
 import zipfile
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from mpips.data.dataset import Dataset, DenseData, SparseData
+from mpips.data.dataset import N_FIELDS, DenseData, SparseData, all_labels
 from mpips.data.info import DataInfo, check_class_count, needs_float64
-from mpips.data.label_sets import N_FIELDS, all_labels
+from mpips.data.label_sets import numbered
 from mpips.data.options import Wants
+from mpips.data.sources import Converted
 from mpips.model.distinct import distinct_counts
 
 INDEX = "index.json"
 VERSION = 5
-
-
-class Converted(NamedTuple):
-    """Samples as a source has converted them.
-
-    Attributes:
-        data: The samples; labels are numbers of the file, or places in `label_names`.
-        label_names: The labels that are text, sorted; (): numbers.
-        min_index, max_index: LIBSVM: least and greatest index, as written; -1 if there is none.
-        crcs: npz: CRC-32 of the bytes of the samples, and of their labels if they are read.
-    """
-
-    data: Dataset
-    label_names: tuple[str, ...] = ()
-    min_index: int = -1
-    max_index: int = -1
-    crcs: tuple[int, ...] = ()
 
 
 class CachePiece(msgspec.Struct, frozen=True):
@@ -205,9 +189,11 @@ def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CacheP
     """
     data = raw.data
     if isinstance(data, SparseData):
+        # The base may be found in another piece, so indices are stored as they are written.
+        written = numbered(data.indices, data.fields, raw.base)
         arrays: dict[str, Any] = {
             "indptr": data.indptr,
-            "indices": _narrow(data.indices),
+            "indices": _narrow(written),
             "values": data.values,
             "labels": data.labels,
         }

@@ -12,8 +12,6 @@ its content depends on: the files with their sizes and times of change, and the 
 
 from __future__ import annotations
 
-import functools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from glob import escape
@@ -23,44 +21,20 @@ from typing import Any
 
 import msgspec
 
+from mpips.data.arrays import check_crcs
+from mpips.data.bad_lines import BadLines
 from mpips.data.columns import KEY_BITS, TableColumns
-from mpips.data.criteo import criteo_options
+from mpips.data.csv_table import CsvSource
 from mpips.data.info import check_class_count
 from mpips.data.libsvm import is_of_array
 from mpips.data.npy import label_files
 from mpips.data.options import ReadOptions
-from mpips.data.stream.bad_lines import BadLines
+from mpips.data.readers import READERS, TEXT_FORMATS
+from mpips.data.sources import BlockSize, Source, Span
 from mpips.data.stream.cache import VERSION, CachePiece, Index, read_index, write_piece
 from mpips.data.stream.files import File
-from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
-from mpips.data.stream.table_sources import ArraySource, TableSource, check_crcs, opened_arrays
-from mpips.data.table_files import OPENED_TABLES, opened_arrow, opened_parquet
 from mpips.data.words import TEXTS
 from mpips.errors import CapabilityError, DataError
-
-
-def _criteo(
-    path: str, options: ReadOptions, piece_bytes: int, bad: BadLines | None = None
-) -> CsvSource:
-    return CsvSource(path, criteo_options(options), piece_bytes, bad)
-
-
-_TEXT: dict[str, Callable[[str, ReadOptions, int, BadLines | None], SpanSource]] = {
-    "libsvm": LibsvmSource,
-    "csv": CsvSource,
-    "criteo": _criteo,
-}
-
-SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
-    "libsvm": LibsvmSource,
-    "csv": CsvSource,
-    "criteo": _criteo,
-    "parquet": functools.partial(TableSource, opened_parquet),
-    "arrow": functools.partial(TableSource, opened_arrow),
-    "npz": ArraySource,
-    "npy": ArraySource,
-    "hdf5": ArraySource,
-}
 
 _LEAST_PIECE, _MOST_PIECE = 1 << 14, 32 << 20  # bytes of a file that are converted at once
 
@@ -139,7 +113,7 @@ class Conversion:
         self.bad: dict[int, BadLines] = {}
         self._own = range(worker, len(plan.spans), n_workers)
         self._first: tuple[TableColumns | None, tuple[str, ...]] | None = None
-        self._open: tuple[int, SpanSource] | None = None
+        self._open: tuple[int, Source] | None = None
 
     @property
     def needs_survey(self) -> bool:
@@ -182,7 +156,9 @@ class Conversion:
             self._plan.files[span.file].check()
             found[place] = []
             source = self._source(span)
-            for raw in source.pieces(span, inside[place]):
+            for raw in source.blocks(span, inside[place]):
+                if raw is None or not raw.data.n:
+                    continue
                 name = f"{place:06}-{len(found[place]):04}.npz"
                 try:
                     piece = write_piece(folder, name, raw, self._wants)
@@ -234,7 +210,9 @@ class Conversion:
             if place not in filled:
                 left_out = f"; {bad[place].text(file.path)}" if bad and place in bad else ""
                 raise DataError(f"{file.path}: contains no samples{left_out}")
-            check_crcs(file.path, self._options, [p for p, own in owned if own == place])
+            check_crcs(
+                file.path, self._options, [(p.crcs, p.n) for p, own in owned if own == place]
+            )
         _check_labels(plan.source, ordered)
         widths = {piece.n_columns for piece in ordered}
         if len({(piece.is_dense, piece.has_fields) for piece in ordered}) > 1:
@@ -311,7 +289,7 @@ class Conversion:
             self._first = source.columns, source.notes
         return self._first[0]
 
-    def _source(self, span: Span) -> SpanSource:
+    def _source(self, span: Span) -> Source:
         """Return the source of a span; that of the last file is kept."""
         if self._open is None or self._open[0] != span.file:
             options = self._options
@@ -321,12 +299,12 @@ class Conversion:
             self._open = span.file, self._made(span.file, options)
         return self._open[1]
 
-    def _made(self, place: int, options: ReadOptions) -> SpanSource:
+    def _made(self, place: int, options: ReadOptions) -> Source:
         file, piece_bytes = self._plan.files[place], self._plan.piece_bytes
-        if options.on_bad == "skip" and file.format in _TEXT:
-            bad = self.bad.setdefault(place, BadLines())
-            return _TEXT[file.format](file.path, options, piece_bytes, bad)
-        return SOURCES[file.format](file.path, options, piece_bytes)
+        skips = options.on_bad == "skip" and file.format in TEXT_FORMATS
+        bad = self.bad.setdefault(place, BadLines()) if skips else None
+        size = BlockSize.of_bytes(piece_bytes)
+        return READERS[file.format].source(file.path, options, size, bad)
 
 
 def _like_first(options: ReadOptions, columns: TableColumns) -> ReadOptions:
@@ -351,17 +329,9 @@ def _identity(path: str) -> tuple[str, int, int]:
 
 def _spans(place: int, file: File, options: ReadOptions, piece_bytes: int) -> list[Span]:
     """Return the spans of a file."""
-    if file.format in OPENED_TABLES:
-        with OPENED_TABLES[file.format](file.path) as table:
-            n = len(table.group_rows())
-        return [Span(place, i, i + 1, i == n - 1) for i in range(n)]
-    if file.format in ("npz", "npy", "hdf5"):
-        with opened_arrays(file.path, options) as (x, _):
-            row_bytes = max(1, x.dtype.itemsize * math.prod(x.shape[1:]))
-            n = max(1, len(x) * row_bytes // (4 * piece_bytes))
-            ends = [len(x) * i // n for i in range(n + 1)]
-        return [Span(place, ends[i], ends[i + 1], i == n - 1) for i in range(n)]
-    return cut(place, file.path, piece_bytes)
+    ends = READERS[file.format].source(file.path, options, BlockSize.of_bytes(piece_bytes)).ends()
+    n = len(ends) - 1
+    return [Span(place, ends[i], ends[i + 1], i == n - 1) for i in range(n)]
 
 
 def _composed(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from mpips.data.arrays import ArraySource
 from mpips.data.compressed import beginning, compression_of
 from mpips.data.csv_dialect import DELIMITERS
 from mpips.data.options import ReadOptions
-from mpips.data.stream.table_sources import array_form
+from mpips.data.readers import READERS
 from mpips.data.table_files import OPENED_TABLES
 from mpips.errors import DataError
 
@@ -28,7 +29,7 @@ class File(msgspec.Struct, frozen=True):
     Attributes:
         path: Its path.
         size, changed_ns: Its bytes and the time of its last change.
-        format: A key of `mpips.data.stream.conversion.SOURCES`.
+        format: A name in `READERS`.
     """
 
     path: str
@@ -70,8 +71,9 @@ def _estimate(file: File, options: ReadOptions, densities: dict[str, float]) -> 
     if file.format in OPENED_TABLES:
         with OPENED_TABLES[file.format](file.path) as table:
             return sum(table.group_rows()) * len(table.schema.names) * _ENTRY_BYTES
-    if file.format in ("npz", "npy", "hdf5"):
-        shape, dtype = array_form(file.path, options)
+    source = READERS[file.format].source(file.path, options)
+    if isinstance(source, ArraySource):
+        shape, dtype = source.form()
         number = 4 if np.can_cast(dtype, np.float32) else 8
         return shape[0] * (8 + number * math.prod(shape[1:]))
     if file.format not in densities:

@@ -11,9 +11,9 @@ import pytest
 from thread_ranks import prepared
 
 from mpips.config.schema import load_config
+from mpips.data.bad_lines import BadLines, good_csv, good_libsvm
 from mpips.data.csv_plan import CsvPlan
 from mpips.data.options import ReadOptions
-from mpips.data.stream.bad_lines import BadLines, good_csv, good_libsvm
 from mpips.errors import ConfigError, DataError, MpipsError
 from mpips.training.train import train
 

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpips.data import DenseData, ReadOptions, read
-from mpips.data.checksums import joined_crc
-from mpips.data.file_blocks import BLOCKS
+from mpips.data import DenseData, ReadOptions, file_blocks, read
+from mpips.data.readers import READERS
 from mpips.data.several import FileList
-from mpips.data.stored_arrays import Member, RowsOfFile, members_of
+from mpips.data.stored_arrays import Member, RowsOfFile, joined_crc, members_of
 from mpips.data.stream import conversion
 from mpips.errors import DataError
 from tests.support.streaming import drafted, streamed, whole
@@ -215,9 +214,7 @@ def test_the_crc_counts_blocks_in_order_only(tmp_path: Path) -> None:
 def test_arrays_without_the_ending_of_npy_are_read_everywhere(tmp_path: Path) -> None:
     x, y = arrays()
     path = npz(tmp_path / "a.npz", ("x", npy(x)), ("y", npy(y)))
-    found = [
-        block.data for block in BLOCKS["npz"](str(path), ReadOptions(), iter([True] * N), print)
-    ]
+    found = [block.data for block in READERS["npz"].source(str(path), ReadOptions()).blocks()]
     assert [data.labels.tolist() for data in found] == [y.tolist()]
     for data in (
         read(path).data,
@@ -236,7 +233,7 @@ def test_two_arrays_of_one_name_are_refused(tmp_path: Path, second: str) -> None
     with pytest.raises(DataError, match="two arrays x"):
         read(path)
     with pytest.raises(DataError, match="two arrays x"):
-        list(BLOCKS["npz"](str(path), ReadOptions(), iter([True] * N), print))
+        list(READERS["npz"].source(str(path), ReadOptions()).blocks())
     with pytest.raises(DataError, match="x"):
         streamed([path], tmp_path / "cache", n_workers=1, memory=1 << 14)
 
@@ -250,7 +247,7 @@ def test_an_encrypted_npz_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="encrypted"):
         read(path)
     with pytest.raises(DataError, match="encrypted"):
-        list(BLOCKS["npz"](str(path), ReadOptions(), iter([True] * N), print))
+        list(READERS["npz"].source(str(path), ReadOptions()).blocks())
 
 
 def test_names_of_fields_beyond_latin_1_are_read(tmp_path: Path) -> None:
@@ -270,3 +267,42 @@ def test_a_list_refuses_a_file_under_two_names(tmp_path: Path) -> None:
     for other in (f"{tmp_path}/./a.csv", f"{tmp_path}/link.csv", f"{tmp_path}/l*.csv", str(path)):
         with pytest.raises(DataError, match=r"twice.*each file can be read once"):
             read(FileList([str(path), other]))
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_process_that_converts_some_blocks_finds_a_flipped_bit_in_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, compression: int
+) -> None:
+    monkeypatch.setattr(file_blocks, "_MOST_ROWS", N // 4)
+    x, y = arrays()
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("x.npy", npy(x))
+        archive.writestr("y.npy", npy(y))
+    info = read(path).info
+    assert len(list(file_blocks.blocks(path, ReadOptions(), info, part=part, parts=2))) == 2
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo("x.npy")
+    data = bytearray(path.read_bytes())
+    # In the first block or in the last one: one that this process does not convert.
+    data[entry.header_offset + (300 if part else entry.compress_size - 100)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"a\.npz: is (damaged|not an npz file)"):
+        list(file_blocks.blocks(path, ReadOptions(), info, part=part, parts=2))
+
+
+@pytest.mark.parametrize("form", ["memory", "windows", "blocks"])
+def test_targets_beyond_whole_numbers_of_float64_are_read_everywhere(
+    tmp_path: Path, form: str
+) -> None:
+    path = tmp_path / "a.svm"
+    path.write_text("1e17 1:2\n-3 1:1\n")
+    options = ReadOptions(wants="targets")
+    part = read(path, options=options)
+    found = part.data
+    if form == "windows":
+        found = whole(streamed([path], tmp_path / "cache", options=options))
+    if form == "blocks":
+        [found] = file_blocks.labelled_blocks(path, options, part.info)
+    assert found.labels.tolist() == [1e17, -3.0]

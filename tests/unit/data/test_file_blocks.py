@@ -11,8 +11,7 @@ import pytest
 
 from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, align, read
 from mpips.data import file_blocks as blocks_module
-from mpips.data.file_blocks import BLOCKS, blocks, labelled_blocks
-from mpips.data.readers import READERS
+from mpips.data.file_blocks import blocks, labelled_blocks
 from mpips.errors import ConfigError, DataError
 
 N = 100
@@ -173,10 +172,6 @@ def test_processes_share_the_same_blocks(make: Callable[[Path], Path], tmp_path:
         for part in range(parts):
             own = blocks(path, options, info, part=part, parts=parts)
             assert [rows_of(block) for block in own] == whole[part::parts]
-
-
-def test_every_format_has_blocks() -> None:
-    assert BLOCKS.keys() == READERS.keys()
 
 
 def test_digits_are_one_block() -> None:

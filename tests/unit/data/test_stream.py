@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpips.data import DataInfo, ReadOptions, read
+from mpips.data import DataInfo, ReadOptions, read, sources
 from mpips.data.stored_arrays import members_of
-from mpips.data.stream import cache, conversion, sources, windows
+from mpips.data.stream import cache, conversion, windows
 from mpips.data.stream.cache import Index, read_index
 from mpips.errors import CapabilityError, DataError
 from tests.support.streaming import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpips.data import Cursor, Loader, Sampling, Shape, read
-from mpips.data.stream import StreamedData, conversion, sources
+from mpips.data import Cursor, Loader, Sampling, Shape, read, sources
+from mpips.data.stream import StreamedData, conversion
 from mpips.errors import DataError
 from tests.support.streaming import TARGETS, WORKERS, streamed
 

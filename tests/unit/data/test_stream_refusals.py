@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpips.data.stream import conversion, sources
+from mpips.data import sources
+from mpips.data.stream import conversion
 from mpips.errors import DataError
 from tests.support.streaming import streamed
 
