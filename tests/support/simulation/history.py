@@ -350,7 +350,9 @@ class History:
             assert start is not None, "the end has no checkpoint"
             assert start.era == self.eras[-1].number, "the end has no checkpoint"
             at = tuple(worker.cursor["clock"] for worker in start.head.workers)
-            is_at_end = at == self.shape.clocks or self.shape.drops == "backup"
+            # A job that differs in its program alone continues in the memory of the one before, and its era.
+            shape = self.eras[-1].shape
+            is_at_end = at == shape.clocks or shape.drops == "backup"
             assert is_at_end, f"the last checkpoint is at clocks {at}"
             self._base(start)
 
