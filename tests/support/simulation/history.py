@@ -36,6 +36,7 @@ from simulation.local import (
     LocalStart,
     draw_local,
     floors,
+    is_exact,
     is_synchronous,
     with_local,
 )
@@ -179,7 +180,8 @@ class History:
         shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
         if self._feature in ("backup", "reject") and self._more.random() < 0.8:
             shape = with_drops(shape, self._more, self._feature)
-        if self._local is not None and self._more.random() < 0.9:
+        # With synchronous outer steps values are fractions, which other tables would round.
+        if self._local is not None and (self._more.random() < 0.9 or not is_exact(self._local)):
             shape = with_local(shape, self._local)
         if self._feature == "gathers" or (shape.drops != "backup" and self._feature in MAY_GATHER):
             shares = (0.2, 0.6) if self._feature == "gathers" else (0.0, 0.0, 0.3)

@@ -76,6 +76,11 @@ def with_local(shape: Shape, consistency: Any) -> Shape:
     return shape._replace(tables=tuple(tables), clocks=clocks, topology="flat")
 
 
+def is_exact(consistency: Any) -> bool:
+    """Return True if values on servers are whole numbers: outer steps are asynchronous, with SGD(1.0)."""
+    return isinstance(consistency, DiLoCo) and consistency.asynchronous
+
+
 def is_synchronous(shape: Shape) -> bool:
     """Return True if there are tables with synchronous outer steps."""
     tables = local_tables(shape.tables)

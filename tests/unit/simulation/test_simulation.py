@@ -58,7 +58,7 @@ def test_a_seed_replays_to_the_same_end(seed: int) -> None:
 # after changes other seeds may show it: `python -m simulation 0 --count 100000 --planted NAME`.
 SHOWN_BY = {
     "tick-before-position": 0,
-    "no-fence": 18,
+    "no-fence": 424,
     "least-clock": 76,
     "missing-ticks": 4,
     "ticks-without-pushes": 386,
