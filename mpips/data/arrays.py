@@ -54,7 +54,7 @@ Opened: TypeAlias = Callable[[str, ReadOptions], contextlib.AbstractContextManag
 
 
 class ArraySource:
-    """A file of dense arrays; see `mpips.data.sources.Source`."""
+    """A file of dense arrays; see `mpips.data.sources.SampleSource`."""
 
     def __init__(
         self,
