@@ -4,13 +4,17 @@
 notation, numbers that are not finite, missing numbers where none may be missing, records of another width.
 The caller then reads the text with `PlainRows`, which also names the line of an error.
 
-pyarrow's streaming reader (`pyarrow.csv.open_csv`, pyarrow 26.0) was measured in the place of the parser, in
-turns on one file, seconds of CPU of one process:
+pyarrow's streaming reader (`pyarrow.csv.open_csv`, pyarrow 26.0) was measured in the place of the parser, on
+a busy machine, seconds of CPU of one process:
 
 | file | this parser | pyarrow |
 |---|---|---|
-| 212 MB, 51 columns of numbers | 0.70 | 2.0 to 2.2 |
-| 242 MB, 13 columns of numbers, 26 of text with 20,000 words, with the keys of the words | 8.7 | 43 |
+| 212 MB, 51 columns of numbers; in turns, best of 4 | 0.70 | 2.0 to 2.2 |
+| 242 MB, 13 columns of numbers, 26 of text, 20,000 words; parsing alone, not in turns | 6.5 | 4.7 |
+| the same file with the keys of the words; pyarrow once, in batches of 512 KiB | 8.7 | 43 |
+
+So pyarrow parses columns of many words faster, and the keys take more than that. Larger batches with keys
+were not measured.
 
 Each of its batches has a new dictionary, so the keys of words are computed anew. It gives no place in the
 file. An error of the number of cells names neither line nor row; one of a number names a row, not the line,

@@ -50,7 +50,7 @@ _PIECE = 1 << 19  # bytes of text that are converted at once where all samples s
 
 
 class CsvSource:
-    """A CSV file whose first line names the columns; see `mpips.data.sources.Source`."""
+    """A CSV file whose first line names the columns; see `mpips.data.sources.SampleSource`."""
 
     def __init__(
         self, path: str, options: ReadOptions, size: BlockSize = SIZE, bad: BadLines | None = None

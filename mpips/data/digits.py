@@ -21,7 +21,7 @@ TEST_FRACTION = 0.2  # of each class
 
 
 class DigitsSource:
-    """The training or the test part of the digits, one block; see `mpips.data.sources.Source`.
+    """The training or the test part of the digits, one block; see `mpips.data.sources.SampleSource`.
 
     The parts have 80 and 20 per cent of each class, drawn with the seed `options.split_seed`.
     """

@@ -52,7 +52,7 @@ def is_of_array(path: str) -> bool:
 
 
 class LibsvmSource:
-    """A file of LIBSVM text; see `mpips.data.sources.Source`."""
+    """A file of LIBSVM text; see `mpips.data.sources.SampleSource`."""
 
     columns: TableColumns | None = None
     notes: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from mpips.data.npy import opened_npy
 from mpips.data.options import ReadOptions, Share
 from mpips.data.several import files_of, read_files
 from mpips.data.shares import Shares
-from mpips.data.sources import Source
+from mpips.data.sources import SampleSource
 from mpips.data.typed_tables import TableSource
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.model.accepted import unknown_name
@@ -36,14 +36,14 @@ class Reader(msgspec.Struct, frozen=True):
         name: Name of the format, as in the option data.format.
         endings: Extensions of files of this format, with the dot, in small letters. Files with other ones are
             recognised by their content.
-        source: Class of `mpips.data.sources.Source`, which takes a path, options, the size of blocks, and the
+        source: Class of `mpips.data.sources.SampleSource`, which takes path, options, size of blocks, and the
             `BadLines` to which lines are added that are left out (None: they are errors).
         in_windows: Data in files of this format can be larger than memory.
     """
 
     name: str
     endings: tuple[str, ...]
-    source: Callable[..., Source]
+    source: Callable[..., SampleSource]
     in_windows: bool = True
 
 

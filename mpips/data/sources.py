@@ -1,4 +1,4 @@
-"""Files of samples: each format gives a `Source`, which reads its file in blocks.
+"""Files of samples: each format gives a `SampleSource`, which reads its file in blocks.
 
 The same blocks serve for data in memory, for the conversion into a cache and for predictions. Data in memory
 is all blocks as one. A conversion reads spans, which cover the file. Processes that predict share the blocks
@@ -88,7 +88,7 @@ class BlockSize(NamedTuple):
 SIZE = BlockSize.of_bytes(4 << 20)
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """A file. The constructor takes a path and options and reads nothing yet.
 
     Attributes:
@@ -134,7 +134,7 @@ class Source(Protocol):
 
 
 def every_turn(turns: Iterator[bool] | None) -> Iterator[bool]:
-    """Return whether each block is converted; see `Source.blocks`."""
+    """Return whether each block is converted; see `SampleSource.blocks`."""
     return itertools.repeat(True) if turns is None else turns
 
 

@@ -136,11 +136,13 @@ class RowsOfFile:
 
     Attributes:
         shape, dtype: Of the array.
+        checks: The CRC is checked.
     """
 
     def __init__(self, path: str, member: Member) -> None:
         """Open the file; raises OSError."""
         self.dtype, self.shape = member.dtype, member.shape
+        self.checks = member.crc is not None
         self._path = path
         self._member = member
         self._next = 0  # rows that were read in order
@@ -210,7 +212,7 @@ class RowsOfFile:
     def _check(self, rows: npt.NDArray[Any], start: int) -> None:
         """Check the CRC of the array if these rows, from row `start` on, are the last ones."""
         member = self._member
-        if member.crc is None or start != self._next:
+        if not self.checks or start != self._next:
             return
         if start == 0:
             header = np.empty(member.offset - member.begin, np.uint8)

@@ -48,7 +48,7 @@ _CELL_BYTES = 20  # of a cell in memory
 
 
 class TableSource:
-    """A Parquet or Arrow file, whose spans are groups of its rows; see `mpips.data.sources.Source`."""
+    """A Parquet or Arrow file, whose spans are groups of its rows; see `mpips.data.sources.SampleSource`."""
 
     def __init__(
         self, kind: str, path: str, options: ReadOptions, size: BlockSize = SIZE, bad: object = None

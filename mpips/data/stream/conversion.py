@@ -30,7 +30,7 @@ from mpips.data.libsvm import is_of_array
 from mpips.data.npy import label_files
 from mpips.data.options import ReadOptions
 from mpips.data.readers import READERS, TEXT_FORMATS
-from mpips.data.sources import BlockSize, Source, Span
+from mpips.data.sources import BlockSize, SampleSource, Span
 from mpips.data.stream.cache import VERSION, CachePiece, Index, read_index, write_piece
 from mpips.data.stream.files import File
 from mpips.data.words import TEXTS
@@ -113,7 +113,7 @@ class Conversion:
         self.bad: dict[int, BadLines] = {}
         self._own = range(worker, len(plan.spans), n_workers)
         self._first: tuple[TableColumns | None, tuple[str, ...]] | None = None
-        self._open: tuple[int, Source] | None = None
+        self._open: tuple[int, SampleSource] | None = None
 
     @property
     def needs_survey(self) -> bool:
@@ -289,7 +289,7 @@ class Conversion:
             self._first = source.columns, source.notes
         return self._first[0]
 
-    def _source(self, span: Span) -> Source:
+    def _source(self, span: Span) -> SampleSource:
         """Return the source of a span; that of the last file is kept."""
         if self._open is None or self._open[0] != span.file:
             options = self._options
@@ -299,7 +299,7 @@ class Conversion:
             self._open = span.file, self._made(span.file, options)
         return self._open[1]
 
-    def _made(self, place: int, options: ReadOptions) -> Source:
+    def _made(self, place: int, options: ReadOptions) -> SampleSource:
         file, piece_bytes = self._plan.files[place], self._plan.piece_bytes
         skips = options.on_bad == "skip" and file.format in TEXT_FORMATS
         bad = self.bad.setdefault(place, BadLines()) if skips else None
