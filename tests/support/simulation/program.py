@@ -292,12 +292,25 @@ class Era:
         draws = random.Random(f"{self._seed}/{self.number}/{clock}/gather")
         if clock >= min(self.shape.clocks) or draws.random() >= self.shape.gathers:
             return ops
+        if self._outer_steps_hold_rows():
+            return ops
         op = Gather(draws.choice(GATHERS), draws.random() < 0.6)
         # Under BSP pushes, and what follows them in a ring, wait for the clocks of others, who may wait here.
         is_free = all(not isinstance(table.consistency, BSP) for table in self.shape.tables)
         at = random.Random(f"{self._seed}/{worker}/{clock}").randrange(len(ops) + 1)
         at = at if is_free else 0
         return [*ops[:at], op, *ops[at:]]
+
+    def _outer_steps_hold_rows(self) -> bool:
+        """Return True if a worker that repeats inner steps pulls rows behind its push of their outer step.
+
+        The server takes that push after those of workers with lower indices, who may wait in a gather of an inner
+        step (`Worker.gather`).
+        """
+        tables = self.shape.tables
+        local = local_tables(tables).values()
+        waits = any(not times_of(table).asynchronous for table in local)
+        return waits and any(isinstance(table, EmbeddingTable) for table in tables)
 
     @staticmethod
     def _marked(ops: Sequence[Op], clock: int) -> list[Op]:
