@@ -24,7 +24,7 @@ import numpy as np
 from mpips import ASP, BSP, SGD, SSP, DenseTable, DiLoCo, EmbeddingTable, LocalSGD, Reject
 from mpips.model.codec import RandomK, TopK
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
-from mpips.model.served import is_local
+from mpips.model.served import is_local, local_tables, times_of
 from mpips.model.table import Table
 
 KEYS = 6  # keys of an embedding table
@@ -304,8 +304,8 @@ class Era:
     def _outer_steps_hold_rows(self) -> bool:
         """Return True if a worker that repeats inner steps pulls rows behind its push of their outer step.
 
-        The server takes that push after those of workers with lower indices, who may wait in a gather of an inner
-        step (`Worker.gather`).
+        The server takes that push after those of workers with lower indices, who may wait in a gather of an
+        inner step (`Worker.gather`).
         """
         tables = self.shape.tables
         local = local_tables(tables).values()
