@@ -1,6 +1,6 @@
 """JAX models on the parameter server: pytrees and rows that are pulled and pushed around a jitted function.
 
-Open `job.py`, which says how a script's steps become clocks, then `pytree.py` and `lookup.py`.
+Open `job.py`, which describes how a script's steps become clocks, then `pytree.py` and `lookup.py`.
 """
 
 try:

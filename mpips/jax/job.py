@@ -52,10 +52,10 @@ class JaxJob(ScriptJob):
 def step() -> None:
     """End the step: its pushes are complete. Not collective; blocks only while a ring is full.
 
-    Under BSP the next pull waits until all workers have ended the step. Call it once per step, also where
-    this worker had nothing to push, such as a gradient that is not finite: a mean over all workers then has
-    zeros in place of its gradients. Without the call its later gradients would be averaged with those of
-    other steps, and the job ends with an error.
+    Under BSP the next pull waits until all workers have ended the step. Call it once per step, even if
+    this worker had nothing to push, for example because its gradient is not finite: a mean over all workers
+    then has zeros in place of its gradients. Without the call its later gradients would be averaged with
+    those of other steps, and the job ends with an error.
 
     Raises:
         ConfigError: `mpips.init` has not been called.

@@ -55,7 +55,7 @@ class Lookup:
         """Push the gradient with respect to `rows`. Not collective; blocks until JAX has computed it.
 
         Args:
-            gradient: Of the shape of `rows`, in float32, bfloat16 or float16.
+            gradient: Gradient of the same shape as `rows`, float32, bfloat16 or float16.
 
         Raises:
             ConfigError: Shape or dtype are others, or the gradient of this lookup has been pushed already; or
@@ -97,7 +97,7 @@ class LookupHandle:
                 32 bits: keep larger ids in NumPy.
 
         Raises:
-            ConfigError: `ids` are no integers of 64 bits; or called within a function that JAX traces.
+            ConfigError: `ids` are not integers of 64 bits; or called within a function that JAX traces.
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
         refuse_traced("pull", ids)

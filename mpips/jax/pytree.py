@@ -124,7 +124,7 @@ class PytreeHandle:
         with the declared rule. A call is one small record for each leaf and server.
 
         Args:
-            optimizer: Of the class that was declared.
+            optimizer: An instance of the declared class.
 
         Raises:
             ConfigError: The class is another one, or a value is not accepted.
@@ -195,7 +195,7 @@ def declare(
 
 
 def _rule(optimizer: Rule | Callable[[str], Rule], leaf: str) -> Optimizer | PythonRule:
-    """Return the rule of a leaf; `DenseTable` refuses what is none."""
+    """Return the rule of a leaf, unchecked: `DenseTable` refuses values that are not rules."""
     rule = (
         optimizer
         if isinstance(optimizer, PythonRule) or not callable(optimizer)

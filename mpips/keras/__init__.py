@@ -1,6 +1,6 @@
 """Keras models on the parameter server: `prepare(model)`, and `model.fit` trains as before.
 
-Open `prepare.py`, then `job.py`, which says what happens in each step and epoch of `fit`.
+Open `prepare.py`, then `job.py`, which describes each step and epoch of `fit`.
 """
 
 try:

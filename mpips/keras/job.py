@@ -68,7 +68,7 @@ class KerasJob(ScriptJob):
 
     Attributes:
         place: The place of the script in its fits.
-        resumed: The place of the restart; None: there is none, or the script has passed it.
+        resumed: The place of the restart; None: there was no restart, or the script has passed it.
     """
 
     library = "mpips.keras"
@@ -123,7 +123,7 @@ class KerasJob(ScriptJob):
             model.set_rates(rates)
 
     def end_clock(self) -> None:
-        """End a clock that is no step. Not collective."""
+        """End a clock that is not a step. Not collective."""
         self.settle()
         self.is_open = True
         self.settle()

@@ -1,11 +1,11 @@
 """Metrics of an epoch over all workers: their states are summed, as TensorFlow does with mirrored metrics.
 
-A state of a Keras metric says how states of replicas are combined: "sum" (totals, counts, confusion matrices)
-or "none". At the end of an epoch each worker pushes its states to a table of BSP, whose values become the
-sums, in a clock of its own; all workers pull them. So the logs of the epoch, and what callbacks such as
-EarlyStopping decide by them, are equal on all workers. A worker that repeats the clock after a restart pushes
-the same, and one that is past it pulls the same: the values change only when all workers have ended the next
-epoch.
+A state of a Keras metric defines how states of replicas are combined: "sum" (totals, counts, confusion
+matrices) or "none". At the end of an epoch each worker pushes its states to a table of BSP, whose values
+become the sums, in a clock of its own; all workers pull them. So the logs of the epoch, and what callbacks
+such as EarlyStopping decide by them, are equal on all workers. A worker that repeats the clock after a
+restart pushes the same, and one that is past it pulls the same: the values change only when all workers have
+ended the next epoch.
 
 Keras makes the states of compiled metrics when it sees the first batch of labels, and a table is declared
 before. An evaluation, a prediction or the fit of another model may have started the job by then. So the table

@@ -43,7 +43,7 @@ def prepare(
     A restart (`mpips run`, or `mpips.init(save=...)`) runs the script from its beginning: complete fits train
     nothing, and the fit of the restart goes on in its epoch. It has the bits of an undisturbed run with
     arrays, a keras.utils.PyDataset or a DataLoader; a generator and `steps_per_epoch` begin with their first
-    batch again. What callbacks remember (EarlyStopping, ReduceLROnPlateau) begins anew.
+    batch again. The state of callbacks (EarlyStopping, ReduceLROnPlateau) begins anew.
 
     Args:
         model: A keras.Model, built or not, compiled or not, with SGD, Adam, AdamW or Adagrad of

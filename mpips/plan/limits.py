@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 
     Attributes:
         n_ranks: Greatest number of ranks; MOST_RANKS: that many or more.
-        what: What is used up then, in words.
+        what: Description of the capacity that is used up then.
     """
 
     n_ranks: int

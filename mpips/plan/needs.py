@@ -36,7 +36,7 @@ class ServerNeeds(msgspec.Struct, frozen=True):
         embedding: Values, optimizer state and keys of rows, in shared memory.
         maps: Maps from key to row, in private memory.
         sums: Sums of a clock's updates to dense tables under BSP; in shared memory if there is a journal.
-        journal: The journal that makes applying atomic, in shared memory; 0: there is none.
+        journal: The journal that makes applying atomic, in shared memory; 0: there is no journal.
         copy: Copy of the shards from which a checkpoint is written during training, in private memory.
         encoding: Memory in which differences for pulls are encoded, private.
     """

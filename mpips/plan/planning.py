@@ -71,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
         needs: Rows, bytes and memory.
         costs: Costs that the prediction uses.
         steps_per_epoch: Steps of each worker.
-        rehearsal: Steps made in this process; None if there were none.
+        rehearsal: Steps made in this process; None without such steps.
         prediction: Time of a step; None without a rehearsal or where no time can be predicted.
         no_time: Why no time is predicted, if there was a rehearsal; else "".
         cells: The prediction for other numbers of servers and workers.
@@ -171,10 +171,10 @@ def make_plan(
         n_steps: Steps that the task makes in this process, at most; 0: none, so nothing is measured.
         program: Bytes that a rank takes before it reads data.
         rows: Rows of embedding tables whose keys the data does not tell, by name.
-        with_range: Predict the job with other numbers of servers and workers, too.
+        with_range: Also predict the job with other numbers of servers and workers.
 
     Raises:
-        ConfigError: `rows` names a table that is no embedding table; roles or rings do not fit.
+        ConfigError: `rows` names a table that is not an embedding table; roles or rings do not fit.
     """
     options = config.cluster
     known = [t.name for t in inputs.tables if isinstance(t, EmbeddingTable)]

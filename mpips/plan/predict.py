@@ -39,7 +39,7 @@ class Costs(msgspec.Struct, frozen=True):
     Attributes:
         values: Cost by the names of `FIGURES`, in the unit that ends the name.
         defaults: Names of the costs that were not measured.
-        source: Path of the calibration file; "" if there is none.
+        source: Path of the calibration file; "" without such a file.
     """
 
     values: dict[str, float]
@@ -56,7 +56,7 @@ def load_costs(path: Path, must_exist: bool) -> Costs:
     """Read a calibration file of `mpips bench`; use a default for each figure that it lacks.
 
     Raises:
-        ConfigError: The file cannot be parsed, or `must_exist` and there is none.
+        ConfigError: The file cannot be parsed, or it does not exist and `must_exist` is True.
     """
     found: dict[str, dict[str, object]] = {}
     source = ""

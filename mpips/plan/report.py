@@ -160,7 +160,7 @@ def _common(needs: Needs) -> str:
 
 
 def _node_rows(needs: Needs, shm: int) -> str:
-    """Return a line on the memory that look-aheads of a node share; "" if there is none."""
+    """Return a line on the memory that look-aheads of a node share; "" if they share none."""
     most = max(node.node_rows for node in needs.nodes)
     if not most:
         return ""
@@ -175,7 +175,7 @@ def _node_rows(needs: Needs, shm: int) -> str:
 
 
 def _beside(needs: Needs) -> str:
-    """Return a line on a server's memory beside parameters, mailboxes and key maps; "" if there is none."""
+    """Return a line on a server's memory beside parameters, mailboxes and key maps; "" if it has none."""
     sums = max(s.sums for s in needs.servers)
     journal = max(s.journal for s in needs.servers)
     copy = max(s.copy for s in needs.servers)

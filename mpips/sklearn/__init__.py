@@ -1,7 +1,7 @@
 """Estimators of scikit-learn whose `fit` trains on the parameter server: in one process, or on all ranks.
 
-Open `estimator.py`, then `training.py`, which says what a fit does with tables and clocks, and `job.py` for
-the fits of a script on several ranks.
+Open `estimator.py`, then `training.py`, which describes what a fit does with tables and clocks, and `job.py`
+for the fits of a script on several ranks.
 """
 
 try:

@@ -56,8 +56,8 @@ class MpipsClassifier(ClassifierMixin, LayeredEstimator):
 
     Attributes:
         classes_: The labels, sorted.
-        coef_: Of a linear model: float32, shape (1, d) for two classes, else (k, d).
-        intercept_: Of a linear model: float32, shape (1,) or (k,).
+        coef_: Weights of a linear model: float32, shape (1, d) for two classes, else (k, d).
+        intercept_: Biases of a linear model: float32, shape (1,) or (k,).
         coefs_: With hidden layers: weights of each layer, float32, shape (width before, width after).
         intercepts_: With hidden layers: biases of each layer.
         loss_curve_: Loss of each epoch with the penalty, as training went on.

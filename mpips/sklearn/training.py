@@ -8,14 +8,14 @@ with 0 and with a new state of the optimizer, and adds what it pulls to its init
 In each step all workers take the same batch. A worker pulls, computes the gradient of its share of the
 samples, pushes it and ends its clock. Its push is the sum over its share, divided by the number of samples
 of the batch and multiplied by the number of workers; under BSP servers apply the mean over the workers,
-which is the mean over the batch. A worker without a sample pushes, too, since the mean counts the pushes.
+which is the mean over the batch. A worker without a sample also pushes, since the mean counts the pushes.
 
 The loss of each epoch is a row of a second table, under BSP, to which all workers push their sums. So all
 workers have equal losses and end a fit at the same epoch, and a worker that runs a part of the script again
 after a restart finds the losses of complete epochs there.
 
 In the first clock of a fit all workers push digests of its arguments to that table. When the clock has ended,
-the mean of all digests must be that of each worker, and after a restart of the script, too.
+the mean of all digests must be that of each worker. This also holds after a restart of the script.
 
 After a restart under BSP a worker can be one clock behind the others, in an earlier fit. It must come to its
 step without them: they wait in their pulls for its clock. So a fit contains no gather and no barrier. Where

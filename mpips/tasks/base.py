@@ -202,8 +202,8 @@ class Task(Protocol):
     def receive(self, arrays: Arrays) -> None:
         """Receive the arrays that `read` returned with the training data, or that a checkpoint contains.
 
-        Called on workers and on loaded models, once and before `prepare`. Ranks that are no worker know only
-        the sizes (`DataInfo.size`).
+        Called on workers and on loaded models, once and before `prepare`. Ranks that are not workers have
+        only the sizes (`DataInfo.size`).
         """
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
@@ -293,7 +293,7 @@ class ReadsData(Protocol):
 class ReadsParts(Protocol):
     """The class of a task that reads a file to be predicted in parts, so that memory holds one of them.
 
-    Such a task reads its files itself (`ReadsData`) and defines `read_parts` as a class method, too. Without
+    Such a task reads its files itself (`ReadsData`) and also defines `read_parts` as a class method. Without
     it, `read` is called with the purpose "predict".
     """
 
@@ -321,7 +321,7 @@ class ReadsParts(Protocol):
 class LearnsData(Protocol):
     """The class of a task that must know something of the whole training data before it can read a share.
 
-    Such a task reads its files itself (`ReadsData`) and defines `learn` as a class method, too.
+    Such a task reads its files itself (`ReadsData`) and also defines `learn` as a class method.
     """
 
     @classmethod
@@ -333,13 +333,13 @@ class LearnsData(Protocol):
         Args:
             path: A file, or a pattern of several.
             options: The task's options.
-            worker: Index of this worker; None on ranks that are no worker.
+            worker: Index of this worker; None on ranks that are not workers.
             n_workers: Number of workers.
             agree: Calls a function on all ranks and returns all results, which msgpack can encode.
 
         Returns:
             Arrays, equal on all workers: `read` receives them as `like`, and returns them with the training
-            data. {} on ranks that are no worker.
+            data. {} on ranks that are not workers.
 
         Raises:
             DataError: A file cannot be read. Raise it within `agree`, or alike on all workers.

@@ -3,7 +3,7 @@
 Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017. A number
 takes part in the products by its value times a factor of its column, a row of the table `number_factor`.
 
-Of one output, the products of all pairs are part as they are. Several outputs, which the paper does not have,
+One output contains the products of all pairs as they are. Several outputs, which the paper does not have,
 get a weighted sum each of the `dim` terms of these products, by the table `pair_output` (the pooled products
 of He and Chua, "Neural Factorization Machines", SIGIR 2017).
 """

@@ -31,8 +31,8 @@ class DenseFeatures:
 
     Attributes:
         n_features: Number of features.
-        mean, scale: What is subtracted from each feature, and what the difference is multiplied by, shape
-            (d,); float64 if float32 would lose differences between samples.
+        mean, scale: Number that is subtracted from each feature, and factor of the difference, shape (d,);
+            float64 if float32 would lose differences between samples.
     """
 
     def __init__(self, info: DataInfo, task: str) -> None:

@@ -75,7 +75,7 @@ class Kge(Task):
     def read(
         cls, path: str, options: KgeOptions, share: Share, like: Arrays | None, purpose: Purpose
     ) -> TaskPart:
-        """Read triples; see `mpips.data.triples`. Of training data each triple is read once."""
+        """Read triples; see `mpips.data.triples`. Each triple of training data is read once."""
         if like is not None:
             found = triples.read_as(path, *_names(like))
             rows = share.numbers(0, len(found))

@@ -64,7 +64,7 @@ def logistic(
         negatives: Scores of the negatives, shape (m, k).
         excluded: Negatives that are the right candidate and do not count, shape (m, k).
         margin: Added to every score.
-        temperature: Of the weights of the negatives; 0: all have equal weights.
+        temperature: Factor of the negatives' scores in their weights; 0: all have equal weights.
     """
     weights = np.where(excluded, -np.inf, np.float32(temperature) * negatives)
     weights -= np.maximum(weights.max(axis=1, keepdims=True), np.float32(-3e38))

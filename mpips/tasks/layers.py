@@ -50,8 +50,8 @@ def forward(
 
     Args:
         x: Floats, shape (n, d), an array or a CSR matrix of SciPy; the first of the inputs.
-        weights: Of each layer, shape (width before, width after).
-        biases: Of each layer, shape (width after,).
+        weights: Weights of each layer, shape (width before, width after).
+        biases: Biases of each layer, shape (width after,).
     """
     inputs = [x]
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):

@@ -146,7 +146,7 @@ class OneTarget:
     """A number, whose standardised value is the output.
 
     Attributes:
-        mean, deviation: Of the training data's targets.
+        mean, deviation: Mean and standard deviation of the training data's targets.
     """
 
     n = 1

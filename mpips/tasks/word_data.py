@@ -113,13 +113,13 @@ def learn_words(
     Args:
         path: A file, or a pattern of several.
         options: Options of the task.
-        worker: Index of this worker; None on ranks that are no worker.
+        worker: Index of this worker; None on ranks that are not workers.
         n_workers: Number of workers.
         agree: See `mpips.data.text.Agree`.
 
     Returns:
         Words, most frequent first, their counts, and the numbers of words and of different words of the text;
-        {} on ranks that are no worker.
+        {} on ranks that are not workers.
 
     Raises:
         DataError: A file cannot be read, or no word occurs often enough.

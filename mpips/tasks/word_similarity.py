@@ -29,7 +29,7 @@ class WordPairs:
         Empty lines and lines that begin with # are skipped, and a first line without a number.
 
         Raises:
-            DataError: The file cannot be read, or a line is no pair; names the line.
+            DataError: The file cannot be read, or a line is not a pair; names the line.
         """
         pairs: list[tuple[str, str, float]] = []
         try:

@@ -1,4 +1,4 @@
-"""What the kills of a run did to it."""
+"""The effects of the kills on a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Damage:
-    """What was done to a run, and how it recovered.
+    """The kills and other ends of a run, and its recovery.
 
     Attributes:
         kills: Number of ended launches by the role that was killed, or by fault point.

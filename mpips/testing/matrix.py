@@ -275,7 +275,8 @@ def covering(
 
     Args:
         pairs: Returns the pairs of a cell.
-        seed: Seed of the search. Of the seeds up to 120, the default needs the fewest launches for all pairs.
+        seed: Seed of the search. Among the seeds up to 120, the default needs the fewest launches for all
+            pairs.
         n_cells: Greatest number of faults in a run, 2 or more.
     """
     rng = random.Random(seed)

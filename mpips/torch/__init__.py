@@ -1,6 +1,6 @@
 """PyTorch models on the parameter server: `prepare` after `mpips.init`, in an otherwise plain script.
 
-Open `prepare.py` first, then `job.py`, which says what happens at the first forward pass and at each step.
+Open `prepare.py` first, then `job.py`, which describes the first forward pass and each step.
 
 `model_part.py` pulls the tables of one model, and `module.py` is the class of a prepared model. Tables are
 in `parameters.py`, `device_table.py` (of a device), `buffers.py` and `embedding.py`, the gradients of rows

@@ -8,7 +8,7 @@ With "average" a float32 buffer becomes the mean over all workers, and other buf
 A push replaces the values (the rule `mpips.model.python_rule.replace_values`). Buffers of other dtypes are
 sent bit by bit: each 16 bits are one float32 between 0 and 65535, so integers of any size arrive exactly.
 
-Buffers that are no part of the model's state_dict (persistent=False) stay with each worker.
+Buffers that do not belong to the model's state_dict (persistent=False) stay with each worker.
 """
 
 from __future__ import annotations

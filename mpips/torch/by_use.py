@@ -5,12 +5,13 @@ the forward pass begins at once. A function of torch that receives a tensor with
 first waits for the values of that parameter. So nothing depends on which module reads a parameter: a parent
 that reads those of its children (torch.nn.MultiheadAttention), modules that share one, and functions that are
 given one by hand all wait for what they read. Before a module's forward its own parameters are waited for in
-any case, since it may give them to a function of a C++ extension, which is no function of torch.
+any case, since it may give them to a function of a C++ extension, which is not a function of torch.
 
-Who writes and who reads. MPI writes the memory of a parameter between the request and the end of its wait.
-The script's thread reads it in functions of torch, all of which pass through UseWaits within the forward pass
+The memory of a parameter has two users. MPI writes it between the request and the end of its wait. The
+script's thread reads it in functions of torch, all of which pass through UseWaits within the forward pass
 (`TorchFunctionMode`), and at its end the rest is waited for. So no function reads a parameter that is under
-way. What does not pass through it gets whole pulls before the forward pass, as does everything on this node:
+way. The following code does not pass through UseWaits and gets whole pulls before the forward pass, as do all
+parameters on servers of this node:
 
     compiled models and submodules     their code has been traced: no function of torch is called
     torch.jit                          its interpreter calls operators itself; any scripted function counts

@@ -68,7 +68,7 @@ class SchedulerState:
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a state that a cursor can hold; those of schedulers within it, too."""
+    """Return the entries of a state that a cursor can hold, including those of schedulers within it."""
     found: dict[str, Any] = {}
     for name, value in state.items():
         plain = to_plain(value)

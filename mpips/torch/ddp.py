@@ -166,7 +166,7 @@ def comm_hook(state: CommState, bucket: GradBucket) -> Future[torch.Tensor]:
         A future of the bucket's buffer with the mean; complete when the last bucket's hook has returned.
 
     Raises:
-        ConfigError: `state` is no CommState, or the bucket does not fit it.
+        ConfigError: `state` is not a CommState, or the bucket does not fit it.
         StallError: A worker did not come within the job's timeout; the message names it.
     """
     if not isinstance(state, CommState):

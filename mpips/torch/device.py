@@ -6,7 +6,7 @@
 
 A copy begins when the kernels that were queued on the compute stream before it have ended, and it ends with
 an event. `Copied.order` makes the compute stream wait for this event, `Copied.wait` the host. Between the
-request of a copy and its event nobody may write its source or touch its target:
+request of a copy and its event no other code may write its source or access its target:
 
 - A gradient is written by backward, before the copy is requested. The out stream holds its memory
   (`record_stream`), so torch's allocator does not reuse it. A script that writes it in place before `step()`
@@ -100,7 +100,7 @@ class DeviceCopies(Protocol):
 
 @contextmanager
 def device_errors(device: torch.device, place: str, what: str) -> Iterator[None]:
-    """Raise errors of a device in the block as DeviceError. `what` says what was done.
+    """Raise errors of a device in the block as DeviceError. `what` describes the work of mpips in the block.
 
     torch raises RuntimeError, or a subclass (AcceleratorError, OutOfMemoryError). CUDA reports errors of
     kernels late, so the cause may be a kernel of the script.

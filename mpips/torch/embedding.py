@@ -188,7 +188,7 @@ class Embedding(torch.nn.Module):
             Both are on the device of `ids`.
 
         Raises:
-            ConfigError: `ids` are no int64 tensor with values, or the layer has not been prepared.
+            ConfigError: `ids` is not an int64 tensor with values, or the layer has not been prepared.
             DeviceError: The device of `ids` failed.
         """
         access, loaded = self._access, self._loaded

@@ -78,7 +78,7 @@ def seeded(*numbers: int, own: Iterable[Generator] = ()) -> Iterator[None]:
     """Run a block with generators that depend only on some integers; restore their states afterwards.
 
     Args:
-        numbers: What the states in the block depend on; a tag first.
+        numbers: Integers that determine the states in the block; a tag first.
         own: Generators to set besides the default ones (see `reseed`). One of them can occur twice.
 
     Raises:

@@ -10,7 +10,7 @@
 A step of any prepared optimizer is one clock of the worker. Its cursor has what a restart needs: the places
 in the loaders, the hyperparameters of the optimizers and the states of the schedulers. A script steps a
 scheduler behind the optimizer, and a restart begins with the next batch. So the clock does not end within
-`optimizer.step()`, but as soon as the script asks for the next batch or for values. Random numbers need no
+`optimizer.step()`, but as soon as the script requests the next batch or values. Random numbers need no
 state: each clock seeds the generators by (seed, worker, step of the run).
 
 A restart sets hyperparameters and schedulers twice. At the start of the job, and again when all loaders are

@@ -98,7 +98,7 @@ class WorkerBatches:
 
     Attributes:
         start: (epoch, step) at which the next iterator begins.
-        earlier: What earlier jobs have read, the oldest first.
+        earlier: Items that earlier jobs have read, by job, the oldest first.
     """
 
     def __init__(self, loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> None:

@@ -18,12 +18,12 @@ later pass, or the script itself, may give it a gradient. Then `step` pushes it 
 
 A restart repeats the clock that was open, and servers keep the pushes that the launch before has made in it.
 The order of pushes does not depend on whether they overlap. But the script may have changed gradients that
-were sent: then the repeated pushes are not those that count. So the cursor says whether overlap is on, and a
-restart goes on so, which finds the change again.
+were sent: then the repeated pushes are not those that count. So the cursor records whether overlap is on. A
+restart continues with the same setting and finds the change again.
 
 A gradient on a device is copied to the host first: its hook requests the copy, later hooks push gradients
 whose copies have ended, and `step` waits for the others; see device_table.py. A change between the hook and
-`step` is an error there also if the gradient has not been pushed by then, which depends on the device.
+`step` is an error there even if the gradient has not been pushed by then, which depends on the device.
 
 On the way to servers of other nodes a push leaves by the urgency of its values (mpips.transport.orders): what
 the next forward pass uses first passes what backward has completed before it. Not so in jobs in which a
@@ -73,8 +73,8 @@ class Overlap:
             is_accumulating: Returns True within `no_sync`.
             is_stale: Returns True if no pull has followed the newest step.
             wanted: True: overlap from the first step on; False: never; None: after observed steps.
-            by_use: Returns all tables in the order of their use, which says how urgent a push is; empty: the
-                pushes leave in the order of `tables`.
+            by_use: Returns all tables in the order of their use, which determines how urgent a push is;
+                empty: the pushes leave in the order of `tables`.
         """
         self._tables = tables
         self._begin = begin
@@ -136,7 +136,7 @@ class Overlap:
             is_repeating: Servers have pushes of the launch before in the clock that is repeated.
 
         Raises:
-            ConfigError: Such pushes may have been sent by backward, and the script wants no overlap.
+            ConfigError: Such pushes may have been sent by backward, and the script sets overlap=False.
         """
         if self._wanted is not False:
             self._is_on, self._observed = True, None
@@ -347,7 +347,7 @@ class Overlap:
 
 
 def version_of(gradient: torch.Tensor | None) -> int:
-    """Return torch's counter of changes of a gradient in place; -1 if there is none."""
+    """Return torch's counter of changes of a gradient in place; -1 without such a counter."""
     return -1 if gradient is None or gradient.is_inference() else gradient._version
 
 

@@ -6,8 +6,9 @@ clipping and a script's own loop over `p.grad` change what the step pushes, and 
 Between a step and the next backward pass the parameter has the shape (0, dim) and no gradient: it takes no
 memory, counts no elements, and averages of a model's parameters leave it out.
 
-The parameter is no part of a graph. Each forward pass has a leaf of its own. Their gradients are added up
-when `grad` is read; a step whose gradients nobody has read pushes those of the leaves, as torch made them.
+The parameter does not belong to a graph. Each forward pass has a leaf of its own. Their gradients are added
+up when `grad` is read; a step whose gradients have not been read pushes those of the leaves, as torch made
+them.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class RowGradients:
     """
 
     def __init__(self, parameter: RowParameter) -> None:
-        """Show the gradients in `parameter`; there are none yet."""
+        """Show the gradients in `parameter`; initially it has no gradient."""
         self.name = "embedding"
         self.n_notes = 0
         parameter.rows = self

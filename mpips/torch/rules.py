@@ -2,7 +2,7 @@
 
 The servers apply the optimizer, so its class and options are translated once. The definitions are equal: a
 rule of `mpips.kernels.reference` and torch's optimizer change a weight in the same way, up to the rounding of
-float32. What is worth knowing about each:
+float32. Notes on each optimizer:
 
 - SGD: the velocity starts at 0 here. torch sets it to the first gradient, which is equal without dampening.
 - Adagrad, RMSprop, Adam, AdamW: eps is added to the root (in Adam to the corrected root) here and in torch.
@@ -90,7 +90,7 @@ def _accepted_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimi
     """Return the accepted class that defines `optimizer.step`.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No accepted class defines it.
     """
     # A prepared optimizer has a class of its own, with the script's class behind it.
     cls: Any = getattr(optimizer, "_mpips_plain", type(optimizer))

@@ -47,7 +47,7 @@ def split(loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> Pr
         seed: Seed of the run, the same on all workers.
 
     Raises:
-        ConfigError: The loader cannot be split; the message says why and what to do.
+        ConfigError: The loader cannot be split; the message gives the reason and the remedy.
     """
     _check(loader)
     prepared = PreparedLoader(loader, worker, n_workers, seed)
@@ -62,8 +62,8 @@ def split(loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> Pr
 class PreparedLoader:
     """An iterable of one worker's batches, in place of the script's DataLoader.
 
-    The n-th call of `iter` begins epoch n, counted from 0, also if the loop before it was left by `break`. Of
-    two iterators, the newer one defines `epoch`, `batch` and `position`. With persistent_workers the older
+    The n-th call of `iter` begins epoch n, counted from 0, even if the loop before it was left by `break`.
+    The newer one of two iterators defines `epoch`, `batch` and `position`. With persistent_workers the older
     one cannot be used any more. With in_order=False torch yields batches in the order in which children
     finish them, so a resumed epoch can repeat or omit batches.
 
@@ -128,7 +128,7 @@ class PreparedLoader:
         epoch that yields nothing has a message, for scripts that call `next` themselves.
 
         Args:
-            position: What `position` returned on this worker, in a run with equally many workers, the same
+            position: The value of `position` on this worker, in a run with equally many workers, the same
                 seed and the same loader.
 
         Raises:

@@ -1,7 +1,7 @@
 """Batches in which a script makes no step: their clocks have no push of this worker.
 
 Workers count clocks by steps, and under BSP the gradients of equal clocks are averaged. So a worker that
-skips the step of a batch (`continue`, since its loss is not finite) must end the clock all the same, or its
+skips the step of a batch (`continue`, since its loss is not finite) must nevertheless end the clock, or its
 later gradients would be averaged with those of other batches. The clocks end
 
     at the next batch of a prepared loader, if no gradient waits for a step;
@@ -10,15 +10,15 @@ later gradients would be averaged with those of other batches. The clocks end
     in `step`, if GradScaler has found infinity (see stepping.py).
 
 As many clocks end as the newest batch with a step had: a GAN has two. Gradients that wait and are not dropped
-are accumulated: the next step pushes them. In a script that has done that, a batch without a step is no
-reason for a clock, but gradients that `zero_grad` drops are.
+are accumulated: the next step pushes them. In a script that has done that, a batch without a step does
+not cause a clock, but gradients that `zero_grad` drops do.
 
 A pass over the loader that has made no step so far, and whose forward passes record no gradients, evaluates,
 or looks at its samples. Its batches have no clocks, unless a training forward pass follows in the same pass:
 then they have been skipped.
 
-What this cannot see is found later: at each beginning of an epoch, and at the end of the script, the
-scheduler compares the numbers of steps of all workers.
+Cases that this module does not detect are found later: at each beginning of an epoch, and at the end of the
+script, the scheduler compares the numbers of steps of all workers.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Skips:
         Args:
             has_ended: The pass over the loader has had no batch before, or there was a step since then, or
                 another pass has ended it.
-            early: Takes the batch before if nothing says that its pass trains. None: it does.
+            early: Takes the batch before as long as its pass is not known to train. None: the pass trains.
         """
         if self._stepped:
             self._pattern, self._stepped = self._stepped, []

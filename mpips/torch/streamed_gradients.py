@@ -2,12 +2,12 @@
 
 The push closes the table, as in overlap.py. The order is that in which backward completes gradients, whatever
 the order of the layers in the model, so that no gradient waits in memory for another one. A worker that
-repeats a step after a restart makes the same functions in the same order, so its pushes have the same order,
-too. Workers may differ: a server takes the pushes to a table in the order of the workers, so worker 0 waits
-for nobody, and worker n only for those before it.
+repeats a step after a restart makes the same functions in the same order, so the order of its pushes is also
+the same. Workers may differ: a server takes the pushes to a table in the order of the workers, so worker 0
+waits for no other worker, and worker n only for those before it.
 
-`parameter.grad` is None behind the push. What a script would do with gradients between backward and `step()`
-is an error (StreamedTable.check_gradient), before anything wrong counts.
+`parameter.grad` is None behind the push. A use of gradients by the script between backward and `step()` is an
+error (StreamedTable.check_gradient), before anything wrong counts.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class StreamedParameter(torch.nn.Parameter):
 
     Attributes:
         _mpips_table: Its table.
-        _mpips_stride: Of a parameter from the meta device: strides of its values.
+        _mpips_stride: Strides of the values of a parameter from the meta device.
     """
 
     _mpips_table: StreamedTable
@@ -380,7 +380,7 @@ class StreamedTable(ParameterTable):
         self.take(memory, generation)
 
     def ready_parts(self) -> list[tuple[int, int, Float32]] | None:
-        """Return the values in the memory of servers; None if there are none, or the worker would wait."""
+        """Return the values in the memory of servers; None if that is impossible or the worker would wait."""
         assert self._handle is not None
         return None if self.is_sent else self._handle.ready_views()
 

@@ -122,7 +122,7 @@ class Stream:
 
         Args:
             used: Tables of the parameters.
-            function: Calls a function of torch, which asks no parameter for its values.
+            function: Calls a function of torch, without a request for the values of a parameter.
         """
         with torch._C.DisableTorchFunctionSubclass():
             if self._initialising is not None:
@@ -285,7 +285,7 @@ class _Packing:
     """
 
     def __init__(self, stream: Stream, others: tuple[Any, Any] | None) -> None:
-        """`others`: hooks for tensors that are no parameters; None: save them as they are."""
+        """`others`: hooks for tensors that are not parameters; None: save them as they are."""
         self.stream = stream
         self._others = others
 

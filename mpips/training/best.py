@@ -102,7 +102,7 @@ class BestCheckpoint(msgspec.Struct):
         return BestValue(metric=self.metric, value=value, higher=self.higher, epoch=epoch)
 
     def report(self) -> dict[str, Any] | None:
-        """Return the best checkpoint as plain values, on worker 0; None: there is none."""
+        """Return the best checkpoint as plain values, on worker 0; None: there is no best checkpoint."""
         if self.best is None:
             return None
         found: dict[str, Any] = {

@@ -2,14 +2,14 @@
 
 Worker 0 of a job that converts holds a shared lock on the file `.lock` in the folder of its cache, from
 before the first piece to behind the index; the kernel releases it when the process ends for any reason. A
-folder without an index that nobody has locked belongs to no job. Two jobs may write the same cache at a
+folder without an index that no process has locked belongs to no job. Two jobs may write the same cache at a
 time: both have the lock, and write the same files.
 
 A job that removes a folder has its lock alone while it renames it. A job that has waited for the lock, or got
 it behind the rename, sees that `.lock` is no longer the file that it has locked, and makes the folder anew.
 
-Some file systems have locks within one node only, or none. So a folder is removed or emptied only if nothing
-in it has changed for an hour, too.
+Some file systems have locks within one node only, or none. So a folder is removed or emptied only if, in
+addition, nothing in it has changed for an hour.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class CacheFolder:
     def __init__(self, folder: Path) -> None:
         """Make the folder if it is not there, and lock it. Blocks only while another job empties it.
 
-        What a killed job has left in it is removed, unless it has changed lately or another job writes there.
+        Files that a killed job has left in it are removed, unless it has changed lately or another job writes
+        there.
 
         Raises:
             OSError: The folder cannot be made.
@@ -89,7 +90,7 @@ def remove_orphans(root: Path) -> list[Path]:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a folder that has no index, is locked by nobody and has not changed for long."""
+    """Remove a folder that has no index, is not locked and has not changed for long."""
     if _has_index(folder) or not _is_quiet(folder):
         return False
     try:

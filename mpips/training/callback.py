@@ -100,7 +100,7 @@ class EpochCallback:
         return bool(decision[0])
 
     def call(self, row: dict[str, Any]) -> bool:
-        """Call the function with a row in this process; return True if it asks for the end of the training.
+        """Call the function with a row in this process; return True if it requests the end of the training.
 
         Raises:
             CallbackError: The function raised an exception. One without a name has exited.

@@ -49,7 +49,7 @@ class Inputs:
         tables: Its tables, with the overrides of the configuration.
         n_epochs: Epochs of the run.
         batch_size: Samples of a step of one worker.
-        train: Training data of this worker; None on ranks that are no worker.
+        train: Training data of this worker; None on ranks that are not workers.
         test: Test data of this worker; None without any.
         n_test: Number of samples of the test data of all workers.
         first_epoch: Epochs that are complete at the start.
@@ -62,15 +62,15 @@ class Inputs:
         make_task: Makes the task again for other columns.
         verbose: Worker 0 prints the notes and the task's report.
         saves: The job has a folder for checkpoints.
-        schedule: How learning rates change.
+        schedule: The rule by which learning rates change.
         stopping: Decides whether training ends early; None: it does not.
         best: Keeps the best checkpoint; None: the job keeps none.
         class_weight: The option data.class_weight.
         class_weights: Weights of the classes, when the task is ready; None: none.
         metrics: Names of metrics of the test data beside those of the task.
         arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
-            are no worker.
-        block, window: Of training data that is read in windows; see `mpips.data.Shape`.
+            are not workers.
+        block, window: Sizes for training data that is read in windows; see `mpips.data.Shape`.
         callback: The function that is called after each epoch; None: none is.
         skipped: Bad lines that were left out of the files for "train" and "test"; empty: none were converted.
         sizing: Determines batches and tables for other numbers of workers; see `for_workers`.
@@ -320,7 +320,7 @@ def _evaluate_epoch(
 def _call_back(
     worker: Worker, inputs: Inputs, epoch: int, losses: tuple[float, int], result: Result
 ) -> None:
-    """Call the function of the job after an epoch, and end training if it says so. Collective.
+    """Call the function of the job after an epoch, and end training if it requests that. Collective.
 
     After the last epoch, and after an end by early stopping, it is called with the last metrics of the job
     (`mpips.training.train`). As for evaluations, an epoch that some worker had completed before this launch

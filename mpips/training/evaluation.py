@@ -65,7 +65,7 @@ def evaluate(
 
 
 def batches_of(test: Samples, size: int = BATCH) -> Iterator[Any]:
-    """Yield all samples in batches; one empty batch if there are none."""
+    """Yield all samples in batches; one empty batch if there are no samples."""
     for start in range(0, max(test.n, 1), size):
         yield test.take(np.arange(start, min(start + size, test.n)))
 
@@ -90,7 +90,7 @@ def measured(worker: TaskWorker, task: Task, test: Samples, names: Sequence[str]
     """Return the sums of the task's own metrics over this worker's samples.
 
     Raises:
-        ConfigError: `measure` returned something else than its interface says.
+        ConfigError: `measure` returned something else than its interface requires.
     """
     total = Quotients.zero(names)
     for batch in batches_of(test):
@@ -158,8 +158,8 @@ def metrics_of(
 
     Args:
         share: Any share; its kind and shape are used.
-        totals: Of each of `share.columns()`.
-        pairs: Of each of them.
+        totals: Totals of each of `share.columns()`.
+        pairs: Pairs of each of them.
         more: Names of metrics to add; see `Totals.metrics`.
     """
     if share.kind == "labels":

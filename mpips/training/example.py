@@ -104,7 +104,7 @@ class ExampleMaker:
         self._made: tuple[Task, DataInfo] | None = None
 
     def __call__(self, checkpoint: Checkpoint, arrays: Arrays) -> dict[str, Any]:
-        """Return the predictions, or the reason for which there are none."""
+        """Return the predictions, or the reason for their absence."""
         n_bytes = sum(
             4 * math.prod(t.shape) for t in checkpoint.manifest.tables if t.kind == "dense"
         )

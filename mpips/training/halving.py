@@ -7,8 +7,8 @@ of ranges of the other one, and merges what it receives. In the end each owner h
 range.
 
 A worker sends and receives log2(P) + 1 messages, whatever the number of workers. In each step it sends about
-half of what it holds. What it holds stays about the size of one share, or of two if P is less than the number
-of workers, and becomes smaller where workers have equal keys or scores. So a worker sends about log2(P) / 2
+half of its data. Its data stays about the size of one share, or of two if P is less than the number of
+workers, and becomes smaller where workers have equal keys or scores. So a worker sends about log2(P) / 2
 times its share: with 10,000 workers 7 times. One rank that received all would receive 10,000 shares.
 
 Numbers of samples are int64: exact, and equal for every division of the samples.
@@ -184,7 +184,7 @@ def _sum_round(collectives: Collectives, name: str, keys: Int64, counts: Int64) 
 
 
 def _partner(index: int, bit: int, n_workers: int) -> int:
-    """Return the worker whose index differs in a bit; if there is none, the same worker."""
+    """Return the worker whose index differs in a bit, or the same worker if no such worker exists."""
     other = index ^ bit
     return other if other < n_workers else index
 

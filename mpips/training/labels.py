@@ -45,7 +45,7 @@ def wants_of(config: JobConfig, task: type[Task], options: msgspec.Struct) -> Wa
 
 
 class Apart(msgspec.Struct, frozen=True):
-    """The columns of the training data that are no features.
+    """The columns of the training data that are not features.
 
     Attributes:
         weight: Weights of the samples; None: the job names none.

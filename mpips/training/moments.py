@@ -20,7 +20,7 @@ def moments_of(data: Dataset | StreamedData, targets: bool = False) -> Moments:
 
     Args:
         data: The samples.
-        targets: Their labels have moments, too; see `Moments.of`.
+        targets: Their labels also have moments; see `Moments.of`.
     """
     if not isinstance(data, StreamedData):
         return Moments.of(data, targets)

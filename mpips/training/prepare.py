@@ -70,7 +70,7 @@ def read_options(
     Args:
         config: The job.
         split: "train" or "test".
-        wants: How the task uses labels.
+        wants: Kind of labels that the task needs.
         words: The rule for words of categorical columns; see `mpips.data.words`.
 
     Raises:
@@ -280,7 +280,7 @@ def _aligned(
         own: The parts of this worker by split.
         info: Description of the training data.
         meant: Which label of the training data each label of the test data means; {}: itself.
-        apart: Columns that are no features.
+        apart: Columns that are not features.
         read_as: Description of each split as it was read.
     """
     found: dict[str, Dataset | StreamedData | Samples] = {}

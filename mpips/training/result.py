@@ -30,7 +30,7 @@ class Result:
         skipped: Bad lines that were left out, by "train" and "test"; only those above 0.
         notes: Sentences on the data, as printed at the start, on worker 0 only.
         stopped: Why training ended early, or "".
-        best: The best checkpoint: its metric, value, epoch and path; None: there is none.
+        best: The best checkpoint: its metric, value, epoch and path; None: there is no best checkpoint.
         evaluated_epoch: The last epoch, from 0, that was evaluated, on all workers; -1: none was.
         is_ended_by_caller: `on_epoch_end` has ended it.
     """

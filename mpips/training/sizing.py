@@ -29,7 +29,7 @@ class Sizing(msgspec.Struct, frozen=True):
         n_epochs: Epochs of the run.
         measured: Frequencies of the keys of the training data, for tables that are partitioned by them.
         earlier: Workers, and samples of a batch of each, of the job whose checkpoint this job starts from;
-            None: there is none, or the configuration sets train.batch_size.
+            None: there is no such job, or the configuration sets train.batch_size.
     """
 
     config: JobConfig
@@ -127,7 +127,7 @@ def _may_start(config: JobConfig) -> bool:
 
 
 def _start(config: JobConfig) -> Manifest | None:
-    """Return the manifest of the checkpoint that a job will probably start from; None: there is none.
+    """Return the manifest of the checkpoint that a job will probably start from; None: none was found.
 
     `find_start` verifies the start later and raises its errors. If the newest checkpoint is damaged, it takes
     the one before it, most likely of the same shape; if not, the epoch goes on in a new order.

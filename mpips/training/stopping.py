@@ -278,7 +278,7 @@ class EarlyStopping(msgspec.Struct):
         self.note(epochs, shared_value(worker, name, self.metric, found)[0])
 
     def note(self, epochs: int, value: float) -> None:
-        """Add the value of an evaluation. One that is not finite is no improvement."""
+        """Add the value of an evaluation. One that is not finite does not count as an improvement."""
         if math.isfinite(value) and (self.best is None or self._gain(value) > self.min_delta):
             self.best, self.best_epoch, self.waited = value, epochs, 0
         else:

@@ -1,7 +1,7 @@
 """Data that is too large for the workers' memory: all ranks agree on its conversion into a cache.
 
-Whether data is streamed depends on an estimate from the sizes of its files, the option data.memory_mib and
-the number of workers, so it is decided before anything is read. `mpips.data.stream.conversion` has the steps.
+The decision to stream data depends on an estimate from the sizes of its files, the option data.memory_mib and
+the number of workers, so it is made before anything is read. `mpips.data.stream.conversion` has the steps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Streamed(msgspec.Struct, frozen=True):
     Attributes:
         info: Description of the whole data.
         notes: Sentences for the user.
-        data: The samples of this worker; None on ranks that are no worker.
+        data: The samples of this worker; None on ranks that are not workers.
         block, window: See `mpips.data.Shape`; 0: the samples are in memory.
         n_skipped: Bad lines of the files that were left out.
         validation: The samples that are held out; None: none are.
@@ -88,7 +88,7 @@ def stream(
     """Convert data into a cache if it is too large for the memory; None: it is not. Collective, blocking.
 
     Data of which samples are held out or bad lines are left out is converted in any case, so that each line
-    is read by one worker. What fits into the memory is then read from the cache into it.
+    is read by one worker. Data that fits into the memory is then read from the cache into it.
 
     Args:
         ranks: Ranks of the job.
@@ -176,7 +176,7 @@ def stream(
 
 
 def _in_memory(data: StreamedData, worker: int | None) -> Dataset | None:
-    """Read a worker's share into memory, by the rule of data in memory; None: this rank is no worker."""
+    """Read a worker's share into memory, by the rule of data in memory; None: this rank is not a worker."""
     if worker is None:
         return None
     blocks = data.blocks

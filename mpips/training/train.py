@@ -165,7 +165,7 @@ def refuse_partner(config: JobConfig) -> None:
     """Check that a job with replicas on other nodes has several ranks and is supervised.
 
     Raises:
-        ConfigError: It is not. The message tells how to start the job instead.
+        ConfigError: It is not. The message gives the right way to start the job.
     """
     if config.redundancy.partner and (directory.current() is None or launch.launched_size() == 1):
         raise ConfigError(

@@ -37,7 +37,7 @@ def check_weights(config: JobConfig, task: type[Task], wants: Wants) -> None:
     Args:
         config: The job.
         task: Its task.
-        wants: How the job uses labels.
+        wants: Kind of labels that the job needs.
 
     Raises:
         ConfigError: The task uses no weights, or it has no classes, or a weight is not 0 or more.
@@ -128,7 +128,7 @@ class WeightColumn(msgspec.Struct, frozen=True):
 
 
 def _class_of(name: str, names: Sequence[str], are_texts: bool) -> int:
-    """Return the place of a class; -1: there is none.
+    """Return the place of a class; -1: there is no such class.
 
     Args:
         name: Its name, or another form of a label that is a number, such as 1e+06 for 1000000.
@@ -150,7 +150,7 @@ class ClassWeights(msgspec.Struct, frozen=True):
     def of(
         cls, wanted: Literal["balanced"] | dict[str, float] | None, info: DataInfo, counts: Int64
     ) -> ClassWeights | None:
-        """Return the weights that a job asks for; None: none.
+        """Return the weights that a job requests; None: it requests none.
 
         Args:
             wanted: The option data.class_weight.

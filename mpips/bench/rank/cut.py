@@ -33,7 +33,7 @@ _PATIENCE_S = 60.0
 
 
 class _Cost(NamedTuple):
-    """What one checkpoint costs the worker."""
+    """The cost of one checkpoint for the worker."""
 
     pause: float  # seconds of the step after the cut
     longest: float  # seconds of the longest step while the checkpoint is written

@@ -1,7 +1,7 @@
 """Measure pushes with and without replicas on two nodes: one server on each node, a worker on the second.
 
-Sessions without and with replicas alternate. All of them write a journal, as under `mpips run`. What is
-measured:
+Sessions without and with replicas alternate. All of them write a journal, as under `mpips run`. The measured
+values are:
 
 * near: pushes to the server on the worker's node. Without a replica they need no network, so a replica costs
   most here.

@@ -59,9 +59,9 @@ class BenchRanks:
 def alternate(
     options: Options, sides: Iterable[Side], session: Callable[[Side], Value | None]
 ) -> dict[Side, list[Value]]:
-    """Run a session of each side in turn, as often as the options say. Collective.
+    """Run a session of each side in turn, `options.repetitions` times. Collective.
 
-    What changes in a machine with time then reaches all sides alike.
+    Changes of a machine with time then reach all sides alike.
 
     Args:
         options: Options of the measurement.
@@ -69,7 +69,7 @@ def alternate(
         session: Runs the session of a side; returns its value on workers, None on other ranks.
 
     Returns:
-        For each side the values of its sessions, one per repetition; empty on ranks that are no workers.
+        For each side the values of its sessions, one per repetition; empty on ranks that are not workers.
     """
     found: dict[Side, list[Value]] = {side: [] for side in sides}
     for _ in range(options.repetitions):

@@ -98,7 +98,7 @@ def session(
     """Run `work` on the workers of one job. Collective.
 
     Returns:
-        The value of `work` (None on ranks that are no workers) and the inputs of the job.
+        The value of `work` (None on ranks that are not workers) and the inputs of the job.
     """
     with Cluster(ranks.comm, config.cluster.servers or None, config.cluster.timeout_s) as cluster:
         inputs = prepare(cluster, len(cluster.assignment.workers), config)
