@@ -160,15 +160,15 @@ def _common(needs: Needs) -> str:
 
 
 def _node_rows(needs: Needs, shm: int) -> str:
-    """Return a line on the memory that look-aheads of a node share; "" if they share none."""
+    """Return a line on the memory of rows that the workers of a node share; "" if they share none."""
     most = max(node.node_rows for node in needs.nodes)
     if not most:
         return ""
     without = [node.name for node in needs.nodes if node.shared + node.node_rows > shm]
     more = f" and {len(without) - _FEW_NODES} more" if len(without) > _FEW_NODES else ""
     return (
-        f"\na look-ahead takes, too: {binary_size(most)} of /dev/shm on a node for rows that workers share "
-        "(lookahead_mib)"
+        f"\nthe first look-ahead, or pull of a group, takes {binary_size(most)} more of /dev/shm on a node, "
+        "for rows that workers share (lookahead_mib)"
         + f"; no room on {', '.join(without[:_FEW_NODES])}{more}, where they share none"
         * bool(without)
     )

@@ -192,7 +192,7 @@ class Takeover:
         except RegionError as error:
             return str(error)
         # Attach the servers.
-        found = c.agree("continuing in memory", self._attach)
+        found = c.agree("continuing in memory", self._attach, lengthy=True)
         if reason := next((row["reason"] for row in found if row["reason"]), ""):
             return reason
         if reason := self._find_places(memory):

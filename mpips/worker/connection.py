@@ -67,9 +67,9 @@ class Connection:
         local: The tables under LocalSGD and DiLoCo; None: there are none.
         grouped: The group that sums updates of this worker; None: it is in none.
         node_pulls: Pulls that the workers of this node share; None: there are none.
-        node_rows: Memory for rows that their look-aheads read for each other; None: there is none.
+        node_rows: Memory for rows that they read for each other; None: there is none.
         residuals: What pushes have not sent; None: no table has error feedback.
-        parts: Those of the attributes above that take part in clocks, cuts and the end, in this order.
+        parts: What takes part in clocks, cuts and the end: grouped, replicated, local, residuals.
         progress: Advances transfers while the program computes; None: nothing does.
         coming: The values that the worker has asked for in advance; None: there are none.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
@@ -190,6 +190,7 @@ class Connection:
             if getattr(self, name) is not None:
                 setattr(self, name, refusing)
         self.parts = []
+        self._last_files = None
         self.node_pulls = self.node_rows = None
         for handle in self._handles:
             handle.disown()

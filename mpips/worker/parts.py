@@ -2,7 +2,7 @@
 
 The module `start` of such a folder has two functions.
 
-    memory(job)     the memory that the part takes on each node, for start-up's checks and `mpips plan`
+    memory(job)     the memory that the part takes on each node, for `mpips plan`
     connect(start)  makes the part of this rank's worker and puts it into `start.made`; collective, blocks
 
 While the job is at work, a part is a `TablePart` (mpips.worker.table_part) of the worker's connection.

@@ -41,7 +41,7 @@ class MadeParts:
         local: The start of the tables under LocalSGD and DiLoCo.
         grouped: The group of the worker.
         node_pulls: Values of other nodes' servers that this node's workers pull once.
-        node_rows: Memory for rows that look-aheads of this node's workers read for each other.
+        node_rows: Memory for rows that this node's workers read for each other.
         residuals: What the worker's pushes have not sent.
     """
 

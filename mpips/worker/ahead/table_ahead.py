@@ -48,7 +48,8 @@ class TableAhead:
             held: Rows that the workers of this node read for each other; None: this worker reads all.
         """
         self._access = access
-        self._held = held
+        # Stamps are clocks of servers, which say nothing of a row's age beside local tables.
+        self._held = held if access.connection.local is None else None
         self._lag = 0  # clocks of this worker before the slowest one, when rows were last read
         self._connection = access.connection
         consistency = access.table.consistency
@@ -68,8 +69,11 @@ class TableAhead:
 
     @property
     def _now(self) -> int:
-        """Clock of the worker's program. Under LocalSGD and DiLoCo, servers end fewer clocks."""
-        return self._connection.step
+        """Clock by which rows age: under BSP that of the servers, else that of the worker's program.
+
+        They differ beside tables under LocalSGD and DiLoCo, where servers end fewer clocks.
+        """
+        return self._connection.now if self._is_bsp else self._connection.step
 
     @property
     def fetches_early(self) -> bool:

@@ -10,7 +10,7 @@
 namespace mpips {
 namespace {
 
-// The rows that look-aheads of a node share, together with the memory that they use.
+// The rows that workers of a node share, together with the memory that they use.
 struct BoundNodeRows {
   NodeRows rows;
   py::object memory;
