@@ -49,7 +49,7 @@ def push(
 
     Args:
         block: Values that share a scale.
-        exponents: Of the blocks, uint8.
+        exponents: Exponents of the blocks, uint8.
         residual: The residual before the push.
         update: The update.
         first: Number of its first value in the tensor, a multiple of `block`.

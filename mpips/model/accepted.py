@@ -23,7 +23,7 @@ from mpips.errors import ConfigError
 def check_fields(owner: object, prefix: str = "") -> None:
     """Compare the annotated fields of a dataclass instance with their annotations.
 
-    Numbers of NumPy count as numbers of Python. A bool is no number.
+    Numbers of NumPy count as numbers of Python. A bool is not a number.
 
     Args:
         owner: Its fields without `Annotated` or `Literal` in the annotation are not checked.
@@ -80,7 +80,8 @@ def accepted(hint: Any, value: object) -> str | None:
     """Return what an annotation accepts in place of `value`, to follow "must be".
 
     Returns:
-        For example "from 0 to 65535", or "a whole number from 0 to 65535" if `value` is no whole number.
+        For example "from 0 to 65535", or "a whole number from 0 to 65535" if `value` is not a whole
+        number.
         None if the annotation has a constraint that this function does not know.
     """
     return _words(inspect.type_info(hint), value)
@@ -157,7 +158,7 @@ def unknown_name(what: str, name: object, valid: Iterable[str]) -> ConfigError:
 
 
 def is_count(value: object) -> bool:
-    """Return True for a whole number of Python or NumPy. A bool is none."""
+    """Return True for a whole number of Python or NumPy. A bool is not one."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 

@@ -88,7 +88,7 @@ def check_out(out: Any, shape: tuple[int, ...], contiguous: bool) -> None:
         contiguous: The array must be C-contiguous.
 
     Raises:
-        ValueError: It is no writable float32 array of this shape, or not C-contiguous although it must be.
+        ValueError: It is not a writable float32 array of this shape, or not C-contiguous although it must be.
     """
     # Return early in the usual case, which is on the hot path.
     if (

@@ -2,7 +2,7 @@
 
 The rule estimates the time that a value needs on the link of the busiest node, plus the time to encode and
 decode it, from bandwidths and speeds that were measured at the start of the job. Where all ranks share a node
-there is no codec. Of two codecs whose estimates are nearly equal the more precise one is taken.
+there is no codec. If the estimates of two codecs are nearly equal, the more precise codec is taken.
 """
 
 from __future__ import annotations

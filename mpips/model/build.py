@@ -13,7 +13,7 @@ class Build(msgspec.Struct, frozen=True):
     Attributes:
         version: Version of the package; "": unknown, since mpips did not store it then.
         commit: Commit of the sources when the native module was built, with "-dirty" if they were changed
-            since; "": they were no git repository.
+            since; "": they were not a git repository.
     """
 
     version: str = ""

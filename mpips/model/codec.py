@@ -1,8 +1,8 @@
 """Codecs: how the updates of a table travel in fewer bytes.
 
 A worker encodes the values of a push while it writes its records, and the server decodes them before it does
-anything else (native/src/ring/codec.hpp, which also says what each of them rounds). Values on servers and in
-checkpoints stay float32. Pulls may have a codec of their own. With Bf16 or Int8 a server also holds the
+anything else (native/src/ring/codec.hpp, which also defines what each of them rounds). Values on servers and
+in checkpoints stay float32. Pulls may have a codec of their own. With Bf16 or Int8 a server also holds the
 values in this codec, rounded to nearest, and workers decode what they read. With OneBit or TopK workers read
 differences to a copy that server and workers share (native/src/ring/common_view.hpp): dense tables under BSP
 only.
@@ -12,11 +12,11 @@ was pushed and, where rounding is stochastic, of (seed, table, worker, step of t
 it). So a restart repeats a push with the same bits, and results under BSP do not depend on the number of
 servers, the transport or the timing.
 
-TopK, RandomK, OneBit and SharedInt8 are biased: they need error feedback. What a push does not send is the
-worker's residual, which is added to its next update (mpips.worker.feedback.residuals). Only dense tables have
-them. With pulls the residual is what the values are ahead of the common copy. Results under BSP depend
-neither on transport, timing nor restarts. With TopK and OneBit they do depend on the number of servers, since
-each server's part of a tensor is encoded by itself.
+TopK, RandomK, OneBit and SharedInt8 are biased: they need error feedback. The worker's residual is what a
+push does not send; it is added to the worker's next update (mpips.worker.feedback.residuals). Only dense
+tables have them. With pulls the residual is what the values are ahead of the common copy. Results under BSP
+depend neither on transport, timing nor restarts. With TopK and OneBit they do depend on the number of
+servers, since each server's part of a tensor is encoded by itself.
 
 SharedInt8 has one scale for each block, the same for all workers in a clock, so that servers add integers.
 The scales of a clock follow from the pushes of the clock before (native/src/server/scale_shard.hpp).
@@ -180,7 +180,7 @@ class SharedInt8:
 
     Servers add whole numbers, so a sum has the same bits in whatever order updates arrive. The scale of a
     block is a power of two, agreed one clock ahead: it follows from the greatest magnitude that any worker
-    had in the block in the clock before. What exceeds 127 scales, and what rounding leaves, stays in the
+    had in the block in the clock before. The excess over 127 scales, and what rounding leaves, stay in the
     residual. The first clock is sent as float32. This is the idea of THC (M. Li et al., "THC: Accelerating
     Distributed Deep Learning Using Tensor Homomorphic Compression", NSDI 2024).
 
@@ -233,7 +233,7 @@ class Auto:
         """Take the codecs, as values or by their names.
 
         Raises:
-            ConfigError: There is none, or one of them is no codec.
+            ConfigError: `codecs` is empty, or one of them is not a codec.
         """
         found = tuple(one for one in map(_one_codec, codecs) if one is not None)
         if not found or len(found) < len(codecs):
@@ -263,7 +263,7 @@ def codec_of(value: object) -> PushCodec | None:
     {"name": "auto", "codecs": [...]} is Auto of these codecs.
 
     Raises:
-        ConfigError: It is none; the message lists those that exist.
+        ConfigError: `value` is not a codec; the message lists those that exist.
     """
     if isinstance(value, Auto):
         return value
@@ -284,7 +284,7 @@ def _one_codec(value: object) -> Codec | None:
     """Return a codec as `codec_of` does, but not Auto.
 
     Raises:
-        ConfigError: It is none; the message lists those that exist.
+        ConfigError: `value` is not such a codec; the message lists those that exist.
     """
     if value is None or value == "none":
         return None

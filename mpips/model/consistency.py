@@ -59,8 +59,8 @@ class Scale:
     After Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016. The gradient
     itself is not scaled, because a rule that divides by a root mean square (Adam, AdamW, Adagrad, RMSProp)
     would undo a factor. Weight decay, coupled or not, is scaled with the rate. In Momentum and Nesterov the
-    rate is the factor with which a gradient enters the velocity, so a stale gradient counts less in all later
-    steps, too. In FTRL a stale gradient moves the weight by 1 / (1 + tau) of what a fresh one would (with
+    rate is the factor with which a gradient enters the velocity, so a stale gradient also counts less in all
+    later steps. In FTRL a stale gradient moves the weight by 1 / (1 + tau) of what a fresh one would (with
     l1 = 0), and the sum of squares takes the unscaled gradient. For PythonRule see there.
     """
 
@@ -124,7 +124,7 @@ class SSP:
 
     Attributes:
         bound: Clocks that a worker may be ahead of the slowest one.
-        policy: What happens to a stale update.
+        policy: Treatment of a stale update.
     """
 
     bound: Bound = 2
@@ -142,7 +142,7 @@ class ASP:
     """Updates are applied as they arrive; no worker waits for another.
 
     Attributes:
-        policy: What happens to a stale update.
+        policy: Treatment of a stale update.
     """
 
     policy: Policy = Accept()

@@ -11,8 +11,8 @@ each update crosses the network between nodes of a rack once for a subgroup, and
 once for a group.
 
 Bits. The servers add the sums of groups, and the updates of workers in no group, in the order of the lowest
-worker of each that has not finished. A group adds the sums of its subgroups and the updates of its other
-workers in this order, too, and a subgroup adds updates in the order of its workers. So the bits of a result
+worker of each that has not finished. A group also adds the sums of its subgroups and the updates of its
+other workers in this order, and a subgroup adds updates in the order of its workers. So the bits of a result
 depend on the groups and subgroups alone, not on transports, timing, restarts, or on where workers run.
 
 SSP and ASP. There a server applies each push by itself, so a sum takes the place of several steps of the

@@ -69,7 +69,7 @@ class Initializer:
         """Read one of `FORMS`, for example "uniform(0.01)" or "xavier".
 
         Raises:
-            ConfigError: `text` is none of them.
+            ConfigError: `text` has none of these forms.
         """
         match = re.fullmatch(r"\s*([a-z_]+)\s*(?:\(\s*([^()\s]+)\s*\))?\s*", text)
         wrong = ConfigError(f"initializer {text!r} is not understood; write {FORMS}")

@@ -191,7 +191,7 @@ class OuterSteps:
         return (number + 1) * self.steps // self.fragments
 
     def ended(self, n_steps: int) -> int | None:
-        """Return the fragment with an outer step after `n_steps` of a period; None: there is none."""
+        """Return the fragment with an outer step after `n_steps` of a period; None if no fragment has one."""
         number = -(-n_steps * self.fragments // self.steps) - 1
         return number if number >= 0 and self.end(number) == n_steps else None
 

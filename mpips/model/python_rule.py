@@ -24,7 +24,8 @@ class PythonRule:
     values: float32, shape (n,). state: `n_state` float32 arrays of shape (n,), initially 0. gradient:
         float32,
     shape (n,). step: number of updates that this shard has applied, including this one; a clock without
-    pushes is no update. The arrays are valid only during the call. All servers must find the same function.
+    pushes is not an update. The arrays are valid only during the call. All servers must find the same
+    function.
 
     Under `Scale()` the rule receives the unscaled gradient. The server applies 1 / (1 + staleness) of the
     change that the rule made to `values`, and leaves `state` as the rule set it. This equals a smaller
@@ -42,7 +43,7 @@ class PythonRule:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if `function` is not callable or `n_state` is no count."""
+        """Raise ConfigError if `function` is not callable or `n_state` is not a count."""
         if not callable(self.function):
             raise ConfigError(f"PythonRule: function = {self.function!r}: must be callable")
         if isinstance(self.n_state, bool) or not isinstance(self.n_state, int) or self.n_state < 0:
@@ -92,7 +93,7 @@ def import_function(path: str) -> RuleFunction:
     """Import the function that "module:function" names; the part after the colon may have dots.
 
     Raises:
-        ConfigError: The module cannot be imported, has no such name, or the name is no function.
+        ConfigError: The module cannot be imported, has no such name, or the name is not that of a function.
     """
     module_name, _, function_name = path.partition(":")
     try:

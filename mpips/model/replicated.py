@@ -1,4 +1,4 @@
-"""How a dense table is kept: on servers, or replicated on every worker.
+"""The placement of a dense table: on servers, or replicated on every worker.
 
 A replicated table lies in the memory of every node that has workers. The workers sum the updates of a clock
 themselves and apply the optimizer with the servers' kernels, so the values have the bits that the same table
@@ -29,7 +29,7 @@ class Replicated:
     check_every: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if `check_every` is no count."""
+        """Raise ConfigError if `check_every` is not a count."""
         if not is_count(self.check_every) or self.check_every < 0:
             raise ConfigError(
                 f"Replicated: check_every = {self.check_every!r}: must be a whole number, 0 or more"
@@ -44,7 +44,7 @@ def placement_of(value: object) -> TablePlacement:
     """Return the placement that a user has given, as a value or by its name.
 
     Raises:
-        ConfigError: It is none; the message lists those that exist.
+        ConfigError: `value` is not a placement; the message lists those that exist.
     """
     if value == "replicated":
         return Replicated()
@@ -63,7 +63,7 @@ def common_placement(value: object, consistency: Consistency) -> TablePlacement:
     """Return the placement of all parameters of a model, as a user has given it.
 
     Raises:
-        ConfigError: It is none, or does not fit the consistency model.
+        ConfigError: `value` is not a placement, or does not fit the consistency model.
     """
     try:
         found = placement_of(value)

@@ -198,7 +198,7 @@ def shape_of(name: str, shape: Any) -> tuple[int, ...]:
     """Return the shape of a dense table as a tuple of whole numbers.
 
     Raises:
-        ConfigError: It is none, or a length is below 1.
+        ConfigError: `shape` does not consist of whole numbers, or a length is below 1.
     """
     try:
         lengths = tuple(operator.index(n) for n in shape)
@@ -215,7 +215,7 @@ def initial_array(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> Fl
     """Return the initial values of a dense table as float32.
 
     Raises:
-        ConfigError: They have another shape, are no real numbers, or not finite.
+        ConfigError: They have another shape, are not real numbers, or are not finite.
     """
     try:
         array = as_float32("it", values, shape)

@@ -4,10 +4,10 @@ Ranks meet in non-blocking collectives and test them until a deadline. As long a
 other message is sent.
 
 A rank whose deadline has passed sends a question (ASK) to all other ranks. Where many deadlines pass at the
-same time, low ranks ask first: a rank waits a tenth of a second for each binary digit of its number. If a
-lower rank asks it meanwhile, it leaves the rest to that rank, and asks itself only if the job still waits
-after the time that the lower rank needs. So one late rank costs one question to each rank, not one of each
-rank to each.
+same time, low ranks send first: a rank waits a tenth of a second for each binary digit of its number. If a
+question of a lower rank arrives meanwhile, it leaves the rest to that rank, and sends its own only if the job
+still waits after the time that the lower rank needs. So one late rank costs one question to each rank, not
+one of each rank to each.
 
 A rank that waits for the same collective, or for any later one, reads questions between two tests of its own
 request and answers HERE. Reading a large file may take longer than the time limit: a rank that reads it
@@ -67,7 +67,7 @@ class Attendance:
         """Make the waits of one communicator. Not collective.
 
         Args:
-            comm: Communicator of the collectives; questions and answers use it too.
+            comm: Communicator of the collectives; questions and answers also use it.
             timeout_s: Time limit of one wait, seconds.
             name_of: Returns the name of a rank for errors.
             give_up: Ends this process with a message; its second argument is the first late rank.

@@ -16,7 +16,7 @@ are complete (`is_idle`).
 Memory that outlives a launch (mpips.recovery.node_tables). The receiver answers every head of a tick when it
 has taken it, and so all messages of that clock before it; the sender waits for the answers of all receivers
 (`is_received`) before a server gets its tick. Each answer belongs to one tick, so none is left at the end.
-Two further messages say that a worker's ticks are at all servers, and that it has changed hyperparameters.
+Two further messages report that a worker's ticks are at all servers, and that it has changed hyperparameters.
 
 Comparison. At the clocks of `Replicated(check_every=N)` a worker sends a digest of its node's values and
 state along the same way. The receiver compares it with its own digest of that clock, whichever comes first.
@@ -101,7 +101,7 @@ class _Sender:
         self.has_finished = False
 
     def head(self) -> Words | None:
-        """Return the head that has arrived; None if there is none yet."""
+        """Return the head that has arrived; None if it has not arrived yet."""
         if self.has_finished:
             return None
         if not self._has_begun:

@@ -42,7 +42,7 @@ def deliver(
 
     Args:
         comm: Communicator of the ranks that take part.
-        values: What `exchange` accepts, by receiver.
+        values: Values that `exchange` accepts, by receiver.
         wait: See `exchange`.
     """
     parts = {rank: msgspec.msgpack.encode(value) for rank, value in sorted(values.items())}

@@ -5,7 +5,7 @@ them sends a heartbeat every second. From there on the scheduler receives 500 he
 progress reports a second, however many ranks there are.
 
 A longer interval delays no detection of a failed rank: the scheduler measures its silence from its last
-message. The failure of the scheduler is detected as early, too: ranks send at different times within the
+message. The failure of the scheduler is detected equally early: ranks send at different times within the
 interval, and the rank whose heartbeat is the first to stay without an answer ends the job.
 """
 

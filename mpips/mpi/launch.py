@@ -109,7 +109,7 @@ def explain_launcher(env: Mapping[str, str] = os.environ) -> None:
 
 
 def say_and_exit(message: str, code: int) -> NoReturn:
-    """End this rank with an error that the other ranks probably have, too; rank 0 prints it.
+    """End this rank with an error that the other ranks probably also have; rank 0 prints it.
 
     Once MPI is up, the ranks have agreed on such an error and leave MPI together. Before that, the other
     ranks first wait a moment: if rank 0 has the error as well, it prints it and exits, and the launcher then

@@ -280,8 +280,8 @@ class BestProgress(msgspec.Struct, tag="best"):
     """The progress of a checkpoint of the best values, sent to the workers that wait for it.
 
     Attributes:
-        is_over: True: the checkpoint is durable, or there is none. False: it is still under way.
-        path: Path of the checkpoint; "" if there is none, or not yet.
+        is_over: True: the checkpoint is durable, or is not written. False: it is still under way.
+        path: Path of the checkpoint; "" if it is not written, or not yet.
     """
 
     is_over: bool
@@ -355,9 +355,9 @@ class Saved(msgspec.Struct, tag="saved"):
 
     Attributes:
         id: Number of the cut, or LAST.
-        path: Path of the checkpoint, which is durable; "" if there is none.
-        error: Reason for which there is none; "" if there is one.
-        note: Failure after the checkpoint was durable; "" if there was none.
+        path: Path of the checkpoint, which is durable; "" if there is no checkpoint.
+        error: Reason for which there is no checkpoint; "" if there is one.
+        note: Failure after the checkpoint was durable; "" if there was no failure.
     """
 
     id: int

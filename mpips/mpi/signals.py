@@ -188,7 +188,7 @@ class SignalRequests:
             self._ending = Ask("end", self._first[1], why=name_of(number))
 
     def take(self) -> Ask | None:
-        """Return and clear the request of the signals since the last call; None if there is none.
+        """Return and clear the request of the signals since the last call; None if they made none.
 
         A request for the end is returned before a request for a checkpoint.
         """

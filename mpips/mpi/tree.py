@@ -20,7 +20,7 @@ advances them. MPI makes progress only in calls, so a worker polls in every wait
 
 Late workers. A worker that has waited for a quarter of the time limit sends questions to the workers for
 which it waits directly. A worker that has not come to the operation answers with its activity; one that waits
-itself sends such questions, too, and answers with the names that it has received. So the names of late
+itself also sends such questions, and answers with the names that it has received. So the names of late
 workers go along the tree to all that wait. A question is repeated after a 64th of the time limit, and a tree
 of 10,000 workers has 27 edges between two workers, so the names arrive in time. A neighbour that has stopped
 to answer is late itself. Questions go only to neighbours, so no worker receives more than log2(workers) of
@@ -348,7 +348,7 @@ class WorkerTree:
                 self._mail.tell(worker, LateQuestion(operation.number))
 
     def _answer(self, number: int) -> LateAnswer:
-        """Return which workers have not come to an operation, as far as this worker knows."""
+        """Return which workers have not come to an operation, as far as is known to this worker."""
         late: Late = []
         if self._next_number <= number and not self.waits:
             late.append((self._index, self._doing()))

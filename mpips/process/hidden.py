@@ -13,7 +13,7 @@ from typing import cast
 def hidden(name: str) -> Iterator[None]:
     """Let imports of a module fail within the block, unless it is imported already.
 
-    For imports at the start of a process: another thread that imports the module meanwhile fails, too.
+    For imports at the start of a process: another thread that imports the module meanwhile also fails.
     """
     # None in the place of a module makes its import raise ImportError, as the language defines.
     modules = cast("dict[str, ModuleType | None]", sys.modules)

@@ -40,8 +40,8 @@ def lazy_names(
     def names_of() -> list[str]:
         """Return the names that the package has, also those that are not imported yet.
 
-        Of `modules` only those that are imported: a program that gets every name must not import all
-        libraries.
+        Names in `modules` are included only if they are imported: a program that gets every name must not
+        import all libraries.
         """
         return sorted({*vars(sys.modules[package]), *origins})
 

@@ -8,14 +8,14 @@ times of this module:
 
 running     Seconds in which this process ran. Every reader of the clock stores the time. If more than
             `JUMP_S` have passed since the last reading, the process was suspended, and only `JUMP_S` of
-            them count. In every rank the watchdog's thread reads the clock five times a second, while
-            the main thread computes, too; in processes without a watchdog, loops that wait read it.
+            them count. In every rank the watchdog's thread reads the clock five times a second, even
+            while the main thread computes; in processes without a watchdog, loops that wait read it.
 continued   The running time at which the process last continued.
 
-A wait is over when its limit has passed both since its begin and since `continued`: the processes of a job
-are stopped and continued at slightly different moments, so the others have the full limit again. Batch
-systems may suspend a job every few seconds, and a wait must end all the same. So it is also over when twice
-the limit has passed in running time.
+A wait is over when its limit has passed both since its beginning and since `continued`: the processes of a
+job are stopped and continued at slightly different moments, so the others have the full limit again. Batch
+systems may suspend a job every few seconds, and a wait must still end. So it is also over when twice the
+limit has passed in running time.
 
 If one rank alone is stopped, the clocks of the others do not jump: they find it late as always. The native
 counterpart is in native/src/process/deadline.cpp, for the start of MPI.
@@ -42,7 +42,7 @@ class RunningClock:
         self._state = (time.monotonic(), 0.0, float("-inf"))
 
     def read(self) -> tuple[float, float]:
-        """Return the running time and that of the last continuation (-inf: there was none), seconds."""
+        """Return the running time and that of the last continuation (-inf before the first one), seconds."""
         last, lost_s, continued = self._state
         now = time.monotonic()
         if now - last > JUMP_S:
@@ -93,7 +93,7 @@ class Patience:
 
     Attributes:
         limit_s: Seconds that the wait may take.
-        since: Running time of its begin.
+        since: Running time of its beginning.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -103,7 +103,7 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """True if the time limit has passed. Read it between two looks at what is awaited."""
+        """True if the time limit has passed. Read it between two checks of what is awaited."""
         return is_over(self.since, self.limit_s)
 
     @property

@@ -8,11 +8,11 @@ newest checkpoint instead.
 
 Positions. The position of a worker at a server is the worker's clock there, and the number of pushes of that
 clock that are there. A worker continues at the greatest of its clocks over all servers, with the cursor and
-the random state that it had at that clock. What a server already has of the worker's pushes of this clock is
-not written again (native/src/ring/ring_replay.cpp). Cursor and random state must therefore be known at every
-clock: a worker sends them to all servers before it ticks, in a cut record that belongs to no checkpoint. The
-record of a checkpoint replaces it; under LocalSGD and DiLoCo a checkpoint may be of a later inner step of the
-same clock, and its record then contains both positions.
+the random state that it had at that clock. The worker does not write again those of its pushes of this clock
+that a server already has (native/src/ring/ring_replay.cpp). Cursor and random state must therefore be known
+at every clock: a worker sends them to all servers before it ticks, in a cut record that belongs to no
+checkpoint. The record of a checkpoint replaces it; under LocalSGD and DiLoCo a checkpoint may be of a later
+inner step of the same clock, and its record then contains both positions.
 
 Order. All records before a tick are in the memory of all servers before a tick of that clock is sent to any
 server (mpips.worker.connection.Connection.clock). So if one server has the tick, all servers have the pushes
@@ -250,7 +250,7 @@ def place_of(
 ) -> Place:
     """Return the place where a worker continues, from its positions at all servers.
 
-    The module says which clock that is.
+    The module's docstring defines that clock.
 
     Args:
         worker: Index of the worker.
@@ -353,6 +353,6 @@ def worker_states(
 
 
 def _whole(cursor: Mapping[str, Any], name: str) -> int:
-    """Return a whole number of a cursor, as cursors of `mpips train` contain them; 0 if there is none."""
+    """Return a whole number of a cursor, as cursors of `mpips train` contain them; 0 if it has none."""
     value = cursor.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -247,7 +247,7 @@ class Mirror:
 
         Args:
             timeout_s: Time limit, seconds.
-            between: Called between two looks; must not block.
+            between: Called between two polls; must not block.
 
         Raises:
             StallError: A partner has not finished in time.

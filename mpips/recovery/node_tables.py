@@ -7,7 +7,7 @@ V(c + 1) over the older one. The memory of all nodes that had a worker contains 
 
 Position. The servers' memory gives the place of each worker: the clock where it continues, `clock`, and the
 greatest of its clocks over all servers, `ahead` (mpips.recovery.memory). They are the same, as if the ticks
-that a server lacks had arrived, unless a server lacks pushes, too. The launch continues at the *base* R, the
+that a server lacks had arrived, unless a server also lacks pushes. The launch continues at the *base* R, the
 least `clock` of the workers that have not finished. It needs V(R), and the pushes of clock R of each worker
 that has ended R at some server. Such a worker does not make them again, or it repeats R with values of
 servers that may have closed R meanwhile; so the pushes that it made first count, as they do on servers. A

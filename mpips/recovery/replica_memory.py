@@ -114,7 +114,7 @@ def remove(token: str, name: str) -> None:
 
 
 def remove_all_but(token: str, keep: set[str]) -> None:
-    """Remove all sets of a run on this node except those in `keep`, incomplete sets too."""
+    """Remove all sets of a run on this node, complete or incomplete, except those in `keep`."""
     for name in {part.partition("-")[0] for part, _ in own_segments(token)}:
         if _PATTERN.match(name) and name not in keep:
             remove(token, name)
@@ -148,7 +148,7 @@ def send(
         guard: Context in which a call that never returns ends the process.
 
     Raises:
-        RegionError: The set does not exist or is in use; `receive` raises it, too.
+        RegionError: The set does not exist or is in use; `receive` also raises it.
     """
     files: list[tuple[str, int]] = []
     error = ""
@@ -283,7 +283,7 @@ def _read(fd: int, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 def _write(fd: int, data: np.ndarray[tuple[int], np.dtype[np.uint8]], start: int) -> str:
-    """Write data at an offset; return the error, "" if there is none."""
+    """Write data at an offset; return the error, "" if it did not fail."""
     at = 0
     try:
         while at < data.size:

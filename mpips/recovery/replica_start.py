@@ -33,7 +33,7 @@ class Source(NamedTuple):
 def choose(
     found: Sequence[Sequence[Held]], assignment: Assignment, since: int
 ) -> list[Source] | str:
-    """Return the source of each server's memory, or the reason for which there is none. Pure arithmetic.
+    """Return the source of each server's memory, or the reason for which a server has none. Pure arithmetic.
 
     A server's own set goes before a copy, because a copy may lack records that the server has not consumed.
     A set on the server's node goes before one that must be moved. Then the newest goes first.

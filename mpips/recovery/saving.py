@@ -1,4 +1,4 @@
-"""What a job saves and from what it starts: the folder, the start, and the place of each worker."""
+"""The saving and the start of a job: the folder, the checkpoint, and the place of each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpips.recovery.memory import Memory, Place
 
 @dataclass(frozen=True)
 class Saving:
-    """What a job saves and from what it starts; equal on all ranks.
+    """The saving and the start of a job; equal on all ranks.
 
     Attributes:
         folder: The run's `checkpoints` folder, or None: nothing is saved.

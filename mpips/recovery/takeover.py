@@ -61,7 +61,7 @@ class Takeover:
     Attributes:
         server: This rank's server, if it has one and the job continues in memory; else None.
         at: On a worker, its position at each server, if the job continues in memory; else empty.
-        cold: Reason for which the memory of the launch before is not used; "": it is used, or there was none.
+        cold: Reason for which the memory of the launch before is not used; "": it is used, or did not exist.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Takeover:
             skips_clocks: True if there are backup workers, so that a worker may skip clocks.
             reopen_local: `reopen_local(worker, clock, origin)` takes over what this worker has in memory of
                 its own at a clock, counted from launch `origin`; raises RegionError if it is not there.
-            node_tables: The replicated tables; None: there are none.
+            node_tables: The replicated tables; None: the job has none.
         """
         self._reopen_local = reopen_local
         self._node_tables = node_tables
@@ -110,12 +110,12 @@ class Takeover:
         """Take over the memory of the launch before, or remove it and describe the new start in memory.json.
 
         Args:
-            saving: What the job saves, without a start.
+            saving: The saving of the job, without a start.
             look_for_start: Returns it with the checkpoint to start from; collective; called only if the job
                 does not continue in memory.
 
         Returns:
-            What the job saves, and the places or the checkpoint from which it starts.
+            The saving of the job, with the places or the checkpoint from which the job starts.
 
         Raises:
             ConfigError: Another build of mpips wrote the memory, and this one cannot continue in it.

@@ -1,9 +1,9 @@
 """The metrics of a run as CSV files: metrics.csv and evaluations.csv in the run directory.
 
 The columns are always the same. An unknown value is an empty cell. The files have the lines of metrics.jsonl
-that make one series, see `mpips.rundir.series`, so they are written anew at the begin of an attempt, after
-old lines have been merged and when an evaluation of an earlier attempt is repeated, each by a rename. In
-between a row is added in one write.
+that make one series, see `mpips.rundir.series`, so they are written anew at the beginning of an attempt,
+after old lines have been merged and when an evaluation of an earlier attempt is repeated, each by a rename.
+In between a row is added in one write.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class HistoryFile:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def thin_if_due(self) -> None:
-        """Leave out old lines if it is time, and if this attempt holds the lease at the end, too.
+        """Leave out old lines if it is time, and if this attempt still holds the lease at the end.
 
         Raises:
             OSError: The new file cannot be written; the old one is unchanged.

@@ -50,8 +50,8 @@ class LoadTable:
         """Return the load of the job.
 
         Args:
-            counts: For each rank, by rank: its counts at the begin and at the end of the window over which
-                rates are measured, and its length in seconds; 0.0: too short for rates.
+            counts: For each rank, by rank: its counts at the beginning and at the end of the window over
+                which rates are measured, and its length in seconds; 0.0: too short for rates.
         """
         updates: Counter[int] = Counter()
         update_rates: defaultdict[int, float] = defaultdict(float)

@@ -75,7 +75,7 @@ class MetricsFile:
             log.add(fields, staleness)
 
     def thin_if_due(self) -> None:
-        """Merge old lines of the file if it is time, and if this attempt holds the lease at the end, too.
+        """Merge old lines of the file if it is time, and if this attempt still holds the lease at the end.
 
         Raises:
             OSError: The new file cannot be written, as on a full disk; the old one is unchanged.

@@ -1,7 +1,7 @@
 """The scheduler's answers to GET /metrics: one thread with its own event loop, which sleeps between requests.
 
 The scheduler's thread hands over the state of the run once a second, by one assignment, and never waits for
-this thread. The text is made here, when it is asked for, once for each state. So a job that nobody reads
+this thread. The text is made here, when it is asked for, once for each state. So a job without readers
 does no work for it, and many readers cost as much as one.
 
 A slow or hostile reader cannot hold anything for long: a connection has one request of at most _MOST_REQUEST
@@ -11,7 +11,7 @@ them; further ones are closed at once. The thread makes no MPI call.
 A port that cannot be bound does not end the job. The thread prints one sentence and tries again every
 _RETRY_S seconds: the port may belong to the attempt before, or to another run on this host.
 
-Who writes, who reads: `_view` is written by the scheduler's thread and read by the server's, `address` the
+Writers and readers: `_view` is written by the scheduler's thread and read by the server's, `address` the
 other way round. Both are single references to immutable objects, so a reader has an old or a new one.
 """
 

@@ -40,7 +40,7 @@ class RankTotals(msgspec.Struct):
         link_bytes_per_s: Bytes per second of pushes and pulls between hosts; None: not known, as with
             replicated tables, or there is one host only.
         staleness: Mean staleness of the updates that servers judged in the last few seconds, clocks; None:
-            there were none.
+            they judged none.
     """
 
     pushed_bytes: int = 0
@@ -80,12 +80,12 @@ class _Rank:
 
     @property
     def first(self) -> Figures:
-        """The oldest counts of the window; zeros if there are none yet."""
+        """The oldest counts of the window; zeros if none have arrived yet."""
         return self.figures[0][1] if self.figures else Figures()
 
     @property
     def last(self) -> Figures:
-        """The newest counts; zeros if there are none yet."""
+        """The newest counts; zeros if none have arrived yet."""
         return self.figures[-1][1] if self.figures else Figures()
 
     @property

@@ -15,7 +15,7 @@ class RunProgress:
     Attributes:
         n_epochs: Number of epochs of the whole run.
         total: Number of samples of all epochs and workers, at least 1.
-        done: Number of these samples that are trained on, in earlier launches too.
+        done: Number of these samples that are trained on, including those of earlier launches.
         epoch: Greatest epoch that a worker has reported, from 0.
     """
 

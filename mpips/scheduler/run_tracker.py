@@ -1,4 +1,4 @@
-"""The state of a run as the scheduler knows it: progress, activity of every rank, last evaluation.
+"""The state of a run on the scheduler: progress, activity of every rank, last evaluation.
 
 It is computed from workers' reports and clocks and from the heartbeats in the rank table. The files of the
 run directory and the metrics for Prometheus both show it.

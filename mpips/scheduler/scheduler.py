@@ -144,7 +144,7 @@ class Scheduler:
         self.clocks: dict[int, int] = dict.fromkeys(assignment.workers, 0)
 
     def join_server(self, take: Callable[[ToServer], None]) -> None:
-        """Send messages about cuts to the server on this rank, too, by a call of `take`. Called once."""
+        """Send messages about cuts also to the server on this rank, by a call of `take`. Called once."""
         self._own_server = take
 
     def leave_server(self) -> None:

@@ -1,13 +1,13 @@
 """The scheduler's part in traces: it finds requests in the run directory and orders the ranks to record.
 
 One trace at a time: the oldest request without a result. The workers end their parts by themselves, after the
-number of clocks in the order. When the files of all workers are there, the servers are ordered to end, and
-when their files are there, too, the trace is complete. A request that is removed meanwhile is given up. An
+number of clocks in the order. When the files of all workers are there, the servers are ordered to end. When
+the servers' files are also there, the trace is complete. A request that is removed meanwhile is given up. An
 attempt that begins while a request has no result begins that trace again.
 
-No request blocks later ones for longer than its own timeout, also if the command that asked was killed or a
-rank cannot write its part: then all ranks are ordered to end, and the trace is completed with the parts that
-are there PARTS_S later. A request whose time is over before its turn is removed.
+No request blocks later ones for longer than its own timeout, even if the command that requested it was killed
+or a rank cannot write its part: then all ranks are ordered to end, and the trace is completed with the parts
+that are there PARTS_S later. A request whose time is over before its turn is removed.
 """
 
 from __future__ import annotations

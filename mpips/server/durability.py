@@ -1,4 +1,4 @@
-"""What a server keeps beyond its end: journal, marks, and the limits of a journal."""
+"""The state of a server that outlives its process: journal, marks, and the limits of a journal."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Server:
         layout: Positions of mailboxes and dense shards in the region.
         region: The memory that workers see: mailboxes and dense shards.
         core: The native server, which consumes records and owns the shards.
-        durability: What outlives the process, and what the server takes over.
+        durability: Durability of its state: what outlives the process, and what the server takes over.
         token: Token of the job, which names its memory.
     """
 
@@ -83,12 +83,12 @@ class Server:
             seed: Seed of the job, for initial values.
             oversubscribed: True if the node has more ranks than cores; the server then does not spin.
             progress: Enters MPI and returns the number of messages that it has served; None: no MPI.
-            durability: What outlives the process, and what is taken over.
+            durability: Durability of its state: what outlives the process, and what is taken over.
 
         Raises:
             ConfigError: There are too many tables, or a shard is too large, for a journal.
             RegionError: /dev/shm is too small; of a warm server: a shared-memory file is missing or in use.
-            RecoveryError: Of a warm server: the memory is not that of a server of these tables that had begun
+            RecoveryError: The memory of a warm server is not that of a server of these tables that had begun
                 to work.
         """
         if durability.journal:

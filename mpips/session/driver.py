@@ -158,7 +158,7 @@ class Program(Protocol):
         options: Options of the session.
         warm: In a supervised run the servers' memory outlives a launch.
         has_partners: Servers have replicas on other nodes, where there are any.
-        monitor: What others see of the job.
+        monitor: Section [monitor] of the job file: metrics for other programs.
     """
 
     options: SessionOptions
@@ -192,7 +192,7 @@ class Program(Protocol):
         """Take the start of the job. Called on every rank after start-up."""
 
     def show(self, view: JobView) -> RunProgress | None:
-        """Show that the job begins; return its progress if the program knows its end. On the scheduler."""
+        """Show that the job begins; return its progress if the program's end is known. On the scheduler."""
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Take a worker's progress report. On the scheduler; `step` counts from the beginning of the run."""

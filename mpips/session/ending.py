@@ -50,7 +50,7 @@ class Ending:
         Args:
             cluster: All ranks.
             regions: Shared-memory files of this rank.
-            folder: Folder of the run's checkpoints; None: there are none.
+            folder: Folder of the run's checkpoints; None: no checkpoints.
             signal_requests: Requests by signals to this process.
             run: The run whose memory outlives this launch; None: no memory does.
         """

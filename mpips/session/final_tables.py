@@ -41,7 +41,7 @@ class FinalTables(Mapping[str, Content]):
 
         Args:
             tables: Tables of the job.
-            path: Its last checkpoint; None: there is none.
+            path: Last checkpoint of the job; None: it has no checkpoint.
             shards: Returns the shards of the only server, if they are still in memory.
             why: The reason for which there is nothing to read, if there is neither.
         """
@@ -75,7 +75,7 @@ class FinalTables(Mapping[str, Content]):
 
         Raises:
             KeyError: The job had no such table.
-            ConfigError: The values are not available on this rank; says why.
+            ConfigError: The values are not available on this rank; the message gives the reason.
         """
         if name not in self._tables:
             raise KeyError(name)

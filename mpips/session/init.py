@@ -1,4 +1,4 @@
-"""`mpips.init`, and what a script asks about its job: rank, world_size, report."""
+"""`mpips.init`, and a script's access to its job: rank, world_size, report."""
 
 from __future__ import annotations
 

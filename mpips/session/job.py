@@ -90,7 +90,7 @@ class Job:
             has_partners: Servers have replicas on other nodes; see `mpips.recovery.replica`.
             initial: Initial values of dense tables, of which those on the rank of worker 0 count. None
                 on all ranks: tables have those of their `init`.
-            monitor: What others see of the job.
+            monitor: Section [monitor] of the job file: metrics for other programs.
 
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.

@@ -259,7 +259,7 @@ class Links:
 
 
 def _notes(of_workers: Iterable[Mapping[str, tuple[str, int]]]) -> list[str]:
-    """Return one sentence for each reason, with the number of other pairs that have it, too."""
+    """Return one sentence for each reason, with the number of other pairs that have the same reason."""
     found: dict[str, tuple[str, int]] = {}
     for notes in of_workers:
         for reason, (sentence, n) in notes.items():

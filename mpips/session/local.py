@@ -99,7 +99,7 @@ class LocalJob:
             run: The supervised run of this process, or None.
             initial: Initial values of dense tables; None: tables have those of their `init`.
             content: Content of embedding tables by name, as `content` of an earlier job returned it.
-            monitor: What others see of the job.
+            monitor: Section [monitor] of the job file: metrics for other programs.
 
         Raises:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
@@ -353,7 +353,7 @@ class LocalJob:
             scheduler.close()
 
     def _local_part(self) -> LocalPart | None:
-        """Return the worker's start of tables under LocalSGD and DiLoCo; None: there are none."""
+        """Return the worker's start of tables under LocalSGD and DiLoCo; None if the job has none."""
         saving = self.saving
         if not self._local:
             return None

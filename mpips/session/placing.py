@@ -191,7 +191,7 @@ def _digest(tables: Sequence[Table], options: SessionOptions, cluster: Cluster) 
 
 
 def _fits(choice: PlacementChoice, tables: Sequence[Table], n_workers: int) -> bool:
-    """Return False for a decision that somebody has changed so that it cannot be applied."""
+    """Return False for a decision that was changed so that it cannot be applied."""
     try:
         _applied(tables, choice)
         nested = [units(group, choice.subgroups) for group in choice.groups]
@@ -203,7 +203,7 @@ def _fits(choice: PlacementChoice, tables: Sequence[Table], n_workers: int) -> b
 def _stored(
     cluster: Cluster, run: Supervised | None, digest: str, tables: Sequence[Table]
 ) -> PlacementChoice | None:
-    """Return the decision of an earlier attempt; None if there is none. Collective."""
+    """Return the decision of an earlier attempt, or None. Collective."""
     n_workers = len(cluster.assignment.workers)
 
     def read() -> dict[str, Any] | None:

@@ -7,9 +7,9 @@
     settle         the cursor is set and the clock ends, before the next step pulls or pushes
     end            at the end of the script without an error
 
-Only `start` is collective, over all ranks, at its first call. A subclass is the job of one library: it says
-what its cursor contains (`position`) and what it does with the cursor of a restart (`resume`). A cursor has
-the library's name with the number of its format.
+Only `start` is collective, over all ranks, at its first call. A subclass is the job of one library: it
+defines what its cursor contains (`position`) and what it does with the cursor of a restart (`resume`). A
+cursor has the library's name with the number of its format.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ScriptJob:
 
     Attributes:
         library: Name of the library, such as "mpips.torch".
-        first_use: What starts the job, for errors.
+        first_use: The event that starts the job, for errors.
         script: The script.
         steps: Number of steps that this worker has made since the beginning of the run.
         is_open: True if a step has pushed, and its clock has not ended.

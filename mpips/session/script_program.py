@@ -40,7 +40,7 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         worker: Index of the worker.
         digest: Digest of its tables; "": its script ended without a pull.
-        tables: Of worker 0: its tables; see mpips.model.table_config.
+        tables: Tables of the worker, in the entry of worker 0 only; see mpips.model.table_config.
     """
 
     worker: int
@@ -198,7 +198,7 @@ def _digest(configs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _difference(own: Sequence[Mapping[str, Any]], first: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first difference of a worker's tables to those of worker 0; "" if there is none."""
+    """Return the first difference of a worker's tables to those of worker 0; "" if they are equal."""
     for mine, other in zip(own, first, strict=False):
         if mine["name"] != other["name"]:
             return f"this worker has the parameter {mine['name']!r} where worker 0 has {other['name']!r}"

@@ -50,7 +50,7 @@ class CheckedArguments(msgspec.Struct, frozen=True):
         folder: Folder for checkpoints; None: none are written.
         triggers: When checkpoints are written before the end.
         run: The supervised run of this launch, or None.
-        monitor: What others see of the job.
+        monitor: Section [monitor] of the job file: metrics for other programs.
     """
 
     options: SessionOptions
@@ -184,8 +184,8 @@ def run(
         every_s: Write a checkpoint every so many seconds; 0: do not. Needs `save`. Under `mpips run` it is
             600 if neither `every_steps` nor `every_s` is given.
         on_usr1: After the checkpoint that SIGUSR1 requests, "continue" or "exit" (with code 75).
-        grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: there is none. See
-            `mpips.config.triggers.Triggers`.
+        grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: no last checkpoint.
+            See `mpips.config.triggers.Triggers`.
         monitor: Options of section [monitor] of a job file by name, such as {"port": 9400}. Under `mpips run`
             they precede those of the run.
         **options: See `mpips.config.options.SessionOptions`.

@@ -123,7 +123,7 @@ class FitJob(ScriptJob):
     def _start(self, fit: FitArguments) -> Worker:
         """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
         consistency = fit.settings.consistency
-        if self.may_declare:
+        if not self.has_started and self._failure is None:
             rules = {kind.name: kind(rate) for kind, rate in RULES.values()}
             for rule in {**rules, fit.settings.rule.name: fit.settings.rule}.values():
                 self.script.declare(table_of(rule, consistency))

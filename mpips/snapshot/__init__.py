@@ -25,7 +25,7 @@ native/src/server/server_snapshot.cpp shows why the cut is consistent and cannot
     * and all jobs with groups of workers (mpips.worker.connection_options.needs_common_clock)
 
 Before `Write` the coordinator may give the cut up. It then sends `Abandon` instead: to the workers, and to
-the servers if they have a `Commit`. Every server answers an `Abandon` with `Saved`, too. No cut gets both
+the servers if they have a `Commit`. Every server also answers an `Abandon` with `Saved`. No cut gets both
 `Write` and `Abandon`, so servers begin to write together only when all of them have their copies. The
 records of a cut that was given up hold no ring: servers consume them without effect, also those that arrive
 later.
@@ -33,15 +33,14 @@ later.
 Only one cut is under way at a time. The next one begins after the last `Saved` of the one before, so
 checkpoints never overlap. Triggers in between are skipped and counted.
 
-Gathers; reductions and barriers are meant, too. A worker that waits for other workers in a gather can write
-its cut record there only if the cut has no common clock, the worker has pushed nothing since its tick,
+Gathers, which here include reductions and barriers. A worker that waits for other workers in a gather can
+write its cut record there only if the cut has no common clock, the worker has pushed nothing since its tick,
 and its position is known. Otherwise (it has pushed since then, or it is at a clock before the common one) it
-must leave the gather first, so the other
-workers must come to the gather. They cannot come if they wait for an answer to a record behind their own cut
-records: servers hold those rings until the first worker comes to the cut. Such a cut would last until the
-servers give it up. Three messages prevent this. Each worker sends them about itself, in its program's order,
-to the scheduler over one communicator and tag, so MPI delivers them in that order. Only the coordinator
-reads them:
+must leave the gather first, so the other workers must come to the gather. They cannot come if they wait for
+an answer to a record behind their own cut records: servers hold those rings until the first worker comes to
+the cut. Such a cut would last until the servers give it up. Three messages prevent this. Each worker sends
+them about itself, in its program's order, to the scheduler over one communicator and tag, so MPI delivers
+them in that order. Only the coordinator reads them:
 
     Waits(id, "before")   a gather has begun in which the worker cannot write its record of cut id
     Waits(id, "over")     that gather has ended
@@ -78,8 +77,8 @@ Triggers:
     jobs/batch.sh           launch: passes the warning on to mpirun or `mpips run`; with on_usr1 = "exit"
                             the job ends after the checkpoint
 
-SIGUSR2 is no trigger: it writes the stacks of all threads. The checkpoint at the end of training needs no
-cut: every ring is empty then, and stays empty (`ServerPart.save`).
+SIGUSR2 triggers no checkpoint: it writes the stacks of all threads. The checkpoint at the end of training
+needs no cut: every ring is empty then, and stays empty (`ServerPart.save`).
 
 From the trigger to the decision:
 

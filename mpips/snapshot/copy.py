@@ -40,7 +40,7 @@ def shards_in_place(
 
 
 def _part(placement: Placement, table: Table, server: int) -> ShardRange | None:
-    """Return the elements of a dense table that lie on a server; None if there are none."""
+    """Return the elements of a dense table that lie on a server; None if the server has none."""
     return next((p for p in placement.dense[table.name] if p.server == server), None)
 
 

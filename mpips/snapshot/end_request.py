@@ -29,7 +29,7 @@ class EndRequest:
 
         Args:
             ask: The request.
-            on_usr1: What follows the checkpoint that SIGUSR1 requests: "continue" or "exit".
+            on_usr1: The action after the checkpoint that SIGUSR1 requests: "continue" or "exit".
         """
         leave = ask.reason == "end" or on_usr1 == "exit"
         if ask.at < self._signal_at + _ONE_SIGNAL_S and (self.reason or not leave):

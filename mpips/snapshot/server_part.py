@@ -266,7 +266,7 @@ class ServerPart:
     def _retain(self, written: Path) -> str:
         """Remove old checkpoints after this one was written, on server 0; return the failure, or "".
 
-        After a failure the new checkpoint is durable all the same, so the failure is a note and not an error.
+        After a failure the new checkpoint is still durable, so the failure is a note and not an error.
         """
         if self._server.index != 0:
             return ""

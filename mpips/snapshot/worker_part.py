@@ -352,7 +352,7 @@ class WorkerPart:
         """Return a payload with this part that fits into a record; compressed only if it must be.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: No payload with this part fits.
         """
         if len(part) <= self._room:
             return part

@@ -75,7 +75,7 @@ class AreaWay(Protocol):
     Attributes:
         layout: Layout of the server's region.
         piece_bytes: Bytes of one put.
-        checksums: Whether a segment gets a checksum even if it is known to have arrived.
+        checksums: True if a segment gets a checksum even if it is known to have arrived.
     """
 
     layout: _native.Layout

@@ -1,11 +1,12 @@
 """Values of dense tables that a server sends as soon as they are there, in the order of their use.
 
-A worker asks for the values of a table before it pushes the updates that lead to them. The request names a
+A worker requests the values of a table before it pushes the updates that lead to them. The request names a
 version. When the head of the table has this version, the server sends the values. So the request is not
 behind the updates on the link, and the values need no further message of the worker.
 
-Of several requests whose values are there, the server serves the first one first. At most MOST_UNDER_WAY
-messages of values to a worker are under way, so values that come to be there later wait only for these.
+If the values of several requests are there, the server serves the first of these requests first. At most
+MOST_UNDER_WAY messages of values to a worker are under way, so values that come to be there later wait only
+for these.
 
 The values do not change between the version and their arrival. The server applies no update of a table under
 BSP without this worker: the worker sends its next last push of a clock to the table, or the next end of a
@@ -115,7 +116,7 @@ class _Open:
     """The open requests of one worker. A model may have 1000 of them, so all are checked at once."""
 
     def __init__(self) -> None:
-        """There are none."""
+        """Start without requests."""
         self._by_number: dict[int, _Request] = {}  # in the order of their arrival
         self._heads: NDArray[np.intp] | None = None  # of all; None: not made since the last change
         self._versions: NDArray[np.uint64] = np.empty(0, np.uint64)

@@ -86,7 +86,7 @@ class Channel(Protocol):
         """
 
     def area_way(self) -> AreaWay | None:
-        """Return the way of large dense pushes past the ring; None if there is none."""
+        """Return the way of large dense pushes past the ring; None if the channel has none."""
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """Send what is written; wait until `count` records are consumed; return False after `max_s` s."""

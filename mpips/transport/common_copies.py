@@ -1,6 +1,6 @@
 """A worker's common copies: what it has of the tables whose pulls are differences.
 
-native/src/ring/common_view.hpp says how a copy follows the server's.
+native/src/ring/common_view.hpp describes how a copy follows the server's.
 """
 
 from __future__ import annotations

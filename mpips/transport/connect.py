@@ -37,14 +37,14 @@ class Connector:
         name: Name of the worker in messages.
         transport: "auto", "shm", "rma", "p2p" or "local".
         token: Token of the job.
-        window: Window over the servers' regions; None: there is none.
+        window: Window over the servers' regions; None: no window.
         gets_need_target: Gets through it wait until the server makes MPI calls.
         p2p_comm: Communicator of workers and servers whose tags only p2p.py and p2p_service.py use.
         n_workers: Number of workers of the job.
         n_tables: Number of tables of the job.
-        checksums: Whether records within a node have checksums, and segments that are known to have
+        checksums: True if records within a node have checksums, and segments that are known to have
             arrived. Records over a network always have them.
-        oversubscribed: Whether the node has more ranks than cores.
+        oversubscribed: True if the node has more ranks than cores.
         timeout_s: Seconds until a server that takes no message counts as stalled.
         guard: `guard(what)` is a context in which a call that never returns ends the process.
         idle: Called while a message waits to be taken.
@@ -81,7 +81,7 @@ class Connector:
             server: Index of the server.
             server_name: Name of the server in messages.
             rank: Rank of the server in `p2p_comm` and in the window.
-            same_node: Whether the server runs on this node.
+            same_node: True if the server runs on this node.
             layout: Layout of the server's region.
 
         Raises:

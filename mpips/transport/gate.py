@@ -28,8 +28,8 @@ Every function of mpips that calls MPI in a worker's process calls `close` first
     mpi.contributions   Contributions: _send, _drop_sent, is_received   (replicated tables)
 
 `complete` of values in mail.py and `_take` in contributions.py run behind `poll` of the same object, and
-nothing opens the gate in between. What calls MPI before a worker's program begins or after it has ended
-(start-up, the agreement on errors, shutdown) runs without a progress thread: `Roles` ends it first. Servers
+nothing opens the gate in between. Calls of MPI before a worker's program begins or after it has ended
+(start-up, the agreement on errors, shutdown) run without a progress thread: `Roles` ends it first. Servers
 and schedulers have none. The watchdog's thread makes no MPI call. tests/mpi/test_progress.py finds every call
 of MPI in a worker's process while it runs, and checks which thread makes it and whether the gate is closed.
 

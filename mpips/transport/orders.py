@@ -2,17 +2,17 @@
 
 An order is an update that the worker has handed over and whose records are not written yet. The most urgent
 one is written first, and an order that has begun is completed before the next one, since the segments of a
-push follow each other in the ring. The end of a clock is an order, too: the least urgent one of its clock.
+push follow each other in the ring. The end of a clock is also an order: the least urgent one of its clock.
 So the number of a record is the place at which it leaves, and the server sees a ring like any other.
 
 Everything leaves in messages, which arrive in their order (`RemoteMemory.put_copied`). At most
 MOST_UNDER_WAY of them are under way in MPI. The rest waits here, where something more urgent can still pass
 it: a request for values, or a more urgent order.
 
-Who uses it: the program's thread with the gate closed, the progress thread in a step
-(`RemoteChannel.advance`), never both. All other uses of the ring need all its records written. Therefore each
-of them, which begins at `RemoteChannel.writer`, `.area` or `RingPuts.put_new`, first has all orders written
-and sent (`finish`).
+Orders are used by the program's thread with the gate closed or by the progress thread in a step
+(`RemoteChannel.advance`), never by both. All other uses of the ring need all its records written. Therefore
+each of them, which begins at `RemoteChannel.writer`, `.area` or `RingPuts.put_new`, first has all orders
+written and sent (`finish`).
 
 Orders are for jobs in which no worker repeats a clock in memory (no journal): the order of records then may
 depend on when they were handed over. Sums under BSP do not depend on it.

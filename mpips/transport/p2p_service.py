@@ -78,8 +78,9 @@ class P2pService:
         """Serve waiting requests and return their number. Blocks only while the bytes of a put arrive.
 
         Requests may come as fast as they are served, so the number is limited. While the number is above 0,
-        the caller calls again at once, and consumes records before. The worker of a question waits for that,
-        so this ends behind one, but not twice in succession: every look may find one, if many workers wait.
+        the caller calls again at once, and consumes records before. A worker that has sent a question waits
+        for that, so a call ends behind a question, but not two calls in succession: if many workers wait,
+        every call may find a question.
         """
         served, asked = self._answer(), False
         for _ in range(_MOST_AT_ONCE):
@@ -157,10 +158,10 @@ class P2pService:
         return True
 
     def _serve(self, source: int, inline: int) -> int:
-        """Serve the request in `_message`, which has `inline` bytes behind its head and is no small put.
+        """Serve the request in `_message`, which has `inline` bytes behind its head and is not a small put.
 
         Returns:
-            The number of records that it asks about; 0: it contains no question.
+            The number of records that its question is about; 0: it contains no question.
 
         Raises:
             ProtocolError: A request that no worker sends.

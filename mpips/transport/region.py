@@ -215,8 +215,8 @@ def unlink_staging(token: str, generation: int, keep: Container[str]) -> None:
     """Remove the staging memory of launches before `generation` on this node, except the parts `keep`.
 
     Each launch has staging memory of its own, so its pushes do not change what a server still has to read of
-    the launch before. What workers share within a launch is removed, too: a launch that is killed while it
-    makes such memory leaves its name (mpips.worker.sharing).
+    the launch before. Memory that workers share within a launch is also removed: a launch that is killed
+    while it makes such memory leaves its name (mpips.worker.sharing).
     """
     for part, path in own_segments(token):
         old = part.rpartition("-")[2]

@@ -3,7 +3,7 @@
 Push. The C++ writer fills slots of the mirror, with checksums. `send` puts the new records (ring_puts.py).
 
 Large dense pushes do not pass through the mirror. They are put from the caller's array into the worker's
-rendezvous buffer, followed by small records that say where they lie (mpips.worker.paths.rendezvous).
+rendezvous buffer, followed by small records that give their place (mpips.worker.paths.rendezvous).
 
 Dense pull. Block versions, values and again block versions are read. Blocks whose two versions differ, or
 that were being written, are read again (remote_reads.py).
@@ -143,7 +143,7 @@ class RemoteChannel:
         return self._area
 
     def area_way(self) -> AreaWay | None:
-        """Return the way of large dense pushes past the ring; None if there is none."""
+        """Return the way of large dense pushes past the ring; None if the channel has none."""
         return self if self._area.n_bytes else None
 
     @property

@@ -1,4 +1,4 @@
-"""What a channel to another node needs of the memory there, and of asking for its state."""
+"""The operations that a channel to another node needs: on the memory there, and to ask for its state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bytes = NDArray[np.uint8]
 class RemoteMemory(Protocol):
     """The region of one server, accessed by messages or RMA. Offsets and lengths are in bytes.
 
-    There are two ways of writing. What `put` wrote is in the region before anything that is sent after
+    There are two ways of writing. Bytes that `put` wrote are in the region before anything that is sent after
     `flush` has returned. Small writes (`put_asking`) are messages: they arrive in their own order, `flush`
     does not wait for their arrival, and MPI orders nothing between them and puts. Only an answered `fence`
     proves that all writes of both kinds have arrived.
@@ -36,7 +36,7 @@ class RemoteMemory(Protocol):
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
         """Write at most INLINE_BYTES by a message; `data` may be changed at once.
 
-        The message asks for an answer when `count` records are consumed; 0: it asks for none.
+        The message requests an answer when `count` records are consumed; 0: it requests none.
         """
 
     def put_copied(self, offset: int, data: Bytes) -> None:

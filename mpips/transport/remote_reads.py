@@ -163,7 +163,7 @@ class RemoteReads:
         return self._noted(table, self._batched.fetch(table, clock, out))
 
     def _noted(self, table: int, version: int | None) -> bool:
-        """Note the version of values that were pulled; return False if there are none."""
+        """Note the version of values that were pulled; return False if no values were."""
         if version is not None:
             self._writer.set_base_version(table, version)
         return version is not None

@@ -6,10 +6,10 @@ only when its sequence and its checksums prove that it is complete. A flush betw
 cost a round trip and add nothing to that proof. The flush comes before a slot of the mirror is written again,
 that is, whenever the acknowledgement is read.
 
-Acknowledgement. The worker asks once and is answered when its records are consumed (`Question`), or it gets
-the acknowledgement together with replies. Everything that arrives carries its own proof that it is complete
-(complement, sequence, checksum), because a get may see bytes of two stores. An old answer that arrives late
-only acknowledges fewer records than are known to be consumed.
+Acknowledgement. The worker sends one question, which is answered when its records are consumed (`Question`),
+or it gets the acknowledgement together with replies. Everything that arrives carries its own proof that it is
+complete (complement, sequence, checksum), because a get may see bytes of two stores. An old answer that
+arrives late only acknowledges fewer records than are known to be consumed.
 
 Streams. While a look-ahead or torch's backward uses the channel (`stream`), records and large dense updates
 leave as messages that hold copies, so their memory may be written again at once, and `publish` does not wait

@@ -80,8 +80,8 @@ class Handle:
         Under BSP the change applies to the updates of this clock and later ones, on all servers, whichever
         worker is first. Under SSP and ASP it applies to all updates that a server applies after the first
         worker's call has arrived; a worker that is behind does not set later values back. Where a group sums
-        the updates (`cluster.topology`), the call arrives with their sum at the end of the clock. Of several
-        calls in one clock the last one counts.
+        the updates (`cluster.topology`), the call arrives with their sum at the end of the clock. If there
+        are several calls in one clock, the last one counts.
 
         A checkpoint does not contain the change: in a job that starts from one, the table has its declared
         optimizer until the program calls this again. A warm restart continues with the newest change. A
@@ -186,7 +186,7 @@ class Handle:
 
         Args:
             error: The error.
-            before: What `_pushed` was before the push; None: the push contributes to the sum of a group.
+            before: Result of `_pushed` before the push; None: the push contributes to the sum of a group.
         """
         connection = self._connection
         if is_cut_off(connection, error) and (before is None or self._pushed() != before):
@@ -202,7 +202,7 @@ class Handle:
         """Let the next push count as computed on the pull that filled `base`, if a pull did.
 
         Returns:
-            True if the caller must call `_unname_base` after the push, also if it raises.
+            True if the caller must call `_unname_base` after the push, even if it raises.
         """
         versions = self._noted.find(base) if self._noted is not None else None
         for server, version in (versions or {}).items():

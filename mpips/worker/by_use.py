@@ -1,7 +1,7 @@
 """Dense tables whose updates and next values travel in the order in which the values are used.
 
 `Worker.push_pull` hands over the updates of a clock, with the order in which the program will use the new
-values. The worker asks for these values at once, orders the updates (mpips.transport.orders) and ends its
+values. The worker requests these values at once, orders the updates (mpips.transport.orders) and ends its
 clock. Each push is the last one to its table, so under BSP servers apply the sum of a table as soon as all
 workers have closed it, and send its values while later updates are still on their way. This is the schedule
 of P3 (A. Jayarajan et al., "Priority-based parameter propagation for distributed DNN training", MLSys 2019)
@@ -122,9 +122,9 @@ class PullsByUse:
     ) -> None:
         """Push the updates, ask for the values and end the worker's clock.
 
-        What can be ordered is checked before anything is sent. The other tables come next: an update that
-        `push` does not take leaves the pushes before it, as the program expects. Whatever else cuts this off
-        behind the first push refuses the worker; see mpips.worker.whole.
+        Updates that can be ordered are checked before anything is sent. The other tables come next: an update
+        that `push` does not take leaves the pushes before it, as the program expects. Whatever else cuts this
+        off behind the first push refuses the worker; see mpips.worker.whole.
 
         Args:
             updates: By table, in the order of their use.

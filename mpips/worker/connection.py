@@ -63,15 +63,15 @@ class Connection:
         snapshot: The worker's part in checkpoints.
         staging: The worker's staging memory.
         collectives: Gathers, reductions and barriers.
-        replicated: The tables that every worker holds; None: there are none.
-        local: The tables under LocalSGD and DiLoCo; None: there are none.
+        replicated: The tables that every worker holds; None: the job has none.
+        local: The tables under LocalSGD and DiLoCo; None: the job has none.
         grouped: The group that sums updates of this worker; None: it is in none.
-        node_pulls: Pulls that the workers of this node share; None: there are none.
-        node_rows: Memory for rows that they read for each other; None: there is none.
-        residuals: What pushes have not sent; None: no table has error feedback.
-        parts: What takes part in clocks, cuts and the end: grouped, replicated, local, residuals.
+        node_pulls: Pulls that the workers of this node share; None: no such pulls.
+        node_rows: Memory for rows that they read for each other; None: no such memory.
+        residuals: The parts of updates that pushes have not sent; None: no table has error feedback.
+        parts: The objects that take part in clocks, cuts and the end: grouped, replicated, local, residuals.
         progress: Advances transfers while the program computes; None: nothing does.
-        coming: The values that the worker has asked for in advance; None: there are none.
+        coming: The values that the worker has asked for in advance; None: no such values.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
     """
 
@@ -101,8 +101,8 @@ class Connection:
             timeout_s: Bound of every wait, in seconds.
             start: Start of the worker; None: at clock 0, without duties.
             tree: Messages to other workers; None: gathers contain this worker alone.
-            made: What start-up has made for its tables; None: nothing.
-            progress: The progress thread, which is not started yet; None: there is none.
+            made: The parts that start-up has made for its tables; None: no parts.
+            progress: The progress thread, which is not started yet; None: no such thread.
         """
         self.progress = progress
         start, made = start or ConnectionOptions(), made or MadeParts()
@@ -186,7 +186,7 @@ class Connection:
         refusing: Any = Refusing(error)
         self.channels = self.control = self.staging = self.snapshot = refusing
         self.collectives = refusing
-        for name in ("local", "replicated", "grouped"):
+        for name in ("local", "replicated", "grouped", "residuals"):
             if getattr(self, name) is not None:
                 setattr(self, name, refusing)
         self.parts = []
@@ -196,11 +196,11 @@ class Connection:
             handle.disown()
 
     def written(self) -> list[int]:
-        """Return how much is written to each server, or ordered: records of pulls count, too."""
+        """Return how much is written to each server, or ordered: records of pulls also count."""
         return [self.written_to(server) for server in range(len(self.channels))]
 
     def written_to(self, server: int) -> int:
-        """Return how much is written to a server, or ordered: records of pulls count, too."""
+        """Return how much is written to a server, or ordered: records of pulls also count."""
         channel = self.channels[server]
         ordered = channel.orders.n_added if channel.orders is not None else 0
         return channel.counting_writer.next_sequence + ordered
@@ -362,7 +362,7 @@ class Connection:
         return counts.outcomes(self.channels, self.parts)
 
     def figures(self) -> Figures:
-        """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
+        """Return this worker's counts, as last read from the servers. Cheap; allowed during a wait."""
         found = counts.figures(self.channels, self.parts, self._samples)
         self.spent.add_to(found)
         return found
@@ -444,7 +444,7 @@ class Connection:
         waits.advance_orders(self)
 
     def poll_workers(self) -> None:
-        """Take messages of other workers; after `finish`, too, until the job ends. Cheap.
+        """Take messages of other workers, also after `finish`, until the job ends. Cheap.
 
         After `finish` it also writes files for the last checkpoint that could not be written before.
         """

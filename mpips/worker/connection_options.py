@@ -1,4 +1,4 @@
-"""How a worker's connection begins, and what it needs of handles."""
+"""The start of a worker's connection, and the interface of handles that it uses."""
 
 from __future__ import annotations
 

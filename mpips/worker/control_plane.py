@@ -15,7 +15,7 @@ class ControlPlane(Protocol):
         state: Current activity of the worker, for heartbeats and errors.
         clock: The worker's clock, for heartbeats.
         cut: The worker's next cut, if the scheduler has announced one.
-        speed: The worker's inner steps per second, for heartbeats; 0: nobody needs them.
+        speed: The worker's inner steps per second, for heartbeats; 0: not needed.
         fastest: Those of the fastest worker, by the scheduler's last answer; 0: not known.
     """
 

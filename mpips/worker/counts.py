@@ -27,7 +27,7 @@ def outcomes(channels: Sequence[Channel], parts: Sequence[TablePart]) -> dict[st
 
 
 def figures(channels: Sequence[Channel], parts: Sequence[TablePart], samples: int) -> Figures:
-    """Return the counts as of the last looks at the servers. Cheap.
+    """Return the counts as last read from the servers. Cheap.
 
     Args:
         channels: The worker's channel to each server.

@@ -37,6 +37,6 @@ class CutRecords:
         c.publish(range(len(c.channels)))
 
     def is_behind(self) -> bool:
-        """Return whether some server has not consumed the last cut record, by this worker's last look."""
+        """Return whether some server has not consumed the last cut record, as last read by this worker."""
         ends = zip(self._connection.channels, self._ends, strict=True)
         return any(channel.writer.applied < end for channel, end in ends)

@@ -275,7 +275,7 @@ class DenseHandle(OrderedAccess):
             update: Array of the table's shape. float32 is sent without conversion, other numbers are rounded
                 to it. Free again at return, unless it comes from `Worker.allocate`: then after `wait`.
             base: The values that the update was computed on: the array that a pull filled, or a part or view
-                of it. The update's staleness counts from that pull, also if newer values have been pulled
+                of it. The update's staleness counts from that pull, even if newer values have been pulled
                 since. Without `base`, and if it is a copy, it counts from the newest pull; also under
                 Accept(), where nothing depends on it. Delay compensation needs it.
             closes: This is the worker's last push to the table in this clock, and it does not pull the table

@@ -190,14 +190,14 @@ class EmbeddingHandle(Handle):
             keys: int64, shape (n,); any order; updates of equal keys are summed.
             rows: float32, shape (n, dim). Free again at return.
             base: The values that the updates were computed on, shape (n, dim): the array that a pull filled,
-                or a part or view of it. Staleness counts from that pull, also if a prefetch has fetched
+                or a part or view of it. Staleness counts from that pull, even if a prefetch has fetched
                 newer rows since. Without `base`, and if it is a copy, it counts from the newest rows that
                 have arrived from the same server; also under Accept(), where nothing depends on it. Delay
                 compensation needs it.
 
         Raises:
             TypeError: The rows contain no real numbers (complex, text, objects), or are a masked array.
-            ValueError: Wrong shape, NaN or infinity, a number beyond float32, or keys that are no whole
+            ValueError: Wrong shape, NaN or infinity, a number beyond float32, or keys that are not whole
                 numbers within int64.
             KeyError: A key lies outside the partition.
             StallError: A server has taken no records for the job's timeout.

@@ -18,7 +18,7 @@ def as_keys(keys: Any) -> Int64:
 
     Raises:
         TypeError: They are a masked array.
-        ValueError: They are no whole numbers in one dimension, or beyond int64.
+        ValueError: They are not whole numbers in one dimension, or are beyond int64.
     """
     # Return the usual case without a conversion.
     if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1:

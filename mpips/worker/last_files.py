@@ -1,9 +1,9 @@
 """The files of a finished worker for the last checkpoint, written again until they are there.
 
 A disk may be full just when a worker ends. The servers of a supervised run then try the last checkpoint again
-(`ServerPart.save`). What a worker stores of its own must be written by the worker: its residuals, and its
-values of tables under LocalSGD and DiLoCo. Neither changes after the end, so a later file has the same bytes,
-and the description in the worker's position fits it.
+(`ServerPart.save`). A worker's own data must be written by the worker: its residuals, and its values of
+tables under LocalSGD and DiLoCo. Neither changes after the end, so a later file has the same bytes, and the
+description in the worker's position fits it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from mpips.worker.start import JobStart, NodeBytes, Planned
 
 
 class PartStart(Protocol):
-    """What is known of a part before the job is at work."""
+    """The interface of a part before the job is at work."""
 
     def memory(self, job: Planned) -> list[NodeBytes]:
         """Return the memory that the part takes on each node."""

@@ -1,4 +1,4 @@
-"""What a look-ahead uses of an embedding table's handle: pulls into its cache, and the room of the rings."""
+"""A look-ahead's access to an embedding table's handle: pulls into its cache, and the room of the rings."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def share(
     Args:
         p: The parts of this rank.
         part: First part of the names, the same on all ranks.
-        what: What is done, for errors.
+        what: The action, for errors.
         keys: For each worker what it has in common with those that it shares memory with; None: it needs no
             memory.
         n_bytes: Size of each worker's memory, equal for equal keys.

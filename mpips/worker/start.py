@@ -1,4 +1,4 @@
-"""What start-up knows of a job when it makes the parts of a worker's tables, and what it has made."""
+"""The data of a job from which start-up makes the parts of a worker's tables, and the parts made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MadeParts:
-    """What start-up has made for the tables of this rank's worker. None on other ranks, and where not needed.
+    """The parts that start-up has made for this rank's worker. None on other ranks, and where not needed.
 
     Attributes:
         replicated: The replicated tables.
@@ -42,7 +42,7 @@ class MadeParts:
         grouped: The group of the worker.
         node_pulls: Values of other nodes' servers that this node's workers pull once.
         node_rows: Memory for rows that this node's workers read for each other.
-        residuals: What the worker's pushes have not sent.
+        residuals: The parts of updates that the worker's pushes have not sent.
     """
 
     replicated: ReplicatedPart | None = None
@@ -70,7 +70,7 @@ class JobStart:
         at: On a worker, its position at each server, where the job continues in memory; else empty.
         server: This rank's server, or None.
         tree_comm: Communicator of messages between workers; None in a job of one worker.
-        node_tables: The replicated tables in memory that outlives a launch; None where there are none.
+        node_tables: The replicated tables in memory that outlives a launch; None: no such tables.
         local: The tables under LocalSGD and DiLoCo, with the inner rules, by their index; those in `tables`
             are what servers have of them (mpips.model.local_sgd).
         local_memory: Persistent memory of the worker for them, taken over from the launch before.
@@ -78,7 +78,7 @@ class JobStart:
         subgroups: Workers of each subgroup of a group, whose updates are summed first.
         grouped_tables: Dense tables whose updates groups sum, by index.
         grouped_rows: Embedding tables whose rows groups sum, by index.
-        made: What is made for this rank's worker so far.
+        made: The parts made so far for this rank's worker.
         notes: Sentences for the user about start-up.
     """
 
@@ -152,7 +152,7 @@ class NodeBytes(msgspec.Struct, frozen=True):
 
     Attributes:
         shared: In /dev/shm.
-        private: Of its processes.
+        private: Memory of its processes.
         later: In /dev/shm, when it is first used; without it the job runs.
     """
 

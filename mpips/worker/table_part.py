@@ -1,4 +1,4 @@
-"""What a part of a worker's tables does while the job is at work."""
+"""The actions of a part of a worker's tables while the job is at work."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def polled(
 
     Args:
         connection: The worker's connection.
-        done: What is waited for.
+        done: The condition that is waited for.
         state: The worker's activity meanwhile.
         late: Returns the message of an error.
 
@@ -194,7 +194,7 @@ def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bou
 
 
 def blame(connection: Connection, names: Sequence[str], server: int, groups: Groups = ()) -> str:
-    """Return the clause of an error that names the worker for which a server waits; "" if there is none.
+    """Return the clause of an error that names the worker for which a server waits; "" if it waits for none.
 
     A worker that pushes the sums of a group may wait for another one of the group, so all are named.
     """

@@ -196,7 +196,7 @@ class Worker:
         """Within the block pulls of tables under LocalSGD and DiLoCo return those of the last outer step.
 
         These values are those of the servers, the same on all workers at the same clock: evaluate them. Other
-        tables are pulled as ever. Nothing is sent.
+        tables are pulled as usual. Nothing is sent.
         """
         local = self._connection.local
         with local.averaged() if local is not None else nullcontext():
@@ -249,7 +249,7 @@ class Worker:
                 text as keys. It must fit into a record of `slot_kib`, if need be compressed.
 
         Raises:
-            TypeError: `cursor` is no dict, or holds another type, such as a NumPy number.
+            TypeError: `cursor` is not a dict, or holds another type, such as a NumPy number.
             ValueError: It holds NaN, infinity or an integer of more than 64 bits.
             ConfigError: It is too large; the message names its largest entry and the `slot_kib` to set.
         """

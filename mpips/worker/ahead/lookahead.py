@@ -7,14 +7,14 @@ is yielded, at the worker's clock c, it
     2. asks servers for the rows of b that are not valid at c, and waits for them;
     3. starts to fetch rows of batch b + 1, which travel while the program computes and pushes b.
 
-A pull in the loop then copies from the cache. Rows that the cache lacks are pulled as ever.
+A pull in the loop then copies from the cache. Rows that the cache lacks are pulled as without look-ahead.
 
 BSP: the bits are those without look-ahead. A row that is read at clock c has exactly the updates of all
 clocks before c: a server answers no earlier than these have ended, and the worker itself has not ended c. So
 the row is valid at clock c. At a later clock d it is valid if no update of the clocks c .. d-1 has changed
-it. This worker knows what it has pushed itself, at any clock from c on: these rows are read again. Others may
-have changed the rest, so the worker asks each server which of the rows have changed since the oldest of the
-clocks c (one record of keys, one float for each in the reply). The server notes for each row the version of
+it. The rows that this worker has pushed itself, at any clock from c on, are read again. Others may have
+changed the rest, so each server receives a question: which of the rows have changed since the oldest of the
+clocks c (one record of keys, one float for each in the reply)? The server notes for each row the version of
 the table with which it changed last, from the first such question on; what was before counts as a change. The
 answer waits for clock d as a pull does, so it covers all clocks before d. A row that is reported as unchanged
 is valid at d. Nothing of this is in the journal: after a restart all workers are new and hold no rows.
@@ -61,7 +61,7 @@ def lookahead(
     `table.pull(keys)` in the loop returns rows from a cache where it has them. Under BSP all values are those
     that the loop would pull without look-ahead, bit for bit. Under SSP they are within the bound; under SSP
     and ASP they are at most `depth` clocks old and may lack the worker's own updates of these clocks. Keys
-    that were not announced are pulled as ever. `prefetch` and `push_pull` do not use the cache.
+    that were not announced are pulled as without look-ahead. `prefetch` and `push_pull` do not use the cache.
 
     It helps where rows come over a slow link and one batch has rows that the batch before has not. It takes
     time of the worker, about as much as a pull from a server on the same node.
@@ -78,11 +78,11 @@ def lookahead(
         worker: The worker whose tables are pulled.
         depth: Batches that are known in advance, 1 or more; a row is held until its last use in them.
         progress: Let a thread advance transfers from servers on other nodes while the loop's body computes.
-            It calls MPI: a body that does so, too, must do it within `Worker.paused`, or pass False.
+            It calls MPI: a body that also does so must do it within `Worker.paused`, or pass False.
 
     Raises:
         ConfigError: `depth` is below 1, a table is not an embedding table, or another look-ahead uses it.
-        ValueError: Keys are no whole numbers within int64.
+        ValueError: Keys are not whole numbers within int64.
         StallError: A worker or server was late for the job's timeout; the message names it.
     """
     try:
@@ -245,7 +245,7 @@ def _flat(name: str, keys: Any) -> Int64:
     """Return a batch's keys of a table in one dimension.
 
     Raises:
-        ValueError: They are no whole numbers within int64.
+        ValueError: They are not whole numbers within int64.
     """
     array = np.asarray(keys)
     try:

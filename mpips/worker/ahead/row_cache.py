@@ -46,7 +46,7 @@ class RowCache:
         return len(self._map)
 
     def find(self, keys: Int64) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Return the number of each key, and which keys have one; the number is 0 where there is none."""
+        """Return the number of each key, and which keys have one; the number is 0 for other keys."""
         found = self._map.find(keys)
         known = found != _native.RowMap.npos
         return np.where(known, found, 0).astype(np.intp), known
@@ -89,7 +89,7 @@ class RowCache:
 
         Args:
             batch: Number of the batch that is used next.
-            clock: Clock of the worker. What it has pushed in this clock must not be forgotten.
+            clock: Clock of the worker. Keys that it has pushed in this clock must not be forgotten.
             n_wanted: Keys of announced batches, counted once for each batch.
         """
         n = len(self)

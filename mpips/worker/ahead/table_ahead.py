@@ -232,7 +232,7 @@ class TableAhead:
         return valid
 
     def _will_be_since(self, numbers: Numbers) -> Int64:
-        """Return the clock at which each row is read, also where it is under way; or NEVER."""
+        """Return the clock at which each row is read, including rows under way; or NEVER."""
         since: Int64 = np.maximum(self._cache.since[numbers], self._cache.requested[numbers])
         return since
 

@@ -1,9 +1,9 @@
 """Residuals: what pushes with some codecs have not sent yet, and why none is lost or doubled.
 
-The codecs are TopK, RandomK, OneBit and SharedInt8. A push encodes residual + update. What its codes do not
-contain is the new residual (error feedback). There is one residual for each table with such a codec and each
-server that has a part of the table (native/src/ring/feedback.hpp). All residuals of a worker lie in one
-memory.
+The codecs are TopK, RandomK, OneBit and SharedInt8. A push encodes residual + update. The part that its
+codes do not contain is the new residual (error feedback). There is one residual for each table with such a
+codec and each server that has a part of the table (native/src/ring/feedback.hpp). All residuals of a worker
+lie in one memory.
 
 In a supervised run whose servers leave their memory to the next launch (mpips.recovery.memory), this memory
 is a persistent shared-memory file on the worker's node, and each residual has two halves. Otherwise it is
@@ -39,8 +39,8 @@ Bits. A repeated push has the same residual, update and random key as the first 
 
 Lost residuals. If the file is not on the worker's node (the node was lost, or the worker moved), or if it is
 older than the last launch that completed its start-up, there is no valid half. The worker then continues with
-zeros. Start-up counts and reports such residuals. What they held since the last push that sent it is missing
-in the result.
+zeros. Start-up counts and reports such residuals. The result lacks what they held since the last push that
+sent it.
 
 Checkpoints. At a cut, before its cut record, each worker writes its residuals into a file beside the
 checkpoints, which becomes a part of the checkpoint (mpips.checkpoint.residuals). So the file holds the state
@@ -202,7 +202,7 @@ class Residuals(TablePart):
         return np.array(self._feedback[index, server].residual, np.float32)
 
     def owe(self, index: int, server: int, values: Float32) -> None:
-        """Add residuals of another worker to a part of a table; the next encoded push to it has them, too.
+        """Add residuals of another worker to a part of a table; the next encoded push to it also has them.
 
         See mpips.worker.groups.handover.
         """
@@ -261,7 +261,7 @@ class Residuals(TablePart):
         return error
 
     def before_cut(self, number: int) -> bool:
-        """Write the residuals for a cut; its checkpoint tells whether that failed."""
+        """Write the residuals for a cut; its checkpoint records whether that failed."""
         self.save(number)
         return True
 

@@ -59,7 +59,7 @@ def local_residuals(
 def connect(parts: JobStart) -> None:
     """Set `made.residuals`: make or take over the residuals of this rank's worker. Collective; blocks.
 
-    It comes after the channels, which know the worker's position at each server. It comes before the memory
+    It comes after the channels, which have the worker's position at each server. It comes before the memory
     of this launch is that in which the next one continues: the file's mark must not be older than that.
 
     Raises:

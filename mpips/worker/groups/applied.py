@@ -1,4 +1,4 @@
-"""What servers have applied of a group's updates; see "SSP and ASP" in mpips.worker.groups.tables."""
+"""The updates of a group that servers have applied; see "SSP and ASP" in mpips.worker.groups.tables."""
 
 from __future__ import annotations
 

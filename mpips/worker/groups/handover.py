@@ -5,22 +5,22 @@ residuals are those of the group. When the leader ends before others, the next l
 when it ends the first clock that it leads. From then on it owes them: its next encoded push to each part of a
 table adds them to the update (`mpips.worker.paths.feedback`), and its own residual has them from then on.
 
-Who writes, who reads. Leader m has finished in the group before any worker finds itself the leader. It writes
+Writers and readers. Leader m has finished in the group before any worker finds itself the leader. It writes
 its residuals no more: it pushes nothing. It answers with copies. Questions and answers are messages of MPI,
-whose order for one pair of workers is that of their sends; a worker asks one other worker at a time, and
-waits.
+whose order for one pair of workers is that of their sends; a worker sends a question to one other worker at a
+time, and waits.
 
 Which residuals are owed. A part of a table has been pushed by a worker if its residual has a tag, other than
 that of the beginning. Let n be the new leader, and consider a part that n has not pushed.
 
 * The newest of the lower workers that has pushed the part has taken over all earlier residuals with its first
   push. So n owes that worker's residual, and none of lower ones. Those between them have pushed nothing: they
-  have only what they took from a checkpoint, and n owes that too.
-* If n has pushed the part, it owes nothing. This is so also when n continues in memory after a restart: its
+  have only what they took from a checkpoint, and n also owes that.
+* If n has pushed the part, it owes nothing. This also holds when n continues in memory after a restart: its
   first push contained what it owed, and its residual is that after its last push
   (mpips.worker.feedback.residuals). If that push is not complete at the server, the tag of the beginning is
-  in force, n asks again, and gets the same values: m changes its residual no more, and it lies in memory that
-  outlives the launch, too.
+  in force, n asks again, and gets the same values: m changes its residual no more, and it also lies in memory
+  that outlives the launch.
 * A residual that is lost (mpips.worker.feedback.residuals) contained what the worker owed before. It counts
   as pushed.
 
@@ -83,7 +83,7 @@ class ResidualHandover:
 
     Attributes:
         part: See HandoverPart.
-        asked: Number of the worker that has not answered yet; None: there is none.
+        asked: Number of the worker that has not answered yet; None: no answer is awaited.
     """
 
     part: HandoverPart

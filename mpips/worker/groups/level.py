@@ -37,7 +37,7 @@ class GroupLevel:
     Attributes:
         number: Number of this worker.
         names: Names of the workers, for errors.
-        rows: Sums of rows of embedding tables; None: there are none, or the worker had finished.
+        rows: Sums of rows of embedding tables; None: no such sums, or the worker had finished.
         n_tables: Number of tables whose updates are summed, without that for the ends of clocks.
     """
 
@@ -171,7 +171,7 @@ class GroupLevel:
     def sender(self, clock: int) -> int | None:
         """Return a worker whose ticks of a clock are known to be in the memory of all servers; None: none is.
 
-        Its own word says so, or that of a worker which began this launch beyond the clock.
+        This follows from its own word, or from that of a worker which began this launch beyond the clock.
         """
         numbers = range(len(self.names))
         return next((n for n in numbers if self._reduction.sent(n) > clock), None)

@@ -59,7 +59,7 @@ def level_bytes(
 
     Args:
         tables: Dense tables whose updates it sums, by index.
-        rows_mib: `cluster.group_rows_mib`; 0 also where the group sums no rows.
+        rows_mib: `cluster.group_rows_mib`; also 0 for a group that sums no rows.
         level_units: As for `group_layout`.
     """
     dense = group_layout(tables, level_units, rows_mib > 0).total_bytes

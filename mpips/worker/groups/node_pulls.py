@@ -34,10 +34,10 @@ class NodePulls:
         return not any(channel.writer.is_ahead_of(now) for channel in connection.channels)
 
     def is_passed(self, table: int, server: int, clock: int) -> bool:
-        """Return True if nobody will pull the values of a clock for others; call it when `claim` was None.
+        """Return True if no worker will pull the values of a clock for others; call it when `claim` was None.
 
-        A worker of this node is beyond the clock, and nobody had pulled the values before it claimed a later
-        one. It waits for this worker, which must therefore pull by itself.
+        A worker of this node is beyond the clock, and no worker had pulled the values before that one claimed
+        a later clock. That one waits for this worker, which must therefore pull by itself.
         """
         return self._pulls.is_passed(self._numbers[table, server], clock)
 

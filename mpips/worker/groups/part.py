@@ -25,14 +25,14 @@ class GroupPart:
         memory: Memory that these workers share on this node.
         layout: Its layout.
         reduction: This worker's end.
-        contributions: Messages to and from such workers on other nodes; None: there are none.
+        contributions: Messages to and from such workers on other nodes; None: no such workers.
         outlives: Memory of servers outlives the launch, so ticks have an order; see groups.tables.
         had_finished: The worker had finished in the launch before.
-        rows: The sums of rows of embedding tables; None: there are none. With them the reduction has one
+        rows: The sums of rows of embedding tables; None: no such sums. With them the reduction has one
             more table, without elements: its clocks are complete when all of the group have ended them.
         units: Numbers of the workers of each subgroup, and of other workers alone; (): no subgroups.
         upper: The level of the group, if this one is that of a subgroup.
-        handover: The residuals of the group's sums, in the lowest level of the worker; None: there are none.
+        handover: The residuals of the group's sums, in the lowest level of the worker; None: no residuals.
     """
 
     tables: Mapping[int, DenseTable]

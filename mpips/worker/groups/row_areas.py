@@ -4,17 +4,17 @@ A worker writes its pushes of clock c into its area number c % 2, one after anot
 
     stamp (c + 1), bytes in use, worker | table, number of rows, keys, rows | table, ... | ...
 
-Whether a push fits depends on the bytes of the worker's pushes of this clock alone, so a worker that repeats
-a clock finds the same.
+The bytes of the worker's pushes of this clock alone determine whether a push fits, so a worker that repeats a
+clock finds the same.
 
 Workers of a subgroup have one place in the level of their group, since the leader of the subgroup alone
-contributes there in a clock. The head says who that was.
+contributes there in a clock. The head names that worker.
 
-Who writes, who reads, and what orders them. The worker alone writes its areas in a clock in which it
-contributes. Where the group spans nodes,
-the worker of this node that receives its messages writes them, as it writes its words. The leader of clock c
-reads the areas of c, once all workers have ended c or had finished: each has stored that it has ended c with
-release after its rows, and the leader has read it with acquire (native/src/reduction/reduction.hpp).
+Writers, readers, and their order. The worker alone writes its areas in a clock in which it contributes. Where
+the group spans nodes, the worker of this node that receives its messages writes them, as it writes its words.
+The leader of clock c reads the areas of c, once all workers have ended c or had finished: each has stored
+that it has ended c with release after its rows, and the leader has read it with acquire
+(native/src/reduction/reduction.hpp).
 
 Why nothing is overwritten while it is read. The area of clock c is written again in clock c + 2. A worker is
 in c + 2 when its end of c + 1 has returned, so one of two things holds.
@@ -23,7 +23,7 @@ in c + 2 when its end of c + 1 has returned, so one of two things holds.
   has pushed the sum of c before it ends c + 1 or finishes.
 * The ticks of c + 1 of that clock's leader are in the memory of all servers. If this launch has sent them,
   the case above holds for that leader, and it has waited for the leader of c. Otherwise this launch began
-  behind them: the ticks of c of its leader were at all servers, and nobody sums rows of c in this launch.
+  behind them: the ticks of c of its leader were at all servers, and no worker sums rows of c in this launch.
 
 The worker that receives messages of other nodes writes rows of c + 2 when all workers of its node have ended
 c + 1 (`room_for`). A sender's own area is free again when its sends are complete, for which it waits in the

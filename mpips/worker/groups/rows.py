@@ -1,14 +1,14 @@
 """Rows of embedding tables under BSP that a group's workers push together; see mpips.worker.groups.tables.
 
 Each worker writes its pushes of a clock into its area of the group's memory, as far as they fit
-(mpips.worker.groups.row_areas). Whether a push fits depends on the worker's pushes of this clock alone. One
-that does not fit is held and pushed by its worker, as without row sums.
+(mpips.worker.groups.row_areas). The worker's pushes of this clock alone determine whether a push fits.
+One that does not fit is held and pushed by its worker, as without row sums.
 
-One more table of the reduction has no elements, and nobody pushes to it or closes it. It is complete when
+One more table of the reduction has no elements, and no worker pushes to it or closes it. It is complete when
 all workers of the group have ended the clock, and then all rows of the clock are there. The leader then
 pushes the rows of all areas as one push to each table, in the order of the workers and of their pushes; a
 KeyPlan adds up rows of equal keys in this order. So the bits of a sum depend on the group alone. For keys
-that only this group pushes they are those without groups, too, because a server adds pushes of a clock in
+that only this group pushes they are also those without groups, because a server adds pushes of a clock in
 the order of the workers.
 
 Exactly once. Take the three cases of mpips.worker.groups.tables for a clock c that is repeated.

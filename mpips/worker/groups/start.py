@@ -235,7 +235,7 @@ def _contributions(
     rows: GroupRows | None,
     tags: tuple[int, int, int],
 ) -> Contributions | None:
-    """Return the messages to and from workers of the level on other nodes; None if there are none."""
+    """Return the messages to and from workers of the level on other nodes; None without such workers."""
     c, a = p.cluster, p.cluster.assignment
     assert c.worker is not None
     shares: dict[int, list[int]] = {}

@@ -4,7 +4,7 @@ The workers of a group add up their updates of a clock in memory that they share
 or by messages where they run on several nodes (mpips.worker.groups.level, native/src/reduction/reduction.hpp,
 mpips.mpi.contributions).
 The leader of the clock pushes the sums. To servers they are pushes of the leader; the other workers push
-nothing to these tables, they only tick. So rings, journal, replicas and checkpoints know nothing of groups,
+nothing to these tables, they only tick. So groups do not appear in rings, journal, replicas and checkpoints,
 and the mean over all workers stays the mean.
 
 The leader of clock c is the lowest worker of the group that has not finished before c. All workers of the
@@ -33,20 +33,20 @@ the group" for the sums of sums. Three things are to be added.
 * Waits. In 1a a worker waits for workers of its subgroup to come to their end of the clock, as in 1.
 * Repeated clocks. If the ticks of c of any worker of the group are at all servers (`_has_led`), workers of a
   subgroup that is not complete in c any more do not wait for its sums and contribute nothing; cases 2 and 3
-  below show that nobody needs them. `_has_led(c)` is the same for all workers of the group until they have
-  ended c in the upper level: before, it depends only on the words with which the launch began. In case 1 all
-  workers of all subgroups repeat c, so all sums are complete.
+  below show that these sums are not needed. `_has_led(c)` is the same for all workers of the group until they
+  have ended c in the upper level: before, it depends only on the words with which the launch began. In case 1
+  all workers of all subgroups repeat c, so all sums are complete.
 * Places. The contributions of a subgroup's workers have one place in the memory of the upper level, since one
-  of them contributes in a clock. The next leader L' contributes in c + 1 when it knows that the leader L of c
-  has finished, and so that L's messages of c have left (`is_sent`); and, as ever, when the sums of c are
-  complete on its node. Other nodes receive what L' contributes when theirs are.
+  of them contributes in a clock. The next leader L' contributes in c + 1 when it has the information that the
+  leader L of c has finished, and so that L's messages of c have left (`is_sent`); and, as always, when the
+  sums of c are complete on its node. Other nodes receive what L' contributes when theirs are.
 
 Rows of embedding tables under BSP: see mpips.worker.groups.rows.
 
 SSP and ASP. One clock of a group is pushed as one update, where that has the effect of its pushes
-(mpips.model.grouping.can_sum). What servers and other workers see is one worker, the leader, under the same
-model. No update waits longer than for the slowest worker of the group to end its clock, and a group stores
-one update of a worker for each table.
+(mpips.model.grouping.can_sum). To servers and other workers the group is one worker, the leader, under the
+same model. No update waits longer than for the slowest worker of the group to end its clock, and a group
+stores one update of a worker for each table.
 
 * SSP. A pull at clock c waits until all workers have ended clock c - bound - 1 at the server. The leader of
   that clock has then, and its sum is in its ring before its tick. So the pull contains the updates of all
@@ -84,7 +84,7 @@ servers. There are three cases.
    worker finishes before c depends on its program alone. Servers that have the first sums skip their
    repetition.
 2. The leader has a tick of c at some server. Then all sums of c are at all servers, and whatever the group
-   adds up for c is skipped by all of them (the leader repeats c), or pushed by nobody (it is beyond c).
+   adds up for c is skipped by all of them (the leader repeats c), or pushed by no worker (it is beyond c).
 3. Another worker has a tick of c. Then the leader's ticks of c are at all servers: it is beyond c. This is
    case 2. In particular a worker beyond c, which contributes nothing when c is repeated, is missed in no sum
    that counts.
@@ -94,10 +94,11 @@ not wait for a worker that has finished, so its late slice could be written over
 Therefore a worker that has finished adds nothing up (GroupLevel.poll). Nobody needs the sums that lack it.
 
 So a sum counts once at each server, and it has the update of every worker of the group that ends c. Under
-BSP, where nobody has applied a clock that is repeated, the repetition has the same numbers. Under SSP and ASP
-it may have others, as without groups: the part of a table on a server that had the first sum takes that one,
-and the part on another server the repeated one. Clocks of other groups do not matter; under SSP and ASP they
-may be far apart. Replicas must have the pushes before a tick under ASP, too (Parts.partners).
+BSP, where a clock that is repeated has not been applied anywhere, the repetition has the same numbers. Under
+SSP and ASP it may have others, as without groups: the part of a table on a server that had the first sum
+takes that one, and the part on another server the repeated one. Clocks of other groups do not matter; under
+SSP and ASP they may be far apart. Replicas must have the pushes before a tick also under ASP
+(Parts.partners).
 
 Other groups than before would mix the two launches: a leader would skip a push that lacks a worker, which
 pushes by itself now. So would areas of another size. Therefore groups and options are part of what makes
@@ -145,7 +146,7 @@ class GroupedTables(TablePart):
     """One worker's part in its group. Not thread-safe.
 
     Attributes:
-        applied: What servers have applied of the group's updates.
+        applied: The updates of the group that servers have applied.
     """
 
     changes_clock = True

@@ -7,7 +7,7 @@ there, or has not the image of the clock at which the worker continues, all rank
 New memory has an image of clock 0 from the start-up on, before any worker makes a step. So a launch can
 continue in memory when a worker has not used a table yet, for example because it still reads its data, while
 others of an asynchronous job have made outer steps. That image is the worker's own one of the checkpoint, or
-it says that the worker takes its values from the servers at its first use, with the inner states in it. A
+it records that the worker takes its values from the servers at its first use, with the inner states in it. A
 worker that repeats its first clock from such an image may find newer values of servers there; see
 "Asynchronous outer steps" in mpips.worker.local.tables. Without asynchronous outer steps the servers end no
 clock before the worker has, so it finds the same ones.
@@ -68,7 +68,7 @@ def reopen(
         origin: Generation number of that launch.
 
     Raises:
-        RegionError: It is not there; the message says why.
+        RegionError: It is not there; the message gives the reason.
     """
     memory = regions.reopen(_part(worker, origin))
     needed = memory_bytes(list(tables.values()))
@@ -141,7 +141,7 @@ def write_first(
     Args:
         memory: The memory.
         tables: The tables under LocalSGD and DiLoCo by their index.
-        image: The image in the checkpoint from which the worker starts; None: there is none.
+        image: The image in the checkpoint from which the worker starts; None: no such image.
         is_own: It is that of this worker.
 
     Raises:
@@ -168,7 +168,7 @@ def start_image(
     number.
 
     Args:
-        start: Folder of the checkpoint; None: there is none.
+        start: Folder of the checkpoint; None: no checkpoint.
         workers: States of the workers in it.
         worker: Index of the worker.
         n_workers: Number of workers of this job.
@@ -191,7 +191,7 @@ def notes_of(
     Blocks to read the heads of the files.
 
     Args:
-        start: Folder of the checkpoint; None: there is none.
+        start: Folder of the checkpoint; None: no checkpoint.
         workers: States of the workers in it.
         n_workers: Number of workers of this job.
         tables: All tables that the job declares.

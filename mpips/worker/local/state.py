@@ -8,7 +8,7 @@ the image follows from the tables alone, so memory for it can be made before the
 Persistent memory has two images. The worker writes them by turns: the state after outer step number n (clock
 n of the servers) into image n % 2, before any server gets the tick of that step. So a launch that ends at any
 place leaves the image of the clock at which the worker continues: the greatest of its clocks over all
-servers, or, where a server lacks pushes, the least (mpips.recovery.memory). Who writes and reads: one worker
+servers, or, where a server lacks pushes, the least (mpips.recovery.memory). Writers and readers: one worker
 writes, and after the end of its process one worker of a later launch reads and goes on writing. The mark of
 an image is removed before its bytes change and written when they are complete; the end of a process keeps the
 order of its stores.
@@ -209,7 +209,7 @@ def read_head(image: Bytes) -> LocalHead:
     """Return the head of an image.
 
     Raises:
-        CheckpointError: It is none.
+        CheckpointError: `image` has no readable head.
     """
     n = int(image[:8].view("<u8")[0])
     try:
@@ -325,7 +325,7 @@ def write_file(folder: Path, name: str, head: LocalHead, states: Sequence[LocalS
     The file gets its name when it is complete: a checkpoint may have a link to an earlier one of this name.
 
     Returns:
-        The description of the file, with the failure if it could not be written; there is none then.
+        The description of the file, with the failure if it could not be written; there is no file then.
     """
     path, new, total, n_bytes = folder / name, folder / f"{name}.new", _native.Xxh3(), 0
     for piece in pieces(head, states):

@@ -1,6 +1,6 @@
 """Rows that the workers of one node read from servers elsewhere for each other.
 
-A worker that needs rows first looks into memory that the workers of its node share
+A worker that needs rows first searches memory that the workers of its node share
 (native/src/reduction/node_rows.hpp). It copies valid rows from there. Rows that another worker has claimed
 are left to that worker for now. All others it claims itself, requests from the servers, and publishes when
 the reply has arrived. Look-aheads do so (mpips.worker.ahead.lookahead), and pulls under BSP by workers in
@@ -10,7 +10,7 @@ Why a copied row is as good as one that is read. A row has a stamp.
 
 * BSP: the clock of the worker that has read it, which had not ended it. So the row has exactly the updates of
   the clocks before, and is what any worker would read at that clock. Another worker uses it at that clock
-  only; a look-ahead's cache knows then what it knows of rows that it has read itself.
+  only; a look-ahead's cache then has the same information about it as about rows that it has read itself.
 * SSP, ASP: the lowest clock of all workers when it was read, or that of its reader if that is lower. It has
   all updates of the clocks before. A worker at clock d uses it under SSP(s) if the stamp is d - s or later,
   and in any case for `depth` clocks from the stamp on. The worker was at the stamp's clock or later when the
@@ -67,7 +67,7 @@ class NodeRowsPart:
     def take_memory(self, worker: int) -> bool:
         """Reserve all pages at the first call; return False if there are not enough.
 
-        A note on stderr says so at the first call. `worker`: index of this worker, for the note.
+        In that case the first call prints a note on stderr. `worker`: index of this worker, for the note.
         """
         if self.has_memory is None:
             try:
@@ -91,7 +91,7 @@ class Looked:
 
     Attributes:
         copied: Which keys have their row there, shape (n,).
-        claimed: Of which keys other workers read the rows, shape (n,).
+        claimed: Which keys have a row that other workers read, shape (n,).
         rows: The rows that are there, float32, shape (k, dim).
         stamps: Their stamps, int64, shape (k,).
         versions: Version of each one's shard when it was read, int64, shape (k,).

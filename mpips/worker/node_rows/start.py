@@ -47,7 +47,7 @@ def node_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignm
 
 
 def connect(p: JobStart) -> None:
-    """Set `p.made.node_rows`, where `node_rows_bytes` says that there is such memory. Collective; blocks.
+    """Set `p.made.node_rows`, where `node_rows_bytes` gives the node such memory. Collective; blocks.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.

@@ -15,8 +15,8 @@ A handle chooses its paths once, when it is made:
     shared scales shared_scales.py  the same for a codec whose scales all workers share; until there are
                                   scales, an update takes the shared, rendezvous or ring path
 
-The direct path is per table; the others are per table and server. What remains to be decided at each push
-is where the caller's array lies: memory from `Worker.allocate` is read in place (direct, shared) or put
+The direct path is per table; the others are per table and server. It remains to be decided at each
+push where the caller's array lies: memory from `Worker.allocate` is read in place (direct, shared) or put
 without a wait (rendezvous).
 
 `DenseHandle.push` takes the direct path where there is one. All other updates are checked, clipped and cut

@@ -142,8 +142,8 @@ def direct_path(
     """Return the direct path of a table; None where updates must take a path to each server.
 
     Args:
-        connection: Of the worker.
-        index: Of the table.
+        connection: Connection of the worker.
+        index: Index of the table.
         shards: Where the flattened tensor lies.
         table: The table.
     """

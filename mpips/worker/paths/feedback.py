@@ -29,7 +29,7 @@ class FeedbackPath(CodecPath):
         self._feedback = feedback
 
     def push(self, update: Float32, random_key: int) -> int:
-        """See CodecPath.push. Waits until the server has the push before, too."""
+        """See CodecPath.push. It also waits until the server has the push before."""
         # It must survive the worker: its residual is the only one that stays valid meanwhile.
         self._connection.arrivals.wait_for(self.server, self._feedback.pushed)
         residuals = self._connection.residuals

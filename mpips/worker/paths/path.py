@@ -19,7 +19,7 @@ class DensePath(Protocol):
         server: Index of the server.
         checks: The path can look for NaN and infinity while it copies, and writes no record before it
             has seen all of the update.
-        checks_staged: It can do so for updates in staging memory, too.
+        checks_staged: It can also do so for updates in staging memory.
     """
 
     name: str

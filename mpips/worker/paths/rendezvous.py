@@ -1,7 +1,7 @@
 """The rendezvous path: large updates go straight from the caller's array into a remote server's region.
 
 The worker puts the update into its rendezvous buffer there, piece by piece. When all pieces have arrived it
-writes a small record that says where they lie, and the server applies the update in place
+writes a small record that gives their place, and the server applies the update in place
 (native/src/server/server_core.hpp). The worker copies nothing, so the array must stay as it is until the puts
 are complete. They are complete when `push` returns.
 

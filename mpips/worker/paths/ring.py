@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def closing(writer: _native.RingWriter) -> Iterator[None]:
-    """Within the block the last record of each push says that it closes the table."""
+    """Within the block the last record of each push is marked: the push closes the table."""
     writer.set_closing(True)
     try:
         yield

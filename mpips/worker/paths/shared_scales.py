@@ -1,4 +1,4 @@
-"""The path of tables with SharedInt8: integers times the scales of the clock, or floats while there are none.
+"""The path of tables with SharedInt8: integers times the scales of the clock, or floats while it has none.
 
 See native/src/server/scale_shard.hpp for the protocol, and mpips.worker.feedback.residuals for the residual.
 """
@@ -89,7 +89,7 @@ class SharedScalesPath(FeedbackPath):
         self._scales, self._block, self._plain = scales, block, plain
 
     def push(self, update: Float32, random_key: int) -> int:
-        """See CodecPath.push. Waits for the scales of the clock, too."""
+        """See CodecPath.push. It also waits for the scales of the clock."""
         exponents, part = self._scales.of_this_clock(), self._part
         if exponents is None:
             # The residual stays: the next encoded push adds it.

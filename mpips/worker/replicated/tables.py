@@ -186,7 +186,7 @@ class ReplicatedTables(TablePart):
 
         The comparison waits for the end of this clock by all workers. Each of them comes to it: within the
         clock it waits for records of its own behind this worker's tick, which is sent, and in the end of the
-        clock it compares only when its own ticks are sent, too.
+        clock it compares only when its own ticks are also sent.
 
         Raises:
             StallError: A worker was late for the job's timeout; the message names it.
@@ -264,7 +264,7 @@ class ReplicatedTables(TablePart):
         Args:
             table: Number of the table.
             max_s: Seconds.
-            room: Wait until a push can be written, too. In memory that does not outlive the launch it can.
+            room: Also wait until a push can be written. In memory that does not outlive the launch it can.
         """
         self._confirm()
         wait = self._reduction.wait_room if room else self._reduction.wait_complete

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import mpips
 from mpips.config.options import SessionOptions
 from mpips.errors import EndedError
 from mpips.session.local import run_local
+from mpips.worker.worker import connection_of
 
 TABLES = [dense(8), rows(2)]
 ROWS = 1 << 40  # bytes; the addresses of the rows of one embedding table
@@ -79,3 +81,26 @@ def test_every_use_after_the_end_is_refused(no_garbage_collector):
             use()
     assert worker.now == 1
     assert own.tolist() == [5.0] * 8
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        dense(8, consistency=mpips.LocalSGD(2)),
+        dense(8, consistency=mpips.BSP(), placement="replicated"),
+        dense(8, consistency=mpips.BSP(), compression=mpips.TopK(0.5)),
+    ],
+    ids=["local", "replicated", "feedback"],
+)
+@pytest.mark.parametrize("save", [False, True])
+def test_a_job_frees_the_parts_of_its_tables(table, save, tmp_path, no_garbage_collector):
+    found = []
+
+    def main(worker: Any) -> None:
+        (part,) = connection_of(worker).parts
+        found.append(weakref.ref(part))
+        worker.table("w").push(floats(8))
+        worker.clock()
+
+    mpips.run(main, [table], verbose=False, save=tmp_path / "c" if save else None)
+    assert [part() for part in found] == [None]
