@@ -39,7 +39,7 @@ class ArrayFile(NamedTuple):
         columns: The named columns that are used; None: they have no names.
         notes: Sentences for the user.
         in_order: All rows must be read in order: their CRC is checked, or they are compressed.
-        packed: Why a part of the rows cannot be read without those before it; "": it can be.
+        packed: Reason why a part of the rows cannot be read without those before it; "": it can be.
     """
 
     x: Any
@@ -269,7 +269,7 @@ def _member(path: str, name: str) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _npz_errors(path: str) -> Iterator[None]:
-    """Turn errors of a file that is no npz file in the block into a DataError."""
+    """In the block, turn the errors of a file that is not an npz file into a DataError."""
     with open(path, "rb") as file:
         if file.read(len(MAGIC)) == MAGIC:
             raise DataError(

@@ -1,7 +1,7 @@
-"""Lines that are no samples, left out of a conversion and counted (data.on_bad = "skip").
+"""Lines that are not samples, left out of a conversion and counted (data.on_bad = "skip").
 
 A line is bad if it alone cannot be read: a field of LIBSVM text is malformed; a record of CSV has too many or
-too few cells, is no text, or has a cell that must be a number and is none. So the same lines are bad in
+too few cells, is not text, or has a cell that must be a number but is not. So the same lines are bad in
 whatever pieces a file is converted. Labels that do not fit to those of other lines (text among numbers) are
 errors in any case.
 """

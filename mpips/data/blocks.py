@@ -2,7 +2,7 @@
 
 A round is as many blocks of B samples as there are workers, W. In round r, worker w has block
 (w - h(r)) % W, with the rotations h of the rule "mixed" (`mpips.data.shares`), so that a share is a
-stratified random sample of the blocks. What is left behind the last whole round, less than B * W samples, is
+stratified random sample of the blocks. The samples behind the last whole round, fewer than B * W, are
 divided into W consecutive parts whose lengths differ by at most 1. So the shares of two workers differ by at
 most one sample, and a worker reads its share in runs of B samples.
 """

@@ -1,7 +1,7 @@
-"""What the first rows of training data say about columns that are probably no features as they are.
+"""Signs in the first rows of training data that columns are probably not features as they are.
 
 - A column without a name that has a different whole number in each row is the index that pandas writes. It is
-  left out, with a note: files are often sorted, and then the number of a row tells its label.
+  left out, with a note: files are often sorted, and then the number of a row predicts its label.
 - A column with a different value in each row, whole numbers or text, is named as an identifier.
 - A column of text whose cells are numbers or dates in a notation that is not read as such is named, since its
   cells are words.
@@ -185,7 +185,7 @@ def _code_of(cells: Sequence[str]) -> str:
 
 
 def _other_case(cells: Sequence[str]) -> tuple[str, str] | None:
-    """Return two words that differ in upper and lower case only; None: there are none."""
+    """Return two words that differ in upper and lower case only; None if no two words do."""
     first: dict[str, str] = {}
     for cell in cells:
         if is_missing(cell) or word_of(cell) != cell:

@@ -55,7 +55,7 @@ class TableColumns(msgspec.Struct, frozen=True):
     """The columns of a file that are used.
 
     Attributes:
-        label: The label's column; None if there is none and none is needed.
+        label: The label's column; None if it is missing and not needed.
         features: The feature columns, in the order of a sample's features.
         notes: Sentences for the user.
     """
@@ -90,7 +90,7 @@ def choose_columns(
         path: The file, for messages.
         header: Names of all columns.
         options: Options of the reader.
-        text: Names of the columns that contain text; they are categorical if no option says which are.
+        text: Names of the columns that contain text; they are categorical if no option lists columns as such.
 
     Raises:
         DataError: The label's column or a feature is missing, or a name occurs twice.
@@ -172,7 +172,7 @@ def part_of(
 def _find_label(
     path: str, header: Sequence[str], wanted: str | None, needed: bool
 ) -> Column | None:
-    """Return the label's column; None if there is none and none is `needed`."""
+    """Return the label's column; None if it is missing and not `needed`."""
     if len(set(header)) < len(header):
         twin = next(name for name in header if header.count(name) > 1)
         raise DataError(f"{path}: the header names '{twin}' twice; rename one")

@@ -23,7 +23,7 @@ _LINE = re.compile(r"(?:[01]\t)?(?:-?\d*\t){13}(?:[0-9a-f]{8}|)(?:\t(?:[0-9a-f]{
 
 
 def is_criteo(lines: Sequence[str]) -> bool:
-    """Return True if lines of text are such samples; False if there are none."""
+    """Return True if all lines of a text are such samples; False for a text without lines."""
     return bool(lines) and all(map(_LINE.fullmatch, lines))
 
 

@@ -55,7 +55,7 @@ def _widths(sample: str, delimiter: str) -> list[int]:
 
 
 def is_text(cell: str) -> bool:
-    """Return True for a cell that is no number in any notation of Python, and not empty."""
+    """Return True for a cell that is not empty and not a number in any notation of Python."""
     # Numbers begin with a digit, a sign, a point, "inf" or "nan".
     if cell[:1].isalpha() and cell[0] not in "iInN":
         return True

@@ -27,7 +27,7 @@ class CsvLabels:
     """The distinct labels in the records that were read so far.
 
     Attributes:
-        known: The number of each text; nan for one that is no number. In the order of the first occurrence.
+        known: The number of each text, in the order of first occurrence; nan for one that is not a number.
     """
 
     def __init__(self, plan: CsvPlan) -> None:
@@ -76,7 +76,7 @@ class CsvLabels:
         """Return labels, float64: numbers as in the file, or places in `names`.
 
         Args:
-            places: What `add` returned.
+            places: The array that `add` returned.
             names: The labels that are text; (): numbers.
         """
         if self._plan.label is None or self._plan.options.wants == "targets":
@@ -89,8 +89,8 @@ class CsvLabels:
         """Check a label that was not seen before.
 
         Raises:
-            DataError, LineUnknown: It is no finite number among numbers, or not one of the texts of the
-                training data, or there are too many.
+            DataError, LineUnknown: Labels are numbers and this one is not a finite number, or it is not one
+                of the texts of the training data, or there are too many labels.
         """
         names = self._plan.options.label_names
         beyond = False
@@ -127,11 +127,11 @@ class CsvLabels:
         raise DataError(f"{where}: more than {MAX_CLASSES} distinct {kind}; {TOO_MANY}")
 
     def _is_text(self, text: str) -> bool:
-        """Return True for a label that is no number, or not to be read as one."""
+        """Return True for a label that is not a number, or not to be read as one."""
         return bool(text) if self._plan.options.label_kind == "text" else is_text(text)
 
     def _refuse(self, rows: CsvRows, place: int) -> None:
-        """Raise the error of a target that is no finite number."""
+        """Raise the error of a target that is not a finite number."""
         lines = rows.lines
         if lines is None:
             raise LineUnknown

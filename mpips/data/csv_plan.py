@@ -72,7 +72,7 @@ class CsvPlan(msgspec.Struct, frozen=True):
 
         Raises:
             DataError: The header is missing, or lacks a column.
-            UnicodeDecodeError, csv.Error: The beginning is no text, or no CSV.
+            UnicodeDecodeError, csv.Error: The beginning is not text, or not CSV.
         """
         if options.format == "criteo":
             return cls._without_header(path, file, options)
@@ -174,7 +174,7 @@ def _rows(file: IO[bytes], strict: bool) -> Iterator[io.TextIOWrapper]:
 
     Args:
         file: The file.
-        strict: Bytes that are no UTF-8 are an error; else they are replaced.
+        strict: Bytes that are not UTF-8 are an error; else they are replaced.
     """
     file.seek(0)
     text = io.TextIOWrapper(file, "utf-8-sig", "strict" if strict else "replace", newline="")

@@ -53,7 +53,7 @@ class CsvRows(Protocol):
         """Return the cells of each feature.
 
         Raises:
-            DataError: A cell that must be a number is empty or none.
+            DataError: A cell that must be a number is empty or not a number.
         """
 
 
@@ -70,7 +70,7 @@ class PlainRows:
 
         Raises:
             DataError: A record has too many cells, or too few.
-            UnicodeDecodeError, csv.Error: It is no text, or no CSV.
+            UnicodeDecodeError, csv.Error: The text is not UTF-8, or not CSV.
         """
         self._plan = plan
         self._rows: list[list[str]] = []
@@ -146,7 +146,7 @@ class PlainRows:
 
 
 def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
-    """Return the sentence about a cell that is no number."""
+    """Return the sentence about a cell that is not a number."""
     wayout = ""
     if column is plan.label:
         wayout = (

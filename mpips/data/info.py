@@ -114,7 +114,7 @@ class DataInfo:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DataInfo:
-        """Return the description that `to_config` wrote, also if JSON has turned tuples into lists."""
+        """Return the description that `to_config` wrote, even if JSON has turned tuples into lists."""
         tuples = {name: tuple(v) for name, v in config.items() if isinstance(v, list)}
         return cls(**{**config, **tuples, "labels": tuple(float(x) for x in config["labels"])})
 

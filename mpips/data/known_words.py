@@ -2,8 +2,8 @@
 
 The record is a Bloom filter of the keys of all words (Bloom, CACM 13(7), 1970): each key sets four bits, and
 a key one of whose bits is 0 was never set. It has 8 to 16 bits for each word and at most `MOST_BYTES`, which
-are enough for some three million words. Of more words it takes unknown ones for known ones more often; how
-often follows from the share of bits that are set, and `unknown` corrects its counts by it.
+are enough for some three million words. With more words, it takes unknown ones for known ones more often;
+the rate follows from the share of bits that are set, and `unknown` corrects its counts by it.
 
 A filter of half the size has the two halves of a larger one, bit by bit. So workers make filters of one size
 from their own keys, combine them, and halve the result as long as few enough bits are set. The result depends

@@ -26,8 +26,8 @@ def label_metrics(totals: Sequence[Totals], pairs: Sequence[Pairs]) -> dict[str,
     """Return the value of each metric by its name; nan if there are no samples or a score is nan.
 
     Args:
-        totals: Of each label, at least one.
-        pairs: Of each label.
+        totals: The totals of each label; at least one label.
+        pairs: The pairs of each label.
     """
     n = totals[0].n * len(totals)
     known = n and not any(own.n_nan for own in totals)

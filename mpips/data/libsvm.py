@@ -1,6 +1,7 @@
 """Reader of LIBSVM (svmlight) text: `label index:value index:value ... # comment`, one sample per line.
 
-Of several labels, a line has a list such as `1,3,7` in the place of the label, or nothing; see `label_sets`.
+If samples have several labels, a line has a list such as `1,3,7` in the place of the label, or nothing; see
+`label_sets`.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _line_end(text: bytes) -> int:
 
 
 def check_labels(path: str, labels: npt.NDArray[np.float64]) -> None:
-    """Raise DataError for a class that float64 does not tell from others."""
+    """Raise DataError for a class that float64 does not distinguish from others."""
     beyond = np.flatnonzero(np.abs(labels) > MOST_LABEL)
     if len(beyond):
         raise DataError(

@@ -62,7 +62,7 @@ class Moments:
 
         Args:
             data: The samples.
-            targets: Labels are numbers to be predicted, or several, so that they have moments, too.
+            targets: Labels also have moments: they are numbers to be predicted, or several for each sample.
         """
         found = cls._of_features(data)
         if targets:

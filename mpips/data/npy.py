@@ -5,8 +5,8 @@ its label column, as NumPy counts (0 the first, -1 the last), or the name of the
 "labels.npy", in the folder of the samples. Without the option, the second file is that of the same name with
 y in the place of x: y.npy beside x.npy, y_train.npy beside X_train.npy.
 
-The fields of a structured array are named columns, as those of CSV. A few rows are in memory at a time, also
-where the columns are contiguous (Fortran order).
+The fields of a structured array are named columns, as those of CSV. A few rows are in memory at a time, even
+if the columns are contiguous (Fortran order).
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _opened(path: str) -> RowsOfFile:
     """Open an array.
 
     Raises:
-        DataError: It is none, has Python objects, or is longer than the file.
+        DataError: The file is not an array, or the array has Python objects or is longer than the file.
         OSError: The file cannot be read.
     """
     try:

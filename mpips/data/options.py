@@ -109,10 +109,10 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         as_is: CSV: columns of which no logarithms are taken, as those of weights and of several labels.
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
-        on_bad: What is done with a line that cannot be read; "skip" is for conversions into a cache only.
+        on_bad: Action for a line that cannot be read; "skip" is for conversions into a cache only.
         words: The rule for words of categorical columns; see `mpips.data.words`.
-        n_features: Plain npy: features of the training data, which tell whether an array to be predicted has
-            a column of labels; 0: unknown.
+        n_features: Plain npy: number of features of the training data, which shows whether an array to be
+            predicted has a column of labels; 0: unknown.
         split: digits: part of the data set.
         split_seed: digits: seed of the division into parts.
     """

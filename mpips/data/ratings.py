@@ -94,7 +94,7 @@ class Ratings(msgspec.Struct, frozen=True):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """How lines are read: what divides a line, places of user, item and rating (-1: none), header or not."""
+    """Layout of lines: what divides a line, places of user, item and rating (-1: none), header or not."""
 
     divide: Callable[[str], list[str]]
     places: tuple[int, int, int]
@@ -127,7 +127,7 @@ def rating_lines(
         may_ask: A line need not have an item; then the item is ASKED.
 
     Raises:
-        DataError: A line has not enough cells, an empty one, or a rating that is no finite number; or the
+        DataError: A line has too few cells, an empty one, or a rating that is not a finite number; or the
             header lacks a column. Names file and line.
         OSError: A file cannot be read.
     """
@@ -159,7 +159,7 @@ def _cell(cells: Sequence[str], column: int, place: str) -> str:
 
 
 def _number(cells: Sequence[str], column: int, place: str, rated: bool) -> float:
-    """Return the rating of a line; nan if there is none and none is needed."""
+    """Return the rating of a line; nan if the line has no rating and needs none."""
     text = cells[column] if 0 <= column < len(cells) else ""
     try:
         value = float(text)
@@ -282,9 +282,9 @@ class PairData(msgspec.Struct, frozen=True):
         """Group pairs by user, in the order in which the users come.
 
         Args:
-            names: Name of the user of each pair, which tells unknown users apart.
-            users: Its key.
-            items: Key of the item.
+            names: Name of the user of each pair, which distinguishes unknown users.
+            users: Key of the user of each pair.
+            items: Key of the item of each pair.
         """
         first: dict[str, int] = {}
         groups = np.array([first.setdefault(name, len(first)) for name in names], np.int64)

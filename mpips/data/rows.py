@@ -118,7 +118,7 @@ class TaskPart(msgspec.Struct, frozen=True):
     Attributes:
         data: The samples of this worker: of the share that `read` was given, in the order of the file.
         info: Description of the whole data, made by `describe_samples`.
-        arrays: Of training data: arrays that are equal on all workers, by path; see `Arrays`.
+        arrays: Arrays of training data, equal on all workers, by path; see `Arrays`.
         notes: Sentences for the user, such as how many lines were left out.
     """
 
@@ -152,7 +152,7 @@ def describe_samples(
         source: Name of the file in errors.
         arrays: See `TaskPart`. The sizes are part of the description, so `DataInfo.size("entities")` is the
             number of names in the array `vocabulary/entities` on all ranks, also on those without data.
-        wants: How the task uses labels.
+        wants: The labels that the task needs.
         target_range: The least and the greatest target.
 
     Raises:

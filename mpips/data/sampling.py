@@ -1,6 +1,6 @@
 """The samples of an epoch that each worker reads, and their order.
 
-Both are defined also when the number of workers changes in the middle of an epoch.
+Both are defined even if the number of workers changes in the middle of an epoch.
 
 A worker reads its share of the samples (`mpips.data.shares`) in batches, in an order of its own. If a job
 continues in the middle of an epoch with the same number of workers and the same batch size, each worker
@@ -14,7 +14,7 @@ consists of blocks (`mpips.data.blocks`). In each epoch a worker reads its block
 of them at a time, and the samples of a window in a random order.
 
 Memory. The shares of workers are defined by numbers of samples in the file (`mpips.data.shares`), so a worker
-knows its candidates without the shares of others. It makes the orders of the last leg's workers one after the
+finds its candidates without the shares of others. It makes the orders of the last leg's workers one after the
 other, and drops those of its candidates that they have read. So it needs memory for its own share and for one
 share of that leg. Only if an epoch has several legs, it needs one bit more for each sample of the data: the
 orders in a leg depend on what the legs before it have left. A job that reads in windows needs no memory for
@@ -124,7 +124,7 @@ class Sampling(msgspec.Struct, frozen=True):
     Attributes:
         shape: The shape of this job.
         number: Number of legs before this job in the run.
-        legs: The legs that have read samples of epochs that this job reads, too.
+        legs: The earlier legs that have read samples of the epochs that this job reads.
     """
 
     shape: Shape

@@ -65,8 +65,8 @@ def asked_files(data: Any) -> str:
 def files_of(path: str) -> list[str]:
     """Return the files that a path or a pattern (`*`, `?`, `[...]`, `**` for folders) names, sorted by text.
 
-    A path without these characters, or of an existing file, names itself, also if there is no such file. The
-    files of a `FileList` are those of its entries, in the order of the list.
+    A path without these characters names itself, even if no such file exists; so does the path of an existing
+    file. The files of a `FileList` are those of its entries, in the order of the list.
 
     Raises:
         DataError: No file matches a pattern, or a list names a file twice.

@@ -29,7 +29,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def check_shares(shares: str) -> None:
-    """Raise ValueError, which lists the rules, if `shares` is none of them."""
+    """Raise ValueError, which lists the rules, if `shares` is not one of them."""
     if shares not in get_args(Shares):
         raise ValueError(f"shares {shares!r}: must be one of {', '.join(get_args(Shares))}")
 

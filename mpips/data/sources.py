@@ -55,7 +55,7 @@ class Converted(NamedTuple):
     Attributes:
         data: The samples; labels are numbers of the file, or places in `label_names`.
         label_names: The labels that are text, sorted; (): numbers.
-        min_index, max_index: LIBSVM: least and greatest index, as written; -1 if there is none.
+        min_index, max_index: LIBSVM: least and greatest index, as written; -1: no indices.
         base: LIBSVM: the number that was subtracted from the indices as written.
         crcs: npz: CRC-32 of the bytes of the samples, and of their labels if they are read.
     """
@@ -179,8 +179,8 @@ class TextFile:
         """Return the place that a function finds in the text from `start` on, or the end of the file.
 
         Args:
-            start: Where the text begins.
-            end_in: Returns a place in a text, or its length if there is none.
+            start: Place in the file at which the text begins.
+            end_in: Returns a place in a text, or the length of the text if it has no such place.
 
         Raises:
             DataError: The place is more than `MAX_RECORD_BYTES` behind `start`.

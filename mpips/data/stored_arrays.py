@@ -37,7 +37,7 @@ def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     """Return shape, whether columns are contiguous, and dtype of the NumPy array that begins here.
 
     Raises:
-        ValueError: It is no such array.
+        ValueError: The bytes are not the header of an array.
     """
     try:
         version = npy.read_magic(file)
@@ -57,7 +57,7 @@ class Member(NamedTuple):
 
     Attributes:
         offset: Place of its first byte in the file.
-        dtype, shape: Of the array.
+        dtype, shape: Dtype and shape of the array.
         begin: Place of the first byte that `crc` counts.
         crc: CRC-32 of the bytes from `begin` to the end of the array; None: unknown.
         by_columns: The columns are contiguous, not the rows.
@@ -86,7 +86,7 @@ def names_of(path: str) -> list[str]:
     """Return the names of the arrays of an npz file.
 
     Raises:
-        OSError, zipfile.BadZipFile: It is no such file.
+        OSError, zipfile.BadZipFile: The file cannot be read, or is not an npz file.
     """
     with zipfile.ZipFile(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
@@ -100,7 +100,7 @@ def members_of(path: str, wanted: Collection[str] | None = None) -> Members:
         wanted: Their names; the file may contain anything else. None: all.
 
     Raises:
-        OSError, ValueError, zipfile.BadZipFile: It is no such file.
+        OSError, ValueError, zipfile.BadZipFile: The file cannot be read, or is not a file of such arrays.
     """
     found: Members = {}
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -135,7 +135,7 @@ class RowsOfFile:
     is killed by SIGBUS. If all rows are read in order, the CRC of the array is checked with the last ones.
 
     Attributes:
-        shape, dtype: Of the array.
+        shape, dtype: Shape and dtype of the array.
         checks: The CRC is checked.
     """
 

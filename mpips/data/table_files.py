@@ -140,7 +140,7 @@ def opened_parquet(path: str) -> Iterator[TableFile]:
     Raises:
         CapabilityError: pyarrow is missing.
         OSError: The file cannot be opened.
-        DataError: Within the block, too: it is no Parquet file, or a damaged one.
+        DataError: The file is not a Parquet file, or is damaged; also raised within the block.
     """
     with _errors(path, "Parquet"):
         from pyarrow import parquet

@@ -60,7 +60,7 @@ class Words(msgspec.Struct, frozen=True):
 
     Attributes:
         text: The words in UTF-8, a line feed behind each.
-        counts: How often each occurs, int64, shape (n,).
+        counts: Number of occurrences of each word, int64, shape (n,).
         n_different: Different words of the text, those that were left out included.
         n_words: Words of the text, as `n_different`.
     """
@@ -94,7 +94,7 @@ def add_counts(counter: WordCounter | None, min_count: int, agree: Agree) -> Wor
     """Add up the counts of all workers. Collective over the ranks; blocks.
 
     Args:
-        counter: Counts of this worker's part of the text; None on ranks that are no worker.
+        counter: Counts of this worker's part of the text; None on ranks that are not workers.
         min_count: Words that occur less often are left out.
         agree: See `Agree`.
 

@@ -102,7 +102,7 @@ def header_notes(pattern: str) -> tuple[str, ...]:
     """Return a sentence on each file of triples whose first line names the columns.
 
     Raises:
-        DataError: A first line is no triple, or looks like a header of other columns.
+        DataError: A first line is not a triple, or looks like a header of other columns.
         OSError: A file cannot be read.
     """
     notes = []
@@ -162,7 +162,7 @@ def read_new(pattern: str) -> tuple[Int64, Vocabulary, Vocabulary, int]:
         relations, sorted; and the number of triples that occurred before and were left out.
 
     Raises:
-        DataError: A line is no triple.
+        DataError: A line is not a triple.
         OSError: A file cannot be read.
     """
     entities, relations, found = _Names(), _Names(), array("q")
@@ -192,7 +192,7 @@ def read_as(pattern: str, entities: Vocabulary, relations: Vocabulary) -> Int64:
         int64, shape (n, 3), in the order of the file; UNKNOWN for unknown names.
 
     Raises:
-        DataError: A line is no triple.
+        DataError: A line is not a triple.
         OSError: A file cannot be read.
     """
     found = array("q")
@@ -217,7 +217,7 @@ def questions(
         Three keys as of `read_as`, with ASKED for "?"; and the cells.
 
     Raises:
-        DataError: A line is no triple, or asks for more than one entity.
+        DataError: A line is not a triple, or asks for more than one entity.
         OSError: A file cannot be read.
     """
     what = "head, relation and tail, with ? for what is asked"

@@ -6,7 +6,7 @@ word:
 
 - a whole number is the word of its value, without zeros in front, without a fraction, without an exponent;
 - `true` and `false` are the words of a truth value in small and capital letters;
-- an empty cell, and the texts that stand for a missing one (`MISSING`), are no word;
+- an empty cell, and the texts that stand for a missing one (`MISSING`), are not words;
 - any other text is the word itself, without white space around it: `3.1` and `3.10` are two words.
 
 A checkpoint has the number of the rule with which its model was trained (`DataInfo.words`). Rule 0 is that of
@@ -89,7 +89,7 @@ def _whole(text: str, sign: str, digits: str, fraction: str, exponent: str) -> s
 def text_of(value: Any) -> str:
     """Return a value of Python or NumPy as text, of which `word_of` makes a word; "" for a missing one.
 
-    A float has the fewest digits that tell it from other numbers of its own precision.
+    A float has the fewest digits that distinguish it from other numbers of its own precision.
     """
     if value is None:
         return ""

@@ -22,9 +22,9 @@ class CurrentModel:
     lock, which later uses see.
 
     Attributes:
-        path: What the user named: a checkpoint, a folder of checkpoints, a run directory.
+        path: Path that the user gave: a checkpoint, a folder of checkpoints, a run directory.
         loaded_s: Unix time at which the present model was loaded.
-        failure: Why a newer checkpoint could not be loaded; "": none failed since the last success.
+        failure: Reason why a newer checkpoint could not be loaded; "": none failed since the last success.
     """
 
     def __init__(self, path: Path, best: bool = False) -> None:
@@ -65,7 +65,7 @@ class CurrentModel:
 
         Not to be called by two threads at a time.
 
-        A checkpoint that cannot be loaded leaves the present model in place; `failure` says why.
+        A checkpoint that cannot be loaded leaves the present model in place; `failure` gives the reason.
         """
         try:
             newest = choose_checkpoint(self.path, self._best)

@@ -17,10 +17,10 @@ class DenseLayers(Struct, frozen=True):
     The outputs are logits, or the predicted number.
 
     Attributes:
-        mean: What is subtracted from each feature, shape (d,), float32 or float64.
-        scale: What the difference is multiplied by; the product is clipped to MAX_DEVIATION.
-        weights: Of each layer, float32, shape (width before, width after).
-        biases: Of each layer, float32, shape (width after,).
+        mean: The number that is subtracted from each feature, shape (d,), float32 or float64.
+        scale: The factor by which the difference is multiplied; the product is clipped to MAX_DEVIATION.
+        weights: The weights of each layer, float32, shape (width before, width after).
+        biases: The biases of each layer, float32, shape (width after,).
     """
 
     mean: Numbers

@@ -11,7 +11,7 @@ from mpips.inference.model import Model, Numbers, load_model
 
 
 class _LoadedEstimator(BaseEstimator):
-    """What both have: the model, which scikit-learn does not train.
+    """The base of both estimators: it has the model, which scikit-learn does not train.
 
     `fit` changes nothing, and a clone is the estimator itself, as of sklearn.frozen.FrozenEstimator. A pickle
     has the path of the checkpoint, from which it is loaded again.

@@ -44,7 +44,7 @@ class Fit:
         steps: Steps of the run.
         seconds: Seconds of training.
         samples_per_s: Samples of all workers per second.
-        stopped: Why training ended early, or "".
+        stopped: Reason why training ended early, or "".
         skipped: Bad lines that data.on_bad = "skip" has left out, by "train" and "test"; only those above 0.
         notes: Sentences on the data: what was read, which columns are words, what looks wrong in them. The
             models of this result have them as their `notes` until they predict.

@@ -55,7 +55,7 @@ class Model:
         moments: Moments of the training data, from which the task has computed the scale of the features.
         arrays: Arrays of a task that reads its files itself, such as its vocabularies (`mpips.data.rows`).
         tables: Values by name of the table, read when first used: an array, or (keys, rows).
-        refused: Why newer checkpoints of the folder are not used, a sentence for each.
+        refused: Reasons why newer checkpoints of the folder are not used, a sentence for each.
         notes: Sentences on the data that was used last, such as columns that were left out.
         owns: Kept as long as the model, such as a temporary folder with its checkpoint.
     """
@@ -117,7 +117,8 @@ class Model:
     def classes(self) -> Numbers:
         """The labels of the classes as in the training data, ascending, shape (k,); () for targets.
 
-        Of several labels their names. Texts are str, whole numbers int64, other numbers float64.
+        If samples have several labels, the names of these. Texts are str, whole numbers int64, other numbers
+        float64.
         """
         if self.info.label_names:
             return np.array(self.info.label_names)
@@ -130,7 +131,7 @@ class Model:
     def predict(self, data: Any) -> Numbers:
         """Return the most probable label of each sample, or the predicted number if the task has targets.
 
-        Of several labels, 1 where its probability is 0.5 or more, else 0.
+        If samples have several labels, return 1 for each label whose probability is 0.5 or more, else 0.
 
         A file is read block by block, unless the task reads it itself.
 
@@ -262,7 +263,7 @@ class Model:
     def column_blocks(self, path: str) -> Iterator[dict[str, Numbers]]:
         """Yield the columns of a file that the task reads itself, block by block; see `columns`.
 
-        Of a task without columns of its own: the column "prediction".
+        For a task without columns of its own, yield the column "prediction".
         """
         for batch in self._own_batches(path):
             found = self.task.columns(self.tables, batch)

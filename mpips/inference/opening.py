@@ -24,7 +24,7 @@ def open_undamaged(path: Path, best: bool) -> tuple[Checkpoint, tuple[str, ...]]
         The checkpoint, and why newer ones of the folder are not used.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no checkpoint.
         CheckpointError: It is damaged; or all in the folder are, then the error is that of the newest.
     """
     if best or is_checkpoint(path) or parse_name(path) is not None:

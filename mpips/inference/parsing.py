@@ -67,7 +67,7 @@ def lines_of(content: dict[str, Any], model: Model) -> str:
     """Return the lines of a request as the text of a file, for a task that reads its files itself.
 
     Raises:
-        RequestRefused: The lines are no texts without line ends, or the model takes rows.
+        RequestRefused: The lines are not texts without line ends, or the model takes rows.
     """
     lines = content["lines"]
     if model.info.kind != "own":

@@ -1,8 +1,8 @@
 """`mpips serve`: predictions and rows of a model over HTTP, by Starlette and Uvicorn.
 
     POST /predict          {"rows": [[5.1, ...], ...]}, or rows as {"column": value}; the answer has labels
-                           and probabilities (or numbers), and the checkpoint that they are of. Of several
-                           labels of a sample, `predictions` are lists of the names of those that are 1
+                           and probabilities (or numbers), and the checkpoint that they are of. If samples
+                           have several labels, `predictions` are lists of the names of those that are 1
     POST /predict          {"lines": ["u1,?", ...]} for kge, mf and word2vec, the lines of a file for `mpips
                            predict`; the answer has the columns that this writes, by name
     POST /predict          application/octet-stream: float32, little-endian, n rows of d; so is the answer
@@ -11,7 +11,7 @@
     GET /metrics           for Prometheus
 
 All but /health need the token: `Authorization: Bearer TOKEN`. Predictions run in threads; a request is
-answered by one model, also while a newer checkpoint takes its place (`current.py`). `parsing.py` reads the
+answered by one model, even while a newer checkpoint takes its place (`current.py`). `parsing.py` reads the
 requests.
 """
 
@@ -62,8 +62,8 @@ class Service:
 
         Args:
             current: The model.
-            token: What a request must bring; "": nothing.
-            every_s: Seconds between two looks for a newer checkpoint; 0: none.
+            token: Token that a request must contain; "": none is needed.
+            every_s: Seconds between two checks for a newer checkpoint; 0: no checks.
         """
         self._current = current
         self._token = token.encode()
@@ -120,7 +120,7 @@ class Service:
                 print(f"mpips serve: still {self._current.name}: {printed}", file=sys.stderr)
 
     def _guarded(self, path: str, handler: Handler, free: bool = False) -> Handler:
-        """Return a handler that asks for the token, counts, and answers errors with one sentence."""
+        """Return a handler that requires the token, counts requests, and answers errors with one sentence."""
 
         async def guarded(request: Request) -> Response:
             try:

@@ -29,7 +29,7 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
 
     Args:
         data: See `mpips.fit`.
-        place: Where a new file is written.
+        place: Folder in which a new file is written.
         name: Name of the file without its extension, also for errors.
 
     Raises:
@@ -125,7 +125,7 @@ def _as_texts(y: Any, name: str) -> list[str]:
     """Return labels of sparse samples as text.
 
     Raises:
-        DataError: They are no numbers.
+        DataError: The labels are not numbers.
     """
     if y.dtype.kind not in "biuf":
         raise DataError(

@@ -74,7 +74,7 @@ class ColumnsOf:
 class OwnColumns:
     """The columns of a task that has its own (`mpips.tasks.base.Task.columns`), as those of a model.
 
-    What takes the place of scores are rows with a field for each column, as `joined` makes them.
+    Rows with a field for each column, as `joined` makes them, take the place of scores.
 
     Attributes:
         names: Names of the columns.

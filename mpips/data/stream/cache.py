@@ -250,9 +250,9 @@ def write_index(folder: Path, index: Index) -> None:
 
 
 def read_index(folder: Path) -> Index | None:
-    """Return the index of a cache; None if there is none, of this version, all of whose pieces are there.
+    """Return the index of a cache; None unless it exists, is of this version, and all of its pieces exist.
 
-    An index whose checksum is wrong counts as none. The content of the pieces is not read; see
+    An index whose checksum is wrong counts as missing. The content of the pieces is not read; see
     `is_piece_whole`.
     """
     try:

@@ -139,7 +139,7 @@ class Conversion:
         """Convert this worker's spans; return the pieces of each by its place. Blocks.
 
         Args:
-            surveys: What `survey` returned on all workers; {} if it was left out.
+            surveys: The results of `survey` on all workers; {} if the survey was left out.
             folder: The cache; it exists.
             note: Called after each piece with the share of this worker's spans that is converted.
 
@@ -319,7 +319,7 @@ def _like_first(options: ReadOptions, columns: TableColumns) -> ReadOptions:
 
 
 def _identity(path: str) -> tuple[str, int, int]:
-    """Return what tells a file from another one of the same name, size and time of change.
+    """Return what distinguishes a file from another one of the same name, size and time of change.
 
     Only worker 0 looks at it, since inodes may differ between nodes.
     """

@@ -61,7 +61,7 @@ class StreamedData:
             worker: Index of the worker.
             n_workers: Number of workers.
             memory: Bytes for samples: two windows are in memory at a time.
-            changes: What is done to samples that were read, in this order.
+            changes: Functions that are applied to samples after reading, in this order.
             side: The samples of the cache that the data set has; None: all.
         """
         self.index = index
@@ -117,7 +117,7 @@ class StreamedData:
         return self.index.memory_bytes
 
     def read(self, samples: Int64) -> tuple[Dataset, Int64]:
-        """Read samples into memory, as `WindowedData` says; those between near ones are read with them.
+        """Read samples into memory; see `WindowedData`. Samples between near ones are read with them.
 
         Raises:
             DataError: The cache is damaged.
