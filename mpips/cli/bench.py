@@ -14,22 +14,26 @@ _OTHERS = [name for name in SUITES if name not in ALL]
 _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.items())
 
 
-class SuiteName(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no parameters of the type
-    """The name of a suite of `mpips bench`."""
+class BenchCommand(click.Command):
+    """The command, which says where a suite or an option has moved before it looks at other options."""
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name; say of a suite that has moved where it is."""
-        if value in MOVED:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        is_here = any(arg in _NAMES for arg in args)
+        moved = next((arg for arg in args if arg in MOVED and not is_here), None)
+        if moved is None and {"--kills", "--matrix"} & {arg.partition("=")[0] for arg in args}:
+            moved = "kills"
+        if moved is not None:
             raise click.UsageError(
-                f"the suite '{value}' is no longer part of mpips bench: in the repository of mpips run "
-                f"python -m tests.bench {value}",
+                f"the suite '{moved}' is no longer part of mpips bench: in the repository of mpips run "
+                f"python -m tests.bench {moved}",
                 ctx,
             )
-        name: str = super().convert(value, param, ctx)
-        return name
+        return super().parse_args(ctx, args)
 
 
 @click.command(
+    cls=BenchCommand,
     help="Measure mpips and its baselines in the same run.\n\n\b\n"
     f"{_SUITE_LIST}\n  all         all of these except "
     f"{', '.join(_OTHERS[:-1])} and {_OTHERS[-1]}\n\n"
@@ -38,7 +42,7 @@ class SuiteName(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no par
     "meanwhile.",
     short_help="Measure mpips and its baselines on this machine.",
 )
-@click.argument("suite", type=SuiteName(_NAMES), metavar="SUITE")
+@click.argument("suite", type=click.Choice(_NAMES), metavar="SUITE")
 @click.option(
     "--repetitions",
     type=click.IntRange(1, 1000),

@@ -223,7 +223,7 @@ def opened_npz(path: str, options: ReadOptions) -> Iterator[ArrayFile]:
         except (ValueError, OverflowError) as error:
             packed = str(error)
             x = _unpacked(path, archive, x_name)
-            y = _member(path, y_name) if y_name else None
+            y = _WholeArray(path, archive, y_name) if y_name else None
         y = no_labels(x.shape) if y is None else y
         check_arrays(path, x, y)
         yield ArrayFile(x, y, in_order=True, packed=packed)
@@ -251,20 +251,45 @@ class _PackedRows:
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
+class _WholeArray:
+    """An array of an npz file that is read as a whole, at the first access to its rows."""
+
+    def __init__(self, path: str, archive: zipfile.ZipFile, name: str) -> None:
+        """Read the header."""
+        self._path, self._name = path, name
+        with _entry(archive, name) as file:
+            self.shape, _, self.dtype = array_header(file)
+        self._values: npt.NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0] if self.shape else 0
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return rows."""
+        return self.whole()[rows]
+
+    def whole(self) -> npt.NDArray[Any]:
+        """Return the array."""
+        if self._values is None:
+            with np.load(self._path, allow_pickle=False) as loaded:
+                self._values = loaded[self._name]
+        return self._values
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """Open an array of an npz file."""
+    return archive.open(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
+
+
 def _unpacked(path: str, archive: zipfile.ZipFile, name: str) -> Any:
     """Return an array that only zipfile can read."""
-    file = archive.open(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
+    file = _entry(archive, name)
     shape, is_fortran, dtype = array_header(file)
     if is_fortran or dtype.hasobject:
-        return _member(path, name)
+        file.close()
+        return _WholeArray(path, archive, name)
     return _PackedRows(name, file, shape, dtype)
-
-
-def _member(path: str, name: str) -> npt.NDArray[Any]:
-    """Return a whole array of an npz file."""
-    with np.load(path, allow_pickle=False) as loaded:
-        found: npt.NDArray[Any] = loaded[name]
-    return found
 
 
 @contextlib.contextmanager
@@ -335,9 +360,11 @@ def read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
         share: The share.
 
     Returns:
-        The rows of the share, a new array.
+        The rows of the share.
     """
     n = len(dataset)
+    if isinstance(dataset, _WholeArray):
+        return dataset.whole() if share.stride == 1 else dataset[share.numbers(0, n)]
     n_rows = max(1, BLOCK_BYTES // _row_bytes(dataset))
     own = share.numbers(0, n) if share.stride > 1 else None
     out = np.empty((n if own is None else len(own), *dataset.shape[1:]), dataset.dtype)

@@ -36,6 +36,12 @@ class CsvLabels:
         self.known: dict[str, float] = {}
         self._codes: dict[str, int] = {}
 
+    def copy(self) -> CsvLabels:
+        """Return the same labels, to which `add` adds without a change of these."""
+        found = CsvLabels(self._plan)
+        found.known, found._codes = dict(self.known), dict(self._codes)
+        return found
+
     def add(self, rows: CsvRows) -> Float64:
         """Return the labels of records as numbers, float64, shape (n,).
 

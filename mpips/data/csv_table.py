@@ -118,20 +118,26 @@ class CsvSource:
     ) -> Iterator[Converted | None]:
         """Yield the samples of a span."""
         turns = every_turn(turns)
+        # The blocks of a whole file are of one process, which names the line whose label is of another kind.
+        labels: CsvLabels | None = None
         with csv_errors(self._path):
             for text, lines_before in self._texts(span, self._size.n_bytes, inside):
                 if not next(turns):
                     yield None
                     continue
+                if span is None and labels is None:
+                    labels = CsvLabels(self.plan)
+                before = labels.copy() if labels is not None else None
                 try:
-                    found = self._samples([(text, 0)])
+                    found = self._samples([(text, 0)], labels=labels)
                 except (DataError, UnicodeDecodeError, csv.Error) as error:
                     if self._bad is not None:
                         text = good_csv(self.plan, bytes(text), self._bad, lines_before)
                     elif not isinstance(error, DataError):
                         raise
                     # The lines before a span are counted only where an error names its line.
-                    found = self._samples([(text, lines_before())])
+                    labels = before
+                    found = self._samples([(text, lines_before())], labels=labels)
                 if found is not None:
                     yield Converted(found.data, found.names)
 
@@ -161,13 +167,17 @@ class CsvSource:
         return self._plan
 
     def _samples(
-        self, texts: Iterable[tuple[Text, int]], share: Share | None = None
+        self,
+        texts: Iterable[tuple[Text, int]],
+        share: Share | None = None,
+        labels: CsvLabels | None = None,
     ) -> _Samples | None:
         """Return the samples of whole records; None: there is no text.
 
         Args:
             texts: The records, and the number of lines before them.
             share: The share of them; None: all.
+            labels: Labels of the records before; None: there are no such records.
 
         Raises:
             DataError, UnicodeDecodeError, csv.Error: The text is wrong.
@@ -177,7 +187,9 @@ class CsvSource:
         n = 0
         for text, line in texts:
             if builder is None:
-                builder, labels = builder_of(self.plan), CsvLabels(self.plan)
+                builder = builder_of(self.plan)
+                labels = CsvLabels(self.plan) if labels is None else labels
+            assert labels is not None
             rows, places = self._records(text, line, labels)
             self._n_lines = rows.n_lines
             own = share.own(n, rows.n) if share is not None else None
@@ -188,7 +200,7 @@ class CsvSource:
                 builder.expect(len(own_labels[0]) * (size + size // 50) // len(text))
             builder.add(rows.cells(), rows.n, own)
             n += rows.n
-        if builder is None:
+        if builder is None or labels is None:
             return None
         names = labels.names()
         numbers = labels.values(np.concatenate(own_labels), names)

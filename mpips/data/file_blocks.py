@@ -149,7 +149,8 @@ def _converted(
         reader = reader_of(file, options)
         try:
             source = reader.source(file, options, BlockSize(_PIECE_BYTES, _n_rows))
-            for block in source.blocks(turns=turns):
+            for block in itertools.chain(source.blocks(turns=turns), (None,)):
+                # Behind the last block, too: a file may have no block.
                 for note in source.notes:
                     say(note)
                 if block is not None:

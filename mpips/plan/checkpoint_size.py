@@ -9,6 +9,7 @@ from typing import Any
 
 from mpips.checkpoint.manifest import ShardEntry, WorkerState
 from mpips.checkpoint.plan import Hello, plan_tables
+from mpips.checkpoint.record import mpips_version
 from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.data import DataInfo, Dataset, Moments
@@ -58,7 +59,7 @@ def checkpoint_bytes(
         return sum(dataset.n_bytes for entry in entries for dataset in entry.datasets)
     with tempfile.TemporaryDirectory(prefix="mpips-plan-") as folder:
         # The file is sparse: its datasets are never written, so they take no space on the disk.
-        return create_file(Path(folder) / "state.h5", head, entries, "").n_bytes
+        return create_file(Path(folder) / "state.h5", head, entries, mpips_version()).n_bytes
 
 
 def _shards(

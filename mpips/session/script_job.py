@@ -15,19 +15,19 @@ cursor has the library's name with the number of its format.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from mpips.errors import ConfigError
 from mpips.mpi.messages import END_OF_SCRIPT
 from mpips.session.init import current
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from mpips.session.script import Script
     from mpips.worker.worker import Worker
 
 _FORMAT = 1  # of all cursors
+
+Job = TypeVar("Job", bound="ScriptJob")
 
 
 class Opened(Protocol):
@@ -66,7 +66,7 @@ class ScriptJob:
         self._failure: BaseException | None = None  # of `start`
 
     @classmethod
-    def of_script(cls, what: str) -> Self:
+    def of_script(cls: type[Job], what: str) -> Job:
         """Return this library's job of the script; make it at the first call. `what` names the caller.
 
         Raises:

@@ -51,6 +51,23 @@ def test_a_suite_that_has_moved_is_refused_with_the_command_that_runs_it(name: s
     assert name not in suites.SUITES
 
 
+@pytest.mark.parametrize(
+    ("arguments", "suite"),
+    [
+        (["soak", "--seconds", "10"], "soak"),
+        (["--workers=1000", "scale"], "scale"),
+        (["recovery", "--kills", "3"], "kills"),
+        (["recovery", "--matrix"], "kills"),
+    ],
+)
+def test_options_of_suites_that_have_moved_are_refused_with_the_command(
+    arguments: list[str], suite: str
+) -> None:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1].endswith(f"run python -m tests.bench {suite}")
+
+
 def test_another_name_is_refused_with_those_that_there_are() -> None:
     result = CliRunner().invoke(command, ["pushes"])
     assert result.exit_code == 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,3 +141,14 @@ def test_samples_without_entries_are_samples(tmp_path: Path) -> None:
     (share,) = streamed([tmp_path / "b.npz"], tmp_path / "cache")
     assert share.index.kind == "dense"
     assert whole([share]).labels.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_the_size_of_arrays_is_known_without_their_data(tmp_path: Path, save: Any) -> None:
+    x = np.asfortranarray(np.ones((200_000, 5)))
+    save(tmp_path / "x.npz", x=x, y=np.zeros(len(x)))
+    found = files([tmp_path / "x.npz"])
+    tracemalloc.start()
+    assert is_streamed(found, ReadOptions(), 1, 1 << 16)
+    assert tracemalloc.get_traced_memory()[1] < x.nbytes / 4
+    tracemalloc.stop()

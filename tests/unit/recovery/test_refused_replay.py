@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from mpips.worker.paths.ring import RingPath
 from mpips.worker.worker import Worker
 
 PROGRAM = [1.0, np.nan, 10.0, np.inf]
+NUMBERS = itertools.count()  # of memory in this process
 MODELS = {"asp": ASP(), "bsp": BSP("sum")}
 Push = Callable[[np.ndarray], None]
 
@@ -52,7 +54,7 @@ def through_the_ring(rig: Rig) -> Push:
 
 def through_a_handle(rig: Rig, staged: bool = False) -> Push:
     """Push as to a server on this node."""
-    staging = rig.regions.create_sparse(f"w0-{id(rig.server)}", 1 << 16)
+    staging = rig.regions.create_sparse(f"w0-{next(NUMBERS)}", 1 << 16)
     rig.core.set_staging(0, staging)
     channel = ShmChannel(rig.server.region, rig.layout, rig.writer, 1, True)
     connection = Connection(0, ["worker 0"], rig.tables, [channel], LocalScheduler(), staging, 5.0)
