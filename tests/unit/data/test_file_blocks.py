@@ -333,3 +333,37 @@ def test_labels_of_text_are_those_of_the_training_data(ending: str, tmp_path: Pa
         list(labelled_blocks(table("c", ["yes", "no"]), ReadOptions(), numbers))
     with pytest.raises(DataError, match=r"numbers, the labels|label '0' does not occur"):
         list(labelled_blocks(table("d", [0, 1]), ReadOptions(), info))
+
+
+def test_a_label_of_another_kind_in_a_later_block_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{i},{i % 2}" for i in range(400)]
+    info = read(write(tmp_path / "train.csv", "\n".join(["a,label", *rows]))).info
+    mixed = write(tmp_path / "m.csv", "\n".join(["a,label", *rows, *["1,cat"] * 300]))
+    monkeypatch.setattr(blocks_module, "_PIECE_BYTES", 400)
+    with pytest.raises(
+        DataError, match=r"m\.csv:402: column 'label' contains 'cat': labels are finite"
+    ):
+        list(labelled_blocks(mixed, ReadOptions(), info))
+
+
+def test_notes_of_a_file_without_a_block_are_said(tmp_path: Path) -> None:
+    x, y = np.ones((4, 3), np.float32), np.arange(4) % 2
+    np.savez(tmp_path / "train.npz", x=x, y=y)
+    info = read(tmp_path / "train.npz").info
+    for name, n in (("some", 4), ("none", 0)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", x[:n])
+        np.save(tmp_path / name / "y.npy", y[:n])
+        notes: list[str] = []
+        assert (
+            sum(
+                len(d.labels)
+                for d in labelled_blocks(
+                    tmp_path / name / "x.npy", ReadOptions(), info, say=notes.append
+                )
+            )
+            == n
+        )
+        assert any("labels from" in note for note in notes), name
