@@ -22,10 +22,10 @@
 //   shared   Each value is sent as an integer times the scale that all workers have for its block
 //            in this clock. What exceeds 127 scales stays, and so does what rounding leaves.
 //
-// Memory: a line with two tags, then one or two halves of n values each. mpips/worker/feedback/residuals.py
-// describes what the halves are for, and why a push that is killed anywhere loses nothing. Only the
-// worker writes here, so no order between threads matters. What matters is the order in which a
-// killed worker leaves its stores:
+// Memory: a line with two tags, then one or two halves of n values each.
+// mpips/worker/feedback/residuals.py describes what the halves are for, and why a push that is
+// killed anywhere loses nothing. Only the worker writes here, so no order between threads matters.
+// What matters is the order in which a killed worker leaves its stores:
 // - `begin` removes the tag of the older half before it changes that half.
 // - `close` stores the tag after the last value of the new half, and the writer stores the stamp of
 //   the push's last record after the tag.
