@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -47,5 +48,5 @@ def test_a_worker_stopped_with_rows_that_it_has_claimed_is_named(
 ) -> None:
     done = nodes2.mpirun([3, 2], [sys.executable, CLAIMING, "stop", str(tmp_path)])
     assert done.returncode == 124
-    # The scheduler misses its heartbeats; worker 2 has read the rows by itself and waits in its group.
-    assert "mpips: error: worker 1" in done.stderr
+    # The scheduler misses its heartbeats, or another worker its part in a clock.
+    assert re.search(r"mpips: error: .*worker 1 \(rank 3", done.stderr), done.stderr
