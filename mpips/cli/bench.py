@@ -15,7 +15,7 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
 
 
 class BenchCommand(click.Command):
-    """The command, which says where a suite or an option has moved before it looks at other options."""
+    """The command. It names the new place of a suite that has moved before it checks other options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments."""

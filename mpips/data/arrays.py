@@ -255,10 +255,12 @@ class _WholeArray:
     """An array of an npz file that is read as a whole, at the first access to its rows."""
 
     def __init__(self, path: str, archive: zipfile.ZipFile, name: str) -> None:
-        """Read the header."""
+        """Read the header; raise ValueError for an array of objects."""
         self._path, self._name = path, name
         with _entry(archive, name) as file:
             self.shape, _, self.dtype = array_header(file)
+        if self.dtype.hasobject:
+            raise ValueError("Object arrays cannot be read")
         self._values: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:

@@ -167,8 +167,8 @@ def _node_rows(needs: Needs, shm: int) -> str:
     without = [node.name for node in needs.nodes if node.shared + node.node_rows > shm]
     more = f" and {len(without) - _FEW_NODES} more" if len(without) > _FEW_NODES else ""
     return (
-        f"\nthe first look-ahead, or pull of a group, takes {binary_size(most)} more of /dev/shm on a node, "
-        "for rows that workers share (lookahead_mib)"
+        f"\nlook-aheads and groups take {binary_size(most)} more of /dev/shm on a node for shared rows "
+        "(lookahead_mib)"
         + f"; no room on {', '.join(without[:_FEW_NODES])}{more}, where they share none"
         * bool(without)
     )

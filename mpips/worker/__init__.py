@@ -4,8 +4,8 @@ Open `worker.py` first, then `dense.py` and `embedding.py`. All of them use the 
 `connection.py`: channels, the clock, waits, staging memory. The folder `paths` contains the paths of dense
 updates to a server.
 
-What the tables of a worker do together is in parts (`parts.py`), a folder for each: groups, replicated and
-local tables, feedback of codecs, rows of a node. `ahead` contains look-aheads.
+Sums, copies and caches that tables of several workers need are parts (`parts.py`), a folder for each: groups,
+replicated and local tables, feedback of codecs, rows of a node. `ahead` contains look-aheads.
 
 `ticks.py` ends clocks, `waits.py` has the waits with their errors, `cut_records.py` and `last_files.py` what
 the worker writes for checkpoints, `collectives.py` gathers and reductions, `by_use.py` `push_pull`.

@@ -29,8 +29,8 @@ def test_each_worker_of_a_node_adds_its_share(svm: Path) -> None:
     found = plan_of(svm)
     assert node_rows(found) == [2 * 16 << 20, 2 * 16 << 20]
     assert node_rows(plan_of(svm, lookahead_mib=3)) == [2 * 3 << 20, 2 * 3 << 20]
-    line = "the first look-ahead, or pull of a group, takes 32.0 MiB more of /dev/shm on a node, for rows"
-    assert line + " that workers share (lookahead_mib)\n" in as_text(found)
+    line = "look-aheads and groups take 32.0 MiB more of /dev/shm on a node for shared rows "
+    assert line + "(lookahead_mib)\n" in as_text(found)
 
 
 @pytest.mark.parametrize(
