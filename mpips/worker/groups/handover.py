@@ -1,9 +1,10 @@
 """Residuals of a group of workers: they belong to its leader, and the next leader takes them over.
 
 The leader of a group pushes the sums of the updates of all its workers (mpips.worker.groups.tables), so its
-residuals are those of the group. When the leader ends before others, the next leader asks for them, once,
-when it ends the first clock that it leads. From then on it owes them: its next encoded push to each part of a
-table adds them to the update (`mpips.worker.paths.feedback`), and its own residual has them from then on.
+residuals are those of the group. When the leader ends before others, the next leader asks for them, once in a
+launch, when it ends the first clock that it leads. From then on it owes them: its next encoded push to each
+part of a table adds them to the update (`mpips.worker.paths.feedback`), and its own residual has them from
+then on.
 
 Writers and readers. Leader m has finished in the group before any worker finds itself the leader. It writes
 its residuals no more: it pushes nothing. It answers with copies. Questions and answers are messages of MPI,
@@ -21,6 +22,8 @@ that of the beginning. Let n be the new leader, and consider a part that n has n
   (mpips.worker.feedback.residuals). If that push is not complete at the server, the tag of the beginning is
   in force, n asks again, and gets the same values: m changes its residual no more, and it also lies in memory
   that outlives the launch.
+* If n has taken over in one launch, pushed nothing to the part, and leads no clock in the next one, it asks
+  again when it ends (`GroupedTables.finish`): what it owes was in the memory of its process.
 * A residual that is lost (mpips.worker.feedback.residuals) contained what the worker owed before. It counts
   as pushed.
 

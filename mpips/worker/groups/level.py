@@ -168,6 +168,15 @@ class GroupLevel:
         words = [self._reduction.finished(number) for number in range(len(self.names))]
         return next(n for n, word in enumerate(words) if word == 0 or word - 1 > clock)
 
+    def undecided(self, clock: int) -> int | None:
+        """Return a lower worker that may lead a clock which this worker has ended; None: no such worker.
+
+        The others have ended the clock, or have finished, so `leader` returns the leader then.
+        """
+        r = self._reduction
+        lower = range(self.number)
+        return next((n for n in lower if not r.finished(n) and r.ticked(n) <= clock), None)
+
     def sender(self, clock: int) -> int | None:
         """Return a worker whose ticks of a clock are known to be in the memory of all servers; None: none is.
 

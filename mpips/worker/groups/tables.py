@@ -313,6 +313,28 @@ class GroupedTables(TablePart):
             ),
         )
 
+    def _take_over_at_end(self) -> None:
+        """Take residuals again that this worker took in the launch before, if it leads no clock in this one.
+
+        It owes them until it pushes, and what it owes is in the memory of its process. A worker that leads a
+        clock in this launch has taken them there. Blocks.
+        """
+        top, last = self._top, self._top.clock - 1
+        if self._handover is None or self._leads_since or last < 0:
+            return
+        # Lower workers wait for no higher one here, and in a repeated clock only for the word of its end.
+        waits.polled(
+            self._connection,
+            lambda: top.undecided(last) is None,
+            "waiting for the workers of its group",
+            lambda: (
+                f"{top.names[top.undecided(last) or 0]}, of this worker's group, has neither ended clock "
+                f"{last} nor finished"
+            ),
+        )
+        if top.leader(last) == top.number:
+            self._take_over()
+
     def _pass_sums(self, clock: int) -> None:
         """Wait for the sums of the worker's subgroup, and contribute them if the worker leads it."""
         own = self._own
@@ -377,7 +399,8 @@ class GroupedTables(TablePart):
         self._top.note_sent(clock)
 
     def finish(self) -> None:
-        """Let the group go on without this worker, which has ended its last clock."""
+        """Let the group go on without this worker, which has ended its last clock. May block after a restart."""
+        self._take_over_at_end()
         self._has_ended = True
         for level in self._levels:
             level.finish()

@@ -293,6 +293,9 @@ void register_reduction(py::module_& m) {
           },
           py::arg("table"))
       .def(
+          "ticked", [](const B& b, std::size_t w) { return b.reduction.ticked(w); },
+          py::arg("worker"))
+      .def(
           "sent", [](const B& b, std::size_t w) { return b.reduction.sent(w); }, py::arg("worker"))
       .def(
           "finished", [](const B& b, std::size_t w) { return b.reduction.finished(w); },

@@ -146,6 +146,9 @@ class Reduction {
   // which any worker has pushed; 0: there was none.
   std::uint64_t updated(std::size_t table) const { return tables_.at(table).updated; }
   // Words of a worker; see ReducerLine.
+  std::uint64_t ticked(std::size_t worker) const noexcept {
+    return load_acquire(&line(worker)->ticked);
+  }
   std::uint64_t sent(std::size_t worker) const noexcept {
     return load_acquire(&line(worker)->sent);
   }

@@ -291,7 +291,8 @@ class History:
         if local_tables(era.shape.tables) and era.rounds is None:
             images = floors(start.path, start.head.workers, era.shape.tables)
         continues = len(local_tables(self.shape.tables)) > 0 and self.shape.n_workers == len(clocks)
-        if images and continues:
+        continues = continues and bool(images)
+        if continues:
             self._base_floors = [{i: v for i, (v, _) in each.items()} for each in images]
         for i, table in enumerate(era.shape.tables):
             if isinstance(table, EmbeddingTable):

@@ -212,3 +212,56 @@ def test_pushes_that_another_worker_carries_are_counted(consistency: BSP | ASP) 
     group.member.add_figures(figures)
     # The leader counts the staleness of a sum under ASP.
     assert figures.judged == isinstance(consistency, BSP)
+
+
+class Restarted:
+    """Worker 1 of a group behind a restart, at clock 2; `asked` counts its questions for residuals."""
+
+    def __init__(self) -> None:
+        table = DenseTable("t", (N,), SGD(1.0), BSP())
+        layout = _native.NodeLayout(2, [(N, 0)], 1)
+        memory = _native.SharedMemory.anonymous(layout.total_bytes, 0)
+        rules = [("t", SGD().native(), False, 0, True)]
+        start = (2, 1, False, False)
+        self.end = _native.Reduction(memory, layout, 1, [0, 1], rules, True, start)
+        self.connection: Any = Impatient(1)
+        part = GroupPart({0: table}, (0, 1), 1, memory, layout, self.end, outlives=True)
+        self.member = GroupedTables(
+            self.connection, part, ["worker 0 (rank 2)", "worker 1 (rank 3)"]
+        )
+        self.end.note_tick(1, 1)
+        self.asked = 0
+        handover: Any = SimpleNamespace(begin=self._ask, is_done=lambda: True, asked=None)
+        self.member._handover = handover
+
+    def _ask(self) -> None:
+        self.asked += 1
+
+
+@pytest.mark.parametrize(("finished_at", "asks"), [(0, True), (1, True), (2, False), (3, False)])
+def test_a_worker_that_led_before_a_restart_takes_residuals_again_at_its_end(
+    finished_at: int, asks: bool
+) -> None:
+    """It led its last clock, clock 1, if the lower worker had finished before it."""
+    restarted = Restarted()
+    if finished_at:
+        restarted.end.note_tick(0, finished_at - 1)
+    restarted.end.note_finish(0, finished_at)
+    restarted.member.finish()
+    restarted.member.finish()
+    assert restarted.asked == asks
+
+
+def test_a_lower_worker_that_has_ended_the_last_clock_has_the_residuals() -> None:
+    restarted = Restarted()
+    restarted.connection.meanwhile = lambda: restarted.end.note_tick(0, 1)
+    restarted.member.finish()
+    assert restarted.asked == 0
+
+
+def test_the_end_of_a_worker_names_the_one_whose_end_it_does_not_know() -> None:
+    restarted = Restarted()
+    late = r"worker 0 \(rank 2\), of this worker's group, has neither ended clock 1 nor finished"
+    with pytest.raises(StallError, match=late):
+        restarted.member.finish()
+    assert restarted.end.finished(1) == 0
