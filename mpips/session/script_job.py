@@ -157,7 +157,7 @@ class ScriptJob:
         self.settle()
         return self.steps
 
-    # What libraries do, each in its own way.
+    # Hooks of the libraries.
 
     def declare(self) -> None:
         """Declare tables directly before the job starts."""
