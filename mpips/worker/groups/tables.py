@@ -399,7 +399,7 @@ class GroupedTables(TablePart):
         self._top.note_sent(clock)
 
     def finish(self) -> None:
-        """Let the group go on without this worker, which has ended its last clock. May block after a restart."""
+        """End this worker in its group. It has ended its last clock. May wait after a restart."""
         self._take_over_at_end()
         self._has_ended = True
         for level in self._levels:
