@@ -22,6 +22,10 @@ later, when these ticks had arrived. (A worker that repeated the clock instead c
 would lie, at a server that has the tick, behind pushes of the next clock, which under BSP wait for others,
 who may wait for the missing tick.)
 
+Records that wait. Under BSP a push waits in its ring for the workers before it, and everything behind it
+waits as well. A server drops what waits of the clock that a worker repeats (native `drop_repeated`), so the
+repetition meets the rings that the first time met.
+
 Copies of lost servers. Under SSP and ASP a server that continues from its partner's copy may lack pushes of
 clocks that other servers have: they were in the lost server's ring and not consumed. So may the memory of a
 launch that has repeated these clocks and was killed in between. The position that a worker sends before a

@@ -213,23 +213,13 @@ class Takeover:
         memory for all pairs.
         """
         c, copies = self._cluster, self._partnership.copied
-        mine: dict[int, Any] = {}
-
-        def read() -> None:
-            if self.server is not None:
-                for w, rank in enumerate(c.assignment.workers):
-                    mine[rank] = msgspec.to_builtins(At.of(self.server.core.position(w)))
-
-        c.agree("reading the workers' positions", read)
-        received = c.deliver("exchanging the workers' positions", mine)
-        self.at = [msgspec.convert(received[r], At) for r in c.assignment.servers if r in received]
+        self.at = self._read_positions()
 
         def find() -> dict[str, Any]:
             if c.worker is None:
                 return {}
             try:
                 place = place_of(c.worker, self.at, memory, self._skips_clocks)
-                self.at = resumed_at(self.at, place)
                 self._reopen_local(c.worker, place.clock, memory.generation)
             except (RecoveryError, RegionError) as error:
                 return {"reason": str(error)}
@@ -243,8 +233,28 @@ class Takeover:
         self._places = tuple(msgspec.convert(row["place"], Place) for row in found)
         if any(not place.at_start and not place.state.cursor for place in self._places):
             return "main has stored no cursor; call worker.set_cursor before each worker.clock"
+        if self.server is not None:
+            for w, place in enumerate(self._places):
+                self.server.core.drop_repeated(w, place.clock)
+        self.at = self._read_positions()
+        if c.worker is not None:
+            self.at = resumed_at(self.at, self._places[c.worker])
         self._partnership.tell({i: max(row["behind"][i] for row in found) for i in copies})
         return ""
+
+    def _read_positions(self) -> list[At]:
+        """Return the positions of this rank's worker at all servers; [] without a worker. Collective."""
+        c = self._cluster
+        mine: dict[int, Any] = {}
+
+        def read() -> None:
+            if self.server is not None:
+                for w, rank in enumerate(c.assignment.workers):
+                    mine[rank] = msgspec.to_builtins(At.of(self.server.core.position(w)))
+
+        c.agree("reading the workers' positions", read)
+        received = c.deliver("exchanging the workers' positions", mine)
+        return [msgspec.convert(received[r], At) for r in c.assignment.servers if r in received]
 
     def _attach(self) -> dict[str, Any]:
         """Attach this rank's server to its memory.

@@ -111,8 +111,9 @@ class Restarts:
 
 
 def was_killed_start(verdict: Verdict, ended: Ended) -> bool:
-    """Return True if a signal from outside ended the attempt before its ranks were at work."""
-    if verdict.death is None or not verdict.death.outside or ended.worked_s:
-        return False
-    status = ended.status
-    return status is None or status.progress.step <= status.start.step
+    """Return True if a signal from outside ended the attempt before its ranks were at work.
+
+    The first status of an attempt is written before any rank is at work. The supervisor may see it only after
+    the end, so `ended.worked_s` may be 0 in any case.
+    """
+    return verdict.death is not None and verdict.death.outside and ended.status is None

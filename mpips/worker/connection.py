@@ -252,12 +252,23 @@ class Connection:
     def end_clock_behind(self) -> None:
         """Send the tick of the clock before this one to the servers that lack it; see mpips.recovery.memory.
 
-        The session calls it before the program starts. Blocks while a ring is full.
+        The session calls it before the program starts. Does not block: where a ring is full, the tick is
+        written when there is room, before any other record, and sent by the next wait at the latest.
         """
         for server in self._behind:
-            self.write(server, lambda to=self.channels[server]: to.writer.tick(self.now - 1))  # type: ignore[misc]
-        self.publish(self._behind)
-        self._behind = ()
+            self.channels[server].writer.owe_tick(self.now - 1)
+        if self._behind:
+            self._send_ticks_behind()
+
+    def _send_ticks_behind(self) -> None:
+        """Send the ticks of `end_clock_behind` for which there is room."""
+        for server in self._behind:
+            channel = self.channels[server]
+            if channel.writer.owes_tick:
+                channel.wait_credit(0.0)
+        sent = [s for s in self._behind if not self.channels[s].writer.owes_tick]
+        self._behind = tuple(s for s in self._behind if s not in sent)
+        self.publish(sent)
 
     def leave(self) -> None:
         """Return to the program: let the progress thread go on, if anything uses it. Cheap."""
@@ -442,6 +453,8 @@ class Connection:
         self.poll_workers()
         self.snapshot.report_wait()
         waits.advance_orders(self)
+        if self._behind:
+            self._send_ticks_behind()
 
     def poll_workers(self) -> None:
         """Take messages of other workers, also after `finish`, until the job ends. Cheap.

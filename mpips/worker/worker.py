@@ -316,8 +316,8 @@ class Worker:
 
         Under BSP call this, `reduce` and `barrier` before the pushes of a clock. A full ring, and pulls of
         rows after a push, wait until workers with lower indices have ended the clock. These may wait here.
-        After a restart in memory, this is also so in the inner steps of LocalSGD and synchronous DiLoCo, for
-        jobs with embedding tables: a worker may repeat inner steps behind its push of their outer step.
+        After a restart in memory pulls of rows may also wait before the pushes of a clock, and in inner steps
+        of LocalSGD and synchronous DiLoCo, in jobs with embedding tables and a codec with a residual.
 
         Args:
             name: Name of the gather, the same on all workers.

@@ -132,6 +132,10 @@ class Launches:
             place_of(w, [server[w] for server in at], self.memory)
             for w in range(self.n_workers if generation else 0)
         )
+        for server in self.servers:
+            for w, at_place in enumerate(self.places):
+                server.core.drop_repeated(w, at_place.clock)
+        at = [self._positions(server) for server in self.servers] if generation else []
         self._behind: list[tuple[int, ...]] = [()] * self.n_workers
         for w, goes_on in enumerate(self.places):
             found = [server[w] for server in at]

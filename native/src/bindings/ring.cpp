@@ -61,6 +61,8 @@ void bind_position(py::class_<RingWriter>& writer) {
           },
           py::arg("sequence"), py::arg("applied"), py::arg("clock"), py::arg("finished"),
           py::arg("pushes"), py::arg("tag"), py::arg("ended"), py::arg("skips_clocks"))
+      .def("owe_tick", &RingWriter::owe_tick, py::arg("clock"))
+      .def_property_readonly("owes_tick", &RingWriter::owes_tick)
       .def("require_whole", &RingWriter::require_whole, py::arg("table"), py::arg("name"))
       .def_property_readonly("replays", &RingWriter::replays)
       .def("is_ahead_of", &RingWriter::is_ahead_of, py::arg("clock"))

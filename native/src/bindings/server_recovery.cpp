@@ -51,7 +51,13 @@ void bind_server_recovery(py::class_<Server>& server) {
           },
           py::arg("worker"), py::arg("generation"), py::arg("memory"), py::keep_alive<1, 4>())
       .def("finish_operation", [](Server& s) { s.core().finish_operation(); })
-      .def("position", &position_dict, py::arg("worker"));
+      .def("position", &position_dict, py::arg("worker"))
+      .def(
+          "drop_repeated",
+          [](Server& s, std::size_t worker, std::uint64_t clock) {
+            s.core().drop_repeated(worker, clock);
+          },
+          py::arg("worker"), py::arg("clock"));
 }
 
 }  // namespace mpips

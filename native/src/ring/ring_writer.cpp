@@ -39,7 +39,12 @@ void RingWriter::interrupted() const {
 std::size_t RingWriter::credits() noexcept {
   std::uint64_t floor = applied();
   if (!pulls_.empty()) floor = std::min(floor, pulls_.front().sequence);
-  return static_cast<std::size_t>(floor + box_.geometry.n_slots - next_);
+  const auto free = static_cast<std::size_t>(floor + box_.geometry.n_slots - next_);
+  if (free == 0 || owed_tick_ == no_tick) return free;
+  RecordHeader h = header(RecordKind::tick, 0, owed_tick_);
+  owed_tick_ = no_tick;
+  finish_record(&h, role_tick);
+  return free - 1;
 }
 
 RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,

@@ -126,6 +126,15 @@ class RingWriter {
   // free.
   std::size_t credits() noexcept;
 
+  // Write the tick of this clock before any other record, as soon as there is a free slot: now, or
+  // at a later call that needs one. For the tick that the server lacks after a warm restart; its
+  // ring may be full, and a worker that waited for room before it enters its program would keep
+  // those waiting that it meets there.
+  void owe_tick(std::uint64_t clock) noexcept {
+    owed_tick_ = clock;
+    credits();
+  }
+  bool owes_tick() const noexcept { return owed_tick_ != no_tick; }
   // Write a tick or the end. The functions that return bool return false, with nothing written, if
   // there is no credit.
   bool write_tick(RecordKind kind, std::uint64_t clock);
@@ -282,7 +291,9 @@ class RingWriter {
   bool checksums_;
   std::uint64_t next_ = 0, published_ = 0, consumed_ = 0, retired_ = 0, received_ = 0;
   std::vector<std::uint64_t> base_, named_, pushed_before_;
-  std::uint64_t push_base_ = 0;  // of the push that is being written
+  static constexpr std::uint64_t no_tick = ~std::uint64_t{0};
+  std::uint64_t owed_tick_ = no_tick;  // see owe_tick
+  std::uint64_t push_base_ = 0;        // of the push that is being written
   std::deque<OpenPull> pulls_;
   RecordHistory past_;              // results
   RecordHistory pulled_;            // versions, by the first record of a pull

@@ -151,6 +151,10 @@ class ServerCore {
   std::vector<std::pair<std::size_t, std::uint32_t>> old_staging();
   void finish_operation();
   const Position& position(std::size_t worker) const { return positions_.at(worker); }
+  // Drop what waits in a worker's ring of clock `clock` and later ones, because the worker repeats
+  // this clock; change its position accordingly. After `finish_operation`, before any record of
+  // this launch.
+  void drop_repeated(std::size_t worker, std::uint64_t clock);
 
   // Consume records until `max_s` seconds have passed. With max_s = 0, until nothing more can be
   // consumed, which may be never while other threads or processes write. Return the number of
@@ -354,7 +358,8 @@ class ServerCore {
   void check_unfinished();
   void take_pair(std::size_t table, std::size_t worker);
   bool complete(std::size_t worker, std::uint64_t sequence, RecordHeader* header);
-  void find_end(std::size_t worker);
+  void find_end(std::size_t worker, std::uint64_t limit);
+  std::uint64_t first_repeated(std::size_t worker, std::uint64_t clock);
   void cut_off(std::size_t worker);
 
   std::uint8_t* region_;

@@ -22,6 +22,8 @@
 //    end.
 // 4. Publish acknowledgements, versions and clocks.
 // 5. Finish the operation in progress, before any other.
+// 6. Drop what waits of a clock that its worker repeats (`drop_repeated`), once the workers' places
+//    are known.
 //
 // New writers begin at the end that step 3 found. Records below it are of earlier launches, records
 // from it on are of this launch. No process of the earlier launch can write any more, because the
@@ -48,6 +50,13 @@ std::uint64_t digest_of(const RecordHeader& h, const std::uint8_t* payload) noex
 
 bool is(std::uint8_t kind, RecordKind wanted) noexcept {
   return kind == static_cast<std::uint8_t>(wanted);
+}
+
+// Return true for a push with a residual.
+bool has_residual(const RecordHeader& h) noexcept {
+  const auto codec = static_cast<CodecKind>(kind_bits_of(h.slot));
+  return h.kind == static_cast<std::uint8_t>(RecordKind::push_dense) &&
+         (codec == CodecKind::sparse || codec == CodecKind::onebit || codec == CodecKind::shared);
 }
 
 }  // namespace
@@ -209,7 +218,7 @@ void ServerCore::attach() {
   check_unfinished();
   positions_.assign(rings_.size(), {});
   for (std::size_t w = 0; w < rings_.size(); ++w) {
-    find_end(w);
+    find_end(w, rings_[w].next + rings_[w].box.geometry.n_slots);
     cut_off(w);
   }
   // Drop an operation that has changed nothing, or that belongs to a push that is dropped.
@@ -302,8 +311,8 @@ bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHead
          ((h->flags & flag_area) == 0 || piece_is_whole(worker, *h, payload));
 }
 
-// Find where the worker's complete records end, and the worker's position there.
-void ServerCore::find_end(std::size_t worker) {
+// Find where the worker's complete records below `limit` end, and the worker's position there.
+void ServerCore::find_end(std::size_t worker, std::uint64_t limit) {
   Ring& ring = rings_[worker];
   Position at;
   at.sequence = ring.next;
@@ -318,7 +327,7 @@ void ServerCore::find_end(std::size_t worker) {
   positions_[worker] = at;
   RecordHeader h;
   std::uint64_t digest = ring.open_digest;
-  for (std::uint64_t q = ring.next; q < ring.next + ring.box.geometry.n_slots; ++q) {
+  for (std::uint64_t q = ring.next; q < limit; ++q) {
     if (at.finished || !complete(worker, q, &h)) break;
     at.sequence = q + 1;
     if (is_push(h.kind)) {
@@ -362,6 +371,56 @@ void ServerCore::cut_off(std::size_t worker) {
     journal_->set(journal_->of_worker(worker, Journal::open), 0);
     fault::at(fault::Point::recovering);
   }
+}
+
+// Under BSP a push waits in its ring until the workers before it have ended the clock, and all
+// records behind it wait as well. A worker that repeats the clock would find its own pushes of the
+// first time in front of the pulls that it repeats. These would wait for workers that may wait for
+// this one, in a gather that comes before the pushes of the clock; and a ring that is full of
+// pushes has no place for a pull at all. Without the waiting records the repetition meets what the
+// first time met.
+//
+// Why nothing is lost. No server has the tick of the clock, or its worker would not repeat it. So
+// the worker makes all pushes of the clock again; those that this server has consumed are the first
+// ones, and are skipped (ring_replay.cpp). The state is that of a worker that was killed before it
+// had written the rest to this server, except that another server may have later pushes of the
+// clock: each server counts its own. Some records stay, with all before them:
+// - the rest of a push whose first segments are consumed;
+// - a push with a residual, since the half of the residual before it may be overwritten
+//   (mpips/worker/feedback/residuals.py);
+// - a position at which the worker may continue.
+// With backup workers no push waits for other workers, and the clocks that a worker has skipped are
+// known only from its records, so all of them stay.
+void ServerCore::drop_repeated(std::size_t worker, std::uint64_t clock) {
+  Ring& ring = rings_[worker];
+  const Position& at = positions_[worker];
+  if (!any_bsp_ || clocks_.uses_backup() || at.finished || at.clock != clock ||
+      !ring.deferred.empty())
+    return;
+  const std::uint64_t first = first_repeated(worker, clock);
+  if (first >= ring.inherited) return;
+  find_end(worker, first);
+  cut_off(worker);
+  // What was read of the records that are gone.
+  ring.decoded_record = ring.verified = 0;
+  ring.fetched = 0;
+  ring.bad_since = 0.0;
+}
+
+// Return the sequence of the first record that `drop_repeated` drops; `inherited` or more: of none.
+std::uint64_t ServerCore::first_repeated(std::size_t worker, std::uint64_t clock) {
+  const Ring& ring = rings_[worker];
+  std::uint64_t first = ring.next;
+  bool open = ring.open;
+  RecordHeader h;
+  for (std::uint64_t q = ring.next; q < ring.inherited; ++q) {
+    if (!complete(worker, q, &h)) return ring.inherited;
+    const bool stays = h.clock < clock || open || (is_push(h.kind) && has_residual(h)) ||
+                       (is(h.kind, RecordKind::cut) && h.base_version <= clock);
+    if (stays) first = q + 1;
+    if (is_push(h.kind) && (h.flags & flag_last) != 0) open = false;
+  }
+  return first;
 }
 
 // Return the staging memory of earlier launches that records in the rings point to.

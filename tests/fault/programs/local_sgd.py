@@ -24,9 +24,12 @@ MADE = {path.name for path in Path().glob("*-*-*")}  # marks of earlier launches
 
 
 def has_checkpoint() -> bool:
-    """Return True if the run has a checkpoint; it is not written while a worker waits here."""
-    time.sleep(0.05)
-    return (Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints" / "latest").exists()
+    """Return True if the run has a checkpoint. Else wait a little: for each cut the worker must go on."""
+    latest = Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints" / "latest"
+    deadline = time.monotonic() + 0.3
+    while not latest.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return latest.exists()
 
 
 def lose_memory(part: str) -> None:

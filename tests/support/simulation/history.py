@@ -42,7 +42,16 @@ from simulation.local import (
 )
 from simulation.memory import Node, files_of, simulated_memory
 from simulation.planted import PLANTED, planted
-from simulation.program import KEYS, Contents, Era, Watch, draw_shape, lengths, with_drops
+from simulation.program import (
+    KEYS,
+    Contents,
+    Era,
+    Watch,
+    draw_shape,
+    lengths,
+    with_drops,
+    with_gathers,
+)
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
@@ -183,9 +192,10 @@ class History:
         # With synchronous outer steps values are fractions, which other tables would round.
         if self._local is not None and (self._more.random() < 0.9 or not is_exact(self._local)):
             shape = with_local(shape, self._local)
-        if self._feature == "gathers" or (shape.drops != "backup" and self._feature in MAY_GATHER):
-            shares = (0.2, 0.6) if self._feature == "gathers" else (0.0, 0.0, 0.3)
-            shape = shape._replace(gathers=self._more.choice(shares))
+        if self._feature == "gathers":
+            shape = with_gathers(shape, self._more)
+        elif shape.drops != "backup" and self._feature in MAY_GATHER:
+            shape = shape._replace(gathers=self._more.choice((0.0, 0.0, 0.3)))
         self.shape = shape
         self._place()
 

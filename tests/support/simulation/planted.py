@@ -353,6 +353,11 @@ def _cuts_in_a_gather_after_a_push() -> list[Any]:
     return [mock.patch.object(connection.Connection, "check_cut_in_gather", wrong)]
 
 
+def _keeps_waiting_pushes() -> list[Any]:
+    """A server keeps the pushes that wait in the ring of a worker which repeats their clock."""
+    return [mock.patch.object(_native.ServerCore, "drop_repeated", return_value=None)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -386,6 +391,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _looks_ahead_by_outer_steps,
         _silent_in_gathers,
         _cuts_in_a_gather_after_a_push,
+        _keeps_waiting_pushes,
     )
 }
 

@@ -25,7 +25,7 @@ from mpips import ASP, BSP, SGD, SSP, DenseTable, DiLoCo, EmbeddingTable, LocalS
 from mpips.model.codec import RandomK, TopK
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
 from mpips.model.served import is_local, local_tables, times_of
-from mpips.model.table import Table
+from mpips.model.table import Table, feedback_tables
 
 KEYS = 6  # keys of an embedding table
 # Where servers may drop pushes, each element has a digit to this base for each clock of its worker: the
@@ -86,6 +86,7 @@ class Shape(NamedTuple):
         patience_s: Timeout of the coordinator.
         drops: Servers may drop pushes: "backup" workers, or the policy "reject"; "": they do not.
         gathers: Share of the clocks with a collective operation of all workers.
+        pulls_first: A worker pulls before it pushes, and the collective operation is between the two.
     """
 
     tables: tuple[Table, ...]
@@ -102,6 +103,7 @@ class Shape(NamedTuple):
     patience_s: float
     drops: str = ""
     gathers: float = 0.0
+    pulls_first: bool = False
 
 
 def lengths(draws: random.Random) -> dict[str, int]:
@@ -157,6 +159,18 @@ def draw_shape(
         fails=draws.choice((0.0, 0.0, 0.4)),
         patience_s=draws.choice((1e6, 1e6, 0.2)),
     )
+
+
+def with_gathers(shape: Shape, draws: random.Random) -> Shape:
+    """Return a shape with collective operations, which may be between the pulls and the pushes of BSP."""
+    shape = shape._replace(gathers=draws.choice((0.2, 0.6)))
+    if shape.drops or draws.random() < 0.5:
+        return shape
+    tables: list[Table] = []
+    for table in shape.tables:
+        codec: dict[str, Any] = {"compression": None} if isinstance(table, DenseTable) else {}
+        tables.append(replace(table, consistency=BSP("sum"), **codec))
+    return shape._replace(tables=tuple(tables), gathers=0.8, pulls_first=True)
 
 
 def with_drops(shape: Shape, draws: random.Random, kind: str) -> Shape:
@@ -284,6 +298,8 @@ class Era:
                 keys = self._some_keys(draws) if is_rows else None
                 ops.append(Pull(i, keys, draws.random() < 0.3))
         draws.shuffle(ops)
+        if self.shape.pulls_first:
+            ops.sort(key=lambda op: isinstance(op, Push))
         ops = self._marked(ops, clock) if self.shape.drops else ops
         return self._with_gather(ops, worker, clock) if self.shape.gathers else ops
 
@@ -292,25 +308,30 @@ class Era:
         draws = random.Random(f"{self._seed}/{self.number}/{clock}/gather")
         if clock >= min(self.shape.clocks) or draws.random() >= self.shape.gathers:
             return ops
-        if self._outer_steps_hold_rows():
+        holds_rows = self._holds_rows()
+        if holds_rows and self._outer_steps_wait():
             return ops
         op = Gather(draws.choice(GATHERS), draws.random() < 0.6)
         # Under BSP pushes, and what follows them in a ring, wait for the clocks of others, who may wait here.
         is_free = all(not isinstance(table.consistency, BSP) for table in self.shape.tables)
-        at = random.Random(f"{self._seed}/{worker}/{clock}").randrange(len(ops) + 1)
-        at = at if is_free else 0
+        first = next((n for n, each in enumerate(ops) if isinstance(each, Push)), len(ops))
+        most = len(ops) if is_free else 0 if holds_rows else first
+        at = random.Random(f"{self._seed}/{worker}/{clock}").randrange(most + 1)
+        at = most if self.shape.pulls_first else at
         return [*ops[:at], op, *ops[at:]]
 
-    def _outer_steps_hold_rows(self) -> bool:
-        """Return True if a worker that repeats inner steps pulls rows behind its push of their outer step.
+    def _holds_rows(self) -> bool:
+        """Return True if a worker that repeats a clock may pull rows behind its pushes of the first time.
 
-        The server takes that push after those of workers with lower indices, who may wait in a gather of an
-        inner step (`Worker.gather`).
+        A server drops such pushes where they wait for others, but not those with a residual.
         """
         tables = self.shape.tables
-        local = local_tables(tables).values()
-        waits = any(not times_of(table).asynchronous for table in local)
-        return waits and any(isinstance(table, EmbeddingTable) for table in tables)
+        return bool(feedback_tables(tables)) and any(isinstance(t, EmbeddingTable) for t in tables)
+
+    def _outer_steps_wait(self) -> bool:
+        """Return True if outer steps wait for those of workers with lower indices."""
+        local = local_tables(self.shape.tables).values()
+        return any(not times_of(table).asynchronous for table in local)
 
     @staticmethod
     def _marked(ops: Sequence[Op], clock: int) -> list[Op]:

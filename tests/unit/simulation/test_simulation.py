@@ -87,6 +87,7 @@ SHOWN_BY = {
     "looks-ahead-by-outer-steps": 17,
     "silent-in-gathers": 25,
     "cuts-in-a-gather-after-a-push": 144,
+    "keeps-waiting-pushes": 10900,
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +262,15 @@ def test_starts_that_are_killed_from_outside_are_counted_apart(
     text = " ".join(case.text.split())
     assert "it is no restart of --max-restarts, since no rank was at work (start 4 of 10)" in text
     assert "restart 1 of 1" in text
+
+
+def test_an_attempt_that_was_at_work_for_a_moment_is_none_of_them() -> None:
+    """The supervisor may see its status only after its end, and with no step in it."""
+    judged: Any = SimpleNamespace(death=SimpleNamespace(outside=True))
+    status: Any = SimpleNamespace(progress=SimpleNamespace(step=0), start=SimpleNamespace(step=0))
+    killed = Ended(-signal.SIGKILL, 1, 0.5, "")
+    assert restarts.was_killed_start(judged, killed)
+    assert not restarts.was_killed_start(judged, replace(killed, status=status))
 
 
 def test_ten_of_them_in_a_row_are_the_last_and_pauses_double(
