@@ -85,8 +85,8 @@ SHOWN_BY = {
     "forgets-pending-steps": 21,
     "keeps-nothing-of-its-own": 21,
     "looks-ahead-by-outer-steps": 17,
-    "silent-in-gathers": 25,
-    "cuts-in-a-gather-after-a-push": 144,
+    "silent-in-gathers": 469,
+    "cuts-in-a-gather-after-a-push": 3695,
     "keeps-waiting-pushes": 10900,
 }
 
