@@ -1,11 +1,14 @@
-"""Initial values of dense tables that only worker 0 has: it sends every server that server's parts.
+"""Initial values of dense tables, and rows of embedding tables, that only worker 0 has.
+
+It sends every server that server's parts.
 
 Tables belong to groups. Worker 0 makes the values of one group at a time and drops them when all servers have
 theirs, so values can be larger than the memory of worker 0. Most programs have all tables in one group.
 
 The transfer of a group goes by rounds. In a round worker 0 sends at most one piece to every server, and then
 all ranks meet. So every wait is bounded by the job's timeout, whatever the size of the tables: a deadline
-applies to one round, not to the whole transfer.
+applies to one round, not to the whole transfer. Rows follow behind the groups, table by table, in the same
+way.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.errors import ConfigError
-from mpips.model.table import DenseTable, Table
+from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 if TYPE_CHECKING:
     from mpips.model.placement import Placement
@@ -25,12 +29,16 @@ if TYPE_CHECKING:
     from mpips.server.server import Server
 
 Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
 Values = Callable[[], Float32]
+# Returns keys, int64 (n,), each once, and their rows, float32 (n, dim); None: the table has no rows yet.
+Rows = Callable[[], tuple[Int64, Float32] | None]
 
 PIECE = 1 << 24  # elements of a piece, 64 MiB
 _TAG = 47
 _WHAT = "sending the initial values of worker 0"
 _READING = "reading the initial values"
+_STORING = "storing the initial rows"
 
 
 class InitialValues:
@@ -40,15 +48,23 @@ class InitialValues:
         groups: Names of the tables of each group.
     """
 
-    def __init__(self, groups: Sequence[Mapping[str, Values]], tables: Sequence[Table]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Mapping[str, Values]],
+        tables: Sequence[Table],
+        rows: Mapping[str, Rows] | None = None,
+    ) -> None:
         """Take functions that return the values of a table, by its name, for each group.
 
         Args:
             groups: The functions. Each is called once at most, in this order.
             tables: All tables.
+            rows: Functions that return the rows of embedding tables, by name; called once at most.
         """
         self.groups = [list(group) for group in groups]
         self._functions = groups
+        self._rows = dict(rows or {})
+        self._dims = {t.name: t.dim for t in tables if isinstance(t, EmbeddingTable)}
         self._shapes = {t.name: t.shape for t in tables if isinstance(t, DenseTable)}
 
     def take(self, group: int) -> dict[str, Float32]:
@@ -69,6 +85,25 @@ class InitialValues:
             found[name] = array
         return found
 
+    def take_rows(self) -> Iterator[tuple[str, Int64, Float32]]:
+        """Yield name, keys and rows of each embedding table that has rows; see Rows.
+
+        Raises:
+            ConfigError: A function returns something else than it should.
+        """
+        for name, function in self._rows.items():
+            found = function()
+            if found is None or not len(found[0]):
+                continue
+            keys, rows = found
+            dim = self._dims.get(name)
+            if keys.dtype != np.int64 or rows.dtype != np.float32 or rows.shape != (len(keys), dim):
+                raise ConfigError(
+                    f"the initial rows of {name!r} are {rows.dtype} of shape {rows.shape} for {len(keys)} "
+                    f"keys of {keys.dtype}: must be float32 of shape ({len(keys)}, {dim}) for keys of int64"
+                )
+            yield name, np.ascontiguousarray(keys), np.ascontiguousarray(rows)
+
 
 class _Piece(NamedTuple):
     """Elements [start, stop) of a flattened table, which are elements [at, ...) of the server's shard."""
@@ -87,7 +122,7 @@ def send_values(
     initial: InitialValues,
     server: Server | None,
 ) -> None:
-    """Set dense tables on all servers to the values that worker 0 has. Collective over all ranks; blocks.
+    """Set tables on all servers to the values and rows that worker 0 has. Collective over all ranks; blocks.
 
     Args:
         cluster: All ranks.
@@ -111,6 +146,98 @@ def send_values(
 
         cluster.agree(_READING, take, lengthy=True)
         _send_group(cluster, tables, placement, set(names), values, server)
+    _send_rows(cluster, tables, placement, initial, server)
+
+
+def _send_rows(
+    cluster: Cluster,
+    tables: Sequence[Table],
+    placement: Placement,
+    initial: InitialValues,
+    server: Server | None,
+) -> None:
+    """Send the rows of embedding tables, one table after the other. Collective over all ranks; blocks."""
+    first = cluster.assignment.workers[0]
+    indices = {table.name: i for i, table in enumerate(tables)}
+    rows = initial.take_rows()
+    while True:
+        sending: list[_RowsByServer] = []
+
+        def take(sending: list[_RowsByServer] = sending) -> tuple[str, list[int]] | None:
+            found = next(rows, None) if cluster.worker == 0 else None
+            if found is None:
+                return None
+            sending.append(_RowsByServer(*found, placement.partitioners[found[0]]))
+            return found[0], sending[0].counts
+
+        head = cluster.agree(_READING, take, lengthy=True)[first]
+        if head is None:
+            return
+        name, counts = head
+        table = tables[indices[name]]
+        assert isinstance(table, EmbeddingTable)
+        most = max(1, PIECE // (table.dim * len(counts)))  # rows of a piece
+        for at in range(0, max(counts), most):
+            _send_piece(cluster, indices[name], table.dim, counts, (at, at + most), sending, server)
+
+
+class _RowsByServer:
+    """The rows of one table, with the server of each.
+
+    Attributes:
+        counts: Number of rows of each server.
+    """
+
+    def __init__(
+        self, name: str, keys: Int64, rows: Float32, partitioner: _native.Partitioner
+    ) -> None:
+        try:
+            owners = partitioner.owners(keys)
+        except KeyError as error:
+            raise ConfigError(
+                f"the initial rows of table {name!r}: {error.args[0]}; choose a partition that takes all "
+                "their keys, such as HashPartition"
+            ) from None
+        self._keys, self._rows = keys, rows
+        self._order = np.argsort(owners, kind="stable")
+        self.counts: list[int] = np.bincount(owners, minlength=partitioner.n_servers).tolist()
+
+    def part(self, server: int, start: int, stop: int) -> tuple[Int64, Float32]:
+        """Return keys and rows [start, stop) of a server."""
+        begin = sum(self.counts[:server])
+        own = self._order[begin : begin + self.counts[server]][start:stop]
+        return self._keys[own], self._rows[own]
+
+
+def _send_piece(
+    cluster: Cluster,
+    table: int,
+    dim: int,
+    counts: Sequence[int],
+    piece: tuple[int, int],
+    sending: Sequence[_RowsByServer],
+    server: Server | None,
+) -> None:
+    """Send rows [start, stop) of each server, which stores them. Collective over all ranks; blocks."""
+    first, start = cluster.assignment.workers[0], piece[0]
+    requests, held = [], []
+    for rows in sending:  # on worker 0
+        for s, rank in enumerate(cluster.assignment.servers):
+            if start < counts[s]:
+                held.append(rows.part(s, *piece))
+                requests += [cluster.comm.Isend(part, rank, _TAG) for part in held[-1]]
+    n = max(0, min(counts[server.index], piece[1]) - start) if server is not None else 0
+    keys, values = np.empty(n, np.int64), np.empty((n, dim), np.float32)
+    if n:
+        requests += [cluster.comm.Irecv(part, first, _TAG) for part in (keys, values)]
+    for request in requests:
+        cluster.complete(_WHAT, request)
+
+    def store() -> None:
+        if server is not None and n:
+            server.core.set_rows(table, keys, values)
+
+    cluster.agree(_STORING, store)
 
 
 def _send_group(

@@ -97,7 +97,7 @@ class LocalJob:
             options: Options of the session.
             plan: Folder for checkpoints and the checkpoint to start from; None: no checkpoints.
             run: The supervised run of this process, or None.
-            initial: Initial values of dense tables; None: tables have those of their `init`.
+            initial: Initial values of tables; None: tables have those of their `init`.
             content: Content of embedding tables by name, as `content` of an earlier job returned it.
             monitor: Section [monitor] of the job file: metrics for other programs.
 
@@ -134,6 +134,8 @@ class LocalJob:
             for group in range(len(initial.groups)):
                 for name, values in initial.take(group).items():
                     self._server.core.set_dense(indices[name], values.reshape(-1))
+            for name, keys, rows in initial.take_rows():
+                self._server.core.set_rows(indices[name], keys, rows)
         for name, (keys, rows) in (content or {}).items():
             self._server.core.load_rows(self._index(name), keys, rows)
 

@@ -17,7 +17,7 @@ from mpips.errors import ConfigError
 from mpips.model.job_tables import check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.recovery.saving import Saving, SavingPlan
-from mpips.session.initial_values import InitialValues, Values
+from mpips.session.initial_values import InitialValues, Rows, Values
 from mpips.session.session import CheckedArguments, FunctionPlan
 
 if TYPE_CHECKING:
@@ -49,19 +49,27 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Declared:
-    """The tables of a script, and the initial values of its dense tables.
+    """The tables of a script, and the initial values of them.
 
     Attributes:
         tables: The tables in the order of their declaration.
         values: Functions that return the initial values of dense tables, by name, for each group.
+        rows: Functions that return the initial rows of embedding tables, by name.
     """
 
     def __init__(self) -> None:
         """Declare nothing yet."""
         self.tables: list[Table] = []
         self.values: dict[str, dict[str, Values]] = {}
+        self.rows: dict[str, Rows] = {}
 
-    def add(self, table: Table, values: Values | None = None, group: str = "") -> None:
+    def add(
+        self,
+        table: Table,
+        values: Values | None = None,
+        group: str = "",
+        rows: Rows | None = None,
+    ) -> None:
         """Declare a table.
 
         Args:
@@ -69,6 +77,7 @@ class Declared:
             values: Returns the initial values of a dense table: float32, C-contiguous, of the table's shape.
                 Called at the start of a job that starts from no checkpoint, on worker 0.
             group: Name of the tables whose values are in memory at the same time.
+            rows: Returns the rows with which an embedding table begins; called like `values`.
 
         Raises:
             ConfigError: A table of this name has been declared.
@@ -81,10 +90,12 @@ class Declared:
         self.tables.append(table)
         if values is not None:
             self.values.setdefault(group, {})[table.name] = values
+        if rows is not None:
+            self.rows[table.name] = rows
 
     def initial_values(self) -> InitialValues:
-        """Return the initial values of dense tables."""
-        return InitialValues(list(self.values.values()), self.tables)
+        """Return the initial values of all tables."""
+        return InitialValues(list(self.values.values()), self.tables, self.rows)
 
     def meet(self, ranks: JobRanks, has_ended: bool) -> list[Table]:
         """Compare the tables of all workers; return those of worker 0. Collective over all ranks; blocks.

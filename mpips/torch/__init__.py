@@ -4,8 +4,8 @@ Open `prepare.py` first, then `job.py`, which describes the first forward pass a
 
 `model_part.py` pulls the tables of one model, and `module.py` is the class of a prepared model. Tables are
 in `parameters.py`, `device_table.py` (of a device), `buffers.py` and `embedding.py`, the gradients of rows
-in `row_gradients.py`. `by_use.py` waits for each value where a function uses it; `watching.py` finds
-changes that the script makes.
+in `row_gradients.py`, rows in state dicts in `row_state.py`. `by_use.py` waits for each value where a
+function uses it; `watching.py` finds changes that the script makes.
 
 `stepping.py` is a prepared optimizer, `rules.py` finds its rule on the servers. `overlap.py` pushes
 gradients within backward, `fingerprints.py` finds changes of them behind it, `skips.py` ends the clocks of

@@ -9,12 +9,17 @@ Ids are any int64 numbers; there is no vocabulary, and a row exists from its fir
 forward pass are a leaf of the graph. From the backward pass on the layer holds those with a gradient, until
 the next step of an optimizer; so several passes, also of accumulated gradients, add up in one push. The
 layer's parameter `weight` shows these gradients to GradScaler, clipping and the script; see row_gradients.py.
+
+`state_dict` and `load_state_dict` have the rows; see row_state.py. Loaded rows become the first ones of the
+servers when the job starts, those of worker 0.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +38,7 @@ from mpips.model.table import EmbeddingTable
 from mpips.torch.device_memory import DeviceMemory
 from mpips.torch.job import TorchJob
 from mpips.torch.row_gradients import RowGradients, RowParameter
+from mpips.torch.row_state import KEYS, VALUES, LoadedRows, RefusedRowsError, rows_of_state
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.worker import Worker
 
@@ -63,13 +69,6 @@ class Access:
         return type(None), ()
 
 
-class RowSource(Protocol):
-    """Rows in this process."""
-
-    def pull(self, keys: Int64) -> NDArray[np.float32]:
-        """Return the rows of keys, float32, shape (n, dim), the caller's."""
-
-
 Mode = Literal["sum", "mean", "max"]
 
 
@@ -81,7 +80,18 @@ class Embedding(torch.nn.Module):
     in evaluation an id without a row gives its initial row, and nothing is created or pushed.
 
     Several features share one table if they use the same layer. A deep copy, for example in a moving average
-    of a model, reads the rows of the original and trains none. An unpickled layer is a new one without rows.
+    of a model, reads the rows of the original and trains none. Pickles have the rows: an unpickled layer has
+    those of that time, like one with rows of `load_state_dict` before `prepare`.
+
+    `state_dict` has all rows that exist, as NAME.rows.keys, int64 (n,), ascending, and NAME.rows.values,
+    float32 (n, dim), on the CPU. It is not collective, so one worker may call it alone. It reads the rows
+    from the servers in blocks and takes up to 16 bytes for each row and 4 MiB besides the result. Under BSP
+    these are the rows after the newest step of this worker. Under SSP and ASP, and with backup workers, other
+    workers push meanwhile, and rows may have different ones of their updates.
+
+    `load_state_dict` before the job starts, before or after `prepare`, replaces all rows: the servers begin
+    with those that worker 0 has loaded, whose optimizer state is that of new rows. A job that continues a run
+    has the rows of that run instead. A layer that is not prepared computes with the loaded rows.
 
     Attributes:
         weight: A parameter of shape (0, dim); between backward and `step` the rows that have a gradient. It
@@ -124,7 +134,9 @@ class Embedding(torch.nn.Module):
         # Raise the table's errors here, where the script names the values.
         self.table("embedding", self.consistency or consistency_of("bsp"))
         self._access: Access | None = None
-        self._loaded: RowSource | None = None
+        self._loaded: LoadedRows | None = None
+        # Keys in the newest state dict, and the path under which they were put there first.
+        self._saved: tuple[weakref.ref[torch.Tensor], str] | None = None
         # On the CPU also within torch.device("meta"): the rows have no memory here.
         self.weight = RowParameter(torch.zeros(0, dim, device="cpu", dtype=torch.float32))
         self._gradients = RowGradients(self.weight)
@@ -153,22 +165,22 @@ class Embedding(torch.nn.Module):
                 f"the embedding {self._access.name!r} has been prepared already: prepare one module that "
                 "contains all its uses"
             )
-        if self._loaded is not None:
-            raise ConfigError(
-                f"the embedding {name!r} has the rows of a checkpoint, which prepare does not give to the "
-                "servers: start the script from the checkpoint by mpips.init(resume=...)"
-            )
         self._access = Access(self, job, name)
         self._gradients.prepare(name)
 
-    def load(self, rows: RowSource) -> None:
-        """Take rows that do not change, for a model without a job. `load_checkpoint` calls this."""
+    def load(self, rows: LoadedRows) -> None:
+        """Take rows, which the servers get when a job of the layer starts. `load_checkpoint` calls this."""
         self._loaded = rows
+
+    def initial_rows(self) -> tuple[Int64, NDArray[np.float32]] | None:
+        """Return keys and values of the loaded rows; None: there are none. Called at the start of the job."""
+        return (self._loaded.keys, self._loaded.values) if self._loaded is not None else None
 
     def open(self, worker: Worker) -> None:
         """Take the table's handle at the start of the job."""
         assert self._access is not None
         self._access.handle = worker.table(self._access.name)
+        self._loaded = None  # the servers have the rows
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of `ids`; see the class."""
@@ -195,9 +207,9 @@ class Embedding(torch.nn.Module):
         if access is None and loaded is None:
             raise ConfigError(
                 "this mpips.torch.Embedding is in no prepared model: call mpips.torch.prepare(model, ...), "
-                "or mpips.torch.load_checkpoint(model, path)"
+                "model.load_state_dict(state), or mpips.torch.load_checkpoint(model, path)"
             )
-        table = repr(access.name) if access is not None else "of a checkpoint"
+        table = repr(access.name) if access is not None else "with loaded rows"
         if (
             not isinstance(ids, torch.Tensor)
             or ids.dtype != torch.int64
@@ -310,17 +322,118 @@ class Embedding(torch.nn.Module):
         if self._access is not None and self._access.layer is self:
             self._gradients.prepare(self._access.name)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Leave out `weight`: the rows are in checkpoints of mpips."""
+    def _rows_now(self) -> LoadedRows:
+        """Return all rows that exist now. Not collective; blocks like a pull once the job has started."""
+        access = self._access
+        if access is not None and access.handle is not None:
+            access.job.settle()
+            keys, values = access.handle.all_rows()
+            table = self.table(access.name, consistency_of("bsp"))
+            return LoadedRows(keys, values, table, access.job.script.seed)
+        loaded = access.layer._loaded if access is not None else self._loaded
+        if loaded is not None:
+            return loaded
+        none = np.zeros(0, np.int64), np.zeros((0, self.dim), np.float32)
+        name = access.name if access is not None else "embedding"
+        seed = access.job.script.seed if access is not None else 0
+        return LoadedRows(*none, self.table(name, consistency_of("bsp")), seed)
 
-    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
-        """Load nothing: the rows are in checkpoints of mpips."""
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Put the rows in place of `weight`; a layer at several paths has the same tensors there."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "weight"]
+        if self._saved is not None:
+            newest, first = self._saved[0](), self._saved[1]
+            if newest is not None and destination.get(first + KEYS) is newest and first != prefix:
+                for name in (KEYS, VALUES):
+                    destination[prefix + name] = destination[first + name]
+                return
+        self._rows_now().save(destination, prefix)
+        self._saved = weakref.ref(destination[prefix + KEYS]), prefix
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take the rows of a state dict; keys that are missing, and errors, are noted as in torch.
+
+        Raises:
+            ConfigError: The job has started, so the rows are on the servers.
+        """
+        own, weight = (prefix + KEYS, prefix + VALUES), prefix + "weight"
+        others = {n: one for n, one in state_dict.items() if n not in (*own, weight)}
+        super()._load_from_state_dict(
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        missing_keys[:] = [name for name in missing_keys if name != weight]
+        if weight in state_dict:
+            unexpected_keys.append(weight)
+        if absent := [name for name in own if name not in state_dict]:
+            missing_keys += absent
+            return
+        access = self._access
+        if access is not None and access.layer is self and access.handle is not None:
+            raise ConfigError(
+                f"load_state_dict of the embedding {access.name!r} comes too late: the job has started with "
+                "the first forward pass, and the rows are on the servers; load them before it"
+            )
+        assigns = bool(local_metadata.get("assign_to_params_buffers"))
+        try:
+            keys, values, name, seed = rows_of_state(
+                state_dict, prefix, local_metadata, self.dim, assigns
+            )
+        except RefusedRowsError as error:
+            error_msgs.append(f"{error}.")
+            return
+        if access is not None and access.layer is not self:
+            self._access = None  # a copy has rows of its own from here on
+        self._loaded = LoadedRows(keys, values, self.table(name, consistency_of("bsp")), seed)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the attributes that copies have."""
+        own = ("_gradients", "_saved", "_is_copied")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
+        make, arguments, state = self._reduced()
+        copied: Embedding = make(*arguments)
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(state, memo))
+        return copied
+
+    def __copy__(self) -> Embedding:
+        make, arguments, state = self._reduced()
+        copied: Embedding = make(*arguments)
+        # The gradients of `weight` belong to one layer.
+        own = {n: p for n, p in self._parameters.items() if n != "weight"}
+        copied.__setstate__({**state, "_parameters": own})
+        copied.weight.requires_grad_(self.weight.requires_grad)
+        return copied
+
+    def _reduced(self) -> Any:
+        """Return what makes a copy: a function, its arguments, and the attributes, without rows."""
+        self.__dict__["_is_copied"] = True
+        try:
+            reduced: Any = self.__reduce_ex__(4)
+        finally:
+            del self.__dict__["_is_copied"]
+        return reduced[:3]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_gradients"}
+        is_new = self._access is None and self._loaded is None
+        if is_new or "_is_copied" in self.__dict__:
+            return self._settings()
+        return {**self._settings(), "_loaded": self._rows_now()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._saved = None
         self._attach(requires_grad=True)
 
     def extra_repr(self) -> str:

@@ -11,54 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpips import _native
 from mpips.checkpoint import Checkpoint, find_newest, open_checkpoint
 from mpips.checkpoint.folder import find_folder
 from mpips.checkpoint.manifest import MANIFEST
 from mpips.errors import CheckpointError, ConfigError
 from mpips.model.consistency import BSP
-from mpips.model.initializer import Initializer, table_seed
 from mpips.torch.buffers import BufferTable, buffer_tables
 from mpips.torch.embedding import Embedding
 from mpips.torch.module import PreparedModule
 from mpips.torch.parameters import ParameterTable, table_names
+from mpips.torch.row_state import LoadedRows
 
 Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
-
-
-class LoadedRows:
-    """The rows of an embedding table, in this process. They never change."""
-
-    def __init__(self, keys: Int64, values: Float32, init: _native.Initializer) -> None:
-        """Take the rows.
-
-        Args:
-            keys: int64, shape (n,), ascending.
-            values: float32, shape (n, dim), of these keys.
-            init: Initial values of all other keys.
-        """
-        self._keys = keys
-        self._values = values
-        self._init = init
-
-    def pull(self, keys: Int64) -> Float32:
-        """Return the rows of keys, float32, shape (n, dim), the caller's; initial rows for unknown keys.
-
-        Args:
-            keys: int64, shape (n,).
-        """
-        rows = np.empty((len(keys), self._values.shape[1]), np.float32)
-        places = np.searchsorted(self._keys, keys)
-        places[places == len(self._keys)] = 0
-        is_known = np.zeros(len(keys), bool)
-        if len(self._keys):
-            is_known = self._keys[places] == keys
-        rows[is_known] = self._values[places[is_known]]
-        unknown = np.empty((np.count_nonzero(~is_known), rows.shape[1]), np.float32)
-        _native.initialize_rows(self._init, np.ascontiguousarray(keys[~is_known]), unknown)
-        rows[~is_known] = unknown
-        return rows
 
 
 def load_checkpoint(
@@ -68,8 +32,9 @@ def load_checkpoint(
 
     Not collective. The whole checkpoint is verified first, so `model` is changed completely or not at all.
     Layers mpips.torch.Embedding get all rows of their tables into memory; an id without a row gives its
-    initial row, and gradients of rows are not recorded. To train on, start the script from the checkpoint by
-    `mpips.init(resume=...)` instead.
+    initial row, and gradients of rows are not recorded. The model's `state_dict` has them, too. If the model
+    is prepared, a job begins with these values and rows, and with new optimizer state. To continue the run,
+    start the script from the checkpoint by `mpips.init(resume=...)` instead.
 
     Args:
         model: A model as the script made it before `prepare`, on any device. Its parameters and buffers are
@@ -165,8 +130,4 @@ class _Loading:
         keys = np.concatenate([np.zeros(0, np.int64), *(block.keys for block in blocks)])
         empty = np.zeros((0, layer.dim), np.float32)
         values = np.concatenate([empty, *(block.values for block in blocks)])
-        table = layer.table(name, BSP())
-        assert isinstance(table.init, Initializer)
-        return LoadedRows(
-            keys, values, table.init.native(table_seed(self._seed, name), *table.fans)
-        )
+        return LoadedRows(keys, values, layer.table(name, BSP()), self._seed)

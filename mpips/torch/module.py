@@ -142,14 +142,19 @@ class PreparedModule(torch.nn.Module):
                     parameter.grad.zero_()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """As in torch, with the current values: a plain dict of torch. Blocks like a pull after a step."""
+        """As in torch, with the current values and the rows of embeddings: a plain dict of torch.
+
+        Not collective: one worker may call it alone. Blocks like a pull. Under BSP without backup workers
+        these are the values after this worker's newest step. Otherwise servers apply pushes of other workers
+        meanwhile, so parts of the dict can be of different updates. Rows: see mpips.torch.Embedding.
+        """
         _refresh(self)
         return super().state_dict(*arguments, **named)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As in torch, before the first forward pass: the values of worker 0 become those of the job.
+        """As in torch, before the first forward pass: values and rows of worker 0 become those of the job.
 
         Raises:
             ConfigError: The job has started, so the values are on the servers; or `assign` is True.
@@ -158,7 +163,7 @@ class PreparedModule(torch.nn.Module):
         if part is not None and part.is_started:
             raise ConfigError(
                 "load_state_dict comes too late: the job has started with the first forward pass; load the "
-                "values before it"
+                "values before it, or into a copy, copy.deepcopy(model)"
             )
         if assign:
             raise ConfigError(

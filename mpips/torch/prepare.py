@@ -174,7 +174,7 @@ def prepare(
         job.script.declare(buffer.table(others), buffer.initial_values)
         job.add(buffer)
     for path, embedding in embeddings.items():
-        job.script.declare(embedding.table(path, others))
+        job.script.declare(embedding.table(path, others), rows=embedding.initial_rows)
         job.add(embedding)
 
     # Turn what the script gave into prepared objects.

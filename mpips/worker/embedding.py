@@ -22,6 +22,7 @@ from mpips.worker.keys import as_keys
 from mpips.worker.node_rows.rows import NodeRows
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.row_access import RowAccess
+from mpips.worker.row_listing import RowListing
 from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
@@ -144,6 +145,26 @@ class EmbeddingHandle(Handle):
         if self._noted is not None and versions is not None:
             self._noted.note(out, versions)
         return out
+
+    def all_rows(self) -> tuple[Int64, Float32]:
+        """Return all rows that exist: those of keys that have been pushed, loaded or restored.
+
+        Not collective: only servers are contacted. Blocks as a pull does, until they satisfy the consistency
+        model. Under BSP without backup workers the rows are those at the worker's clock. Under other models
+        the servers go on with the pushes of other workers meanwhile: rows may have different ones of these,
+        and a row that is made meanwhile may be missing. Values are not rounded by `pull_compression`.
+
+        Returns:
+            Keys, int64, shape (n,), ascending, and their rows, float32, shape (n, dim); the caller's. Besides
+            them the call takes up to 16 bytes for each row and a block of 4 MiB.
+
+        Raises:
+            StallError: A worker or server was late for the job's timeout; the message names it.
+        """
+        listing = RowListing(self._connection, self._index, self.name)
+        rows = listing.read(0, self.dim)
+        self._connection.leave()
+        return listing.keys, rows
 
     def initial(self, keys: Int64) -> Float32:
         """Return the rows of `keys` before their first update. Not collective; contacts no server.

@@ -60,6 +60,31 @@ std::size_t pull_planned(RingWriter& writer, std::uint16_t table, std::uint64_t 
   return writer.pull_rows(table, clock, pull, done);
 }
 
+std::uint64_t* counter_of(WordArray& n_rows) {
+  if (n_rows.size() != 1) throw py::value_error("n_rows must have one element");
+  return n_rows.mutable_data();
+}
+
+std::size_t pull_keys(RingWriter& writer, std::uint16_t table, std::uint64_t clock,
+                      std::uint64_t first, KeyArray& out, WordArray& n_rows, std::size_t done) {
+  require_vector(out, "out");
+  const PlacesToPull pull{{first, 0, 0}, out.mutable_data(), length(out), counter_of(n_rows)};
+  const py::gil_scoped_release release;
+  return writer.pull_places(table, clock, pull, done);
+}
+
+std::size_t pull_floats(RingWriter& writer, std::uint16_t table, std::uint64_t clock,
+                        std::uint64_t first, std::uint32_t from, FloatArray& out, WordArray& n_rows,
+                        std::size_t done) {
+  if (out.ndim() != 2 || out.shape(1) < 1)
+    throw py::value_error("out has shape " + shape_text(out) + ", expected (places, floats)");
+  const auto n_floats = static_cast<std::uint32_t>(out.shape(1));
+  const PlacesToPull pull{
+      {first, from, n_floats}, out.mutable_data(), length(out), counter_of(n_rows)};
+  const py::gil_scoped_release release;
+  return writer.pull_places(table, clock, pull, done);
+}
+
 }  // namespace
 
 void bind_rows(py::class_<RingWriter>& writer) {
@@ -93,7 +118,12 @@ void bind_rows(py::class_<RingWriter>& writer) {
            py::arg("done"), py::arg("codec").none(true), py::arg("random_key"))
       .def("pull_planned", &pull_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
            py::arg("server"), py::arg("out").noconvert(), py::arg("done"),
-           py::arg("codec").none(true), py::arg("ahead") = false, py::arg("since") = py::none());
+           py::arg("codec").none(true), py::arg("ahead") = false, py::arg("since") = py::none())
+      .def("pull_keys", &pull_keys, py::arg("table"), py::arg("clock"), py::arg("first"),
+           py::arg("out").noconvert(), py::arg("n_rows").noconvert(), py::arg("done"))
+      .def("pull_floats", &pull_floats, py::arg("table"), py::arg("clock"), py::arg("first"),
+           py::arg("from_float"), py::arg("out").noconvert(), py::arg("n_rows").noconvert(),
+           py::arg("done"));
 }
 
 }  // namespace mpips

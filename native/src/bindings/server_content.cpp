@@ -115,6 +115,15 @@ void load_rows(const Server& server, std::uint16_t table, const KeyArray& keys,
   shard.load(keys.data(), static_cast<std::size_t>(keys.size()), rows.data());
 }
 
+void set_rows(const Server& server, std::uint16_t table, const KeyArray& keys,
+              const FloatArray& values) {
+  EmbeddingShard& shard = server.embedding(table);
+  if (row_length(keys, values) != shard.dim())
+    throw py::value_error("values must have shape (number of keys, dim)");
+  py::gil_scoped_release release;
+  shard.set(keys.data(), static_cast<std::size_t>(keys.size()), values.data());
+}
+
 }  // namespace
 
 void bind_server_content(py::class_<Server>& server) {
@@ -132,6 +141,8 @@ void bind_server_content(py::class_<Server>& server) {
       .def("embedding_content", &embedding_content, py::arg("table"))
       .def("load_rows", &load_rows, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("rows").noconvert())
+      .def("set_rows", &set_rows, py::arg("table"), py::arg("keys").noconvert(),
+           py::arg("values").noconvert())
       .def(
           "n_rows", [](Server& s, std::uint16_t t) { return s.embedding(t).n_rows(); },
           py::arg("table"))

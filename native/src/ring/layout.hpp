@@ -60,6 +60,9 @@ enum RecordFlags : std::uint16_t {
   flag_arrived = 128,  // with flag_area: the segment was there before this record was sent
   flag_closes = 256,   // with flag_last: the worker's last push to this table in this clock
   flag_changes = 512,  // a pull: which rows has a version after base_version changed; see answer
+  // A pull: the payload is a PlacesPayload. No launch answers the pulls of an earlier one, so this
+  // is no part of the memory's format.
+  flag_places = 1024,
 };
 
 struct RecordHeader {
@@ -108,6 +111,21 @@ struct StagedPayload {
 struct AreaPayload {
   std::uint64_t offset;    // bytes into the buffer
   std::uint64_t checksum;  // XXH3-64 of the segment; 0 with flag_arrived
+};
+
+// A pull of rows by their places in the shard instead of their keys: rows [first, first + count) as
+// far as the shard has them, of each the floats [from, from + n_floats) of values, state and step
+// count, without a codec. With n_floats = 0: their keys. A row keeps its place. The reply's version
+// is the number of rows in the shard, so the worker knows how many rows the reply has.
+struct PlacesPayload {
+  std::uint64_t first;
+  std::uint32_t from;
+  std::uint32_t n_floats;
+
+  // Return the bytes of each row in the reply.
+  std::size_t row_bytes() const noexcept {
+    return n_floats == 0 ? sizeof(std::int64_t) : n_floats * sizeof(float);
+  }
 };
 
 struct ReplyHeader {

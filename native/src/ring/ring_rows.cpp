@@ -104,6 +104,40 @@ std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, cons
   return done;
 }
 
+std::size_t RingWriter::pull_places(std::uint16_t table, std::uint64_t clock,
+                                    const PlacesToPull& pull, std::size_t done) {
+  const std::size_t bytes = pull.at.row_bytes();
+  const std::size_t capacity = (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / bytes;
+  if (capacity == 0)
+    throw std::invalid_argument("a row of " + std::to_string(bytes / sizeof(float)) +
+                                " floats does not fit into a reply slot; raise slot_kib");
+  for (std::size_t free = credits(); done < pull.n && free > 0; --free) {
+    const std::size_t count = std::min(capacity, pull.n - done);
+    RecordHeader h = header(RecordKind::pull_rows, table, clock);
+    h.flags = static_cast<std::uint16_t>(segment_flags(done, count, pull.n) | flag_places);
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes = sizeof(PlacesPayload);
+    PlacesPayload at = pull.at;
+    at.first += done;
+    append(box_.slot(next_) + sizeof h, &at, sizeof at);
+    auto* out = reinterpret_cast<float*>(static_cast<std::uint8_t*>(pull.out) + done * bytes);
+    pulls_.push_back({next_, bytes / sizeof(float), h.count, table, false, false, nullptr, 0, out,
+                      Codec{}, pull.n_rows, at.first});
+    done += count;
+    finish_record(&h, role_other);
+  }
+  return done;
+}
+
+// Return true if all of a reply is there. A remote transport may have brought a part of it.
+bool RingWriter::is_whole(const OpenPull& pull, const ReplyHeader& h,
+                          const std::uint8_t* rows) const {
+  if (h.sequence != pull.sequence || h.count != pull.count) return false;
+  const std::size_t bytes = pull.n_rows == nullptr ? pull.reply_bytes() : pull.bytes_of(h.version);
+  return !checksums_ || h.checksum == reply_checksum(h, rows, bytes);
+}
+
 std::size_t RingWriter::collect() {
   const std::uint64_t consumed = applied();
   while (!pulls_.empty() && pulls_.front().sequence < consumed) {
@@ -112,12 +146,19 @@ std::size_t RingWriter::collect() {
     ReplyHeader h;
     std::memcpy(&h, reply, sizeof h);
     const std::uint8_t* rows = reply + sizeof h;
-    if (h.sequence != pull.sequence || h.count != pull.count ||
-        (checksums_ && h.checksum != reply_checksum(h, rows, pull.reply_bytes()))) {
+    if (!is_whole(pull, h, rows)) {
       reply_is_late(pull.sequence);
       break;
     }
     bad_reply_since_ = 0.0;
+    if (pull.n_rows != nullptr) {
+      const std::size_t bytes = pull.bytes_of(h.version);
+      if (bytes != 0) std::memcpy(pull.out, rows, bytes);
+      *pull.n_rows = h.version;
+      counters_.pulled_bytes += bytes;
+      pulls_.pop_front();
+      continue;
+    }
     const auto* values = reinterpret_cast<const float*>(rows);
     if (pull.codec.kind != CodecKind::none) {
       decoded_.resize(pull.floats());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +75,16 @@ struct RowsToPull {
   // else 0.
   static constexpr std::uint64_t whole_rows = ~std::uint64_t{0};
   std::uint64_t changes_since = whole_rows;
+};
+
+// Rows to pull from one server by their places; see PlacesPayload. `out` gets the floats of each
+// row that is there, or its key, and `n_rows` the number of rows in the shard. Both must stay valid
+// until `collect` has passed the record.
+struct PlacesToPull {
+  PlacesPayload at;
+  void* out;
+  std::size_t n;  // places
+  std::uint64_t* n_rows;
 };
 
 // Result of a push: written now or before the restart; refused for want of a credit, or of finite
@@ -194,6 +205,10 @@ class RingWriter {
   std::size_t pull_rows(std::uint16_t table, std::uint64_t clock, const RowsToPull& pull,
                         std::size_t done);
 
+  // Request rows by their places, from the place `done` of the pull on; like `pull_rows`.
+  std::size_t pull_places(std::uint16_t table, std::uint64_t clock, const PlacesToPull& pull,
+                          std::size_t done);
+
   // Copy the replies that have arrived, in order; return the number of pulls that are still open.
   std::size_t collect();
   // Return the sequence and the reply's bytes of every open pull, oldest first. A remote transport
@@ -248,9 +263,17 @@ class RingWriter {
     std::size_t from;  // in the plan
     float* out;        // with a plan: the whole batch
     Codec codec;       // of the reply
+    // of a pull by places, whose `dim` is the floats of a row in the reply; else null
+    std::uint64_t* n_rows = nullptr;
+    std::uint64_t first_place = 0;
 
     std::size_t floats() const noexcept { return count * dim; }
     std::size_t reply_bytes() const noexcept { return count * reply_row_bytes(codec, dim); }
+    // Return the bytes of the reply to a pull by places of a shard with so many rows.
+    std::size_t bytes_of(std::uint64_t n) const noexcept {
+      const std::uint64_t left = first_place < n ? n - first_place : 0;
+      return std::min<std::uint64_t>(count, left) * dim * sizeof(float);
+    }
   };
 
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint64_t clock) const noexcept;
@@ -281,6 +304,7 @@ class RingWriter {
   void compare_ended(std::uint64_t clock);
   void compare_pushes(std::uint64_t clock);
   [[noreturn]] void mismatch(std::uint64_t clock, const std::string& what);
+  bool is_whole(const OpenPull& pull, const ReplyHeader& header, const std::uint8_t* rows) const;
   void reply_is_late(std::uint64_t sequence);
   std::uint64_t result_word(std::uint64_t sequence) const noexcept;
   void retire(std::uint64_t sequence, std::uint64_t result) noexcept;

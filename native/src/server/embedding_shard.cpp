@@ -149,6 +149,11 @@ void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* 
   for (std::size_t i = 0; i < n; ++i) std::copy_n(rows + i * stride_, stride_, row(rows_[i]));
 }
 
+void EmbeddingShard::set(const std::int64_t* keys, std::size_t n, const float* values) {
+  find_rows(keys, n);
+  for (std::size_t i = 0; i < n; ++i) std::copy_n(values + i * dim_, dim_, row(rows_[i]));
+}
+
 void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
   rows_.resize(n);
   map_.find(keys, n, rows_.data());

@@ -49,6 +49,8 @@ class EmbeddingShard final : public Shard {
 
   // Store whole rows in the form that `row` returns (values, state, step count); make the new ones.
   void load(const std::int64_t* keys, std::size_t n, const float* rows);
+  // Replace the values of rows; make the new ones, whose state begins as after a first push.
+  void set(const std::int64_t* keys, std::size_t n, const float* values);
   void pull(const std::int64_t* keys, std::size_t n, float* out);
 
   // BSP: set the version that the table will have with the next update.

@@ -337,6 +337,11 @@ class ServerCore {
   void apply_sum(Table* t, const std::vector<std::size_t>& buffers, std::size_t n_workers);
   void publish_clocks();
   void publish_clock(std::size_t worker);
+  Verdict handle_places(std::size_t worker, const RecordHeader& header,
+                        const std::uint8_t* payload);
+  bool may_answer(const RecordHeader& header) const noexcept;
+  void send_reply(std::size_t worker, const RecordHeader& header, ReplyHeader reply,
+                  std::size_t bytes);
   void answer(std::size_t worker, const RecordHeader& header, Table* table,
               const std::int64_t* keys);
   [[noreturn]] void violation(std::size_t worker, const std::string& what) const;

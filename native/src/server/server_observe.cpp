@@ -45,7 +45,8 @@ void ServerCore::count_rows(const RecordHeader& h, const std::uint8_t* payload) 
   const auto kind = static_cast<RecordKind>(h.kind);
   const bool is_pull = kind == RecordKind::pull_rows;
   if (is_pull ? h.generation != generation_ || copy_ : kind != RecordKind::push_rows) return;
-  if (is_pull && (h.flags & flag_changes) != 0) return;  // no rows are read
+  // No rows are read, or all of them.
+  if (is_pull && (h.flags & (flag_changes | flag_places)) != 0) return;
   RowCounter* counter = tables_[h.table].row_counter.get();
   if (counter != nullptr)
     counter->count(is_pull, reinterpret_cast<const std::int64_t*>(payload), h.count);

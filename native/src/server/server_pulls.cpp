@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -16,6 +17,7 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
   if (h.table >= tables_.size() || tables_[h.table].embedding == nullptr)
     violation(worker,
               "a pull of rows from table " + std::to_string(h.table) + ", which has no rows here");
+  if ((h.flags & flag_places) != 0) return handle_places(worker, h, payload);
   Table& t = tables_[h.table];
   const bool changes = (h.flags & flag_changes) != 0;
   if (changes && t.consistency.model != Model::bsp)
@@ -30,20 +32,65 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
       !layout_.geometry().replies)
     violation(worker, "a pull of " + std::to_string(h.count) + " rows with " +
                           std::to_string(h.payload_bytes) + " bytes: its sizes do not agree");
-  const ConsistencyConfig& c = t.consistency;
-  if (c.model == Model::bsp && clocks_.current() + (t.early ? 1 : 0) < h.clock)
-    return {false, Outcome::none, 0};
-  if (c.model == Model::ssp && clocks_.min_clock() < h.clock &&
-      h.clock - clocks_.min_clock() > c.bound)
-    return {false, Outcome::none, 0};
+  if (!may_answer(h)) return {false, Outcome::none, 0};
   answer(worker, h, &t, reinterpret_cast<const std::int64_t*>(payload));
   return {true, Outcome::answered, 0};
 }
 
+// Return true if the table has the values that a pull of this clock may see.
+bool ServerCore::may_answer(const RecordHeader& h) const noexcept {
+  const Table& t = tables_[h.table];
+  const ConsistencyConfig& c = t.consistency;
+  if (c.model == Model::bsp) return clocks_.current() + (t.early ? 1 : 0) >= h.clock;
+  if (c.model != Model::ssp || clocks_.min_clock() >= h.clock) return true;
+  return h.clock - clocks_.min_clock() <= c.bound;
+}
+
+// Answer a pull by places; see PlacesPayload.
+ServerCore::Verdict ServerCore::handle_places(std::size_t worker, const RecordHeader& h,
+                                              const std::uint8_t* payload) {
+  const EmbeddingShard& shard = *tables_[h.table].embedding;
+  PlacesPayload at{};
+  const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
+  if (h.payload_bytes == sizeof at) std::memcpy(&at, payload, sizeof at);
+  if (h.payload_bytes != sizeof at || h.slot != 0 || !layout_.geometry().replies ||
+      at.row_bytes() * h.count > capacity || std::uint64_t{at.from} + at.n_floats > shard.stride())
+    violation(worker, "a pull of " + std::to_string(h.count) + " places with " +
+                          std::to_string(h.payload_bytes) + " bytes, floats " +
+                          std::to_string(at.from) + " to " +
+                          std::to_string(std::uint64_t{at.from} + at.n_floats) + " of " +
+                          std::to_string(shard.stride()) + ": its sizes do not agree");
+  if (!may_answer(h)) return {false, Outcome::none, 0};
+  const std::uint64_t n_rows = shard.n_rows();
+  const std::uint64_t left = at.first < n_rows ? n_rows - at.first : 0;
+  const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(h.count, left));
+  std::uint8_t* to = rings_[worker].box.reply(h.sequence) + sizeof(ReplyHeader);
+  if (at.n_floats == 0 && n != 0)
+    std::memcpy(to, shard.keys() + at.first, n * sizeof(std::int64_t));
+  for (std::size_t i = 0; i < n && at.n_floats != 0; ++i)
+    std::memcpy(to + i * at.row_bytes(), shard.row(at.first + i) + at.from, at.row_bytes());
+  ReplyHeader header{};
+  header.version = n_rows;
+  send_reply(worker, h, header, n * at.row_bytes());
+  return {true, Outcome::answered, 0};
+}
+
+// Complete the header of a reply, behind which its `bytes` are, and write it.
+void ServerCore::send_reply(std::size_t worker, const RecordHeader& h, ReplyHeader header,
+                            std::size_t bytes) {
+  std::uint8_t* reply = rings_[worker].box.reply(h.sequence);
+  header.sequence = h.sequence;
+  header.count = h.count;
+  header.min_clock = clocks_.min_clock();
+  if ((h.flags & flag_checksum) != 0)
+    header.checksum = reply_checksum(header, reply + sizeof header, bytes);
+  std::memcpy(reply, &header, sizeof header);
+  counters_.bytes_out += bytes;
+}
+
 void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
                         const std::int64_t* keys) {
-  std::uint8_t* reply = rings_[worker].box.reply(h.sequence);
-  std::uint8_t* rows = reply + sizeof(ReplyHeader);
+  std::uint8_t* rows = rings_[worker].box.reply(h.sequence) + sizeof(ReplyHeader);
   const bool changes = (h.flags & flag_changes) != 0;
   const std::size_t dim = changes ? 1 : t->embedding->dim();
   const Codec codec = changes ? Codec{} : t->pull_codec;
@@ -59,14 +106,9 @@ void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
     encode_nearest(codec, pulled_.data(), h.count * dim, rows);
   }
   if (!changes) t->stats.pulled_rows += h.count;
-  counters_.bytes_out += bytes;
   ReplyHeader header{};
-  header.sequence = h.sequence;
   header.version = t->version;
-  header.count = h.count;
-  header.min_clock = clocks_.min_clock();
-  if ((h.flags & flag_checksum) != 0) header.checksum = reply_checksum(header, rows, bytes);
-  std::memcpy(reply, &header, sizeof header);
+  send_reply(worker, h, header, bytes);
 }
 
 }  // namespace mpips

@@ -134,8 +134,14 @@ def test_a_model_of_a_job_is_refused(saved):
         prepared, _ = prepare(model, Adam(model.parameters()))
         with pytest.raises(ConfigError, match="the model has been prepared"):
             load_checkpoint(prepared, saved[0], name="net")
-    with torch_job():
-        loaded = Network()
-        load_checkpoint(loaded, saved[0], name="net")
-        with pytest.raises(ConfigError, match="'rows' has the rows of a checkpoint"):
-            prepare(loaded, Adam(loaded.parameters()))
+
+
+def test_a_job_begins_with_the_values_and_rows_of_a_checkpoint(saved):
+    folder, values, known, unknown = saved
+    with torch_job(seed=SEED):
+        loaded = Network(seed=9)
+        load_checkpoint(loaded, folder, name="net")
+        model, _ = prepare(loaded, Adam(loaded.parameters()), name="net")
+        assert torch.equal(model.rows(KNOWN), known)
+        assert torch.equal(model.rows(UNKNOWN), unknown)
+        assert_equal(values_of(model), values)
