@@ -368,7 +368,7 @@ def test_a_cursor_of_a_script_without_epochs_has_the_released_entries_and_one_wi
         optimizer.step()
     steps()
     assert set(job.worker.cursor) == {"torch", "workers", "steps", "optimizer 0"}
-    for _ in mpips.torch.epochs(1, state={"a": np.float64(0.5)}):
+    for _ in mpips.torch.epochs(1, state={"a": np.float32(0.5)}):
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
         steps()
@@ -378,3 +378,23 @@ def test_a_cursor_of_a_script_without_epochs_has_the_released_entries_and_one_wi
         "begun": [],
         "states": '[[{"a": 0.5}]]',
     }
+
+
+def test_steps_between_loops_leave_the_place_of_the_restart_and_a_new_epoch_ends_an_open_clock():
+    loops, ended = EpochLoops(), []
+
+    class Job:
+        """Notes the epoch to which an open clock belongs."""
+
+        def settle(self) -> None:
+            ended.append(loops.position()["epochs"]["epoch"])
+
+    place = {"loop": 1, "epoch": 2, "begun": [], "states": '[[{"a": 1}], [{"b": 2}]]'}
+    loops.resume(place)
+    one: dict[str, Any] = {}
+    two: dict[str, Any] = {}
+    assert list(loops.make(3, [LoopState(one)], [], Job())) == []
+    assert loops.position() == {"epochs": place}
+    assert list(loops.make(4, [LoopState(two)], [], Job())) == [2, 3]
+    assert (one, two) == ({"a": 1}, {"b": 2})
+    assert ended == [2, 2, 3, 4]
