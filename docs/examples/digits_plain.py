@@ -23,7 +23,7 @@ model = nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.006)
 data = TensorDataset(x[~test], y[~test])
 loader = DataLoader(data, batch_size=48, shuffle=True)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.006, total_steps=12 * 30)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.006, total_steps=12 * len(loader))
 
 for _ in range(12):
     for images, labels in loader:

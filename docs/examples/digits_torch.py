@@ -1,4 +1,4 @@
-"""A convolutional network on images of digits: a plain torch script with three changes."""
+"""A convolutional network on images of digits: a plain torch script with a few changes."""
 
 import mpips
 
@@ -29,12 +29,13 @@ model = nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.006)
 data = TensorDataset(x[~test], y[~test])
 loader = DataLoader(data, batch_size=48 // mpips.world_size(), shuffle=True)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.006, total_steps=12 * 30)
+loader = mpips.torch.prepare_loader(loader)  # 2. workers share the data
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.006, total_steps=12 * len(loader))
 
-model, optimizer, loader = mpips.torch.prepare(  # 2. servers hold the model, workers share the data
-    model, optimizer, loader, scheduler=scheduler
+model, optimizer = mpips.torch.prepare(  # 3. servers hold the model
+    model, optimizer, scheduler=scheduler
 )
-for _ in range(12):
+for _ in mpips.torch.epochs(12):  # 4. after a restart those that are left
     for images, labels in loader:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
@@ -44,5 +45,5 @@ for _ in range(12):
 model.eval()
 with torch.no_grad():
     accuracy = (model(x[test]).argmax(1) == y[test]).float().mean().item()
-if mpips.rank() == 0:  # 3. one worker prints
-    print(f"test accuracy {accuracy:.3f}")
+if mpips.rank() == 0:  # 5. one worker prints
+    print(f"step {mpips.torch.steps()}: test accuracy {accuracy:.3f}")

@@ -7,6 +7,9 @@ in `parameters.py`, `device_table.py` (of a device), `buffers.py` and `embedding
 in `row_gradients.py`, rows in state dicts in `row_state.py`. `by_use.py` waits for each value where a
 function uses it; `watching.py` finds changes that the script makes.
 
+`epochs.py` has loops over epochs that restarts continue, and their states; `schedules.py` compares schedulers
+with the length of a loader.
+
 `stepping.py` is a prepared optimizer, `rules.py` finds its rule on the servers. `overlap.py` pushes
 gradients within backward, `fingerprints.py` finds changes of them behind it, `skips.py` ends the clocks of
 batches without a step. `cursor.py` turns schedulers and hyperparameters into entries
@@ -39,8 +42,8 @@ check_version("torch", _torch.__version__, (2, 4), "mpips.torch")
 from mpips.torch.ddp import CommState, comm_hook  # noqa: E402
 from mpips.torch.device import device  # noqa: E402
 from mpips.torch.embedding import Embedding, EmbeddingBag  # noqa: E402
-from mpips.torch.job import steps  # noqa: E402
-from mpips.torch.loader import lookahead  # noqa: E402
+from mpips.torch.job import epochs, steps  # noqa: E402
+from mpips.torch.loader import lookahead, prepare_loader  # noqa: E402
 from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
@@ -52,8 +55,10 @@ __all__ = [
     "averaged",
     "comm_hook",
     "device",
+    "epochs",
     "load_checkpoint",
     "lookahead",
     "prepare",
+    "prepare_loader",
     "steps",
 ]

@@ -63,7 +63,7 @@ class SchedulerState:
             warnings.warn(
                 "the values of the model were read between optimizer.step() and scheduler.step(): step the "
                 "scheduler directly after the optimizer, or a restart is one scheduler step behind",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

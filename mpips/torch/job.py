@@ -14,7 +14,8 @@ scheduler behind the optimizer, and a restart begins with the next batch. So the
 state: each clock seeds the generators by (seed, worker, step of the run).
 
 A restart sets hyperparameters and schedulers twice. At the start of the job, and again when all loaders are
-at their places: the script has passed the complete epochs by then, and has stepped schedulers after them.
+at their places: a script without `epochs` has passed the complete epochs by then, and has stepped schedulers
+after them. States of the script (see epochs.py) are set when their loop is made, and again then.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from mpips.errors import ConfigError
@@ -30,7 +32,9 @@ from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
 from mpips.torch.cursor import SchedulerState
 from mpips.torch.device_memory import Devices
+from mpips.torch.epochs import EpochLoops, Epochs, LoopState
 from mpips.torch.generators import reseed
+from mpips.torch.schedules import Schedules
 from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
 
@@ -63,6 +67,13 @@ class PlacedLoader(Restored, Protocol):
     def has_arrived(self) -> bool:
         """True from the beginning of the epoch of the restart on."""
 
+    @property
+    def n_begun(self) -> int:
+        """Number of epochs that have begun."""
+
+    def seek(self, n_begun: int) -> None:
+        """Let the next iteration begin this epoch."""
+
     def resume_among(self, own: Any, everyone: Sequence[Any]) -> None:
         """Continue where the workers of a run stood; see StartingLoader."""
 
@@ -73,6 +84,9 @@ class TorchJob(ScriptJob):
     Attributes:
         devices: Devices of its models.
         skips: Batches in which it makes no step.
+        loops: Loops over mpips.torch.epochs.
+        schedules: Schedulers that the script gave to `prepare`.
+        loaders: Prepared loaders.
     """
 
     library = "mpips.torch"
@@ -83,10 +97,13 @@ class TorchJob(ScriptJob):
         super().__init__(script)
         self.devices = Devices(script)
         self.skips = Skips(self)
+        self.loops = EpochLoops()
+        self.schedules = Schedules(warns=script.rank == 0)
+        self.loaders: list[PlacedLoader] = []
         self._restored: dict[str, Restored] = {}
-        self._loaders: list[PlacedLoader] = []
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id
-        self._coming: dict[str, Any] = {}  # positions of parts that wait for the loaders
+        self._waits = False  # until all loaders are at the places of the restart
+        self._coming: dict[str, Any] = {}  # positions of parts that wait for it
         self._buffers: Sequence[Pushed] = ()  # those that are pushed when the clock ends
 
     def restore(self, kind: str, part: Restored) -> None:
@@ -97,17 +114,17 @@ class TorchJob(ScriptJob):
     def add_loader(self, loader: PlacedLoader) -> None:
         """Add a loader, whose place is in the cursor."""
         self.restore("loader", loader)
-        self._loaders.append(loader)
+        self.loaders.append(loader)
 
     def loader_positions(self) -> dict[str, Any]:
         """Return the places of the loaders, as in the cursor."""
         parts = self._restored.items()
-        return {name: part.position() for name, part in parts if part in self._loaders}
+        return {name: part.position() for name, part in parts if part in self.loaders}
 
     def begin_epoch(self, loader: PlacedLoader) -> None:
         """Let the scheduler compare the steps that the workers have made before an epoch of a loader."""
-        number = self._loaders.index(loader)
-        name = f" of loader {number}" if len(self._loaders) > 1 else ""
+        number = self.loaders.index(loader)
+        name = f" of loader {number}" if len(self.loaders) > 1 else ""
         place, steps = f"the beginning of epoch {loader.epoch}{name}", self.steps
         self.skips.when_decided(lambda n: self.script.compare_steps(place, steps + n))
 
@@ -127,7 +144,12 @@ class TorchJob(ScriptJob):
     @property
     def has_loaders(self) -> bool:
         """True if a loader was prepared."""
-        return bool(self._loaders)
+        return bool(self.loaders)
+
+    @property
+    def has_parts(self) -> bool:
+        """True if a model was prepared."""
+        return bool(self._opened)
 
     @property
     def n_optimizers(self) -> int:
@@ -141,10 +163,12 @@ class TorchJob(ScriptJob):
 
     def arrive(self) -> None:
         """Continue at the cursor, if all loaders are at their places for the first time."""
-        if self._coming and all(loader.has_arrived for loader in self._loaders):
+        if self._waits and all(loader.has_arrived for loader in self.loaders):
             for name, position in self._coming.items():
                 self._restored[name].resume(position)
             self._coming.clear()
+            self._waits = False
+            self.loops.restore()
             self.begin_step(self.start())
 
     def push(self, pushed: Sequence[Pushed], buffers: Sequence[Pushed]) -> None:
@@ -159,30 +183,47 @@ class TorchJob(ScriptJob):
         self._buffers = buffers
         self.note_step()
 
-    def warn_of_late_schedulers(self) -> None:
-        """Warn if a scheduler was stepped after the clock of its step had ended. Called within an epoch."""
+    def warn_of_late_changes(self) -> None:
+        """Warn if a scheduler or a state of the script was changed after the clock of its step had ended.
+
+        Called between two batches of a pass that trains.
+        """
         if not self.is_open:
+            self.loops.warn_if_late()
             for part in self._restored.values():
                 if isinstance(part, SchedulerState):
                     part.warn_if_late()
+
+    def epochs(self, n: int, states: list[LoopState]) -> Epochs:
+        """Return the script's next loop over epochs. The job has started."""
+        loop = self.loops.make(n, states, self.loaders, self)
+        self.schedules.n_epochs = n
+        # Loaders whose place is in an epoch that is complete do not wait for their next iteration.
+        self.arrive()
+        return loop
 
     def start_cursor(self) -> Mapping[str, Any]:
         """Return this worker's cursor; with loaders, that of the one farthest behind of other workers.
 
         Loaders divide what other workers have left; the rest continues as that one was.
         """
-        others = [one.cursor for one in self.script.other_workers] if self._loaders else []
+        others = [one.cursor for one in self.script.other_workers] if self.loaders else []
         begun = [cursor for cursor in others if cursor]
         return min(begun, key=itemgetter("steps")) if begun else self.script.cursor
 
     def position(self) -> dict[str, Any]:
         """Return the steps, the number of workers and the places of all parts."""
         places = {name: part.position() for name, part in self._restored.items()}
-        return {"workers": self.script.n_workers, **super().position(), **places}
+        return {
+            "workers": self.script.n_workers,
+            **super().position(),
+            **places,
+            **self.loops.position(),
+        }
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
         """Set the steps and the places of all parts."""
-        names = [name for name in cursor if name not in ("torch", "workers", "steps")]
+        names = [name for name in cursor if name not in ("torch", "workers", "steps", "epochs")]
         if set(names) != set(self._restored):
             raise ConfigError(
                 f"the checkpoint is of a script that prepared {', '.join(names) or 'nothing'}; this one "
@@ -194,12 +235,16 @@ class TorchJob(ScriptJob):
         everyone = [one.cursor for one in states] or [dict(cursor)]
         for name, part in self._restored.items():
             position = cursor[name]
-            if part in self._loaders:
+            if part in self.loaders:
                 part.resume_among(position, [one.get(name, {}) for one in everyone])
                 continue
-            if self._loaders:
+            if self.loaders:
                 self._coming[name] = position
             part.resume(position)
+        self._waits = bool(self.loaders)
+        # A worker without a cursor is at the beginning of the run.
+        if "epochs" in cursor and all(everyone):
+            self.loops.resume(cursor["epochs"])
 
     def before_clock(self) -> None:
         """Push the buffers."""
@@ -227,3 +272,41 @@ def steps() -> int:
         ConfigError: `mpips.init` has not been called.
     """
     return TorchJob.of_script("mpips.torch.steps").settled_steps()
+
+
+def epochs(n: int, *, state: Any = None) -> Epochs:
+    """Return an iterator over the epochs 0 to n - 1, after a restart over those that are left.
+
+    Use it in place of `range(n)` around the loop over a prepared loader. A restart yields the epoch in which
+    the run was, whose loader yields the rest of its batches, and the epochs behind it; it does not run the
+    code of complete epochs again. The call starts the job, so the first one is collective over all ranks and
+    blocks; call it after `prepare`. A script may have several such loops one after the other. `len` of the
+    iterator is the number of epochs that it has not yielded.
+
+    A job that ends behind the last step of an epoch and before the first one of the next runs the code
+    between them again: this epoch is yielded, without batches. `state` is then that of before this code.
+
+    Args:
+        n: Number of epochs, 0 or more; all of them, also after a restart.
+        state: Values of the script that a restart needs, such as the best loss, an EarlyStopping or a
+            GradScaler: a dict with text as keys, an object with the methods state_dict and load_state_dict,
+            or a list of such. The values are numbers, text, None, and lists and dicts of them. Restarts set
+            it in place to that of the newest step: in this call, and when the loader begins. Each worker has
+            its own; in a job with another number of workers all get that of the worker farthest behind.
+
+    Raises:
+        ConfigError: An argument is not accepted; `prepare` has not been called; a scheduler of the optimizer
+            was not given to it; another such loop has not ended; or the checkpoint is of another script.
+    """
+    job = TorchJob.of_script("mpips.torch.epochs")
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise ConfigError(f"mpips.torch.epochs: n = {n!r}: must be an integer, 0 or more")
+    given = state if isinstance(state, list | tuple) else [state] * (state is not None)
+    states = [LoopState(one) for one in given]
+    if not job.has_parts:
+        raise ConfigError(
+            "mpips.torch.epochs comes before mpips.torch.prepare, and starts the job: prepare the model first"
+        )
+    job.schedules.check_given()
+    job.start()
+    return job.epochs(int(n), states)

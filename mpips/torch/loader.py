@@ -1,7 +1,8 @@
 """The loader of a torch script in its job: the clock of a step ends before the next batch is read.
 
-`StartingLoader` is what `prepare` returns: mpips.torch.sampling divides the data, and here are the start of
-the job and the place of a restart. `lookahead` reads batches in advance and uses them one after the other.
+`StartingLoader` is what `prepare` and `prepare_loader` return: mpips.torch.sampling divides the data, and
+here are the start of the job and the place of a restart. `lookahead` reads batches in advance and uses them
+one after the other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
+from mpips.errors import ConfigError
 from mpips.torch.job import TorchJob
 from mpips.torch.order import earlier_share
 from mpips.torch.sampling import PreparedLoader, split
@@ -23,11 +25,17 @@ Batch = TypeVar("Batch")
 
 
 class StartingLoader(PreparedLoader):
-    """A prepared loader whose first iteration starts the job: a restart continues at a place in the data."""
+    """A prepared loader whose first iteration starts the job: a restart continues at a place in the data.
 
-    __slots__ = ("_job",)
+    Attributes:
+        came_first: True if `prepare_loader` made it, so that schedulers could be made from its length.
+    """
 
-    def __init__(self, loader: DataLoader[Any], job: TorchJob, seed: int) -> None:
+    __slots__ = ("_job", "came_first")
+
+    def __init__(
+        self, loader: DataLoader[Any], job: TorchJob, seed: int, came_first: bool = False
+    ) -> None:
         """Split `loader` for this worker.
 
         Raises:
@@ -37,6 +45,15 @@ class StartingLoader(PreparedLoader):
         split(loader, rank, n_workers, seed)
         super().__init__(loader, rank, n_workers, seed)
         self._job = job
+        self.came_first = came_first
+
+    def is_in(self, job: TorchJob) -> bool:
+        """Return True if it was prepared for this job."""
+        return self._job is job
+
+    def divides(self, loader: object) -> bool:
+        """Return True if it divides this DataLoader."""
+        return self._script is loader
 
     @property
     def has_arrived(self) -> bool:
@@ -84,7 +101,7 @@ class StartingLoader(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
-        return _SettlingBatches(self._job, self.reading())
+        return _SettlingBatches(self._job, self, self.reading())
 
     def reading(self) -> Iterator[Any]:
         """Begin an epoch, as `iter` does. The caller ends the clocks of the batches that it uses."""
@@ -100,21 +117,85 @@ class StartingLoader(PreparedLoader):
 class _SettlingBatches(Iterator[Any]):
     """The batches of one epoch. The clock of a step ends before the next batch."""
 
-    def __init__(self, job: TorchJob, batches: Iterator[Any]) -> None:
+    def __init__(self, job: TorchJob, loader: StartingLoader, batches: Iterator[Any]) -> None:
         self._job = job
         self._batches = batches
         self._clocks = BatchClocks(job.skips)
+        self._checks = StepChecks(job, loader)
 
     def __next__(self) -> Any:
-        # Between two epochs a scheduler may be stepped behind the end of the clock.
         if self._clocks.next():
-            self._job.warn_of_late_schedulers()
+            self._checks.between(self._clocks.trains)
         self._job.settle()
         try:
             return next(self._batches)
         except StopIteration:
             self._clocks.end()
             raise
+
+
+class StepChecks:
+    """The checks between two batches of a pass: of schedulers, and of states of the script."""
+
+    def __init__(self, job: TorchJob, loader: StartingLoader) -> None:
+        """Begin a pass, when the loader has arrived at its place."""
+        self._job = job
+        self._schedules = job.schedules.watch(loader)
+
+    def between(self, trains: bool) -> None:
+        """Check what the script did with the newest batch. `trains`: the pass has made steps."""
+        # Behind a pass that trains, a scheduler may be stepped after the end of the clock.
+        if trains:
+            self._job.warn_of_late_changes()
+        if self._schedules is not None and not self._schedules.next():
+            self._schedules = None
+
+
+def prepare_loader(loader: DataLoader[Any]) -> StartingLoader:
+    """Divide a DataLoader among the workers, before `prepare`. Not collective; does not block.
+
+    `len` of the result is the number of batches, and so of steps, of each worker in an epoch: make
+    learning-rate schedulers from it, then call `prepare` with them, which needs no `loader` then.
+
+    Args:
+        loader: See `prepare`. Prepare loaders of training data only: with a divided one, each worker
+            validates on a part of the samples.
+
+    Returns:
+        The loader, as `prepare` returns it.
+
+    Raises:
+        ConfigError: The loader is not accepted, or has been prepared; `mpips.init` has not been called; or
+            the job has started.
+    """
+    job = TorchJob.of_script("mpips.torch.prepare_loader")
+    job.check_time("mpips.torch.prepare_loader", "; prepare all loaders before it")
+    made = divided(job, loader, came_first=True)
+    job.add_loader(made)
+    return made
+
+
+def divided(job: TorchJob, loader: Any, came_first: bool) -> StartingLoader:
+    """Return the prepared loader of a DataLoader, or of one that `prepare_loader` returned.
+
+    Args:
+        job: The script's job.
+        loader: The loader.
+        came_first: See StartingLoader.
+
+    Raises:
+        ConfigError: The loader cannot be split, or has been prepared.
+    """
+    if isinstance(loader, StartingLoader) and loader.is_in(job) and not came_first:
+        return loader
+    known = [one for one in job.loaders if isinstance(one, StartingLoader)]
+    is_same = any(one.came_first and one.divides(loader) for one in known)
+    if isinstance(loader, StartingLoader) or is_same:
+        raise ConfigError(
+            "the loader has been prepared already: call mpips.torch.prepare_loader once for each loader, and "
+            "use what it returns"
+        )
+    return StartingLoader(loader, job, job.script.seed, came_first)
 
 
 def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterator[Batch]:
@@ -159,13 +240,16 @@ def _on_host(keys: Any) -> Any:
 def _settled(job: TorchJob, loader: Any, ahead: Iterator[tuple[int, Batch]]) -> Iterator[Batch]:
     """Yield batches; end the clock of each step before its successor's rows are asked for."""
     clocks = BatchClocks(job.skips) if isinstance(loader, PreparedLoader) else None
+    checks: StepChecks | None = None
     while True:
-        if clocks is not None and clocks.next():
-            job.warn_of_late_schedulers()
+        if clocks is not None and clocks.next() and checks is not None:
+            checks.between(clocks.trains)
         job.settle()
         numbered = next(ahead, None)
         if numbered is None:
             return
+        if checks is None and isinstance(loader, StartingLoader):
+            checks = StepChecks(job, loader)
         if isinstance(loader, PreparedLoader):
             # The cursor of the next clock has the batches that were used, not those that were read.
             loader.count_used(numbered[0])

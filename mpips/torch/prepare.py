@@ -22,7 +22,7 @@ from mpips.torch.device import move
 from mpips.torch.device_table import table_maker
 from mpips.torch.embedding import Embedding
 from mpips.torch.job import TorchJob
-from mpips.torch.loader import StartingLoader
+from mpips.torch.loader import StartingLoader, divided
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
@@ -42,7 +42,7 @@ from mpips.torch.streaming import Stream
 def prepare(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    loader: DataLoader[Any] | None = None,
+    loader: DataLoader[Any] | StartingLoader | None = None,
     *,
     scheduler: Any = None,
     consistency: Consistency | str = "bsp",
@@ -69,19 +69,23 @@ def prepare(
     Under BSP a step applies the mean of all workers' gradients, as DistributedDataParallel does. Under SSP
     and ASP each worker's gradient is a step of its own, with the whole learning rate.
 
-    A restart (`mpips run`, or `mpips.init(save=...)`) runs the script from its beginning: epochs that are
-    complete yield no batches, and the epoch of the restart yields the rest of its batches. Random numbers of
-    a step depend on the job's seed, the worker and its clock only, so dropout repeats.
+    A restart (`mpips run`, or `mpips.init(save=...)`) runs the script from its beginning: mpips.torch.epochs
+    yields the epochs that are left, and the epoch of the restart yields the rest of its batches. In a loop
+    over `range`, epochs that are complete yield no batches. Random numbers of a step depend on the job's
+    seed, the worker and its clock only, so dropout repeats.
 
     Args:
         model: The model; parameters in float32, bfloat16 or float16. It is changed in place.
         optimizer: torch.optim.SGD, Adam, AdamW, Adagrad or RMSprop over parameters of the model. It is
             changed in place. None: only for a model without parameters (its embeddings have their own rules),
             or one that is not trained.
-        loader: A DataLoader, which is divided among the workers; see mpips.torch.sampling. None: the script
+        loader: A DataLoader, which is divided among the workers; see mpips.torch.sampling. None: it was
+            divided by `prepare_loader`, which comes before schedulers that need its length, or the script
             divides its data by mpips.rank() and mpips.world_size().
         scheduler: A learning-rate scheduler of the optimizer, or several in a list, whose states restarts
-            restore. Schedulers that are stepped once per epoch need not be given.
+            restore. With mpips.torch.epochs give all of them; in a loop over `range`, those that are stepped
+            once per epoch need not be given. A schedule whose length fits the loader before it was divided is
+            a warning, at its first step.
         consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
             LocalSGD() or DiLoCo(): each worker steps its own copy of the parameters, and workers communicate
             at outer steps only; evaluate within mpips.torch.averaged(model). Embeddings and buffers then are
@@ -158,7 +162,7 @@ def prepare(
     own_buffers = list(buffer_tables(model, name, buffers))
     embeddings = _embeddings(model, name)
     schedulers = _schedulers(scheduler)
-    prepared = StartingLoader(loader, job, job.script.seed) if loader is not None else None
+    prepared = divided(job, loader, came_first=False) if loader is not None else None
     by_use = tables if streamed is None and pull == "by use" else []
     part = ModelPart(job, [*(tables if streamed is None else [streamed]), *own_buffers], by_use)
 
@@ -183,8 +187,9 @@ def prepare(
     else:
         make_streamed(model, part, streamed)
     trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap)
-    if prepared is not None:
+    if prepared is not None and prepared not in job.loaders:
         job.add_loader(prepared)
+    job.schedules.add(trained, schedulers)
     for one in schedulers:
         job.restore("scheduler", SchedulerState(one))
     take_cores(job.script)

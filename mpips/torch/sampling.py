@@ -77,6 +77,7 @@ class PreparedLoader:
         "_begun",
         "_epoch",
         "_inner",
+        "_n_workers",
         "_own",
         "_resumed",
         "_script",
@@ -85,6 +86,7 @@ class PreparedLoader:
 
     def __init__(self, loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> None:
         self._script = loader
+        self._n_workers = n_workers
         self._own = WorkerBatches(loader, worker, n_workers, seed)
         same = {name: getattr(loader, name) for name in _SAME if hasattr(loader, name)}
         generator = torch.Generator()
@@ -106,6 +108,25 @@ class PreparedLoader:
     def batch(self) -> int:
         """Number of batches of this epoch that were yielded, including those before `resume`."""
         return self._batch
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers that share the samples."""
+        return self._n_workers
+
+    @property
+    def n_undivided(self) -> int:
+        """Length of the script's DataLoader, which has the samples of all workers."""
+        return len(self._script)
+
+    @property
+    def n_begun(self) -> int:
+        """Number of epochs that have begun: calls of `iter`, and those that `seek` passed over."""
+        return self._begun
+
+    def seek(self, n_begun: int) -> None:
+        """Let the next call of `iter` begin epoch `n_begun`. Call it after `resume`, if at all."""
+        self._begun, self._epoch, self._batch = n_begun, max(n_begun - 1, 0), 0
 
     def count_used(self, batch: int) -> None:
         """Let `batch` be the number of batches of this epoch that count as yielded, after reading ahead."""

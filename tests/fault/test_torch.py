@@ -212,6 +212,21 @@ def test_a_worker_that_skips_steps_stays_at_the_clock_of_the_others(
     assert [[int(v) for v in worker[:15]] for worker in found] == [expected, expected]
 
 
+@pytest.mark.timeout(300)
+def test_a_script_that_is_killed_logs_each_epoch_as_an_undisturbed_one(tmp_path: Path) -> None:
+    arguments = ("--noise", "--log", "--epochs", "3", "--batch", "8")
+    for name in ("calm", "killed"):
+        (tmp_path / name).mkdir()
+    calm, _ = supervised(tmp_path / "calm", *arguments)
+    killed, said = supervised(tmp_path / "killed", *arguments, "--kill", "4,13")
+    assert said.count("killed by SIGKILL") == 2, said
+    for found, expected in zip(killed, calm, strict=True):
+        assert [line[:2] for line in found["log"]] == [[0, 9], [1, 18], [2, 27]]
+        assert (found["worker"], found["log"]) == (expected["worker"], expected["log"])
+        assert found["lr"] == expected["lr"]
+        assert found["digest"] == expected["digest"]
+
+
 @pytest.mark.parametrize(
     ("n_ranks", "consistency"), [pytest.param(3, "ssp", marks=pytest.mark.long), (6, "bsp")]
 )

@@ -25,6 +25,9 @@ options.add_argument(
     "--alternate", action="store_true", help="every second rate and beta is the first one"
 )
 options.add_argument("--report", action="store_true")
+options.add_argument(
+    "--log", action="store_true", help="a loop over mpips.torch.epochs, with a log in its state"
+)
 options.add_argument("--late", action="store_true", help="on the imitated device of the tests")
 options.add_argument("--accumulate", action="store_true", help="two passes for each step")
 options.add_argument("--momentum", type=float, default=0.0)
@@ -122,7 +125,10 @@ def die_if_due(place=""):
 # The last layer's gradients are complete when backward comes here, and those of the first one are not.
 model.first.register_full_backward_hook(lambda *_: die_if_due("b"))
 losses = []
-for epoch in range(options.epochs):
+log = {"total": 0.0, "best": 1e9, "lines": []}
+epochs = mpips.torch.epochs(options.epochs, state=log) if options.log else range(options.epochs)
+for epoch in epochs:
+    log["total"] = 0.0
     for a, b, c in loader:
         optimizer.zero_grad()
         if options.accumulate:
@@ -133,6 +139,7 @@ for epoch in range(options.epochs):
         die_if_due()
         optimizer.step()
         losses.append(loss.item())
+        log["total"] += losses[-1]
         if options.noise or options.alternate:
             scheduler.step()
         if options.alternate and "betas" in optimizer.param_groups[0]:
@@ -142,6 +149,10 @@ for epoch in range(options.epochs):
             mpips.report(loss=losses[-1], samples=len(c), epoch=epoch)
     if options.report and mpips.rank() == 0:
         mpips.report(epoch=epoch, accuracy=0.25 * (epoch + 1))
+    if options.log:
+        log["best"] = min(log["best"], log["total"])
+        rate = optimizer.param_groups[0]["lr"]
+        log["lines"].append([epoch, mpips.torch.steps(), log["total"], log["best"], rate])
 state = {name: value.clone() for name, value in model.state_dict().items()}
 with torch.no_grad():
     rows = model.bag(torch.unique(ids).view(-1, 1))
@@ -154,6 +165,7 @@ found = {
     "digest": digest.hexdigest(),
     "losses": losses,
     "lr": optimizer.param_groups[0]["lr"],
+    "log": log["lines"],
     "values": {name: value.double().flatten().tolist() for name, value in state.items()},
 }
 # One write, so that lines of ranks do not mix.

@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 from loader_rig import SEED, flat, loader_of
 
 from mpips.torch.loader import StartingLoader
+from mpips.torch.schedules import Schedules
 from mpips.torch.skips import Skips
 
 
@@ -28,9 +29,9 @@ class Job:
         self.loaders = []
         for rank in range(n_workers):
             script = SimpleNamespace(rank=rank, n_workers=n_workers)
-            names = ("start", "settle", "arrive", "begin_epoch", "warn_of_late_schedulers")
+            names = ("start", "settle", "arrive", "begin_epoch", "warn_of_late_changes")
             job: Any = SimpleNamespace(script=script, **dict.fromkeys(names, nothing))
-            job.skips = Skips(job)
+            job.skips, job.schedules = Skips(job), Schedules(warns=False)
             self.loaders.append(StartingLoader(loader_of(**options), job, SEED))
         self._iterators: list[Any] = [None] * n_workers
         self.read: list[tuple[int, int]] = []
