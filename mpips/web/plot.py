@@ -236,6 +236,13 @@ def _without_time(name: str) -> str:
     return name if len(name) <= 24 else name[:23] + "..."
 
 
+def _title(metric: str) -> str:
+    """Return the name of a metric as a title."""
+    if metric in ("auc", "rmse", "mae"):
+        return metric.upper()
+    return metric.replace("_", " ").strip().capitalize()
+
+
 def _has_line(points: Sequence[Point]) -> bool:
     return sum(not math.isnan(y) for _, y in points) > 1
 
@@ -277,7 +284,7 @@ def _metrics(runs: Sequence[PlottedRun], axis: str) -> list[Draw]:
                     axes.plot([x], [y], "o", mfc="white", mec=colour, mew=2, markersize=8)
                     text = f"{y:.4g}, epoch {epoch}"
                     axes.annotate(text, (x, y), (4, 6), textcoords="offset points", fontsize=8)
-            _curves(axes, axis, _label(metric.replace("_", " ").strip().capitalize()))
+            _curves(axes, axis, _label(_title(metric)))
 
         return draw
 

@@ -97,6 +97,6 @@ const testPanels = (runs, view) => {
     });
     const arrow = runs.map((run) => run.state.about && run.state.about.higher[name]).find((higher) => higher !== undefined);
     const unit = "on held-out data" + (arrow === undefined ? "" : arrow ? ", higher is better" : ", lower is better");
-    return chartCard("test-" + name, plain(name).replace(/^./, (c) => c.toUpperCase()), unit, series, {x: view.axis, y: number, size, height: 200, points: true});
+    return chartCard("test-" + name, titleOf(name), unit, series, {x: view.axis, y: number, size, height: 200, points: true});
   });
 };
