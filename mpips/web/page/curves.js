@@ -80,7 +80,7 @@ const curvePanel = (id, title, unit, name, runs, view, options) => chartCard(id,
 const bestTest = (run, name) => {
   const about = run.state.about || {higher: {}}, tests = run.curve.tests.filter((t) => isNumber(t[3][name])), best = about.best;
   if (!tests.length) return null;
-  if (name in about.higher) return tests.reduce((a, b) => ((about.higher[name] ? b[3][name] > a[3][name] : b[3][name] < a[3][name]) ? b : a));
+  if (Object.hasOwn(about.higher, name)) return tests.reduce((a, b) => ((about.higher[name] ? b[3][name] > a[3][name] : b[3][name] < a[3][name]) ? b : a));
   return best && best.metric === name ? tests.find((t) => t[5] === best.epoch) || null : null;
 };
 
@@ -95,7 +95,7 @@ const testPanels = (runs, view) => {
       const several = tests.length > 1 && best && isNumber(place(run, best));
       return {name: run.name, index: run.index, points, best: several ? [place(run, best), best[3][name]] : null, bestText: several ? `best ${number(best[3][name])} after epoch ${best[5]}` : ""};
     });
-    const arrow = runs.map((run) => run.state.about && run.state.about.higher[name]).find((higher) => higher !== undefined);
+    const arrow = runs.filter((run) => run.state.about && Object.hasOwn(run.state.about.higher, name)).map((run) => run.state.about.higher[name])[0];
     const unit = "on held-out data" + (arrow === undefined ? "" : arrow ? ", higher is better" : ", lower is better");
     return chartCard("test-" + name, titleOf(name), unit, series, {x: view.axis, y: number, size, height: 200, points: true});
   });

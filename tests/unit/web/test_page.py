@@ -282,7 +282,7 @@ def test_a_lost_server_is_reported(window: Browser, tmp_path: Path) -> None:
     with page_of(tmp_path) as page:
         window.open(page.address)
         window.wait(READY)
-        assert window.text("#link") == "live"
+        assert window.text("#link") == "no run is at work"
     window.wait("document.querySelector('#link').innerText.includes('no connection to mpips web')")
     assert window.run("return document.querySelector('#link').className;") == "lost"
     assert "job 0.025" in window.text("#panel-loss .legend"), "what is known stays"
