@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,6 +24,9 @@ from mpips.rundir.reading import DAMAGED, read_regular
 _FIRST = ("log_loss", "cross_entropy", "rmse")  # metrics that count where the job names none
 _MOST_ANCHORS = 100  # pairs of step and epoch that are returned
 _FLOAT_BYTES = 4  # bytes of a value of a table
+
+
+Kind = TypeVar("Kind")
 
 
 class Evaluation(NamedTuple):
@@ -132,7 +135,7 @@ def read_result(run: RunFolder) -> Result | None:
     return _decoded(run.result_file, Result)
 
 
-def _decoded(path: Path, kind: type[Any], within: Path | None = None) -> Any:
+def _decoded(path: Path, kind: type[Kind], within: Path | None = None) -> Kind | None:
     try:
         return msgspec.json.decode(read_regular(path, within=within), type=kind)
     except (OSError, ValueError, *DAMAGED):
@@ -248,11 +251,10 @@ def best_evaluation(
         at = next((each for each in evaluations if each.epochs == epoch), None)
     else:
         at = best_of(evaluations, metric)
-        if at is None:
+        found = at.metrics[metric] if at is not None else None
+        if at is None or found is None:
             return None
-        value, epoch = at.metrics[metric], at.epochs
-    if not math.isfinite(value or 0.0):
-        return None
+        value, epoch = found, at.epochs
     given = at.metrics if at is not None else {}
     others = {name: v for name, v in given.items() if name != metric and v is not None}
     return {"metric": metric, "value": value, "epoch": epoch, "others": others}

@@ -57,7 +57,7 @@ class PlottedRun:
         self.tests: list[Any] = curve["tests"]
         self.history = parts.get("history", {"marks": [], "rows": []})
         began = [e["time_s"] for e in state.get("events", ()) if e["event"] == "began"]
-        self._begin_s = began[0] if began else state.get("created_s", 0.0)
+        self._begin_s: float = began[0] if began else state.get("created_s", 0.0)
         result = read_result(run.run)
         self.staleness = result.staleness if result is not None else ()
 
