@@ -31,8 +31,8 @@ _MOST_RUNS = 32
     help="What the curves are drawn over [default: epoch if all runs count epochs, else samples].",
 )
 @click.option(
-    "--panel",
-    "panels",
+    "--chart",
+    "charts",
     multiple=True,
     type=click.Choice(("loss", "metrics", "throughput", "staleness", "workers")),
     help="What is drawn, several times for several [default: all that has something to show].",
@@ -43,7 +43,7 @@ def command(
     folder: str,
     output: Path,
     axis: str | None,
-    panels: tuple[str, ...],
+    charts: tuple[str, ...],
     log: bool,
 ) -> None:
     """Draw loss, metrics, throughput, staleness and the time of the workers, all runs in one picture.
@@ -53,7 +53,7 @@ def command(
 
     \b
     mpips plot RUN -o curves.svg
-    mpips plot RUN RUN --x time --panel loss --panel metrics
+    mpips plot RUN RUN --x time --chart loss --chart metrics
     """
     from mpips.web.plot import picture
     from mpips.web.run_data import RunData
@@ -62,5 +62,5 @@ def command(
     runs = list({run.path: RunData(run.path) for run in found}.values())
     if len(runs) > _MOST_RUNS:
         raise ConfigError(f"{len(runs)} runs: a picture shows at most {_MOST_RUNS}; give fewer")
-    picture(runs, output, axis or "", panels, log)
+    picture(runs, output, axis or "", charts, log)
     click.echo(f"mpips plot: {output}", err=True)

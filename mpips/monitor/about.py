@@ -29,7 +29,7 @@ _FLOAT_BYTES = 4  # bytes of a value of a table
 Kind = TypeVar("Kind")
 
 
-class Evaluation(NamedTuple):
+class EvaluatedStep(NamedTuple):
     """An evaluation. `epochs`: complete epochs; `metrics`: values by name, None: not a finite number."""
 
     step: int
@@ -45,7 +45,7 @@ class _Best(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class Result(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     """The part of result.json that describes a training; see `mpips.cli.train.make_report`.
 
     `staleness` has the number of updates by staleness; entry 64 counts a staleness of 64 and more.
@@ -84,7 +84,7 @@ class _Run(msgspec.Struct, frozen=True):
     script: str | None = ""
 
 
-class Job(msgspec.Struct, frozen=True):
+class JobDescription(msgspec.Struct, frozen=True):
     """The part of config.json that describes a job."""
 
     task: str = ""
@@ -125,14 +125,14 @@ class ModelSize(msgspec.Struct, frozen=True):
     rows: int = 0
 
 
-def read_job(run: RunFolder) -> Job:
+def read_job(run: RunFolder) -> JobDescription:
     """Return the description of a job in config.json; an empty one if it cannot be read."""
-    return _decoded(run.config_file, Job) or Job()
+    return _decoded(run.config_file, JobDescription) or JobDescription()
 
 
-def read_result(run: RunFolder) -> Result | None:
+def read_result(run: RunFolder) -> RunResult | None:
     """Return the result of a training; None if it cannot be read."""
-    return _decoded(run.result_file, Result)
+    return _decoded(run.result_file, RunResult)
 
 
 def _decoded(path: Path, kind: type[Kind], within: Path | None = None) -> Kind | None:
@@ -175,7 +175,7 @@ def names_of(given: Any) -> str:
     return ", ".join(names[:2]) + more
 
 
-def data_text(job: Job, result: Result | None) -> str:
+def data_text(job: JobDescription, result: RunResult | None) -> str:
     """Return the data of a job in a few words, such as "digits: 1,437 samples, 64 features"."""
     text = names_of(job.data.train)
     if not text:
@@ -201,8 +201,8 @@ def higher_is_better(metric: str) -> bool | None:
 
 
 def best_of(
-    evaluations: Iterable[Evaluation], metric: str, higher: bool | None = None
-) -> Evaluation | None:
+    evaluations: Iterable[EvaluatedStep], metric: str, higher: bool | None = None
+) -> EvaluatedStep | None:
     """Return the first evaluation with the best value of a metric; None without a finite value.
 
     Args:
@@ -222,7 +222,7 @@ def best_of(
     return found
 
 
-def counting_metric(job: Job, result: Result | None, names: Iterable[str]) -> str:
+def counting_metric(job: JobDescription, result: RunResult | None, names: Iterable[str]) -> str:
     """Return the metric by which evaluations of a run are compared; "" if none has better values.
 
     Args:
@@ -238,7 +238,7 @@ def counting_metric(job: Job, result: Result | None, names: Iterable[str]) -> st
 
 
 def best_evaluation(
-    job: Job, result: Result | None, evaluations: Sequence[Evaluation]
+    job: JobDescription, result: RunResult | None, evaluations: Sequence[EvaluatedStep]
 ) -> dict[str, Any] | None:
     """Return `metric`, `value`, `epoch` and `others` of the best evaluation; None: it is not known.
 
@@ -262,7 +262,7 @@ def best_evaluation(
 
 def state_sentence(
     state: str,
-    result: Result | None,
+    result: RunResult | None,
     progress: Progress | None,
     alive: bool,
 ) -> str:
@@ -294,7 +294,7 @@ def state_sentence(
 
 
 def epoch_anchors(
-    evaluations: Iterable[Evaluation], status: Status | None
+    evaluations: Iterable[EvaluatedStep], status: Status | None
 ) -> list[tuple[int, float]]:
     """Return pairs of step and complete epochs, both ascending, between which the epochs grow linearly.
 

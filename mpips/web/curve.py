@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mpips.monitor.about import Evaluation, best_of
+from mpips.monitor.about import EvaluatedStep, best_of
 from mpips.rundir.files import Event
 from mpips.rundir.reading import DAMAGED
 from mpips.rundir.series import settled
@@ -132,9 +132,9 @@ class Curve:
         best = [best_of(evaluations, name) for name in names]
         return {i for i, each in enumerate(evaluations) if any(each is found for found in best)}
 
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[EvaluatedStep]:
         """Return the evaluations."""
-        return [Evaluation(test[1], test[5], test[3]) for test in self.tests]
+        return [EvaluatedStep(test[1], test[5], test[3]) for test in self.tests]
 
     def settle(self, events: Iterable[Event]) -> None:
         """Leave out evaluations that a later attempt has repeated; see `mpips.rundir.series`.

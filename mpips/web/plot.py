@@ -20,7 +20,7 @@ AXES = {
     "step": "steps",
     "time": "time since the start, s",
 }
-PANELS = ("loss", "metrics", "throughput", "staleness", "workers")
+CHARTS = ("loss", "metrics", "throughput", "staleness", "workers")
 _COLOURS = ("#0072b2", "#d55e00", "#00805d", "#b14f8b", "#7a5c00", "#2a8fd0", "#a66f00", "#555f6e")
 _ACTIVITIES = ("compute", "wait", "push", "pull", "snapshot")
 _ACTIVITY_COLOURS = ("#0072b2", "#e69f00", "#00966d", "#cc79a7", "#55606f")
@@ -28,7 +28,7 @@ _MOST_BARS = 32  # workers that have a bar each; of more the mean of each run is
 _MOST_METRICS = 12
 _MOST_STALENESS = 64  # the last bin counts this staleness and more
 _READ_S = 600.0  # s that reading a run may take
-_SIZE = (6.4, 3.6)  # of a panel, inches
+_SIZE = (6.4, 3.6)  # of a chart, inches
 
 Point = tuple[float, float]
 Draw = Callable[[Any], None]
@@ -155,7 +155,7 @@ def picture(
     runs: Sequence[RunData],
     path: Path,
     axis: str = "",
-    panels: Sequence[str] = (),
+    charts: Sequence[str] = (),
     log: bool = False,
 ) -> None:
     """Draw runs into the file `path`, whose ending names the format. Blocks until the runs are read.
@@ -164,7 +164,7 @@ def picture(
         runs: The runs, at least one; each has a colour.
         path: The file, which is replaced: .png, .svg, .pdf or another format of matplotlib.
         axis: A key of AXES; "": epochs if all runs count them, else samples.
-        panels: Names of PANELS; (): all that have something to show.
+        charts: Names of CHARTS; (): all that have something to show.
         log: Draw the loss on a logarithmic scale.
 
     Raises:
@@ -183,14 +183,14 @@ def picture(
         "loss": _loss(plotted, axis, log),
         "metrics": _metrics(plotted, axis),
         "throughput": _throughput(plotted, axis),
-        "staleness": _staleness(plotted, always="staleness" in panels),
+        "staleness": _staleness(plotted, always="staleness" in charts),
         "workers": _workers(plotted),
     }
-    for name in panels:
+    for name in charts:
         if not made[name]:
             names = ", ".join(run.name for run in plotted)
-            raise ConfigError(f"--panel {name}: the run directory of {names} has no such numbers")
-    drawn = [draw for name in (panels or PANELS) for draw in made[name]]
+            raise ConfigError(f"--chart {name}: the run directory of {names} has no such numbers")
+    drawn = [draw for name in (charts or CHARTS) for draw in made[name]]
     if not drawn:
         names = ", ".join(run.name for run in plotted)
         raise ConfigError(
@@ -203,7 +203,7 @@ def picture(
         axes = figure.add_subplot(lines, columns, i + 1)
         draw(axes)
         axes.spines[["top", "right"]].set_visible(False)
-    # Names stand once, above all panels.
+    # Names stand once, above all charts.
     keys: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

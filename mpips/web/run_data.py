@@ -130,8 +130,8 @@ class RunData:
         self._history = History()
         self._state: dict[str, Any] = {}
         self._view: View | None = None  # the last one that could be read
-        self._job = about.Job()
-        self._result: about.Result | None = None
+        self._job = about.JobDescription()
+        self._result: about.RunResult | None = None
         self._size: about.ModelSize | None = None
         self._about_version: Any = None  # versions of the files that these three come from
         self._config: dict[str, Any] = {}

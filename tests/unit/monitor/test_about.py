@@ -12,19 +12,19 @@ from msgspec.structs import replace
 from run_files import RunFiles, full_run
 
 from mpips.monitor import about
-from mpips.monitor.about import Evaluation, Result
+from mpips.monitor.about import EvaluatedStep, RunResult
 from mpips.rundir.files import Progress, StartPoint, Status
 from mpips.rundir.history import AttemptHead
 
 EVALUATIONS = [
-    Evaluation(10, 1, {"accuracy": 0.5, "log_loss": 0.75, "own": 3.0}),
-    Evaluation(20, 2, {"accuracy": 0.75, "log_loss": 0.25, "own": 1.0}),
-    Evaluation(30, 3, {"accuracy": 0.75, "log_loss": 0.5, "own": 2.0}),
-    Evaluation(40, 4, {"accuracy": None, "log_loss": math.nan}),
+    EvaluatedStep(10, 1, {"accuracy": 0.5, "log_loss": 0.75, "own": 3.0}),
+    EvaluatedStep(20, 2, {"accuracy": 0.75, "log_loss": 0.25, "own": 1.0}),
+    EvaluatedStep(30, 3, {"accuracy": 0.75, "log_loss": 0.5, "own": 2.0}),
+    EvaluatedStep(40, 4, {"accuracy": None, "log_loss": math.nan}),
 ]
 
 
-def result(**values: Any) -> Result:
+def result(**values: Any) -> RunResult:
     """Return the result in a file with these values."""
     files = RunFiles(values.pop("folder"))
     files.run.result_file.write_text(json.dumps(values))
@@ -53,12 +53,14 @@ def test_the_metric_that_counts_is_that_of_the_job(tmp_path: Path) -> None:
     best = about.best_evaluation(about.read_job(files.run), None, EVALUATIONS)
     assert best is not None
     assert (best["metric"], best["value"], best["epoch"]) == ("log_loss", 0.25, 2)
-    assert about.best_evaluation(job, None, [Evaluation(1, 1, {"own": 1.0})]) is None
+    assert about.best_evaluation(job, None, [EvaluatedStep(1, 1, {"own": 1.0})]) is None
 
 
 def test_the_best_checkpoint_names_the_best_evaluation(tmp_path: Path) -> None:
     kept = {"metric": "own", "value": 3.0, "epoch": 1, "path": "/somewhere"}
-    best = about.best_evaluation(about.Job(), result(folder=tmp_path, best=kept), EVALUATIONS)
+    best = about.best_evaluation(
+        about.JobDescription(), result(folder=tmp_path, best=kept), EVALUATIONS
+    )
     assert best == {
         "metric": "own",
         "value": 3.0,
@@ -119,8 +121,8 @@ def test_a_damaged_file_costs_its_part_of_the_description(tmp_path: Path, text: 
     files = full_run(tmp_path)
     files.run.config_file.write_text(text)
     files.run.result_file.write_text(text)
-    assert about.read_job(files.run) in (about.Job(), about.Job(task=""))
-    assert about.read_result(files.run) in (None, Result())
+    assert about.read_job(files.run) in (about.JobDescription(), about.JobDescription(task=""))
+    assert about.read_result(files.run) in (None, RunResult())
 
 
 def test_the_size_of_the_model_is_that_of_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -176,14 +178,14 @@ def test_epochs_grow_linearly_between_evaluations() -> None:
 
 
 def test_what_falls_is_no_anchor_and_there_are_few() -> None:
-    wrong = [Evaluation(10, 5, {}), Evaluation(20, 2, {}), Evaluation(20, 6, {})]
+    wrong = [EvaluatedStep(10, 5, {}), EvaluatedStep(20, 2, {}), EvaluatedStep(20, 6, {})]
     assert about.epoch_anchors(wrong, status_of(30, 0.6, 10)) == [
         (0, 0.0),
         (10, 5.0),
         (20, 6.0),
         (30, 6.0),
     ]
-    many = [Evaluation(i, i, {}) for i in range(1, 1001)]
+    many = [EvaluatedStep(i, i, {}) for i in range(1, 1001)]
     anchors = about.epoch_anchors(many, status_of(1000, 1.0, 1000))
     assert len(anchors) == 100
     assert (anchors[0], anchors[-1]) == ((0, 0.0), (1000, 1000.0))

@@ -36,7 +36,7 @@ class Axes:
 
 
 def drawn(found: list[plot.Draw]) -> list[Axes]:
-    """Return what each panel draws."""
+    """Return what each chart draws."""
     made = [Axes() for _ in found]
     for draw, axes in zip(found, made, strict=True):
         draw(axes)
@@ -170,8 +170,8 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         call("empty", "--folder", str(tmp_path))
     full_run(tmp_path)
     folder = str(tmp_path)
-    with pytest.raises(ConfigError, match="--panel staleness: the run directory of job has no"):
-        call("job", "--folder", folder, "--panel", "staleness")
+    with pytest.raises(ConfigError, match="--chart staleness: the run directory of job has no"):
+        call("job", "--folder", folder, "--chart", "staleness")
     with pytest.raises(ConfigError, match=r"a\.xyz: cannot be written"):
         call("job", "--folder", folder, "-o", str(tmp_path / "a.xyz"))
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
