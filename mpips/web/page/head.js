@@ -78,7 +78,7 @@ const trialsTable = (sweep, shown, index, choose) => {
   const rows = sweep.trials.map((trial, place) => {
     const is = shown.includes(trial.run), best = place === 0 && known(trial.metrics[sweep.metric]);
     const button = choose && make("button", {type: "button", class: "plain", "aria-pressed": String(is), title: is ? "hide the run" : "show the run", onclick: () => choose(trial.run)}, is ? keyLine(index(trial.run)) : null, " trial ", trial.number);
-    return make("tr", {class: best ? "best" : "", "data-trial": trial.run}, make("td", {class: "name"}, button || `trial ${trial.number}`, best ? make("span", {class: "badge good"}, "best") : null), trial.values.map((v) => n(rounded(v))),
+    return make("tr", {class: best ? "best" : "", "data-trial": trial.run}, make("td", {class: "name"}, button || `trial ${trial.number}`, best ? [" ", make("span", {class: "badge good"}, "best")] : null), trial.values.map((v) => n(rounded(v))),
       counting.map((m) => n(known(trial.metrics[m]) ? number(trial.metrics[m]) : "-")), n(known(trial.epochs) ? whole(trial.epochs) : "-"), n(lasted(trial.seconds)), make("td", {}, trial.state || "-"));
   });
   const done = sweep.trials.filter((t) => t.state === "done").length;

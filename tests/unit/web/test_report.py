@@ -118,7 +118,7 @@ def test_the_report_of_a_sweep_lists_its_trials(window: Browser, tmp_path: Path)
         report_of = {"epochs": 2, "seconds": 2.5, "history": [{"log_loss": loss}], "log_loss": loss}
         files.run.result_file.write_text(json.dumps(report_of))
     hostile = "</script><img src=x onerror=window.hacked=1>"
-    trials = [{"run": name, "assignments": [f"{hostile}={i}.0"]} for i, name in enumerate("ab")]
+    trials = [{"run": name, "assignments": [f"</script><b>={i}.0"]} for i, name in enumerate("ab")]
     (tmp_path / "sweep.json").write_text(json.dumps({"job": hostile, "trials": trials}))
     out = tmp_path / "report.html"
     done = CliRunner().invoke(command.command, [str(tmp_path), "-o", str(out)])
@@ -133,6 +133,7 @@ def test_the_report_of_a_sweep_lists_its_trials(window: Browser, tmp_path: Path)
         "trial 1 0 0.5 2 2.5 s done",
     ]
     assert hostile in window.text("#panel-trials h2")
+    assert window.text("#panel-trials th:nth-child(2)") == "</script><b>"
     assert "log loss" in window.text("#panel-trials th:nth-child(3)")
     assert not window.run("return window.hacked;")
     assert window.run("return document.querySelectorAll('#heads [data-run]').length;") == 2
