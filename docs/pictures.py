@@ -83,8 +83,6 @@ def take(window: Browser, runs: Path) -> None:
         window.dark(True)
         window.run("page.show(arguments[0]);", names[-1:])
         window.wait("document.body.dataset.ready && document.querySelector('#panel-events .mark')")
-        window.run("document.querySelector('#panel-events').scrollIntoView();")
-        window.run("window.scrollBy(0, -60);")
         window.picture(ASSETS / "web-run-dark.png")
         window.open("about:blank")
 
