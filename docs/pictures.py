@@ -71,8 +71,8 @@ def take(window: Browser, runs: Path) -> None:
     """Take the pictures of a folder of runs."""
     with page_of(runs) as page:
         window.open(page.address)
-        names = sorted(path.name for path in runs.iterdir())
-        window.size(1280, 720)
+        names = sorted(path.parent.name for path in runs.glob("*/run.json"))
+        window.size(1280, 900)
         window.dark(False)
         window.run("page.show(arguments[0]);", names)
         window.wait("document.body.dataset.ready && page.runs.size == arguments[0]", len(names))
@@ -82,9 +82,7 @@ def take(window: Browser, runs: Path) -> None:
         window.picture(ASSETS / "web-runs.png")
         window.dark(True)
         window.run("page.show(arguments[0]);", names[-1:])
-        window.wait("document.body.dataset.ready && document.querySelector('#panel-events path')")
-        window.run("document.querySelector('#panel-events').scrollIntoView();")
-        window.run("window.scrollBy(0, -60);")
+        window.wait("document.body.dataset.ready && document.querySelector('#panel-events .mark')")
         window.picture(ASSETS / "web-run-dark.png")
         window.open("about:blank")
 

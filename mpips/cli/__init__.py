@@ -27,6 +27,7 @@ _COMMANDS = {
     "logs": "mpips.cli.logs",
     "ls": "mpips.cli.ls",
     "plan": "mpips.cli.plan",
+    "plot": "mpips.cli.plot",
     "predict": "mpips.cli.predict",
     "report": "mpips.cli.report",
     "run": "mpips.cli.run",

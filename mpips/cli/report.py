@@ -11,6 +11,7 @@ from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
 
 _MOST_RUNS = 8
+_MOST_TRIALS = 4  # trials of a sweep whose curves are shown, the best ones
 
 
 @click.command(short_help="Write the page of runs into one file.")
@@ -28,16 +29,31 @@ def command(names: tuple[str, ...], folder: str, output: Path) -> None:
     """Write what `mpips web` shows of runs into one HTML file, which needs no server and loads nothing.
 
     RUN is a run directory or the beginning of a run's name [default: the newest run in --folder]; several
-    are shown side by side. The file contains configuration and ends of logs: look at it before you send it.
+    are shown side by side. The folder of a sweep stands for the table of its trials and for the best of them.
+    The file contains configuration and ends of logs: look at it before you send it.
     """
     from mpips.web.report import report
     from mpips.web.run_data import RunData
+    from mpips.web.runs_data import RunsData
 
-    found = [find_run(name, Path(folder)) for name in names or (None,)]
-    runs = list({run.path: RunData(run.path) for run in found}.values())
+    sweeps = [Path(name) for name in names if (Path(name) / "sweep.json").is_file()]
+    if sweeps and len(names) > 1:
+        raise ConfigError(f"{sweeps[0]}: a sweep has a report of its own; give it alone")
+    trials = None
+    if sweeps:
+        there = RunsData(sweeps[0])
+        there.listed()
+        trials = there.sweep()
+        if trials is None or not trials["trials"]:
+            raise ConfigError(f"{sweeps[0] / 'sweep.json'}: has no trials that can be read")
+        first = [sweeps[0] / trial["run"] for trial in trials["trials"][:_MOST_TRIALS]]
+        runs = [RunData(path) for path in first]
+    else:
+        found = [find_run(name, Path(folder)) for name in names or (None,)]
+        runs = list({run.path: RunData(run.path) for run in found}.values())
     if len(runs) > _MOST_RUNS:
         raise ConfigError(f"{len(runs)} runs: a page shows at most {_MOST_RUNS}; give fewer")
-    text = report(runs)
+    text = report(runs, sweep=trials)
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:

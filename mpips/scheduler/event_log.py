@@ -32,16 +32,17 @@ with hidden("torch"):
     from tensorboardX.record_writer import masked_crc32c
 
 _FULL_S = 3600.0  # s, age of a run for each second between two points
+# TensorBoard sorts groups by name: test/ and train/ come first, the work of the machine after them.
 _SCALARS = {
-    "epoch": "progress/epoch",
-    "samples": "progress/samples",
+    "epoch": "work/epoch",
+    "samples": "work/samples",
     "loss": "train/loss",
-    "samples_per_s": "train/samples_per_s",
-    "staleness": "staleness/mean",
-    "push_bytes_per_s": "bytes/pushed_per_s",
-    "pull_bytes_per_s": "bytes/pulled_per_s",
+    "samples_per_s": "work/samples_per_s",
+    "staleness": "work/staleness_mean",
+    "push_bytes_per_s": "work/pushed_bytes_per_s",
+    "pull_bytes_per_s": "work/pulled_bytes_per_s",
 }
-HISTOGRAM = "staleness/updates"
+HISTOGRAM = "work/staleness"
 
 
 class EventLog:

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mpips.monitor.about import EvaluatedStep, best_of
 from mpips.rundir.files import Event
 from mpips.rundir.reading import DAMAGED
 from mpips.rundir.series import settled
 
 _MOST_ROWS = 3000  # rows above which neighbours are merged, to half of it
 _MOST_TESTS = 2000  # evaluations that are held; the page draws no more
+_MOST_METRICS = 12  # metrics whose best evaluations are always held
 
 
 LATEST_S = 1e11  # Unix time; a later one, and one before 0, is none that a clock has shown
@@ -61,7 +63,7 @@ _MEANS = (
     (7, 1),
 )  # column, and index of its weight in a row's weights
 Row = tuple[Any, ...]
-Test = tuple[float, int, int, dict[str, float | None], int]
+Test = tuple[float, int, int, dict[str, float | None], int, int]
 Weights = tuple[float, float]  # samples and seconds of a row
 
 
@@ -70,7 +72,7 @@ class Curve:
 
     Attributes:
         rows: Rows in the order of COLUMNS, the oldest first.
-        tests: Evaluations: time, step, samples, metrics by name, generation.
+        tests: Evaluations: time, step, samples, metrics by name, generation, complete epochs.
         epoch: A number that changes when rows other than new ones have changed.
         n_lines: Lines of progress that were read.
     """
@@ -114,12 +116,25 @@ class Curve:
 
     def _add_test(self, line: _Line) -> None:
         if len(self.tests) >= _MOST_TESTS:
-            del self.tests[::2]
+            best = self._best_places()
+            self.tests = [test for i, test in enumerate(self.tests) if i % 2 or i in best]
             self.epoch += 1
         samples = self.rows[-1][2] if self.rows else 0
         assert line.test is not None
-        self.tests.append((line.time_s, line.step, samples, line.test, line.generation))
+        epochs = line.epoch + 1
+        self.tests.append((line.time_s, line.step, samples, line.test, line.generation, epochs))
         self._n_tests += 1
+
+    def _best_places(self) -> set[int]:
+        """Return the places of the best evaluations by the first metrics, which are never left out."""
+        evaluations = self.evaluations()
+        names = list(self.tests[-1][3])[:_MOST_METRICS]
+        best = [best_of(evaluations, name) for name in names]
+        return {i for i, each in enumerate(evaluations) if any(each is found for found in best)}
+
+    def evaluations(self) -> list[EvaluatedStep]:
+        """Return the evaluations."""
+        return [EvaluatedStep(test[1], test[5], test[3]) for test in self.tests]
 
     def settle(self, events: Iterable[Event]) -> None:
         """Leave out evaluations that a later attempt has repeated; see `mpips.rundir.series`.
@@ -134,11 +149,12 @@ class Curve:
         self._settled = seen
         lines: list[dict[str, Any]] = [
             {"step": step, "generation": generation, "test": metrics, "place": place}
-            for place, (_, step, _, metrics, generation) in enumerate(self.tests)
+            for place, (_, step, _, metrics, generation, _) in enumerate(self.tests)
         ]
         left = [
-            (*self.tests[line["place"]][:3], line["test"], line["generation"])
+            (*self.tests[at][:3], line["test"], *self.tests[at][4:])
             for line in settled(lines, began)
+            for at in (line["place"],)
         ]
         if left != self.tests:
             self.tests = left

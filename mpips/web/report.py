@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,17 +25,21 @@ _MOST_LOG_BYTES = 4 << 20  # bytes of all logs of a run
 _READ_S = 600.0  # s that reading a run may take
 
 
-def report(runs: Sequence[RunData], now: float | None = None) -> str:
+def report(
+    runs: Sequence[RunData], now: float | None = None, sweep: Mapping[str, Any] | None = None
+) -> str:
     """Return the page of these runs as one HTML file. Blocks until all files of the runs are read.
 
     Args:
         runs: The runs, whose files are read here.
         now: Unix time; None: the current time.
+        sweep: Trials of a sweep, as of `SweepData.read`, of which all are listed; None: no sweep.
 
     Raises:
         ConfigError: A run cannot be read.
     """
     data: dict[str, Any] = {"made_s": time.time() if now is None else now, "runs": [], "logs": {}}
+    data["sweep"] = sweep
     for run in runs:
         _read(run, now)
         found = run.parts(SentParts())

@@ -6,7 +6,7 @@ read now is read by a later call, and a damaged file costs its part of the page 
 
 The parts of the page, each with a number that changes with its content:
 
-    state    state, progress, ranks and events
+    state    state, progress, ranks and events, and what the run is about: see `mpips.monitor.about`
     curve    rows of metrics.jsonl, see `mpips.web.curve`
     history  lines of history.jsonl, see `mpips.rundir.history`
     config   configuration, result and attempts with logs
@@ -24,12 +24,13 @@ from typing import Any
 import msgspec
 
 from mpips.errors import ConfigError
+from mpips.monitor import about
 from mpips.monitor.differences import values_of
 from mpips.monitor.logs import attempts
 from mpips.monitor.top import View, look
 from mpips.rundir.directory import RunFolder, version_of
-from mpips.rundir.files import Event, RowLoad
-from mpips.rundir.history import Counts, read_line
+from mpips.rundir.files import RowLoad
+from mpips.rundir.history import AttemptHead, Counts, read_line
 from mpips.rundir.reading import DAMAGED, read_regular
 from mpips.web.curve import COLUMNS, Curve, even_places, is_sane
 from mpips.web.line_file import LineFile, sample
@@ -39,6 +40,8 @@ _LONG_BYTES = 8 << 20  # bytes; of a longer file a sample is shown until it is r
 _BYTES_PER_ROW = (
     400_000  # bytes of a long file divided by this: lines that become one row, of about 200 bytes
 )
+_MOST_LOSSES = 100  # epochs whose losses are sent, for a run too short to have a curve
+_SETTLED_S = 10.0  # s after the end of a run from which its files no longer change
 _N_SAMPLES = 2000  # lines of that sample
 _MOST_VALUES = 6000  # ranks times lines of history that are held
 _LEAST_LINES = 24  # of these lines, with however many ranks
@@ -59,6 +62,7 @@ class History:
 
     Attributes:
         marks: Heads and checkpoints as JSON.
+        head: Head of the newest attempt; None: not read yet.
         rows: Counts as JSON, each with its generation and Unix time.
         epoch: A number that changes when lines other than new ones have changed.
     """
@@ -66,6 +70,7 @@ class History:
     def __init__(self, epoch: int = 0) -> None:
         """Begin without lines. `epoch`: the first one."""
         self.marks: list[bytes] = []
+        self.head: AttemptHead | None = None
         self.rows: list[tuple[int, float, bytes]] = []
         self.epoch = epoch
 
@@ -87,6 +92,8 @@ class History:
                     self._thin(most // 2)
             else:
                 self.marks.append(encoded)
+                if isinstance(line, AttemptHead):
+                    self.head = line
 
     def _thin(self, n: int) -> None:
         """Leave out lines so that about `n` are left, spread over time evenly.
@@ -122,7 +129,11 @@ class RunData:
         self._group = 1  # lines that become one row, while a long file is read
         self._history = History()
         self._state: dict[str, Any] = {}
-        self._events: tuple[Event, ...] = ()
+        self._view: View | None = None  # the last one that could be read
+        self._job = about.JobDescription()
+        self._result: about.RunResult | None = None
+        self._size: about.ModelSize | None = None
+        self._about_version: Any = None  # versions of the files that these three come from
         self._config: dict[str, Any] = {}
         self._config_version: Any = None
         self._numbers = SentParts()  # -1: not read yet
@@ -153,17 +164,19 @@ class RunData:
         curve, sampled = self._read_metrics()
         replaced, lines = self._lines.read()
         config = self._read_config()
+        self._read_about()
         with self._lock:
             if curve is not None:
                 self._curve = curve
             self._sampled = sampled
             for each in (self._curve, sampled):
                 if each is not None:
-                    each.settle(self._events)
+                    each.settle(self._view.events if self._view is not None else ())
             state["loading"] = None if sampled is None else self._share()
             if replaced:
                 self._history = History(self._history.epoch + 1)
             self._history.add(lines)
+            state["about"] = self._describe(state)
             if state != self._state:
                 self._state = state
                 self._numbers.state += 1
@@ -176,6 +189,16 @@ class RunData:
         """True while a long file has not been read to its end, and can be read."""
         with self._lock:
             return not self._failed and not (self._metrics.at_end and self._lines.at_end)
+
+    @property
+    def is_done(self) -> bool:
+        """True if the run has been done for a while and its files have been read to their ends."""
+        with self._lock:
+            if self._failed or not (self._metrics.at_end and self._lines.at_end):
+                return False
+            finished_s = self._state.get("finished_s")
+            is_old = finished_s is not None and time.time() - finished_s > _SETTLED_S
+            return is_old and self._state.get("state") == "done"
 
     @property
     def attempts(self) -> list[int]:
@@ -221,7 +244,7 @@ class RunData:
     def _read_state(self, now: float | None) -> dict[str, Any]:
         try:
             view = look(self.run, now, curves=False)
-            self._events = view.events
+            self._view = view
             return _state_of(view, self.run)
         except Exception as error:
             return self._damaged(error)
@@ -230,6 +253,42 @@ class RunData:
         """Return what is known of the state of a run that cannot be read."""
         known = self._state or {"name": self.name, "ranks": [], "events": [], "progress": None}
         return {**known, "state": "damaged", "alive": False, "note": note_of(error)}
+
+    def _read_about(self) -> None:
+        """Read job, result and size of the model again if their files have changed."""
+        status = self._view.status if self._view is not None else None
+        checkpoint = status.checkpoint if status is not None else ""
+        version = (version_of(self.run.config_file), version_of(self.run.result_file), checkpoint)
+        if version != self._about_version:
+            self._about_version = version
+            self._job, self._result = about.read_job(self.run), about.read_result(self.run)
+            self._size = about.read_size(self.run, status)
+
+    def _describe(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return what the run is about, for the first screen."""
+        status = self._view.status if self._view is not None else None
+        size = self._size or about.size_from_head(self._history.head)
+        curve = self._sampled or self._curve
+        evaluations, result = curve.evaluations(), self._result
+        names = dict.fromkeys(name for each in evaluations for name in each.metrics)
+        directions = {name: about.higher_is_better(name) for name in names}
+        return {
+            "task": self._job.name,
+            "data": about.data_text(self._job, result),
+            "model": msgspec.to_builtins(size) if size is not None else None,
+            "best": about.best_evaluation(self._job, result, evaluations),
+            "higher": {name: higher for name, higher in directions.items() if higher is not None},
+            "losses": result.losses[:_MOST_LOSSES] if result is not None else [],
+            "seconds": result.seconds if result is not None else None,
+            "samples_per_s": result.samples_per_s if result is not None else None,
+            "epochs": about.epoch_anchors(evaluations, status),
+            "sentence": about.state_sentence(
+                state["state"],
+                result,
+                status.progress if status is not None else None,
+                bool(state["alive"]),
+            ),
+        }
 
     def _attempts_with_logs(self) -> list[int]:
         try:

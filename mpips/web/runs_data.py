@@ -16,6 +16,7 @@ from mpips.rundir.directory import RunFolder, read_json
 from mpips.rundir.files import RunInfo
 from mpips.rundir.view import view_of
 from mpips.web.run_data import RunData, note_of
+from mpips.web.sweep_data import SweepData
 
 MOST_RUNS = 200  # newest runs of a folder that are listed, beside those that a page shows
 _LIST_S = 5.0  # s between two looks at the list of runs
@@ -44,6 +45,8 @@ class RunsData:
         self._where = where.absolute()
         self._runs: dict[str, RunData] = {}
         self._rows: list[dict[str, Any]] = []
+        self._sweep = SweepData(where)
+        self._trials: dict[str, Any] | None = None
         self._next = (
             0.0  # monotonic s from which the list is to be read again; 0: it was not read yet
         )
@@ -54,6 +57,20 @@ class RunsData:
     def where(self) -> str:
         """Name of the run directory or of the folder, for people."""
         return self._where.name
+
+    @property
+    def is_single(self) -> bool:
+        """True for one run, False for a folder, in which runs may appear."""
+        return self._single
+
+    def sweep(self) -> dict[str, Any] | None:
+        """Return the trials as of the last `listed`, see `SweepData.read`; None: there is no sweep."""
+        return self._trials
+
+    def is_over(self, names: Iterable[str]) -> bool:
+        """Return True if nothing of the page of these runs will change: one run, which is done and read."""
+        runs = [run for run in map(self.get, names) if run is not None]
+        return self._single and bool(runs) and all(run.is_done for run in runs)
 
     def listed(self) -> list[dict[str, Any]]:
         """Return name, state, begin, step and loss of each run, the newest first, as of a few seconds ago.
@@ -76,7 +93,10 @@ class RunsData:
         found = [run for i, run in newest_first if i < MOST_RUNS or run[1].name in self._shown]
         known = self._runs
         self._runs = {path.name: known.get(path.name) or RunData(path) for _, path in found}
-        return [_row(path, created_s) for created_s, path in found]
+        rows = [_row(path, created_s) for created_s, path in found]
+        if not self._single:
+            self._trials = self._sweep.read({row["name"]: row["state"] for row in rows})
+        return rows
 
     def _created(self) -> Iterable[tuple[float, Path]]:
         """Return begin and folder of each run."""

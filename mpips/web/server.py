@@ -2,7 +2,8 @@
 
     /TOKEN/                         the page
     /TOKEN/page.css, page.js, ...   its parts
-    /TOKEN/events?run=A&run=B       the list of runs, and the parts of these runs, as they change
+    /TOKEN/events?run=A&run=B       the list of runs, the trials of a sweep, and the parts of these runs, as
+                                    they change; "end" after the last change of a single run that is done
     /TOKEN/metrics                  metrics of the runs at work for Prometheus, see mpips.rundir.exposition
     /TOKEN/logs?run=A&attempt=0     the logs of an attempt
     /TOKEN/log?run=A&attempt=0&rank=2   the end of one log
@@ -88,6 +89,7 @@ class PageServer:
         # that leaves cancels its stream more than once, and then Python's condition loses its lock.
         self._changed = asyncio.Event()
         self._list: bytes = b"[]"
+        self._trials: bytes = b"null"
         self._tick = 0  # readings so far
         self._wake = asyncio.Event()
         self._reported = False  # an unexpected error was printed
@@ -165,8 +167,8 @@ class PageServer:
     async def _read_once(self) -> None:
         await run_in_threadpool(self._runs.refresh, list(self._watched))
         listed = await run_in_threadpool(self._runs.listed)
-        encoded = msgspec.json.encode(listed)
-        self._list = encoded
+        self._list = msgspec.json.encode(listed)
+        self._trials = msgspec.json.encode(self._runs.sweep())
         self._tick += 1
         self._changed.set()
         self._changed = asyncio.Event()
@@ -198,10 +200,14 @@ class PageServer:
     async def _stream(self, names: list[str]) -> AsyncIterator[bytes]:
         """Yield events until the browser closes the connection, or the server ends."""
         cursors = {name: SentParts() for name in names}
-        seen, sent_list = -1, b""
+        seen, sent_list, sent_trials = -1, b"", b"null"
         yield _event("hello", msgspec.json.encode({"where": self._runs.where, "shown": names}))
         while not self.is_ending():
             quiet = True
+            # Trials come before the list: the page chooses among them what it shows first.
+            if self._trials != sent_trials and self._tick:
+                sent_trials, quiet = self._trials, False
+                yield _event("sweep", sent_trials)
             if self._list != sent_list and self._tick:
                 sent_list, quiet = self._list, False
                 yield _event("list", sent_list)
@@ -211,6 +217,9 @@ class PageServer:
                 if found is not None:
                     quiet = False
                     yield _event("run", found)
+            if quiet and self._runs.is_over(names):
+                yield _event("end", b"null")
+                return
             if quiet and seen >= 0:
                 yield b": nothing new\n\n"
             seen = await self._next_tick(seen)

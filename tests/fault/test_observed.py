@@ -223,7 +223,7 @@ def check_logs(folder: Path) -> None:
         (s, pytest.approx(float(r["loss"]))) for s, r in zip(steps, rows, strict=True)
     ]
     assert accumulator.Scalars("test/accuracy")
-    assert sum(e.histogram_value.num for e in accumulator.Histograms("staleness/updates")) > 0
+    assert sum(e.histogram_value.num for e in accumulator.Histograms("work/staleness")) > 0
 
 
 def test_a_job_without_a_run_directory_is_seen_too_and_a_taken_port_stops_nothing(

@@ -5,19 +5,14 @@ const page = (() => {
   const element = (id) => document.getElementById(id);
   const embedded = element("data") ? JSON.parse(element("data").textContent) : null;
   const runs = new Map(); // by name, in the order of their colours
-  let list = [], shown = [], focus = null, source = null, lastEvent = 0, lost = false, drawing = 0;
+  let list = [], sweep = null, shown = [], focus = null, source = null, lastEvent = 0, lost = false, over = false, drawing = 0, timer = 0;
   const MOST_SHOWN = 8;
   const stored = (name) => { try { return localStorage.getItem("mpips-" + name); } catch { return null; } };
   const store = (name, value) => { try { localStorage.setItem("mpips-" + name, value); } catch { /* private mode */ } };
 
   const view = {
-    axis: "samples", smooth: 0, log: false, onlyDifferent: true,
+    axis: "samples", chosen: null, smooth: 0, log: false, onlyDifferent: true,
     logs: {run: null, attempt: null, list: [], rank: null, text: null},
-    width: (size) => {
-      const all = Math.max(element("panels").clientWidth, 300), narrow = window.innerWidth <= 1000;
-      const card = size === "wide" || size === "rows" || narrow ? all : size === "third" ? (all - 20) / 3 : size === "half" ? (all - 20) / 2 : (all - 10) / 2;
-      return Math.max(Math.floor(card - 26 - (size === "rows" ? 190 : 0)), 180);
-    },
     redraw: () => schedule(),
     openLogs: (run, attempt) => {
       view.logs = {run, attempt, list: [], rank: null, text: null};
@@ -71,19 +66,31 @@ const page = (() => {
 
   const connect = () => {
     if (source) source.close();
+    over = false;
     const query = shown.map((name) => "run=" + encodeURIComponent(name)).join("&");
     source = new EventSource("events?" + query);
     const alive = () => { lastEvent = Date.now(); if (lost) { lost = false; schedule(); } };
     source.addEventListener("hello", (event) => { alive(); const hello = JSON.parse(event.data); element("where").textContent = hello.where; document.title = hello.where + " - mpips"; });
+    source.addEventListener("sweep", (event) => { alive(); sweep = JSON.parse(event.data); schedule(); });
+    // The run is done and all of it is here, so the page asks for nothing more.
+    source.addEventListener("end", () => { alive(); over = true; source.close(); clearInterval(timer); schedule(); });
     source.addEventListener("list", (event) => { alive(); list = JSON.parse(event.data); choose(); schedule(); });
     source.addEventListener("run", (event) => { alive(); take(JSON.parse(event.data)); schedule(); });
     source.onerror = () => { lost = true; schedule(); };
   };
 
-  // Drop runs that were deleted or renamed. If none is left, and at the first list, show the newest run.
+  // The run that is shown first: the newest one; of a sweep, the trial at work, or else the best one.
+  const firstRun = () => {
+    const named = (name) => list.some((row) => row.name === name);
+    const trials = sweep ? sweep.trials.map((trial) => trial.run).filter(named) : [];
+    const alive = list.find((row) => row.alive && trials.includes(row.name));
+    return alive ? alive.name : trials.length ? trials[0] : list[0].name;
+  };
+
+  // Drop runs that were deleted or renamed. If none is left, and at the first list, show one.
   const choose = () => {
     const still = shown.filter((name) => list.some((row) => row.name === name));
-    if (!still.length && list.length) show([list[0].name]);
+    if (!still.length && list.length) show([firstRun()]);
     else if (still.length < shown.length) show(still);
   };
 
@@ -104,43 +111,21 @@ const page = (() => {
     drawing = requestAnimationFrame(() => { drawing = 0; redraw(); });
   };
 
-  const fact = (name, value) => make("div", {"data-fact": name}, make("dt", {}, name), make("dd", {}, value));
-
-  const headOfRun = (run, several) => {
-    const s = run.state;
-    if (!s) return make("section", {class: "head"}, make("div", {class: "head-top"}, keyLine(run.index), make("span", {class: "head-name"}, run.name), make("span", {class: "badge"}, "… loading")));
-    const p = s.progress, facts = [];
-    if (p) {
-      if (p.n_epochs) facts.push(fact("epoch", `${Math.min(p.epoch + 1, p.n_epochs)} / ${p.n_epochs}`));
-      facts.push(fact("step", whole(p.step)));
-      if (p.loss !== null && p.loss !== undefined) facts.push(fact("loss", number(p.loss)));
-      if (p.samples_per_s) facts.push(fact("samples/s", short(p.samples_per_s)));
-      if (p.staleness !== null && p.staleness !== undefined) facts.push(fact("staleness", number(p.staleness, 3)));
-      if (p.push_bytes_per_s !== null && p.push_bytes_per_s !== undefined) facts.push(fact("push", bytesPerS(p.push_bytes_per_s)), fact("pull", bytesPerS(p.pull_bytes_per_s)));
-      if (s.alive && p.left_s !== null && p.left_s !== undefined) facts.push(fact("left", duration(p.left_s)));
-      facts.push(fact("attempt", whole(s.generation)));
-      const failures = s.events.filter((e) => e.event === "failed").length;
-      if (failures) facts.push(fact("failures", whole(failures)));
-      if (s.checkpoint) facts.push(fact("checkpoint", s.checkpoint));
-    }
-    const bad = ["failed", "stalled", "dead", "damaged"].includes(s.state);
-    const written = s.written_s ? `begun ${date(s.created_s)}, last written ${date(s.written_s)}` : `made ${date(s.created_s || 0)}`;
-    const loading = s.loading === null || s.loading === undefined ? null : make("p", {class: "note", "data-loading": "1"}, `Reading a long file: ${percent(s.loading)}. The curves show a sample of it until then.`);
-    const now = Date.now() / 1000, quiet = !embedded && s.alive && s.written_s && now - s.written_s > 30;
-    return make("section", {class: "head" + (several ? " compact" : ""), "data-run": run.name}, make("div", {class: "head-top"}, keyLine(run.index), make("span", {class: "head-name"}, run.name), badge(s.state), make("span", {class: "unit"}, written)),
-      p && p.n_epochs ? make("progress", {max: 1, value: p.share, "aria-label": "share of the run that is done"}) : null,
-      facts.length ? make("dl", {class: "facts"}, facts) : null,
-      s.note ? make("p", {class: "note" + (bad ? " bad" : "")}, s.note) : null,
-      quiet ? make("p", {class: "note bad", "data-stale": "1"}, `These values are ${age(now - s.written_s)} old.`) : null, loading);
+  // Show a run or hide it; one at least stays.
+  const toggle = (name) => {
+    if (!shown.includes(name)) show([...shown, name]);
+    else if (shown.length > 1) show(shown.filter((n) => n !== name));
+    else schedule();
   };
 
   const sidebar = () => {
     const nav = element("runs");
-    nav.hidden = list.length < 2;
+    // The table of a sweep lists its runs.
+    nav.hidden = list.length < 2 || (sweep !== null && list.every((row) => sweep.trials.some((trial) => trial.run === row.name)));
     if (nav.hidden) return;
     const items = list.map((row) => {
       const checked = shown.includes(row.name), run = runs.get(row.name), label = make("label", {"data-listed": row.name});
-      const box = make("input", {type: "checkbox", checked, disabled: !checked && shown.length >= MOST_SHOWN, onchange: () => show(checked ? shown.filter((n) => n !== row.name) : [...shown, row.name])});
+      const box = make("input", {type: "checkbox", checked, disabled: !checked && shown.length >= MOST_SHOWN, onchange: () => toggle(row.name)});
       const detail = [row.step ? "step " + whole(row.step) : "", row.loss !== null && row.loss !== undefined ? "loss " + number(row.loss) : ""].filter(Boolean).join("  ");
       label.append(box, make("span", {class: "run-name"}, run ? keyLine(run.index) : null, run ? " " : null, row.name), make("span", {class: "run-line"}, badge(row.state)));
       if (detail) label.append(make("span", {class: "run-line"}, detail));
@@ -171,46 +156,79 @@ const page = (() => {
     const all = shown.map((name) => runs.get(name)).filter((run) => run && run.state);
     if (!all.length) return [];
     const several = all.length > 1, run = runs.get(focus) && runs.get(focus).state ? runs.get(focus) : all[0];
-    const common = [[
-      curvePanel("loss", "Training loss", view.axis === "time" ? "over time since the begin" : "over " + view.axis, "loss", all, view, {y: number, log: view.log, size: ""}),
-      curvePanel("throughput", "Throughput", "samples/s of all workers", "samples_per_s", all, view, {y: short, zero: true, size: ""}),
-    ], testPanels(all, view), [
-      curvePanel("push", "Pushed", "bytes/s of all workers", "push", all, view, {y: bytesPerS, zero: true, size: "third", height: 150}),
-      curvePanel("pull", "Pulled", "bytes/s of all workers", "pull", all, view, {y: bytesPerS, zero: true, size: "third", height: 150}),
-      curvePanel("mean-staleness", "Mean staleness", "updates of the table", "staleness", all, view, {y: (v) => number(v, 3), zero: true, size: "third", height: 150}),
-      several ? configPanel(all, view) : null,
+    const curves = [[
+      curvePanel("loss", "Training loss", "", "loss", all, view, {y: number, log: view.log, size: ""}),
+      ...testPanels(all, view),
+    ], [
+      curvePanel("throughput", "Throughput", "samples/s of all workers", "samples_per_s", all, view, {y: short, zero: true, several: true, size: "third", height: 180}),
+      curvePanel("push", "Pushed", "bytes/s of all workers", "push", all, view, {y: bytesPerS, zero: true, several: true, size: "third", height: 180}),
+      curvePanel("pull", "Pulled", "bytes/s of all workers", "pull", all, view, {y: bytesPerS, zero: true, several: true, size: "third", height: 180}),
+      curvePanel("mean-staleness", "Mean staleness", "updates of the table", "staleness", all, view, {y: (v, digits = 3) => number(v, digits), zero: true, several: true, size: "third", height: 180}),
     ]];
     const has = run.history && run.history.rows.length;
-    const own = [
-      eventsPanel(run, view),
+    const machine = [
+      eventsPanel(run),
       ...(has ? [
-        timePanel(run, view), stalenessPanel(run, view),
-        serverCurve("load", "Server load", "records/s", run, view, (s, rank, one) => (one ? null : grown(s, "records", rank) / (s.to.time_s - s.from.time_s)), short),
-        serverCurve("queue", "Queue depth", "records", run, view, (s, rank, one) => s.to.queue[rank], whole),
-        serverCurve("server-memory", "Memory of servers", "tables and rings", run, view, (s, rank, one) => s.to.memory[rank], bytes),
-        tablesPanel(run), rowsPanel(run), trafficPanel(run), linksPanel(run), placementPanel(run), memoryPanel(run, view),
+        timePanel(run), stalenessPanel(run),
+        serverCurve("load", "Server load", "records/s", run, (s, rank, one) => (one ? null : grown(s, "records", rank) / (s.to.time_s - s.from.time_s)), short),
+        serverCurve("queue", "Queue depth", "records", run, (s, rank) => s.to.queue[rank], short),
+        serverCurve("server-memory", "Memory of servers", "tables and rings", run, (s, rank) => s.to.memory[rank], bytes),
+        tablesPanel(run), rowsPanel(run), trafficPanel(run), linksPanel(run), placementPanel(run), memoryPanel(run),
       ] : []),
-      ranksPanel(run), several ? null : configPanel(all, view), logsPanel(run, view), summaryPanel(run),
-    ].filter(Boolean);
-    // The last one of an odd number of half cards would leave a gap beside it.
-    const halves = own.filter((e) => e.className.trim() === "card");
-    if (halves.length % 2) halves[halves.length - 1].classList.add("wide");
-    const tabs = several ? make("div", {class: "tabs", role: "tablist"}, make("h2", {}, "Details of"), all.map((r) => make("button", {type: "button", role: "tab", "aria-selected": String(r === run), "data-tab": r.name, onclick: () => { focus = r.name; schedule(); }}, r.name))) : null;
+      ranksPanel(run),
+    ];
+    const tabs = several ? make("div", {class: "tabs", role: "tablist"}, make("h2", {}, "Machine of"), all.map((r) => make("button", {type: "button", role: "tab", "aria-selected": String(r === run), "data-tab": r.name, onclick: () => { focus = r.name; schedule(); }}, r.name))) : machine.some(Boolean) ? make("div", {class: "tabs"}, make("h2", {}, "Machine")) : null;
     const missing = !has && run.state.progress ? make("p", {class: "missing", id: "no-history"}, "This run directory has no history.jsonl, so there are no numbers of single ranks over time: a version of mpips before it wrote the run, or the run has just begun.") : null;
-    return [...common.map((cards, i) => make("div", {class: "grid", id: "common-" + i}, cards)), several ? tabs : make("div", {class: "tabs"}), make("div", {class: "grid", id: "own"}, own), missing];
+    const rest = [configPanel(all, view), logsPanel(run, view), summaryPanel(run)];
+    const first = [several ? configPanel(all, view) : null];
+    if (several) rest[0] = null;
+    const grid = (id, cards) => make("div", {class: "grid", id}, filled(cards.filter(Boolean)));
+    return [...curves.map((cards, i) => grid("curves-" + i, cards)), grid("differences", first), tabs, grid("machine", machine), missing, grid("rest", rest)];
+  };
+
+  // Widths of cards such that no row has a gap: thirds come in threes, halves in pairs.
+  const filled = (cards) => {
+    const kind = (e) => (e.classList.contains("wide") ? 12 : e.classList.contains("third") ? 4 : 6);
+    for (let i = 0; i < cards.length;) {
+      let end = i;
+      while (end < cards.length && kind(cards[end]) === kind(cards[i])) end++;
+      const per = 12 / kind(cards[i]), left = (end - i) % per;
+      if (left && per > 1) cards.slice(end - left, end).forEach((e) => { e.classList.remove("third"); e.classList.add(left === 1 ? "wide" : "half"); });
+      i = end;
+    }
+    return cards;
+  };
+
+  // A page at work says so; a page of a run that is done, and a report, wait for nothing.
+  const linkText = () => {
+    if (embedded) return "report of " + date(embedded.made_s);
+    if (over) return "complete";
+    if (lost) return `no connection to mpips web since ${lastEvent ? date(lastEvent / 1000) : "the start"}: values are old`;
+    return list.length && !list.some((row) => row.alive) ? "no run is at work" : "live";
   };
 
   const redraw = () => {
     const link = element("link"), notice = element("notice");
-    link.className = lost ? "lost" : "";
-    link.textContent = embedded ? "report of " + date(embedded.made_s) : lost ? `no connection to mpips web since ${lastEvent ? date(lastEvent / 1000) : "the start"}: values are old` : "live";
-    const states = shown.map((name) => runs.get(name)).filter((run) => run && run.state);
+    link.className = lost && !over ? "lost" : "";
+    link.textContent = linkText();
+    const states = shown.map((name) => runs.get(name)).filter((run) => run && run.state), epochs = states.length > 0 && states.every(hasEpochs);
+    view.axis = view.chosen && (view.chosen !== "epoch" || epochs) ? view.chosen : epochs ? "epoch" : "samples";
+    element("axis").value = view.axis;
+    element("axis").querySelector("[value=epoch]").disabled = !epochs;
     const none = !embedded && lastEvent && !list.length;
     notice.hidden = states.length > 0;
-    notice.textContent = none ? "No run here yet. The page shows the first one as soon as it begins." : lost && !lastEvent ? "No connection to mpips web." : list.length && !shown.length ? "Choose a run." : "Loading ...";
-    replace(element("heads"), shown.map((name) => runs.get(name)).filter(Boolean).map((run, i, all) => headOfRun(run, all.length > 1)));
+    notice.textContent = none ? "No run here yet. The page shows the first one as soon as it begins." : lost && !lastEvent ? "No connection to mpips web." : list.length && !shown.length ? "Choose a run." : "Reading the run directories.";
+    const index = (name) => (runs.get(name) || {index: 0}).index;
+    replace(element("trials"), [sweep && sweep.trials.length ? trialsTable(sweep, shown, index, embedded ? null : toggle) : null]);
+    replace(element("heads"), shown.map((name) => runs.get(name)).filter(Boolean).map((run, i, all) => headOfRun(run, all.length > 1, !!embedded)));
     // A chart under the pointer or the cursor stays as it is.
-    if (!element("panels").querySelector("svg.chart:hover, canvas:hover, svg.chart:focus-visible, canvas:focus-visible, select:focus")) replace(element("panels"), panels());
+    if (!element("panels").querySelector(".chart:hover, .uplot:focus-visible, select:focus")) {
+      const before = new Set(charts.values());
+      replace(element("panels"), panels());
+      // Cards that are gone take their charts along; those that came have the widths of their cards.
+      for (const [id, chart] of charts) if (before.has(chart)) { chart.destroy(); charts.delete(id); }
+      fitCharts();
+    }
     else setTimeout(schedule, 1000);
     sidebar();
     document.body.dataset.ready = states.length && states.every((run) => run.config) ? "1" : "";
@@ -225,21 +243,23 @@ const page = (() => {
   element("theme").value = stored("theme") || "";
   setTheme(element("theme").value);
   element("theme").addEventListener("change", (event) => { store("theme", event.target.value); setTheme(event.target.value); });
-  element("axis").addEventListener("change", (event) => { view.axis = event.target.value; schedule(); });
+  element("axis").addEventListener("change", (event) => { view.chosen = event.target.value; schedule(); });
   element("log").addEventListener("change", (event) => { view.log = event.target.checked; schedule(); });
   element("smooth").addEventListener("input", (event) => { view.smooth = Number(event.target.value) / 100; element("smooth-value").textContent = view.smooth ? view.smooth.toFixed(2) : "off"; schedule(); });
-  window.addEventListener("resize", schedule);
+  let wide = window.innerWidth;
+  window.addEventListener("resize", () => { if (wide !== window.innerWidth) { wide = window.innerWidth; schedule(); } });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", schedule);
 
   if (embedded) {
     embedded.runs.forEach(take);
+    sweep = embedded.sweep || null;
     list = embedded.runs.map((r) => ({name: r.run, state: r.state.state, step: r.state.progress && r.state.progress.step, loss: r.state.progress && r.state.progress.loss}));
     show(embedded.runs.map((r) => r.run));
     element("where").textContent = shown.join(", ");
     document.title = shown.join(", ") + " - mpips";
   } else {
-    setInterval(() => { if (!lost && lastEvent && Date.now() - lastEvent > 45000) { lost = true; } schedule(); }, 5000);
+    timer = setInterval(() => { if (!lost && lastEvent && Date.now() - lastEvent > 45000) { lost = true; } schedule(); }, 5000);
     connect();
   }
-  return {runs, view, show};
+  return {runs, view, show, waits: () => !embedded && !over};
 })();

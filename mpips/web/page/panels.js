@@ -1,69 +1,17 @@
 "use strict";
-// The panels: each takes what the page holds of the runs, and returns a card, or null if the run directory has no such numbers.
-// A run is {name, index, state, curve: {columns, rows, tests}, history: {heads, checkpoints, rows}, config}.
+// The panels of one run: what its machine did. Each takes what the page holds of the run, and returns a card, or null if the
+// run directory has no such numbers or they say nothing, such as a staleness of 0 or bytes without compression.
 
 const ACTIVITIES = ["compute", "wait", "push", "pull", "snapshot"];
-const MOST_COLUMNS = 140; // of strips and heat maps
+const MOST_COLUMNS = 400; // of charts of counts
 const MOST_CURVES = 8; // of ranks in one chart
 
-const card = (id, title, unit, size, ...children) => make("section", {class: "card " + size, id: "panel-" + id, "aria-label": title},
-  make("div", {class: "card-top"}, make("h3", {}, title), unit ? make("span", {class: "unit"}, unit) : null), ...children);
-
-const column = (run, name) => (run.curve ? run.curve.columns.indexOf(name) : -1);
-const beginOf = (run) => (run.state && run.state.created_s) || 0;
-const sum = (list) => list.reduce((a, b) => a + b, 0);
-
-// Points of one column over the axis that is chosen.
-const pointsOf = (run, name, axis) => {
-  if (!run.curve) return [];
-  const y = column(run, name), time = column(run, "time_s"), x = column(run, axis === "time" ? "time_s" : axis), begin = beginOf(run);
-  const attempt = column(run, "generation"), found = [];
-  run.curve.rows.forEach((row, i) => {
-    const at = axis === "time" ? row[time] - begin : row[x];
-    // Attempts are not joined by a line.
-    if (i && row[attempt] !== run.curve.rows[i - 1][attempt]) found.push([at, null]);
-    found.push([at, row[y]]);
-  });
-  return found;
-};
-
-const legendOf = (series, y) => make("div", {class: "legend"}, series.map((s) => {
-  const last = s.points.filter((p) => p[1] !== null && p[1] !== undefined).pop();
-  const mark = s.colour ? swatch(s.colour) : keyLine(s.index);
-  return make("span", {"data-series": s.name}, mark, " ", s.name, " ", make("b", {}, last ? y(last[1]) : "-"));
-}));
-
-const curvePanel = (id, title, unit, name, runs, view, options) => {
-  const series = runs.map((run) => ({name: run.name, index: run.index, points: pointsOf(run, name, view.axis)})).filter((s) => s.points.some((p) => p[1] !== null && p[1] !== undefined));
-  if (!series.length) return null;
-  const full = {x: view.axis, label: title, width: view.width(options.size), smooth: view.smooth, ...options};
-  return card(id, title, unit, options.size, legendOf(series, options.y), lineChart(series, full));
-};
-
-// Samples that the run had trained on at a step, between two rows of the curve.
-const samplesAt = (run, step) => {
-  const rows = run.curve.rows, s = column(run, "step"), n = column(run, "samples");
-  if (!rows.length) return null;
-  let i = rows.findIndex((row) => row[s] >= step);
-  if (i < 0) i = rows.length - 1;
-  const [a, b] = i > 0 ? [rows[i - 1], rows[i]] : [[], rows[0]];
-  const from = i > 0 ? a[s] : 0, first = i > 0 ? a[n] : 0;
-  return b[s] > from ? first + (step - from) / (b[s] - from) * (b[n] - first) : b[n];
-};
-
-const testPanels = (runs, view) => {
-  const names = [...new Set(runs.flatMap((run) => (run.curve ? run.curve.tests.flatMap((t) => Object.keys(t[3])) : [])))].slice(0, 12);
-  const n = names.length, size = n === 1 ? "wide" : n === 2 || n === 4 ? "" : "third";
-  return names.map((name) => {
-    const series = runs.filter((run) => run.curve).map((run) => ({
-      name: run.name, index: run.index,
-      points: run.curve.tests.filter((t) => name in t[3]).map((t) => [view.axis === "time" ? t[0] - beginOf(run) : view.axis === "step" ? t[1] : samplesAt(run, t[1]), t[3][name]]).filter(([x]) => x !== null),
-    })).filter((s) => s.points.length);
-    const title = name.replaceAll("_", " ");
-    return card("test-" + name, title, "test data", size, legendOf(series, number),
-      lineChart(series, {x: view.axis, label: "Test " + title, y: number, width: view.width(size), height: 170}));
-  });
-};
+const tableOf = (kind, head, rows) => make("div", {class: "scroll", tabindex: 0}, make("table", {class: kind}, make("tr", {}, head.map(([text, side]) => make("th", {class: side || ""}, text))), rows));
+const cell = (...content) => make("td", {}, ...content);
+const numberCell = (text) => make("td", {class: "n"}, text);
+const barOf = (share) => { const bar = make("div", {class: "bar"}); bar.style.width = 100 * Math.min(Math.max(share || 0, 0), 1) + "%"; return bar; };
+const stackOf = (shares) => make("div", {class: "stack"}, shares.map((share, i) => { const part = make("div"); part.style.width = 100 * share + "%"; part.style.background = `var(--${ACTIVITIES[i]})`; return part; }));
+const allEqual = (values) => values.every((v) => v === values[0]);
 
 // --- Counts of ranks over time ---------------------------------------------------------------------------------------
 
@@ -104,88 +52,67 @@ const shares = (from, to, rank) => {
   return parts.map((p) => p / total);
 };
 
-const timePanel = (run, view) => {
+const timePanel = (run) => {
   const head = lastHead(run), last = lastCounts(run);
   if (!head || !last.elapsed || !last.elapsed.length) return null;
   const workers = ranksWith(head, "worker"), spans = intervals(run).filter((s) => s.to.generation === head.generation);
-  const totals = workers.map((w) => shares(null, last, w.rank));
-  if (!spans.length || totals.every((t) => t === null)) return null;
-  const rows = workers.map((w, i) => ({
-    label: w.label, side: totals[i] ? "compute " + percent(totals[i][0]) : "",
-    cells: spans.map((s) => shares(s.from, s.to, w.rank)),
-  }));
-  const colours = ACTIVITIES.map((name) => css("--" + name));
-  const paint = (context, cell, x, y, w, h) => {
-    let at = y;
-    cell.forEach((share, i) => { context.fillStyle = colours[i]; context.fillRect(x, at, w, share * h); at += share * h; });
-  };
-  const known = totals.filter(Boolean), mean = ACTIVITIES.map((_, i) => sum(known.map((t) => t[i])) / known.length);
-  const legend = make("div", {class: "legend"}, ACTIVITIES.map((name, i) => make("span", {"data-activity": name}, swatch(`var(--${name})`), name, " ", make("b", {}, percent(mean[i])))));
-  const say = (cell) => ACTIVITIES.map((name, i) => `${name} ${percent(cell[i])}`).join("   ");
-  return card("time", "Time of each worker", `attempt ${head.generation}; mean of all workers, and over time`, "wide", legend,
-    rowsChart(rows, spans.map((s) => [s.begin, s.end]), {paint, say, label: "Time of each worker", width: view.width("rows")}));
+  const totals = workers.map((w) => shares(null, last, w.rank)), there = totals.filter(Boolean);
+  if (!spans.length || !there.length) return null;
+  const mean = (list) => ACTIVITIES.map((_, i) => sum(list.map((t) => t[i])) / list.length);
+  const all = mean(there), colour = (name) => `var(--${name})`;
+  const legend = make("div", {class: "legend"}, ACTIVITIES.map((name, i) => make("span", {"data-activity": name}, swatch(colour(name)), name, " ", make("b", {}, percent(all[i])))));
+  const rows = workers.map((w, i) => (totals[i] ? make("tr", {"data-worker": w.label}, cell(w.label), ACTIVITIES.map((_, k) => numberCell(percent(totals[i][k]))), make("td", {class: "wide-bar"}, stackOf(totals[i]))) : null)).filter(Boolean);
+  const over = spans.map((s) => { const each = workers.map((w) => shares(s.from, s.to, w.rank)).filter(Boolean); return [s.end, each.length ? mean(each) : null]; });
+  const chart = over.length < 2 ? null : stackChart("time", ACTIVITIES.map((name) => ({name, colour: colour(name)})), over, {x: "time", label: "Time of workers", height: 180});
+  return card("time", "Time of each worker", `attempt ${head.generation}` + (over.length > 1 ? "; in the chart the mean of all workers" : ""), "wide", legend, make("div", {class: "halves"}, tableOf("barred", [["worker"], ...ACTIVITIES.map((name) => [name, "n"]), [""]], rows), chart));
 };
 
-const stalenessPanel = (run, view) => {
-  const head = lastHead(run);
+const stalenessPanel = (run) => {
+  const head = lastHead(run), last = lastCounts(run);
   if (!head) return null;
   const workers = ranksWith(head, "worker"), spans = intervals(run);
-  const cells = (w) => spans.map((s) => {
+  const of = (w) => spans.map((s) => {
     const judged = grown(s, "judged", w.rank), stale = grown(s, "staleness", w.rank);
-    return judged > 0 ? stale / judged : null;
+    return [s.end, judged > 0 ? stale / judged : null];
   });
-  const last = lastCounts(run);
-  const rows = workers.map((w) => ({label: w.label, cells: cells(w), side: last.judged[w.rank] ? "mean " + number(last.staleness[w.rank] / last.judged[w.rank], 3) : ""}));
-  const values = rows.flatMap((r) => r.cells).filter((v) => v !== null);
-  if (!values.length) return null;
-  const most = values.reduce((a, b) => Math.max(a, b), 0);
-  const paint = (context, cell, x, y, w, h) => { context.fillStyle = heat(most > 0 ? cell / most : 0); context.fillRect(x, y, w, h); };
-  const [bar, context] = canvasOf(120, 9);
-  for (let i = 0; i < 120; i++) { context.fillStyle = heat(i / 119); context.fillRect(i, 0, 1.5, 9); }
-  bar.removeAttribute("tabindex"); bar.setAttribute("aria-hidden", "true");
-  return card("staleness", "Staleness of updates", "updates of the table behind, mean of each interval", "wide",
-    rowsChart(rows, spans.map((s) => [s.begin, s.end]), {paint, say: (v) => "staleness " + number(v, 3), label: "Staleness by worker", width: view.width("rows")}),
-    make("div", {class: "scale"}, "0", bar, number(most, 3)));
+  const each = workers.map((w, i) => ({name: w.label, index: i, points: of(w), mean: last.judged[w.rank] ? last.staleness[w.rank] / last.judged[w.rank] : null}));
+  const reduced = (name, index, pick) => ({name, index, points: spans.map((s, i) => { const values = each.map((e) => e.points[i][1]).filter(isNumber); return [s.end, values.length ? pick(values) : null]; })});
+  const series = each.length <= MOST_CURVES ? each : [reduced("mean", 0, (v) => sum(v) / v.length), reduced("greatest", 1, (v) => Math.max(...v)), reduced("least", 2, (v) => Math.min(...v))];
+  for (const s of series) if (isNumber(s.mean)) s.bestText = "mean " + number(s.mean, 3);
+  return chartCard("staleness", "Staleness of updates", `updates of the table behind, of ${each.length <= MOST_CURVES ? "each worker" : `${each.length} workers`}`, series, {x: "time", y: (v, digits = 3) => number(v, digits), zero: true, several: true, size: ""});
 };
 
-const serverCurve = (id, title, unit, run, view, value, y, options = {}) => {
+const serverCurve = (id, title, unit, run, value, y) => {
   const head = lastHead(run);
   if (!head) return null;
   const servers = ranksWith(head, "server"), spans = intervals(run).filter((s) => s.to.generation === head.generation);
   if (!servers.length || !spans.length) return null;
   const one = head.roles.length === 1;
   const series = servers.slice(0, MOST_CURVES).map((s, i) => ({name: s.label, index: i, points: spans.map((span) => [span.end, value(span, s.rank, one)])}));
-  const more = servers.length > MOST_CURVES ? make("p", {class: "note"}, `The first ${MOST_CURVES} of ${servers.length} servers.`) : null;
-  return card(id, title, unit, options.size || "third", legendOf(series, y), lineChart(series, {x: "time", label: title, y, zero: true, width: view.width(options.size || "third"), height: 150}), more);
+  const made = chartCard(id, title, unit, series, {x: "time", y, zero: true, several: true, size: "third", height: 180});
+  if (made && servers.length > MOST_CURVES) made.append(make("p", {class: "note"}, `The first ${MOST_CURVES} of ${servers.length} servers.`));
+  return made;
 };
 
 const tablesPanel = (run) => {
   const head = lastHead(run), last = lastCounts(run);
   if (!head || !head.tables.length) return null;
   const of = Object.entries(last.updates || {}).map(([table, n]) => [Number(table), n]).filter(([table]) => table < head.tables.length);
-  if (!of.length) return null;
+  // Under BSP all tables have as many updates.
+  if (of.length < 2 || allEqual(of.map(([, n]) => n))) return null;
   const spans = intervals(run).filter((s) => s.to.generation === head.generation), span = spans[spans.length - 1];
   const rate = (table) => (span && span.from.updates[table] !== undefined && span.to.updates[table] !== undefined ? (span.to.updates[table] - span.from.updates[table]) / (span.to.time_s - span.from.time_s) : null);
   of.sort((a, b) => b[1] - a[1]);
-  const most = of[0][1] || 1;
-  const rows = of.slice(0, 12).map(([table, n]) => {
-    const bar = make("div", {class: "bar"});
-    bar.style.width = 100 * n / most + "%";
-    return make("tr", {"data-table": head.tables[table]}, make("td", {}, head.tables[table]), make("td", {class: "n"}, whole(n)), make("td", {class: "n"}, rate(table) === null ? "-" : short(rate(table))), make("td", {}, bar));
-  });
-  return card("tables", "Hottest tables", "updates of all servers", "", make("div", {class: "scroll"}, make("table", {class: "barred"}, make("tr", {}, make("th", {}, "table"), make("th", {class: "n"}, "updates"), make("th", {class: "n"}, "per s, lately"), make("th", {})), rows)));
+  const rows = of.slice(0, 12).map(([table, n]) => make("tr", {"data-table": head.tables[table]}, cell(head.tables[table]), numberCell(whole(n)), numberCell(rate(table) === null ? "-" : short(rate(table))), cell(barOf(n / (of[0][1] || 1)))));
+  return card("tables", "Hottest tables", "updates of all servers", "", tableOf("barred", [["table"], ["updates", "n"], ["per s, lately", "n"], [""]], rows));
 };
 
 const rowsPanel = (run) => {
   const found = (run.state && run.state.hot_rows) || [];
   if (!found.length) return null;
-  const most = Math.max(...found.map((r) => r.share), 1e-9);
-  const rows = found.map((r) => {
-    const bar = make("div", {class: "bar"});
-    bar.style.width = 100 * r.share / most + "%";
-    return make("tr", {"data-row": `${r.table} ${r.key}`}, make("td", {}, r.table), make("td", {class: "n"}, r.key), make("td", {class: "n"}, short(r.pulls_per_s)), make("td", {class: "n"}, short(r.pushes_per_s)), make("td", {class: "n"}, percent(r.share)), make("td", {}, bar));
-  });
-  return card("rows", "Hottest rows", "of embedding tables, over about a minute; from a sample", "", make("div", {class: "scroll", tabindex: 0}, make("table", {class: "barred"}, make("tr", {}, make("th", {}, "table"), make("th", {class: "n"}, "key"), make("th", {class: "n"}, "pulls/s"), make("th", {class: "n"}, "pushes/s"), make("th", {class: "n"}, "of table"), make("th", {})), rows)));
+  const most = Math.max(...found.map((r) => r.share), 1e-9), bars = !allEqual(found.map((r) => r.share));
+  const rows = found.map((r) => make("tr", {"data-row": `${r.table} ${r.key}`}, cell(r.table), numberCell(r.key), numberCell(short(r.pulls_per_s)), numberCell(short(r.pushes_per_s)), numberCell(percent(r.share)), bars ? cell(barOf(r.share / most)) : null));
+  return card("rows", "Hottest rows", "of embedding tables, over about a minute; from a sample", "", tableOf(bars ? "barred" : "", [["table"], ["key", "n"], ["pulls/s", "n"], ["pushes/s", "n"], ["of table", "n"], ...(bars ? [[""]] : [])], rows));
 };
 
 // --- Traffic ---------------------------------------------------------------------------------------------------------
@@ -196,12 +123,14 @@ const trafficPanel = (run) => {
   const workers = ranksWith(head, "worker").map((w) => w.rank);
   const total = (name) => sum(workers.map((rank) => (last[name] && last[name][rank]) || 0));
   const row = (what, sent, saved) => {
-    const plain = sent + saved, bar = make("div", {class: "bar"});
-    bar.style.width = (plain > 0 ? Math.min(100 * sent / plain, 100) : 0) + "%";
-    return make("tr", {"data-traffic": what}, make("td", {}, what), make("td", {class: "n"}, bytes(plain)), make("td", {class: "n"}, bytes(sent)), make("td", {class: "n"}, saved && sent > 0 ? Number((plain / sent).toPrecision(3)) + "x" : "-"), make("td", {}, make("div", {class: "stack"}, bar)));
+    const before = sent + saved;
+    return make("tr", {"data-traffic": what}, cell(what), numberCell(bytes(before)), numberCell(bytes(sent)), numberCell(saved && sent > 0 ? Number((before / sent).toPrecision(3)) + "x" : "-"), cell(make("div", {class: "stack"}, barOf(before > 0 ? sent / before : 0))));
   };
-  return card("traffic", "Bytes before and after compression", `attempt ${head.generation}, all workers`, "", make("table", {class: "barred"}, make("tr", {}, make("th", {}, ""), make("th", {class: "n"}, "before"), make("th", {class: "n"}, "after"), make("th", {class: "n"}, "ratio"), make("th", {})),
-    row("pushed", total("pushed"), total("push_saved")), row("pulled", total("pulled"), total("pull_saved"))), transportRows(run, head));
+  // Without a codec nothing is saved.
+  const saved = total("push_saved") + total("pull_saved") > 0, transports = transportRows(run, head);
+  const table = saved ? tableOf("barred", [[""], ["before", "n"], ["after", "n"], ["ratio", "n"], [""]], [row("pushed", total("pushed"), total("push_saved")), row("pulled", total("pulled"), total("pull_saved"))]) : null;
+  if (!table && !transports) return null;
+  return card("traffic", table ? "Bytes before and after compression" : "Bytes by transport", `attempt ${head.generation}, all workers`, "", table, transports);
 };
 
 const linksOf = (run, head) => {
@@ -219,9 +148,9 @@ const transportRows = (run, head) => {
     byName[name][0]++; byName[name][1] += pushed; byName[name][2] += pulled;
   });
   const names = Object.keys(byName);
-  if (!names.length) return null;
-  return make("table", {}, make("tr", {}, make("th", {}, "transport"), make("th", {class: "n"}, "links"), make("th", {class: "n"}, "pushed"), make("th", {class: "n"}, "pulled")),
-    names.map((name) => make("tr", {"data-transport": name}, make("td", {}, name), make("td", {class: "n"}, whole(byName[name][0])), make("td", {class: "n"}, bytes(byName[name][1])), make("td", {class: "n"}, bytes(byName[name][2])))));
+  // With one transport they are the sums that the curves of pushes and pulls show.
+  if (names.length < 2) return null;
+  return tableOf("", [["transport"], ["links", "n"], ["pushed", "n"], ["pulled", "n"]], names.map((name) => make("tr", {"data-transport": name}, cell(name), numberCell(whole(byName[name][0])), numberCell(bytes(byName[name][1])), numberCell(bytes(byName[name][2])))));
 };
 
 const linksPanel = (run) => {
@@ -230,25 +159,25 @@ const linksPanel = (run) => {
   const rows = linksOf(run, head);
   if (!rows.length) return null;
   const n = Math.max(...rows.map((r) => r.links.length)), most = Math.max(...rows.flatMap((r) => r.links.map(([a, b]) => a + b)), 1);
-  const cell = ([pushed, pulled], name) => {
+  // One link has what the curves of pushes and pulls show.
+  if (rows.length * n < 2) return null;
+  const linkCell = ([pushed, pulled], name) => {
     const share = (pushed + pulled) / most, td = make("td", {class: "n cell", title: name || ""}, `${bytes(pushed)} / ${bytes(pulled)}`);
     td.style.background = `color-mix(in srgb, var(--s0) ${Math.round(38 * share)}%, var(--card))`;
     return td;
   };
   return card("links", "Bytes of each link", `pushed / pulled, attempt ${head.generation}`, n > 3 ? "wide" : "", make("div", {class: "scroll"}, make("table", {class: "matrix"}, make("tr", {}, make("th", {}, ""), Array.from({length: n}, (_, i) => make("th", {class: "n"}, "server " + i))),
-    rows.map((w) => make("tr", {"data-link": w.label}, make("td", {}, w.label), w.links.map((pair, server) => cell(pair, (head.transports[Number(w.label.split(" ")[1])] || [])[server])))))));
+    rows.map((w) => make("tr", {"data-link": w.label}, make("td", {}, w.label), w.links.map((pair, server) => linkCell(pair, (head.transports[Number(w.label.split(" ")[1])] || [])[server])))))));
 };
 
 // --- Memory and placement --------------------------------------------------------------------------------------------
 
-const memoryPanel = (run, view) => {
+const memoryPanel = (run) => {
   const head = lastHead(run);
   if (!head) return null;
   const spans = intervals(run).filter((s) => s.to.generation === head.generation), last = lastCounts(run), rows = [];
-  const line = (what, used, of, detail) => {
-    const bar = make("div", {class: "bar"});
-    bar.style.width = of > 0 ? Math.min(100 * used / of, 100) + "%" : "0";
-    rows.push(make("tr", {"data-memory": what}, make("td", {}, what), make("td", {class: "n"}, bytes(used)), make("td", {class: "n"}, of > 0 ? bytes(of) : ""), make("td", {}, of > 0 ? make("div", {class: "stack"}, bar) : detail || "")));
+  const line = (what, used, of) => {
+    rows.push(make("tr", {"data-memory": what}, cell(what), numberCell(bytes(used)), numberCell(of > 0 ? bytes(of) : ""), cell(of > 0 ? make("div", {class: "stack"}, barOf(used / of)) : null)));
   };
   for (const [host, used] of Object.entries(last.shm_used || {})) line(`/dev/shm of ${host}`, used, last.shm_total[host]);
   if (last.disk_total > 0) line("disk of the run directory", last.disk_total - last.disk_free, last.disk_total);
@@ -260,13 +189,16 @@ const memoryPanel = (run, view) => {
   if (!rows.length) return null;
   const curve = (name, role, pick) => ({name, index: role, points: spans.map((s) => [s.end, pick(s.to)])});
   const series = [curve("tables and rings", 0, (row) => sum(row.memory || [])), curve("heaps", 1, (row) => sum(row.heap || []))];
-  return card("memory", "Memory", "all ranks", "wide", make("div", {class: "halves"}, make("table", {class: "barred"}, make("tr", {}, make("th", {}, ""), make("th", {class: "n"}, "in use"), make("th", {class: "n"}, "of"), make("th", {})), rows), spans.length ? make("div", {}, legendOf(series, bytes), lineChart(series, {x: "time", label: "Memory", y: bytes, zero: true, width: view.width("half"), height: 150})) : null));
+  return card("memory", "Memory", "all ranks", "wide", make("div", {class: "halves"}, tableOf("barred", [[""], ["in use", "n"], ["of", "n"], [""]], rows), spans.length > 1 ? make("div", {}, legendOf(series, bytes), lineChart("memory", series, {x: "time", label: "Memory", y: bytes, zero: true, height: 180})) : null));
 };
 
 const placementPanel = (run) => {
   const head = lastHead(run);
   if (!head || !head.placement.length) return null;
   const n = Math.max(...head.placement.map((row) => row.length)), most = Math.max(...head.placement.flat(), 1);
+  const reasons = ((run.config && run.config.reasons) || []).map((text) => make("p", {class: "note"}, text));
+  // With one server, and nothing that was decided, all tables lie there.
+  if (n < 2 && !reasons.length) return null;
   const rows = head.placement.slice(0, 40).map((row, table) => {
     const hashed = row.some((b) => b < 0), empty = !row.some((b) => b !== 0);
     const cells = hashed ? [make("td", {class: "n", colspan: n}, "rows by key on all servers")] : empty ? [make("td", {class: "n", colspan: n}, "on every worker")] : row.map((b) => {
@@ -276,7 +208,6 @@ const placementPanel = (run) => {
     });
     return make("tr", {"data-placed": head.tables[table]}, make("td", {}, head.tables[table]), cells);
   });
-  const reasons = ((run.config && run.config.reasons) || []).map((text) => make("p", {class: "note"}, text));
   const more = head.placement.length > 40 ? make("p", {class: "note"}, `The first 40 of ${head.placement.length} tables.`) : null;
   return card("placement", "Tables on servers", "bytes of values", n > 3 ? "wide" : "", make("div", {class: "scroll"}, make("table", {class: "matrix"}, make("tr", {}, make("th", {}, "table"), Array.from({length: n}, (_, i) => make("th", {class: "n"}, "server " + i))), rows)), more, reasons);
 };
@@ -294,36 +225,42 @@ const eventsOf = (run) => {
   return found.sort((a, b) => a.x - b.x);
 };
 
-const EVENT_COLOURS = {failed: "var(--bad)", began: "var(--s0)", checkpoint: "var(--s2)", finished: "var(--good)"};
+const EVENT_MARKS = {failed: "✕", began: "│", checkpoint: "◇", finished: "✓"};
 
-const eventsPanel = (run, view) => {
+const eventsPanel = (run) => {
   const events = eventsOf(run);
   if (!events.length) return null;
-  const width = view.width("wide"), height = 58, left = 12, right = 12;
   const end = Math.max(events[events.length - 1].x, run.state.written_s ? run.state.written_s - beginOf(run) : 0, 1);
-  const px = (x) => left + Math.max(x, 0) / end * (width - left - right);
-  const svg = draw("svg", {class: "chart", viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "Time line of attempts, checkpoints and failures; the list below has the same"});
+  const strip = make("div", {class: "strip", role: "img", "aria-label": "Time line of attempts, checkpoints and failures; the list below has the same"});
+  const put = (name, text, from, to) => {
+    const part = make("span", {class: name, title: text});
+    part.style.left = 100 * Math.min(Math.max(from, 0) / end, 1) + "%";
+    if (to !== undefined) part.style.width = 100 * Math.max(Math.min(to, end) - Math.max(from, 0), 0) / end + "%";
+    strip.append(part);
+    return part;
+  };
   let begun = null;
-  const bar = (from, to) => { const r = draw("rect", {x: px(from), y: 18, width: Math.max(px(to) - px(from), 1), height: 8, rx: 2}); r.style.fill = "var(--s0)"; r.style.opacity = 0.35; svg.append(r); };
   for (const e of events) {
     if (e.kind === "began") begun = e.x;
-    if ((e.kind === "failed" || e.kind === "finished") && begun !== null) { bar(begun, e.x); begun = null; }
+    if ((e.kind === "failed" || e.kind === "finished") && begun !== null) { put("span", "an attempt", begun, e.x); begun = null; }
   }
-  if (begun !== null) bar(begun, end);
-  for (const t of timeTicks(0, end, Math.floor(width / 130))) svg.append(draw("line", {class: "axis", x1: px(t), x2: px(t), y1: 34, y2: 38}), draw("text", {x: px(t), y: 51, "text-anchor": px(t) < 30 ? "start" : px(t) > width - 40 ? "end" : "middle"}, tickTime(t, end)));
-  svg.append(draw("line", {class: "axis", x1: left, x2: width - right, y1: 34, y2: 34}));
+  if (begun !== null) put("span", "an attempt", begun, end);
   for (const e of events) {
-    const x = px(e.x), shapes = {failed: `M${x - 5} 17l10 10m0 -10l-10 10`, began: `M${x} 12v20`, checkpoint: `M${x} 16l6 6l-6 6l-6 -6z`, finished: `M${x - 6} 22l4 5l8 -10`};
-    const mark = draw("path", {d: shapes[e.kind] || shapes.began, "stroke-width": 2.2, fill: "none", "data-event": e.kind});
-    mark.style.stroke = EVENT_COLOURS[e.kind] || "var(--soft)";
-    if (e.kind === "checkpoint") mark.style.fill = "var(--card)";
-    mark.append(draw("title", {}, e.text));
-    svg.append(mark);
+    const kind = Object.hasOwn(EVENT_MARKS, e.kind) ? e.kind : "began", mark = put("mark " + kind, e.text, e.x);
+    mark.textContent = EVENT_MARKS[kind];
+    mark.dataset.event = kind;
   }
+  const axis = make("div", {class: "strip-axis"}, make("span", {}, "0:00"), make("span", {}, AXIS_NAMES.time), make("span", {}, duration(end)));
   const count = (kind) => events.filter((e) => e.kind === kind).length;
   const list = make("ul", {class: "event-text", tabindex: 0, "aria-label": "Events"}, events.slice(-200).reverse().map((e) => make("li", {class: e.kind}, make("b", {}, duration(e.x)), "  ", e.text)));
-  const legend = make("div", {class: "legend"}, [["began", "│ attempt"], ["checkpoint", "◇ checkpoint"], ["failed", "✕ failure"]].map(([kind, text]) => { const s = make("span", {"data-count": kind}, text, " ", make("b", {}, String(count(kind)))); s.style.color = EVENT_COLOURS[kind]; return s; }));
-  return card("events", "Time line", "since the run was made", "wide", legend, svg, list);
+  const legend = make("div", {class: "legend"}, [["began", "attempt"], ["checkpoint", "checkpoint"], ["failed", "failure"]].filter(([kind]) => count(kind)).map(([kind, text]) => make("span", {"data-count": kind, class: kind}, EVENT_MARKS[kind], ` ${text} `, make("b", {}, String(count(kind))))));
+  return card("events", "Time line", "", "wide", legend, strip, axis, list);
+};
+
+// Results with 4 digits, unless values that differ would then be equal.
+const shownValues = (values) => {
+  const short = values.map(rounded);
+  return new Set(short).size === new Set(values).size ? short : values;
 };
 
 const configPanel = (runs, view) => {
@@ -334,14 +271,14 @@ const configPanel = (runs, view) => {
     const keys = [...new Set(known.flatMap((run) => Object.keys(run.config[part])))].sort();
     return keys.map((key) => {
       const values = known.map((run) => run.config[part][key] ?? "-"), differs = values.some((v) => v !== values[0]);
-      return only && !differs ? null : make("tr", {class: several && differs ? "differs" : "", "data-key": key}, make("td", {}, key), values.map((v) => make("td", {}, v)));
+      return only && !differs ? null : make("tr", {class: several && differs ? "differs" : "", "data-key": key}, make("td", {}, key), (part === "result" ? shownValues(values) : values).map((v) => make("td", {}, v)));
     }).filter(Boolean);
   };
   const section = (title, rows) => (rows.length ? [make("tr", {}, make("th", {colspan: known.length + 1}, title)), rows] : []);
   const config = table("config"), result = table("result");
   const box = several ? make("label", {class: "unit"}, make("input", {type: "checkbox", id: "only-different", checked: only, onchange: (event) => { view.onlyDifferent = event.target.checked; view.redraw(); }}), " only what differs") : null;
-  const body = config.length + result.length ? make("div", {class: "scroll", tabindex: 0}, make("table", {}, several ? make("tr", {}, make("th", {}, ""), known.map((run) => make("th", {}, run.name))) : null, section("configuration", config), section("result", result))) : make("p", {class: "missing"}, "No difference.");
-  return card("config", several ? "Configuration and differences" : "Configuration and result", "", "wide", box, body);
+  const body = config.length + result.length ? make("div", {class: "scroll", tabindex: 0}, make("table", {}, several ? make("tr", {}, make("th", {}, ""), known.map((run) => make("th", {}, run.name))) : null, section("result", result), section("configuration", config))) : make("p", {class: "missing"}, "No difference.");
+  return card("config", several ? "Differences and configuration" : "Result and configuration", "", "wide", box, body);
 };
 
 const summaryPanel = (run) => (run.state.summary ? card("summary", "Summary", "", "wide", make("pre", {class: "summary"}, run.state.summary.trimEnd())) : null);
@@ -353,7 +290,7 @@ const ranksPanel = (run) => {
   const rows = ranks.slice(0, 400).map((r) => make("tr", {"data-rank": r.rank}, make("td", {class: "n"}, r.rank), make("td", {}, r.role), make("td", {}, r.host), make("td", {}, r.state), make("td", {class: "n"}, r.role.includes("worker") ? whole(r.clock) : "-"),
     make("td", {class: "n"}, short(r.role.includes("worker") ? r.samples_per_s || r.clocks_per_s : r.records_per_s)), make("td", {class: "n"}, r.staleness === null || r.staleness === undefined ? "-" : `${number(r.staleness, 3)} / ${r.max_staleness}`), make("td", {class: "n"}, whole(r.queue)),
     make("td", {class: "n"}, r.heard_s ? age(written - r.heard_s) + (run.state.alive && written - r.heard_s > run.state.quiet_s ? " !" : "") : "never")));
-  return card("ranks", "Ranks", "samples/s of a worker, records/s of a server; staleness: recent / greatest", "wide", make("div", {class: "scroll", tabindex: 0}, make("table", {}, make("tr", {}, ["rank", "role", "host", "state", "clock", "rate/s", "staleness", "queue", "heard"].map((t, i) => make("th", {class: [0, 4, 5, 6, 7, 8].includes(i) ? "n" : ""}, t))), rows)));
+  return card("ranks", "Ranks", (run.state.alive ? "" : "as of the last status; ") + "samples/s of a worker, records/s of a server; staleness: recent / greatest", "wide", make("div", {class: "scroll", tabindex: 0}, make("table", {}, make("tr", {}, ["rank", "role", "host", "state", "clock", "rate/s", "staleness", "queue", "heard"].map((t, i) => make("th", {class: [0, 4, 5, 6, 7, 8].includes(i) ? "n" : ""}, t))), rows)));
 };
 
 const logsPanel = (run, view) => {

@@ -200,8 +200,8 @@ def test_tensorboard_reads_one_series_over_restarts(
     assert [e.wall_time for e in loss] == sorted(e.wall_time for e in loss)
     assert [(e.step, e.value) for e in found.Scalars("test/accuracy")] == [(3, 0.5)]
     assert "test/auc" not in found.Tags()["scalars"]
-    assert [e.value for e in found.Scalars("progress/samples")] == [2, 4, 6, 8, 2, 4]
-    first, second = found.Histograms("staleness/updates")
+    assert [e.value for e in found.Scalars("work/samples")] == [2, 4, 6, 8, 2, 4]
+    first, second = found.Histograms("work/staleness")
     assert first.step == 1
     h = first.histogram_value
     assert (h.min, h.max, h.num, h.sum, h.sum_squares) == (0, 1, 4, 1, 1)

@@ -161,3 +161,19 @@ def test_an_evaluation_repeated_at_the_step_of_the_restart_counts_once() -> None
     curve.add([evaluation(10, 0, auc=0.1, loss=5.0), evaluation(10, 1, auc=0.4)])
     curve.settle([began(0, 0), began(1, 10)])
     assert [row[3] for row in curve.tests] == [{"loss": 5.0}, {"auc": 0.4}]
+
+
+def test_the_best_evaluations_of_a_long_run_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_TESTS", 8)
+    curve = Curve()
+    values = [0.5] * 101
+    values[2], values[40] = 0.75, 0.875
+    for step in range(1, 101):
+        curve.add([evaluation(step, 0, accuracy=values[step], log_loss=1 - values[step] / step)])
+        steps = [test[1] for test in curve.tests]
+        assert len(steps) <= 10
+        assert steps[-1] == step
+        # The best accuracy up to now, and the least loss, are never thinned out.
+        assert (40 if step >= 40 else 2 if step >= 2 else 1) in steps
+        assert 1 in steps
+    assert curve.tests[-1][5] == 1, "epochs that are complete"

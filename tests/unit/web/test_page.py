@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ pytest.importorskip("starlette", reason="starlette is not installed")
 from web_rig import Page, page_of
 
 READY = "document.body.dataset.ready"
+# The description of the chart of the loss.
+LABEL = "return document.querySelector('#panel-loss .uplot').getAttribute('aria-label');"
 ESCAPE, TAB, LEFT, HOME = "\ue00c", "\ue004", "\ue012", "\ue011"
 
 
@@ -58,10 +61,14 @@ def test_every_panel_shows_the_numbers_of_the_files(window: Browser, tmp_path: P
     with shown(window, tmp_path):
         head = squeezed(window.text(".head"))
         assert "✓ done" in head
-        for fact in ("epoch 2 / 4", "step 40", "loss 0.5", "samples/s 64", "staleness 0.75"):
+        assert "Done after step 40." in head
+        assert "trained fm" in head
+        assert "best log loss 0.125 after epoch 1; accuracy 0.9375" in head
+        assert "time 59 s" in head
+        for fact in ("step 40", "training loss 0.5", "failures 1"):
             assert fact in head
-        assert "push 1.5 MB/s pull 2.5 MB/s" in head
-        assert "failures 1" in head
+        # Rates of this moment are those of a run at work.
+        assert "samples/s 64" not in head
         # The last values of the curves; the loss is 1 / step.
         assert "job 0.025" in window.text("#panel-loss .legend")
         assert "job 64" in window.text("#panel-throughput .legend")
@@ -70,12 +77,13 @@ def test_every_panel_shows_the_numbers_of_the_files(window: Browser, tmp_path: P
         assert "1.5 MB/s" in window.text("#panel-push .legend")
         assert "2.5 MB/s" in window.text("#panel-pull .legend")
         assert "0.75" in window.text("#panel-mean-staleness .legend")
+        assert "best 0.9375 after epoch 1" in window.text("#panel-test-accuracy .legend")
         # Of 2 s the first worker waits 0.2, pushes 0.1, pulls 0.3; the second 0.4, 0.1, 0.3 and 0.2 for cuts.
         times = squeezed(window.text("#panel-time .legend"))
         assert times == "compute 60 % wait 15 % push 5.0 % pull 15 % snapshot 5.0 %"
-        sides = window.text("#panel-time")
-        assert "compute 70 %" in sides
-        assert "compute 50 %" in sides
+        rows = squeezed(window.text("#panel-time table"))
+        assert "worker 0 70 % 10 % 5.0 % 15 % 0.0 %" in rows
+        assert "worker 1 50 % 20 % 5.0 % 15 % 10 %" in rows
         # 5 and 40 in 10 updates.
         stale = window.text("#panel-staleness")
         assert "mean 0.5" in stale
@@ -112,10 +120,10 @@ def test_every_panel_shows_the_numbers_of_the_files(window: Browser, tmp_path: P
         assert "23 MB" in window.text("[data-memory='heap of servers']")
         events = squeezed(window.text("#panel-events"))
         assert "│ attempt 2 ◇ checkpoint 1 ✕ failure 1" in events
-        assert "0:20 attempt 0 failed at step 9: worker 1 was killed by SIGKILL" in events
-        assert "0:22 attempt 1 began at step 8 from memory" in events
-        assert "0:07 checkpoint step-000000000004 (step 4)" in events
-        assert "1:00 finished" in events
+        assert "0:19 attempt 0 failed at step 9: worker 1 was killed by SIGKILL" in events
+        assert "0:21 attempt 1 began at step 8 from memory" in events
+        assert "0:06 checkpoint step-000000000004 (step 4)" in events
+        assert "0:59 finished" in events
         assert squeezed(window.text("[data-key='train.batch_size']")) == ("train.batch_size 32")
         assert squeezed(window.text("[data-rank='3']")).startswith("3 worker 0 node computing 43")
 
@@ -140,7 +148,7 @@ def test_two_runs_are_overlaid_and_their_differences_shown(window: Browser, tmp_
         assert window.run("return document.querySelectorAll('[data-listed]').length;") == 2
         window.click("[data-listed=first] input")
         window.wait(f"{READY} && document.querySelectorAll('#heads [data-run]').length == 2")
-        window.wait("document.querySelectorAll('#panel-loss path.curve').length == 2")
+        window.wait("charts.get('loss') && charts.get('loss').series.length == 3")
         legend = squeezed(window.text("#panel-loss .legend"))
         assert legend == "second 0.1 first 0.025"
         keys = window.run(
@@ -162,7 +170,15 @@ def test_a_run_that_grows_is_redrawn(window: Browser, tmp_path: Path) -> None:
     files.state("running", released=False, loss=0.125)
     with shown(window, tmp_path):
         window.wait("document.querySelector('.head').innerText.includes('● running')")
-        assert "left 1:01" in squeezed(window.text(".head"))
+        head = squeezed(window.text(".head"))
+        assert "Running: epoch 2 of 4, step 40; about 1:01 left." in head
+        for fact in (
+            "epoch 2 / 4",
+            "samples/s 64",
+            "staleness 0.75",
+            "push 1.5 MB/s pull 2.5 MB/s",
+        ):
+            assert fact in head
         assert "job 0.025" in window.text("#panel-loss .legend")
         files.metrics(60, 2.0)
         files.history(files.counts(11), files.checkpoint(23.0, 11))
@@ -266,7 +282,7 @@ def test_a_lost_server_is_reported(window: Browser, tmp_path: Path) -> None:
     with page_of(tmp_path) as page:
         window.open(page.address)
         window.wait(READY)
-        assert window.text("#link") == "live"
+        assert window.text("#link") == "no run is at work"
     window.wait("document.querySelector('#link').innerText.includes('no connection to mpips web')")
     assert window.run("return document.querySelector('#link').className;") == "lost"
     assert "job 0.025" in window.text("#panel-loss .legend"), "what is known stays"
@@ -338,33 +354,39 @@ def test_an_injected_script_would_not_run(window: Browser, tmp_path: Path) -> No
 def test_controls_and_keys_work(window: Browser, tmp_path: Path) -> None:
     full_run(tmp_path)
     with shown(window, tmp_path):
-        assert "over samples" in window.text("#panel-loss")
-        window.run(
-            "const s = document.querySelector('#axis'); s.value = 'time';"
-            "s.dispatchEvent(new Event('change'));"
-        )
-        window.wait("document.querySelector('#panel-loss').innerText.includes('over time')")
+        # Without an epoch that is complete in the status they are counted by evaluations.
+        assert window.run("return document.querySelector('#axis').value;") == "epoch"
+        assert "over epochs" in window.run(LABEL)
+        for axis, label in (("samples", "over samples"), ("step", "over steps"), ("time", "since")):
+            window.run(
+                "const s = document.querySelector('#axis'); s.value = arguments[0];"
+                "s.dispatchEvent(new Event('change'));",
+                axis,
+            )
+            window.wait(f"(() => {{ {LABEL} }})().includes(arguments[0])", label)
+        # The mean of the last two of 40 values of 1 / step, with weights 0.5 and less.
+        assert window.run("return charts.get('loss').data[1].at(-1);") == 0.025
         window.run(
             "const s = document.querySelector('#smooth'); s.value = 50; s.dispatchEvent(new Event('input'));"
         )
-        window.wait("document.querySelector('#panel-loss path.raw')")
+        window.wait("charts.get('loss').series.length == 3")
+        smooth = window.run("return charts.get('loss').data[2].at(-1);")
+        weights = [0.5 ** (40 - step) for step in range(1, 41)]
+        expected = sum(w / (i + 1) for i, w in enumerate(weights)) / sum(weights)
+        assert smooth == pytest.approx(expected, rel=1e-12)
         assert window.text("#smooth-value") == "0.50"
         window.click("#log")
-        window.wait("document.querySelector('#log').checked")
-        window.run("document.querySelector('#panel-loss svg').focus();")
+        window.wait("charts.get('loss').scales.y.distr == 3")
+        window.run("document.querySelector('#panel-loss .uplot').focus();")
         window.key(HOME)
-        window.wait("document.querySelector('#panel-loss .readout').innerText.startsWith('0:01')")
+        window.wait("document.querySelector('#panel-loss .readout').innerText.startsWith('0:00')")
         assert "job 1" in window.text("#panel-loss .readout")
-        window.run("document.querySelector('#panel-time canvas').focus();")
+        window.run("document.querySelector('#panel-time .uplot').focus();")
         window.key(LEFT)
         window.wait(
-            "document.querySelector('#panel-time .readout').innerText.includes('wait 10 %')"
+            "document.querySelector('#panel-time .readout').innerText.includes('wait 15 %')"
         )
-        assert window.text("#panel-time .readout").startswith("worker 0")
-        window.key("\ue015")
-        window.wait(
-            "document.querySelector('#panel-time .readout').innerText.includes('wait 20 %')"
-        )
+        assert window.text("#panel-time .readout").startswith("0:19")
         # The skip link is the first thing on the page, the controls follow.
         assert (
             window.run("return document.querySelector('a, input, select, button').className;")
@@ -378,24 +400,141 @@ def test_controls_and_keys_work(window: Browser, tmp_path: Path) -> None:
         assert order == ["axis", "smooth", "log", "theme"]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_1280_pixels_and_text_is_readable(
-    window: Browser, tmp_path: Path, dark: bool
+def test_what_says_nothing_is_left_out(window: Browser, tmp_path: Path) -> None:
+    """One server, no codec, no staleness, as many updates of every table."""
+    files = RunFiles(tmp_path, "plain")
+    files.metrics(4)
+    text = files.run.metrics_file.read_text().replace('"staleness": 0.75', '"staleness": 0.0')
+    files.run.metrics_file.write_text(text)
+    roles = ("scheduler + server 0", "worker 0")
+    head = AttemptHead(
+        time_s=files.begin,
+        generation=0,
+        roles=roles,
+        hosts=("node",) * 2,
+        tables=("weight", "bias"),
+        transports=(("shm",),),
+        placement=((4096,), (4,)),
+    )
+    files.history(head)
+    for n in range(1, 5):
+        row = files.counts(n)
+        names = [f for f in row.__struct_fields__ if isinstance(getattr(row, f), tuple)]
+        short = {name: (getattr(row, name)[1], getattr(row, name)[3]) for name in names}
+        nothing = dict.fromkeys(("push_saved", "pull_saved", "staleness", "queue"), (0, 0))
+        files.history(replace(row, **{**short, **nothing}, updates={0: 20 * n, 1: 20 * n}))
+    files.finish()
+    with shown(window, tmp_path):
+        panels = window.run("return [...document.querySelectorAll('.card')].map((e) => e.id);")
+        assert [name.removeprefix("panel-") for name in panels] == [
+            "loss", "throughput", "push", "pull", "events", "time", "load", "server-memory", "memory"
+        ]  # fmt: skip
+        # The model is known by the placement of its tables.
+        assert "model 1,025 values 2 tables, 4.1 kB" in squeezed(window.text(".head"))
+
+
+def test_a_sweep_shows_its_trials_and_the_best_one(window: Browser, tmp_path: Path) -> None:
+    for name, loss in (("worse", 0.5), ("better", 0.25)):
+        files = full_run(tmp_path, name)
+        result = {"epochs": 2, "seconds": 90.0, "history": [{"log_loss": loss}], "log_loss": loss}
+        files.run.result_file.write_text(json.dumps(result))
+    RunFiles(tmp_path, "waiting")
+    names = ("worse", "better", "waiting")
+    trials = [{"run": name, "assignments": [f"train.lr=0.{i}"]} for i, name in enumerate(names)]
+    (tmp_path / "sweep.json").write_text(json.dumps({"job": "fm", "trials": trials}))
+    with shown(window, tmp_path):
+        assert window.text("#heads .head-name") == "better"
+        assert "2 of 3 trials done; by log loss, the least first" in window.text("#panel-trials")
+        rows = window.run(
+            "return [...document.querySelectorAll('[data-trial]')].map((e) => e.innerText);"
+        )
+        assert [squeezed(row) for row in rows] == [
+            "trial 2 best 0.1 0.25 2 1:30 done",
+            "trial 1 0 0.5 2 1:30 done",
+            "trial 3 0.2 - - - not started",
+        ]
+        assert not window.run("return document.querySelector('#runs').checkVisibility();")
+        window.click("[data-trial=worse] button")
+        window.wait("document.querySelectorAll('#heads [data-run]').length == 2")
+        window.click("[data-trial=better] button")
+        window.wait("document.querySelectorAll('#heads [data-run]').length == 1")
+        assert window.text("#heads .head-name") == "worse"
+        window.click("[data-trial=worse] button")
+        window.wait(f"{READY} && document.querySelectorAll('#heads [data-run]').length == 1")
+
+
+def test_a_run_that_is_done_waits_for_nothing(window: Browser, tmp_path: Path) -> None:
+    full_run(tmp_path)
+    with shown(window, tmp_path / "job"):
+        window.wait("document.querySelector('#link').innerText == 'complete'")
+        assert window.run("return page.waits();") is False
+        assert not window.has("progress")
+        assert not window.run("return document.querySelector('#notice').checkVisibility();")
+    with shown(window, tmp_path):
+        assert window.text("#link") == "no run is at work"
+        assert window.run("return page.waits();") is True, "another run may begin in the folder"
+
+
+def test_the_best_is_marked_and_a_zoom_stays(window: Browser, tmp_path: Path) -> None:
+    files = full_run(tmp_path)
+    files.metrics(20)
+    files.evaluation(0, accuracy=0.75, log_loss=0.5)
+    # This one is of the first attempt, whose evaluations the second one has repeated.
+    files.evaluation(1, accuracy=0.5, log_loss=0.5)
+    with shown(window, tmp_path):
+        series = "charts.get('test-accuracy').series.map((s) => s.label)"
+        assert window.run(f"return {series};")[1:] == ["job", "job best"]
+        values = window.run(
+            "const [xs, , best] = charts.get('test-accuracy').data;"
+            "return xs.map((x, i) => [x, best[i]]).filter(([, y]) => y != null).map(([, y]) => y);"
+        )
+        assert values == [0.9375]
+        window.run(
+            "const chart = charts.get('loss'); chart.setSelect({left: 10, width: 50, top: 0, height: 9});"
+        )
+        low, high = window.run("return zooms.get('loss ' + page.view.axis);")
+        window.run("page.view.redraw();")
+        window.wait(f"charts.get('loss').scales.x.max == {high!r}")
+        assert window.run("return charts.get('loss').scales.x.min;") == low
+        window.run(
+            "charts.get('loss').over.dispatchEvent(new MouseEvent('dblclick', {bubbles: true}));"
+        )
+        assert window.run("return zooms.size;") == 0
+
+
+WIDTHS = [(390, False), (1280, False), (1280, True), (1920, False)]
+
+
+@pytest.mark.parametrize(("width", "dark"), WIDTHS)
+def test_it_fits_and_text_is_readable(
+    window: Browser, tmp_path: Path, width: int, dark: bool
 ) -> None:
     full_run(tmp_path)
+    full_run(tmp_path, "a-second-run-in-the-list")
     window.dark(dark)
+    window.size(width, 900)
     with shown(window, tmp_path):
-        assert window.run("return document.documentElement.scrollWidth;") <= 1280
+        assert window.run("return document.documentElement.scrollWidth;") <= width
         ground = window.run("return getComputedStyle(document.body).backgroundColor;")
         assert (ground == "rgb(16, 20, 27)") == dark
-        # Contrast of text on cards as WCAG defines it: 4.5 for small text.
+        # Contrast of all text as WCAG defines it: 4.5 for small text.
         contrasts = window.run(CONTRASTS)
+        assert len(contrasts) > 15
         assert min(contrasts.values()) >= 4.5, contrasts
+        # No word is broken into letters, and no chart is wider or much narrower than its card.
+        assert window.run(BROKEN) == []
+        widths = window.run(
+            "return [...charts.values()].map((c) => c.width - c.root.parentElement.clientWidth);"
+        )
+        assert len(widths) >= 10
+        assert set(widths) == {0}
         if folder := os.environ.get("MPIPS_TEST_PICTURES"):
-            window.picture(Path(folder) / f"page-{'dark' if dark else 'light'}.png")
+            window.picture(Path(folder) / f"page-{width}-{'dark' if dark else 'light'}.png")
+    window.size(1280, 720)
     window.dark(False)
 
 
+# The least contrast of text by the class and the element that it is in.
 CONTRASTS = """
 const light = (text) => {
   const [r, g, b] = text.match(/[0-9.]+/g).slice(0, 3).map((v) => v / 255)
@@ -403,15 +542,26 @@ const light = (text) => {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
 const found = {};
-const selectors = ['h3', '.unit', '.facts dt', '.facts dd', '.badge', 'td', 'th', '.legend',
-  '.row-labels', '#link'];
-for (const selector of selectors) {
-  let e = document.querySelector(selector), at = e;
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const e = texts.currentNode.parentElement, style = getComputedStyle(e);
+  if (!texts.currentNode.data.trim() || !e.getClientRects().length || e.closest('.cell')) continue;
+  let at = e;
   while (at && getComputedStyle(at).backgroundColor === 'rgba(0, 0, 0, 0)') at = at.parentElement;
-  const a = light(getComputedStyle(e).color), b = light(getComputedStyle(at).backgroundColor);
-  found[selector] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const a = light(style.color), b = light(getComputedStyle(at).backgroundColor);
+  const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const key = e.tagName + '.' + e.className;
+  found[key] = Math.min(found[key] ?? 99, contrast);
 }
 return found;
+"""
+# Cells of tables in which text has more lines than words.
+BROKEN = """
+return [...document.querySelectorAll('td, th')].filter((e) => {
+  const words = e.innerText.split(/[\\s_.\\/-]+/).filter(Boolean).length;
+  const line = parseFloat(getComputedStyle(e).lineHeight);
+  return words && e.firstChild.nodeType === 3 && e.clientHeight > (words + 1) * line;
+}).map((e) => e.innerText);
 """
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from browser import Browser
+from click.testing import CliRunner
 from run_files import RunFiles, full_run
 
+from mpips.cli import report as command
 from mpips.errors import ConfigError
 from mpips.web import report as module
 from mpips.web.report import report
@@ -108,3 +110,42 @@ def test_a_run_that_takes_too_long_to_read_is_an_error(
     monkeypatch.setattr(module, "_READ_S", 0.0)
     with pytest.raises(ConfigError, match="could not be read within"):
         report([RunData(full_run(tmp_path).path)])
+
+
+def test_the_report_of_a_sweep_lists_its_trials(window: Browser, tmp_path: Path) -> None:
+    for name, loss in (("a", 0.5), ("b", 0.25)):
+        files = full_run(tmp_path, name)
+        report_of = {"epochs": 2, "seconds": 2.5, "history": [{"log_loss": loss}], "log_loss": loss}
+        files.run.result_file.write_text(json.dumps(report_of))
+    hostile = "</script><img src=x onerror=window.hacked=1>"
+    trials = [{"run": name, "assignments": [f"</script><b>={i}.0"]} for i, name in enumerate("ab")]
+    (tmp_path / "sweep.json").write_text(json.dumps({"job": hostile, "trials": trials}))
+    out = tmp_path / "report.html"
+    done = CliRunner().invoke(command.command, [str(tmp_path), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    window.open(out.as_uri())
+    window.wait("document.body.dataset.ready")
+    rows = window.run(
+        "return [...document.querySelectorAll('[data-trial]')].map((e) => e.innerText);"
+    )
+    assert [re.sub(r"\s+", " ", row).strip() for row in rows] == [
+        "trial 2 best 1 0.25 2 2.5 s done",
+        "trial 1 0 0.5 2 2.5 s done",
+    ]
+    assert hostile in window.text("#panel-trials h2")
+    assert window.text("#panel-trials th:nth-child(2)") == "</script><b>"
+    assert "log loss" in window.text("#panel-trials th:nth-child(3)")
+    assert not window.run("return window.hacked;")
+    assert window.run("return document.querySelectorAll('#heads [data-run]').length;") == 2
+    assert window.messages() == []
+    window.open("about:blank")
+
+
+def test_a_sweep_has_a_report_of_its_own(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    path = str(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"trials": []}')
+    with pytest.raises(ConfigError, match="a sweep has a report of its own"):
+        CliRunner().invoke(command.command, [path, f"{path}/job"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="has no trials that can be read"):
+        CliRunner().invoke(command.command, [path], catch_exceptions=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from run_files import RunFiles, full_run
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
@@ -19,6 +20,7 @@ pytest.importorskip("starlette", reason="starlette is not installed")
 
 from web_rig import TOKEN, Page, page_of
 
+from mpips.rundir.directory import replace_json
 from mpips.web import server as module
 from mpips.web.files import SCRIPTS, STYLES
 
@@ -371,3 +373,31 @@ def test_a_run_that_cannot_be_read_is_listed_as_damaged(tmp_path: Path) -> None:
         assert {row["name"]: row["state"] for row in listed} == {"bad": "damaged", "good": "done"}
         assert run_part(events, "bad")["state"]["state"] == "damaged"
         assert run_part(events, "good")["state"]["state"] == "done"
+
+
+def test_the_stream_of_a_run_that_is_done_ends(tmp_path: Path) -> None:
+    files = full_run(tmp_path)
+    with page_of(tmp_path / "job") as page, page.events("run=job") as events:
+        kinds = [kind for kind, _ in events]
+        assert kinds[0] == "hello"
+        assert kinds[-1] == "end"
+        assert "run" in kinds
+    # In a folder a run may begin, and one that has just ended may still be written.
+    with page_of(tmp_path) as page, page.events("run=job") as events:
+        assert run_part(events, "job")["state"]["state"] == "done"
+        assert not page.server._runs.is_over(["job"])
+    mark = files.run.finished()
+    assert mark is not None
+    replace_json(files.run.finished_file, replace(mark, time_s=time.time()))
+    with page_of(tmp_path / "job") as page, page.events("run=job") as events:
+        assert run_part(events, "job")["state"]["state"] == "done"
+        assert not page.server._runs.is_over(["job"])
+
+
+def test_the_trials_of_a_sweep_come_before_the_list(tmp_path: Path) -> None:
+    full_run(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"trials": [{"run": "job", "assignments": ["a=1"]}]}')
+    with page_of(tmp_path) as page, page.events() as events:
+        found = [next(events) for _ in range(3)]
+        assert [kind for kind, _ in found] == ["hello", "sweep", "list"]
+        assert found[1][1]["trials"][0]["run"] == "job"
