@@ -292,13 +292,16 @@ def _explained(
 
 
 def _attach_keys(h5py: Any, datasets: Mapping[str, Any]) -> None:
-    """Make the keys the dimension scale of the first axis of the other datasets of an embedding table."""
+    """Make the keys the dimension scale of the first axis of the other datasets of an embedding table.
+
+    The axis gets no label: labels are texts of variable length, behind which HDF5 leaves bytes that it has
+    not set, so files would differ.
+    """
     keys = datasets["keys"]
     h5py.h5ds.set_scale(keys, b"key")
     for role, dataset in datasets.items():
         if role != "keys":
             h5py.h5ds.attach_scale(dataset, keys, 0)
-            h5py.h5ds.set_label(dataset, 0, b"row")
 
 
 def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> Any:
