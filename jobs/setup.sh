@@ -45,12 +45,12 @@ fail() {
   exit "$code"
 }
 
-# signs WHAT: say again and again for how long a step has run: every ten seconds at a terminal, else every minute.
+# elapsed WHAT: say again and again for how long a step has run: every ten seconds at a terminal, else every minute.
 # Ends with the set-up. The timed read needs no child process, which would outlive this one.
-signs() {
+elapsed() {
   local what=$1 every=60 began=$SECONDS
   [[ ! -t 1 ]] || every=10
-  every=${MPIPS_SETUP_SIGN_S:-$every}
+  every=${MPIPS_SETUP_ELAPSED_S:-$every}
   exec 8<> <(:)
   while true; do
     read -rt "$every" -u 8 || true
@@ -59,11 +59,11 @@ signs() {
   done
 }
 
-# with_signs WHAT COMMAND...: run a command, with signs meanwhile; return its exit code.
-with_signs() {
+# with_elapsed WHAT COMMAND...: run a command, and say for how long meanwhile; return its exit code.
+with_elapsed() {
   local what=$1 code=0 job
   shift
-  signs "$what" 9>&- &
+  elapsed "$what" 9>&- &
   job=$!
   "$@" || code=$?
   kill "$job" 2>/dev/null || true
@@ -79,7 +79,7 @@ logged() {
   local what=$1
   shift
   printf '\n== %s: %s\n' "$what" "$*" >>"$log"
-  if ! with_signs "$what" in_log "$@"; then
+  if ! with_elapsed "$what" in_log "$@"; then
     tail -n 20 "$log" >&2
     fail 1 "$what failed; the end of $log is above"
   fi
@@ -279,7 +279,7 @@ finish_h5py() {
   local code=0 lib=${h5py_key##* }
   [[ -n $h5py_key ]] || return 0
   if [[ -n $h5py_job ]]; then
-    with_signs "building h5py" wait "$h5py_job" || code=$?
+    with_elapsed "building h5py" wait "$h5py_job" || code=$?
     trap - EXIT
     cat "$state/h5py/log" >>"$log"
     if ((code)); then

@@ -241,7 +241,7 @@ def _start(
         launcher_args=config.run.mpirun_args,
         program_args=passed,
         show=display.update if display is not None else None,
-        signs=not quiet,
+        shows_elapsed=not quiet,
     )
     words = [*map(shlex.quote, plan.command(0, pool.layout(), run.attempt(0) / "hostfile"))]
     if dry:

@@ -97,7 +97,7 @@ def metrics_text(metrics: Mapping[str, float | None]) -> str:
 def _by_epoch(history: Sequence[Mapping[str, float]]) -> list[str]:
     """Return a table of the metrics of all epochs; of many epochs every second one, and so on, to the last.
 
-    Of many epochs that were not all evaluated, only the evaluated ones count.
+    If only some of many epochs were evaluated, the table has these.
     """
     rows, of = list(history), "epoch"
     evaluated = [row for row in rows if len(row) > 2]

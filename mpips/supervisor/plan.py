@@ -32,7 +32,7 @@ class SupervisionPlan(msgspec.Struct, frozen=True):
         launcher_args: The user's own arguments for mpirun.
         program_args: Arguments for `mpips train` in every rank.
         show: Receives the progress of the run about twice a second; None: the ranks show it.
-        signs: A start that takes long is reported.
+        shows_elapsed: A start that takes long is reported.
     """
 
     run: RunFolder
@@ -43,7 +43,7 @@ class SupervisionPlan(msgspec.Struct, frozen=True):
     launcher_args: Sequence[str] = ()
     program_args: Sequence[str] = ()
     show: Callable[[Snapshot], None] | None = None
-    signs: bool = True
+    shows_elapsed: bool = True
 
     @property
     def checkpoints(self) -> Path:

@@ -31,8 +31,8 @@ from mpips.supervisor.reap import reap
 from mpips.supervisor.record import RunRecord
 from mpips.supervisor.stopping import Requests, Signals, drive
 from mpips.supervisor.verdict import judge
+from mpips.terminal.elapsed import Elapsed
 from mpips.terminal.screen import say
-from mpips.terminal.signs import Signs
 
 _ROOM_S = 0.5  # seconds between two attempts to write to a full disk
 
@@ -233,8 +233,8 @@ class Supervisor:
         )
 
         printed = False
-        signs = Signs(
-            "mpips run: starting the ranks", self._record.tell if self._plan.signs else None
+        elapsed = Elapsed(
+            "mpips run: starting the ranks", self._record.tell if self._plan.shows_elapsed else None
         )
 
         def tick(status: Status | None) -> None:
@@ -247,7 +247,7 @@ class Supervisor:
                 )
             printed = attempt.is_suspended
             if status is None and not printed:
-                signs.look()
+                elapsed.look()
             if status is not None:
                 self._conclusion.recovered(generation, status)
                 if self._plan.show is not None:

@@ -11,8 +11,8 @@ from mpips.monitor.progress import Snapshot, duration, fields, fit
 from mpips.rundir.directory import RunFolder
 from mpips.supervisor.sweep import Sweep
 from mpips.terminal.device import find_terminal
+from mpips.terminal.elapsed import ELSEWHERE_S
 from mpips.terminal.screen import say
-from mpips.terminal.signs import ELSEWHERE_S
 
 
 class TrialWatch:

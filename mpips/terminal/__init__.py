@@ -1,1 +1,1 @@
-"""Text for a terminal: width and colours in `screen.py`, the file to open first; tables; signs of life."""
+"""Text for a terminal: width and colours in `screen.py`, the file to open first; tables; elapsed times."""

@@ -58,7 +58,7 @@ def has_colour(stream: TextIO, env: Mapping[str, str] = os.environ) -> bool:
 
 
 def for_ranks(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variable by which ranks know the terminals of this process; none without a terminal."""
+    """Return the variable from which ranks read the terminals of this process; none without a terminal."""
     found = [columns(stream, env) for stream in (sys.stdout, sys.stderr)]
     return {OF_RANKS: f"{found[0]} {found[1]}"} if any(found) else {}
 

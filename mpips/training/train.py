@@ -30,8 +30,8 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
+from mpips.terminal.elapsed import show_elapsed
 from mpips.terminal.screen import say
-from mpips.terminal.signs import signs_of_life
 from mpips.training.callback import EpochCallback, OnEpochEnd
 from mpips.training.epochs import Inputs, refuse_backup, train_epochs
 from mpips.training.evaluation import evaluate
@@ -226,7 +226,7 @@ class TrainingProgram:
         """Read the data and make the task."""
         tell = say if self._verbose else lambda line: None
         speaks = self._verbose and (comm is None or comm.rank == 0)
-        with signs_of_life("mpips: reading the data", say if speaks else None):
+        with show_elapsed("mpips: reading the data", say if speaks else None):
             self._inputs = prepare(ranks, n_workers, self._config, self._cache, tell)
         self._inputs.verbose = self._verbose
         self._inputs.callback = self._callback

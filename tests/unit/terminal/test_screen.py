@@ -1,4 +1,4 @@
-"""What a terminal shows: whole words, its columns and colours, and signs of life."""
+"""What a terminal shows: whole words, its columns and colours, and elapsed time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import TextIO
 
 import pytest
 
-from mpips.terminal import signs as signs_module
+from mpips.terminal import elapsed as elapsed_module
+from mpips.terminal.elapsed import Elapsed, show_elapsed
 from mpips.terminal.screen import (
     OF_RANKS,
     columns,
@@ -27,7 +28,6 @@ from mpips.terminal.screen import (
     styled,
     wrapped,
 )
-from mpips.terminal.signs import Signs, signs_of_life
 from mpips.terminal.table import text_table
 
 ROOT = Path(__file__).parents[3]
@@ -142,26 +142,28 @@ def test_styles_change_no_column() -> None:
     assert found[2] == text_table(rows)[2] == "bb   failed"
 
 
-def test_signs_of_life_come_each_time_the_interval_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_elapsed_come_each_time_the_interval_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(signs_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(signs_module, "columns", lambda stream: 80)
-    told: list[str] = []
-    signs = Signs("reading", told.append)
+    monkeypatch.setattr(elapsed_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 80)
+    printed: list[str] = []
+    elapsed = Elapsed("reading", printed.append)
     for second in range(31):
         now[0] = float(second)
-        signs.look()
-    assert told == ["reading ... 10 s", "reading ... 20 s", "reading ... 30 s"]
+        elapsed.look()
+    assert printed == ["reading ... 10 s", "reading ... 20 s", "reading ... 30 s"]
     # A log gets a line a minute.
-    monkeypatch.setattr(signs_module, "columns", lambda stream: 0)
-    assert Signs("reading", told.append).left_s == 60.0
+    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 0)
+    assert Elapsed("reading", printed.append).left_s == 60.0
 
 
-def test_a_block_that_prints_nothing_has_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signs_module, "ELSEWHERE_S", 0.001)
-    monkeypatch.setattr(signs_module, "columns", lambda stream: 0)
-    seen = signs_module.threading.Event()
-    with signs_of_life("reading", lambda line: seen.set()):
+def test_the_time_of_a_block_that_prints_nothing_is_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elapsed_module, "ELSEWHERE_S", 0.001)
+    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 0)
+    seen = elapsed_module.threading.Event()
+    with show_elapsed("reading", lambda line: seen.set()):
         assert seen.wait(60.0)
 
 

@@ -1,4 +1,4 @@
-"""Signs of life: a line every ten seconds while something takes long that prints nothing itself."""
+"""Elapsed time: a line every ten seconds while something takes long that prints nothing itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ AT_TERMINAL_S = 10.0  # seconds between two lines at a terminal
 ELSEWHERE_S = 60.0  # seconds between two lines in a log
 
 
-class Signs:
+class Elapsed:
     """Prints how long something has taken, each time that the interval is over."""
 
     def __init__(self, what: str, tell: Callable[[str], None] | None = say) -> None:
         """Begin to count the time.
 
         Args:
-            what: What takes long, such as "mpips run: starting the ranks".
+            what: The work that takes long, such as "mpips run: starting the ranks".
             tell: Prints a line; None: print nothing.
         """
         self._what = what
@@ -45,23 +45,23 @@ class Signs:
 
 
 @contextmanager
-def signs_of_life(what: str, tell: Callable[[str], None] | None = say) -> Iterator[None]:
-    """Print signs of life of a block that calls nothing meanwhile; a thread prints them.
+def show_elapsed(what: str, tell: Callable[[str], None] | None = say) -> Iterator[None]:
+    """Print the time that a block takes while it prints nothing itself; a thread prints the lines.
 
     Args:
-        what: What takes long.
+        what: The work that takes long.
         tell: Prints a line, on any thread; None: print nothing.
     """
     if tell is None:
         yield
         return
-    signs, ended = Signs(what, tell), threading.Event()
+    elapsed, ended = Elapsed(what, tell), threading.Event()
 
     def watch() -> None:
-        while not ended.wait(signs.left_s):
-            signs.look()
+        while not ended.wait(elapsed.left_s):
+            elapsed.look()
 
-    thread = threading.Thread(target=watch, name="mpips signs of life", daemon=True)
+    thread = threading.Thread(target=watch, name="mpips elapsed time", daemon=True)
     thread.start()
     try:
         yield
