@@ -6,6 +6,7 @@ The parts of the reference that come from the code are generated first; then the
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -14,14 +15,31 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ROOT / "build/docs"
 SITE = ROOT / "build/site"
+# Modules that build the site, all of the extra "docs". The parts need mpips alone.
+TOOLS = ("zensical", "mkdocstrings", "mkdocstrings_handlers")
+
+
+def lacking(parts_only: bool) -> str:
+    """Return what to install before this script can work; "" if nothing is missing."""
+    if importlib.util.find_spec("mpips") is None:
+        return (
+            "mpips is not installed for this Python: bash jobs/setup.sh, then use .venv/bin/python"
+        )
+    missing = [name for name in TOOLS if importlib.util.find_spec(name) is None]
+    if missing and not parts_only:
+        return f"{', '.join(missing)}: not installed; pip install -e '.[docs]' (in .venv)"
+    return ""
 
 
 def build() -> int:
     """Generate the parts and build the site; a broken link or an unknown reference is an error.
 
     Returns:
-        The exit code of the generator.
+        The exit code of the generator; 69 if something must be installed first.
     """
+    if missing := lacking("--parts" in sys.argv[1:]):
+        print(f"docs/build.py: {missing}", file=sys.stderr)
+        return 69
     sys.path.insert(0, str(ROOT))  # parts.py imports tests.bench
     from parts import write_parts
 

@@ -24,21 +24,62 @@ venv=$root/.venv
 state=$venv/.mpips
 log=$state/setup.log
 
-say() { printf 'mpips set-up: %s\n' "$*"; }
+say() { show "mpips set-up: $*"; }
+
+# show TEXT: print a line; on a terminal, break it between words where it is wider than the terminal.
+show() {
+  local size
+  if [[ ! -t 1 ]] || ! command -v fold >/dev/null; then
+    printf '%s\n' "$1"
+    return
+  fi
+  size=$(stty size <&1 2>/dev/null) || size=
+  size=${size##* }
+  printf '%s\n' "$1" | fold -s -w "$((${size:-0} > 0 ? size : 80))"
+}
 
 fail() {
   local code=$1
   shift
-  printf 'mpips set-up: %s\n' "$*" >&2
+  say "$*" >&2
   exit "$code"
 }
+
+# elapsed WHAT: say again and again for how long a step has run: every ten seconds at a terminal, else every minute.
+# Ends with the set-up. The timed read needs no child process, which would outlive this one.
+elapsed() {
+  local what=$1 every=60 began=$SECONDS
+  [[ ! -t 1 ]] || every=10
+  every=${MPIPS_SETUP_ELAPSED_S:-$every}
+  exec 8<> <(:)
+  while true; do
+    read -rt "$every" -u 8 || true
+    kill -0 "$$" 2>/dev/null || return 0
+    say "$what ... $((SECONDS - began)) s"
+  done
+}
+
+# with_elapsed WHAT COMMAND...: run a command, and say for how long meanwhile; return its exit code.
+with_elapsed() {
+  local what=$1 code=0 job
+  shift
+  elapsed "$what" 9>&- &
+  job=$!
+  "$@" || code=$?
+  kill "$job" 2>/dev/null || true
+  wait "$job" 2>/dev/null || true
+  return "$code"
+}
+
+# in_log COMMAND...: run a command with all output in the log.
+in_log() { "$@" >>"$log" 2>&1 </dev/null; }
 
 # logged WHAT COMMAND...: run a command with all output in the log; show the log's end if it fails.
 logged() {
   local what=$1
   shift
   printf '\n== %s: %s\n' "$what" "$*" >>"$log"
-  if ! "$@" >>"$log" 2>&1 </dev/null; then
+  if ! with_elapsed "$what" in_log "$@"; then
     tail -n 20 "$log" >&2
     fail 1 "$what failed; the end of $log is above"
   fi
@@ -238,7 +279,7 @@ finish_h5py() {
   local code=0 lib=${h5py_key##* }
   [[ -n $h5py_key ]] || return 0
   if [[ -n $h5py_job ]]; then
-    wait "$h5py_job" || code=$?
+    with_elapsed "building h5py" wait "$h5py_job" || code=$?
     trap - EXIT
     cat "$state/h5py/log" >>"$log"
     if ((code)); then

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from mpips.errors import CheckpointError, ConfigError
 from mpips.model.common_copy import COMMON
 from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, Table
+from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -74,7 +74,7 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
             for refusal in found.refused:
                 # A warning, which no option silences: the job repeats what it had done since this step.
                 line = f"mpips: warning: checkpoint not used: {refusal.reason}"
-                print(line, file=sys.stderr, flush=True)
+                say(line)
         return Start(found.checkpoint.path, found.checkpoint.manifest, generation)
     path = Path(resume)
     with open_checkpoint(path) as checkpoint:

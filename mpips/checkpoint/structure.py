@@ -48,6 +48,26 @@ _MEANINGS = {
     "state/z": ("FTRL: sum of gradients less the proximal terms", "gradient"),
     "state/n": ("FTRL: sum of squared gradients", "gradient^2"),
 }
+# Meaning of the attributes of the file and of those of a table, for the attribute `meaning` of each.
+_OF_FILE = {
+    "mpips_format": "version of this format; readers of an older mpips refuse a newer one",
+    "mpips_version": "mpips that wrote the file",
+    "run_id": "name of the run",
+    "generation": "number of the attempt of the run, from 0",
+    "step": "clocks that all workers have completed",
+    "time": "time of the cut, ISO 8601, UTC",
+    "workers": "number of workers",
+    "least_clock": "clock of the slowest worker at the cut, in clocks",
+    "greatest_clock": "clock of the fastest worker at the cut, in clocks",
+}
+_OF_TABLE = {
+    "kind": "dense (a tensor) or embedding (rows by key; the dimension scale of their first axis is keys)",
+    "updates": "updates that the table has taken",
+    "optimizer": "rule by which servers apply an update; optimizer.NAME is an option of it",
+    "consistency": "which updates a pull may see, and when an update is applied",
+    "partition": "how keys or elements were spread over the servers; a restart may have others",
+    "init": "initial values",
+}
 
 # Meaning and units of the arrays beside the tables, by path in the file: `mpips.data.Moments` of the training
 # data, from which tasks compute the scale of the features; and the example, a few samples of the training
@@ -218,7 +238,9 @@ def _draw(
             alignment_threshold=ALIGNMENT,
             alignment_interval=ALIGNMENT,
         ) as file:
-            _set_attributes(file, _file_attributes(head, version))
+            _set_attributes(
+                file, _explained("checkpoint of mpips", _file_attributes(head, version), _OF_FILE)
+            )
             _put_text(file, "config", head.config, "resolved configuration of the job, JSON")
             clocks = np.array([worker.clock for worker in head.workers], np.int64)
             file["clocks"] = clocks
@@ -237,24 +259,53 @@ def _draw(
 def _create_table(h5py: Any, file: Any, table: TableEntry) -> list[int]:
     group = file.create_group(table.group)
     optimizer = {f"optimizer.{k}": v for k, v in table.optimizer.items() if k != "name"}
-    _set_attributes(
-        group,
-        {
-            "kind": table.kind,
-            "updates": table.version,
-            "optimizer": table.optimizer["name"],
-            **optimizer,
-            "consistency": table.consistency["name"],
-            "partition": table.partition["name"],
-            "init": table.init,
-        },
-    )
+    attributes = {
+        "kind": table.kind,
+        "updates": table.version,
+        "optimizer": table.optimizer["name"],
+        **optimizer,
+        "consistency": table.consistency["name"],
+        "partition": table.partition["name"],
+        "init": table.init,
+    }
+    _set_attributes(group, _explained("table", attributes, _OF_TABLE))
     if table.state:
-        group.create_group("state")
-    return [_create_dataset(h5py, file, entry) for entry in table.datasets]
+        _set_attributes(
+            group.create_group("state"),
+            {"meaning": "state of the optimizer, by the name of its part"},
+        )
+    made = [_create_dataset(h5py, file, entry) for entry in table.datasets]
+    if table.kind == "embedding":
+        _attach_keys(h5py, dict(zip([e.role for e in table.datasets], made, strict=True)))
+    return [
+        int(dataset.get_offset() or 0) if entry.n_bytes else 0
+        for dataset, entry in zip(made, table.datasets, strict=True)
+    ]
 
 
-def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> int:
+def _explained(
+    what: str, attributes: Mapping[str, Any], meanings: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return attributes with `meaning`, a text with a line for each of them."""
+    lines = [f"{name}: {meanings[name]}" for name in attributes if name in meanings]
+    return {"meaning": "\n".join([what, *lines]), **attributes}
+
+
+def _attach_keys(h5py: Any, datasets: Mapping[str, Any]) -> None:
+    """Make the keys the dimension scale of the first axis of the other datasets of an embedding table.
+
+    The axis gets no label: labels are texts of variable length, behind which HDF5 leaves bytes that it has
+    not set, so files would differ.
+    """
+    keys = datasets["keys"]
+    h5py.h5ds.set_scale(keys, b"key")
+    for role, dataset in datasets.items():
+        if role != "keys":
+            h5py.h5ds.attach_scale(dataset, keys, 0)
+
+
+def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> Any:
+    """Make a dataset without data; return its identifier of HDF5."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -270,7 +321,7 @@ def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> int:
     made = h5py.h5d.create(file.id, entry.path.encode(), dtype[entry.dtype], space, dcpl=properties)
     meaning, units = _MEANINGS.get(entry.role, ("state of a rule of the user's own", "unknown"))
     _set_attributes(h5py.Dataset(made), {"meaning": meaning, "units": units})
-    return int(made.get_offset() or 0) if entry.n_bytes else 0
+    return made
 
 
 def _file_attributes(head: ManifestHead, version: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mpips.bench.suites import ALL, MOVED, SUITES
+from mpips.terminal.screen import say
 
 _NAMES = [*SUITES, "all"]
 _OTHERS = [name for name in SUITES if name not in ALL]
@@ -89,13 +90,13 @@ def command(
 
     options = Options(repetitions=repetitions, quick=quick, check=check)
     found = run_suite(suite, options, nodes or 0)
-    click.echo(report.as_text(found))
+    say(report.as_text(found), err=False)
     if plot_file is not None:
         report.plot(found, plot_file)
     # Write no calibration after --quick and --check: such runs do not measure the speed.
     if not quick and not check:
         path = calibration or report.calibration_path()
         report.write_calibration(found, path)
-        click.echo(f"calibration: {path}")
+        say(f"calibration: {path}", err=False)
     if as_json:
         click.echo(json.dumps(report.as_json(found)))

@@ -9,6 +9,7 @@ import click
 from mpips.cli.runs import folder_option, run_argument
 from mpips.monitor.requesting import request_checkpoint
 from mpips.monitor.runs import find_run
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="Let a run write a checkpoint now.")
@@ -28,4 +29,4 @@ def command(run: str, folder: str, timeout: float) -> None:
     that is complete after the request. With checkpoint.on_usr1 = "exit" the run then ends.
     """
     found = find_run(run, Path(folder))
-    click.echo(request_checkpoint(found, timeout, lambda text: click.echo(text, err=True)))
+    say(str(request_checkpoint(found, timeout, say)), err=False)

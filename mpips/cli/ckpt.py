@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
 from mpips.errors import CheckpointError, ConfigError
 from mpips.monitor.progress import plural
+from mpips.monitor.summary_text import metric_label
+from mpips.terminal.screen import columns, has_colour, say
 from mpips.terminal.table import text_table
 from mpips.terminal.units import binary_size
 
@@ -76,13 +79,13 @@ def list_them(path: Path, as_json: bool) -> None:
         for row in rows
     ]
     if cells:
-        click.echo(_table(header, cells, right=range(1, 7)))
+        say(_table(header, cells, range(1, 7), optional=(1, 4, 5, 3, 6)), err=False)
     else:
-        click.echo(f"no checkpoints in '{folder}'")
+        say(f"no checkpoints in '{folder}'", err=False)
 
 
 def _best_text(best: Mapping[str, Any]) -> str:
-    metric = best["metric"].replace("_", " ")
+    metric = metric_label(best["metric"])
     return f"BEST: {metric} {best['value']:.4f} after epoch {best['epoch']}"
 
 
@@ -155,7 +158,7 @@ def show(path: Path, as_json: bool) -> None:
     if manifest.config:
         config = msgspec.json.format(msgspec.json.encode(manifest.config), indent=2).decode()
         parts.append(f"configuration\n{config}")
-    click.echo("\n\n".join(parts))
+    say("\n\n".join(parts), err=False, hang=12)
 
 
 def _shortened(entry: str) -> str:
@@ -219,7 +222,7 @@ def _tables_text(tables: Sequence[TableEntry]) -> str:
         for t in tables
     ]
     header = ("table", "kind", "shape", "optimizer", "state", "consistency", "partition", "updates")
-    return _table((*header, "size"), rows, right=(7, 8))
+    return _table((*header, "size"), rows, right=(7, 8), optional=(4, 6, 3, 8))
 
 
 def _shards_text(m: Manifest) -> str:
@@ -260,9 +263,9 @@ def verify(path: Path, as_json: bool) -> None:
         click.echo(json.dumps([{"name": p.name, "problems": texts} for p, texts in found]))
     else:
         for p, texts in found:
-            click.echo(f"{p.name}  {'DAMAGED' if texts else 'good'}")
+            say(f"{p.name}  {'DAMAGED' if texts else 'good'}", err=False)
             for text in texts:
-                click.echo(f"    {text}")
+                say(f"    {text}", err=False)
     if bad:
         raise CheckpointError(
             f"{len(bad)} of {len(found)} checkpoints are damaged: {', '.join(bad)}; remove them or restore "
@@ -297,7 +300,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
         click.echo(json.dumps({d.table: _plain(d) for d in found}))
     else:
         header = ("table", "compared", "changed", "greatest", "only first", "only second", "")
-        click.echo(_table(header, [_difference_row(d) for d in found], right=range(1, 6)))
+        say(_table(header, [_difference_row(d) for d in found], right=range(1, 6)), err=False)
     if not all(d.same for d in found):
         click.get_current_context().exit(1)
 
@@ -379,12 +382,21 @@ def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: b
     for name in result.removed:
         click.echo(f"{name}  {verb}")
     for refusal in result.damaged:
-        click.echo(f"damaged: {refusal.reason}")
-    click.echo(f"{len(result.removed)} {verb}, {len(result.remaining)} remain")
+        say(f"damaged: {refusal.reason}", err=False)
+    say(f"{len(result.removed)} {verb}, {len(result.remaining)} remain", err=False)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
-    return "\n".join(text_table([header, *rows], right))
+def _table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int],
+    optional: Sequence[int] = (),
+) -> str:
+    """Return a table for stdout. `optional`: columns that a narrow terminal does not show."""
+    styles = {0: "bold"} if has_colour(sys.stdout) else None
+    width = columns(sys.stdout)
+    lines = text_table([header, *rows], right, styles=styles, width=width, optional=optional)
+    return "\n".join(lines)
 
 
 def _moment(seconds: float) -> str:

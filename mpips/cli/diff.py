@@ -11,7 +11,8 @@ import msgspec
 from mpips.cli.runs import folder_option, run_argument
 from mpips.monitor.differences import Difference, differences
 from mpips.monitor.runs import find_run
-from mpips.terminal.table import text_table
+from mpips.terminal.screen import say
+from mpips.terminal.table import print_table
 
 _LONGEST = 48  # characters of a value that are shown
 
@@ -33,7 +34,7 @@ def command(first: str, second: str, folder: str, as_json: bool) -> None:
             click.echo(json.dumps(msgspec.structs.asdict(difference)))
         return
     if not found:
-        click.echo("mpips diff: no difference")
+        say("mpips diff: no difference", err=False)
         return
     rows: list[tuple[str, ...]] = [("", *(run.path.name for run in runs))]
     section = ""
@@ -42,7 +43,7 @@ def command(first: str, second: str, folder: str, as_json: bool) -> None:
             section = difference.section
             rows.append((section, "", ""))
         rows.append((f"  {difference.key}", *_shown(difference)))
-    click.echo("\n".join(text_table(rows)))
+    print_table(rows)
 
 
 def _shown(difference: Difference) -> tuple[str, str]:

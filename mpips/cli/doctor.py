@@ -11,6 +11,7 @@ import click
 
 from mpips.doctor.finding import Finding, as_json, as_line, count, summary
 from mpips.errors import CapabilityError
+from mpips.terminal.screen import columns, has_colour, say
 from mpips.terminal.table import text_table
 
 
@@ -90,8 +91,7 @@ def _printed(findings: Iterable[Finding], width: int, quiet: bool) -> list[Findi
     for finding in findings:
         found.append(finding)
         if not quiet:
-            click.echo(as_line(finding, width))
-            sys.stdout.flush()
+            say(as_line(finding, width, columns(sys.stdout), has_colour(sys.stdout)), err=False)
     return found
 
 
@@ -121,5 +121,5 @@ def _clean(want_json: bool) -> int:
     ]
     total = sum(left.n_bytes for left in gone) / 2**20
     counts = f"{len(gone)} removed, {total:.1f} MiB; {len(found) - len(gone)} remain"
-    click.echo("\n".join([*text_table(lines, right=[1]), counts]))
+    say("\n".join([*text_table(lines, right=[1]), counts]), err=False)
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mpips.cli.choosing import best_option
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="Compute the metrics of a trained model on a file.")
@@ -41,8 +42,8 @@ def command(
     found = loaded.evaluate(data, metrics)
     files = ", ".join(data)
     for note in (*loaded.refused, *loaded.notes):
-        click.echo(note, err=True)
+        say(note)
     if as_json:
         click.echo(json.dumps({"model": str(loaded.path), "data": files, **found}))
         return
-    click.echo(f"{metrics_text(found)}  ({files}; {loaded.path})")
+    say(f"{metrics_text(found)}  ({files}; {loaded.path})", err=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mpips.cli.choosing import best_option
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="Write a trained model for other libraries.")
@@ -49,4 +50,4 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
 
     loaded = load(model, best=best)
     export(loaded, kind, out, force)
-    click.echo(f"mpips export: {loaded.path} in {out}", err=True)
+    say(f"mpips export: {loaded.path} in {out}")

@@ -13,6 +13,7 @@ from mpips.monitor.logs import Follower, LinesOnce, LogFile, attempts, find_logs
 from mpips.monitor.runs import find_run
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder
+from mpips.terminal.screen import say
 
 _LOOK_S = 0.5  # seconds between two readings of the logs
 
@@ -96,9 +97,7 @@ def _print_last(
         _print(log, once.new(log, found))
         printed = printed or bool(found)
     if not printed:
-        click.echo(
-            f"mpips logs: the logs of attempt {attempt} of {run.path.name} are empty", err=True
-        )
+        say(f"mpips logs: the logs of attempt {attempt} of {run.path.name} are empty")
 
 
 def _follow(run: RunFolder, ranks: tuple[int, ...], role: str | None, lines: int) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from mpips.monitor.runs import HEADINGS, RIGHT, cells, summaries
-from mpips.terminal.table import text_table
+from mpips.monitor.runs import HEADINGS, OPTIONAL, RIGHT, cells, summaries
+from mpips.terminal.screen import say, state_style
+from mpips.terminal.table import print_table
 
 
 @click.command(short_help="List runs with their state, step, loss, age and size.")
@@ -31,9 +32,10 @@ def command(folder: str, as_json: bool) -> None:
             click.echo(json.dumps(asdict(run)))
         return
     if not runs:
-        click.echo(f"mpips ls: no run in {Path(folder).absolute()}")
+        say(f"mpips ls: no run in {Path(folder).absolute()}", err=False)
         return
-    click.echo("\n".join(text_table([HEADINGS, *map(cells, runs)], right=RIGHT)))
+    states = {(i + 1, HEADINGS.index("state")): state_style(r.state) for i, r in enumerate(runs)}
+    print_table([HEADINGS, *map(cells, runs)], right=RIGHT, styles=states, optional=OPTIONAL)
     for run in runs:
         if run.state == "damaged":
-            click.echo(f"{run.name}: {run.note}", err=True)
+            say(f"{run.name}: {run.note}")

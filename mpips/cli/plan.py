@@ -9,6 +9,7 @@ import click
 
 from mpips.cli.train import DATA, SERVERS, SET, configure, with_options
 from mpips.errors import ConfigError
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="Predict what a job needs and how fast it runs.")
@@ -120,7 +121,10 @@ def command(
         program=program,
         rows=dict(map(_rows, rows)),
     )
-    click.echo(json.dumps(report.as_json(plan)) if want_json else report.as_text(plan))
+    if want_json:
+        click.echo(json.dumps(report.as_json(plan)))
+    else:
+        say(report.as_text(plan), err=False)
     if plot_file is not None:
         plot(plan, plot_file)
     return ConfigError.exit_code if plan.problems else 0

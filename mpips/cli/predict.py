@@ -11,6 +11,7 @@ import click
 from mpips.cli.choosing import best_option
 from mpips.config.schema import parse_assignment
 from mpips.errors import ConfigError
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="Predict the samples of a file with a trained model.")
@@ -69,7 +70,7 @@ def command(
         model,
         given_files(data) or "",
         out,
-        lambda note: click.echo(note, err=True),
+        say,
         timeout or TIMEOUT_S,
         best,
         options,
@@ -77,9 +78,7 @@ def command(
     if launched_rank() == 0:
         sys.stdout.flush()
         if out is not None:
-            click.echo(
-                f"mpips predict: {written.n:,} predictions of {written.model} in {out}", err=True
-            )
+            say(f"mpips predict: {written.n:,} predictions of {written.model} in {out}")
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -9,6 +9,7 @@ import click
 from mpips.cli.runs import folder_option
 from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
+from mpips.terminal.screen import say
 
 _MOST_RUNS = 8
 _MOST_TRIALS = 4  # trials of a sweep whose curves are shown, the best ones
@@ -23,9 +24,10 @@ _MOST_TRIALS = 4  # trials of a sweep whose curves are shown, the best ones
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("report.html"),
     show_default=True,
-    help="The file; it is replaced.",
+    help="The file; it must not exist yet.",
 )
-def command(names: tuple[str, ...], folder: str, output: Path) -> None:
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def command(names: tuple[str, ...], folder: str, output: Path, force: bool) -> None:
     """Write what `mpips web` shows of runs into one HTML file, which needs no server and loads nothing.
 
     RUN is a run directory or the beginning of a run's name [default: the newest run in --folder]; several
@@ -36,6 +38,8 @@ def command(names: tuple[str, ...], folder: str, output: Path) -> None:
     from mpips.web.run_data import RunData
     from mpips.web.runs_data import RunsData
 
+    if output.exists() and not force:
+        raise _exists(output)
     sweeps = [Path(name) for name in names if (Path(name) / "sweep.json").is_file()]
     if sweeps and len(names) > 1:
         raise ConfigError(f"{sweeps[0]}: a sweep has a report of its own; give it alone")
@@ -55,7 +59,17 @@ def command(names: tuple[str, ...], folder: str, output: Path) -> None:
         raise ConfigError(f"{len(runs)} runs: a page shows at most {_MOST_RUNS}; give fewer")
     text = report(runs, sweep=trials)
     try:
-        output.write_text(text, encoding="utf-8")
+        # Another process may have made the file meanwhile.
+        with output.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise _exists(output) from None
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
-    click.echo(f"mpips report: {output} ({len(text.encode()) / 1e6:.1f} MB)", err=True)
+    say(f"mpips report: {output} ({len(text.encode()) / 1e6:.1f} MB)")
+
+
+def _exists(output: Path) -> ConfigError:
+    return ConfigError(
+        f"{output}: exists already; give another name (-o FILE), or replace it (--force)"
+    )

@@ -21,6 +21,7 @@ from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor.hosts import Host, HostPool
 from mpips.supervisor.launcher import cores, find_launcher
 from mpips.tasks.registry import TASKS
+from mpips.terminal.screen import columns, command_text, say
 
 # Options of this command that the configuration has under [run] by the same name.
 _RUN_KEYS = (
@@ -108,6 +109,7 @@ def is_script(job: str) -> bool:
     help="JOB is a run directory (recognised also without this option).",
 )
 @with_options(TRAIN)
+@click.option("-v", "--verbose", is_flag=True, help="Also print the command of mpirun.")
 @click.option("--dry-run", is_flag=True, help="Check the job, print the command, start nothing.")
 def command(
     job: str,
@@ -118,6 +120,7 @@ def command(
     progress: str,
     quiet: bool,
     as_json: bool,
+    verbose: bool,
     dry_run: bool,
     **given: Any,
 ) -> None:
@@ -177,7 +180,17 @@ def command(
             rehearse(config, pool.n_ranks)
         else:
             preflight(config, pool.n_ranks)
-    _start(job, config, pool, existing, progress=progress, quiet=quiet, json=as_json, dry=dry_run)
+    _start(
+        job,
+        config,
+        pool,
+        existing,
+        progress=progress,
+        quiet=quiet,
+        verbose=verbose,
+        json=as_json,
+        dry=dry_run,
+    )
 
 
 def _start(
@@ -188,6 +201,7 @@ def _start(
     *,
     progress: str,
     quiet: bool,
+    verbose: bool,
     json: bool,
     dry: bool,
 ) -> None:
@@ -198,7 +212,6 @@ def _start(
     """
     from mpips.checkpoint.structure import load_writer
     from mpips.supervisor.plan import SupervisionPlan, make_run
-    from mpips.supervisor.record import say
     from mpips.supervisor.stopping import Signals
     from mpips.supervisor.supervise import Supervisor
 
@@ -228,13 +241,16 @@ def _start(
         launcher_args=config.run.mpirun_args,
         program_args=passed,
         show=display.update if display is not None else None,
+        shows_elapsed=not quiet,
     )
-    text = shlex.join(plan.command(0, pool.layout(), run.attempt(0) / "hostfile"))
+    words = [*map(shlex.quote, plan.command(0, pool.layout(), run.attempt(0) / "hostfile"))]
     if dry:
-        click.echo(text)
+        click.echo(command_text(words, columns(sys.stdout)))
         return
     if not quiet:
-        say(f"mpips run: {run.path}\n{text}")
+        say(f"mpips run: {run.path}")
+    if verbose:
+        say(command_text(words, columns(sys.stderr)))
     try:
         with Signals(config.checkpoint.grace_s, RequestFolder(run)) as signals:
             code = Supervisor(plan, signals).run()
@@ -268,7 +284,6 @@ def _discard_memory(run: RunFolder, pool: HostPool) -> None:
         click.exceptions.Exit: A host did not answer, so its memory is unchanged; code 1.
     """
     from mpips.supervisor.left_memory import discard
-    from mpips.supervisor.record import say
 
     if not discard(run, pool.names, say):
         raise click.exceptions.Exit(1)

@@ -11,6 +11,7 @@ import click
 
 from mpips.cli.choosing import best_option
 from mpips.errors import CapabilityError, ConfigError
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="Answer requests for predictions over HTTP.")
@@ -75,9 +76,9 @@ def command(
     current = CurrentModel(model, best)
     listening = _listen(host, port)
     place = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
-    click.echo(f"mpips serve: {current.name} on {place}; Ctrl-C ends it", err=True)
+    say(f"mpips serve: {current.name} on {place}; Ctrl-C ends it")
     bearer = f' -H "Authorization: Bearer {token}"' if token else ""
-    click.echo(f"  curl{bearer} {place}/health", err=True)
+    say(f"  curl{bearer} {place}/health")
     app = Service(current, token, follow).app()
     try:
         uvicorn.Server(config_of(app)).run(sockets=[listening])

@@ -9,6 +9,7 @@ import click
 from mpips.cli.runs import folder_option, run_argument
 from mpips.monitor.requesting import request_stop
 from mpips.monitor.runs import find_run
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="End a run after a last checkpoint.")
@@ -29,8 +30,8 @@ def command(run: str, folder: str, now: bool, timeout: float) -> None:
     the command works on any machine that sees it. `mpips run RUN` continues the run.
     """
     found = find_run(run, Path(folder))
-    view = request_stop(found, now, timeout, lambda text: click.echo(text, err=True))
+    view = request_stop(found, now, timeout, say)
     checkpoint = view.status.checkpoint if view.status is not None else ""
     saved = f"; checkpoint {Path(checkpoint).name}" if checkpoint else ""
     again = "" if view.state == "done" else f"; continue with: mpips run {found.path}"
-    click.echo(f"mpips stop: {found.path.name} has ended ({view.state}){saved}{again}")
+    say(f"mpips stop: {found.path.name} has ended ({view.state}){saved}{again}", err=False)

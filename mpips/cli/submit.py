@@ -26,6 +26,7 @@ from mpips.supervisor.submit import (
     make_script,
     submit,
 )
+from mpips.terminal.screen import say
 from mpips.training.preflight import preflight
 
 
@@ -144,12 +145,13 @@ def command(
     except BaseException:
         shutil.rmtree(folder)
         raise
-    click.echo(
+    say(
         f"job {number} ({name}) is submitted: {plural(options.nodes, 'node')} with "
         f"{plural(options.ranks_per_node, 'rank')} each\n"
         f"folder  {folder}\n"
         f"output  {folder}/slurm-{number}.out\n"
-        f"stop    scancel {number}"
+        f"stop    scancel {number}",
+        err=False,
     )
 
 

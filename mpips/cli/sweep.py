@@ -19,9 +19,12 @@ from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
+from mpips.monitor.summary_text import metric_label
 from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, why
+from mpips.supervisor.trial_watch import TrialWatch
 from mpips.tasks import load_task
-from mpips.terminal.table import text_table
+from mpips.terminal.screen import say, state_style
+from mpips.terminal.table import print_table
 
 _PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_workers")
 
@@ -113,11 +116,15 @@ def command(
     n = len(sweep.content.trials)
     code = 0
     if not show:
-        click.echo(f"mpips sweep: {plural(n, 'trial')} in {sweep.path}", err=True)
-        code = sweep.run([], lambda result, ended: _tell(sweep, result, ended, n))
+        say(f"mpips sweep: {plural(n, 'trial')} in {sweep.path}")
+        watch = TrialWatch(sweep)
+        try:
+            code = sweep.run([], lambda result, ended: _tell(sweep, result, ended, n), watch.look)
+        finally:
+            watch.close()
     _print(sweep, metric, as_json)
     if code:
-        click.echo(f"interrupted; continue with: mpips sweep {sweep.path}", err=True)
+        say(f"interrupted; continue with: mpips sweep {sweep.path}")
     failed = any(result.state != "done" for result in sweep.results())
     if code or (failed and not show):
         raise click.exceptions.Exit(code or 1)
@@ -190,12 +197,13 @@ def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
     else:
         run = Path(result.run)
         text = f"{result.state} (exit {code}): {why(run)}; log: {run / 'logs'}"
-    click.echo(f"{result.number:>{len(str(n))}}/{n}  {options}: {text}", err=True)
+    say(f"{result.number:>{len(str(n))}}/{n}  {options}: {text}")
 
 
 def _metric_text(metric: str, result: TrialResult) -> str:
     value = result.metrics.get(metric)
-    return f"{metric.replace('_', ' ')} {value:.4f}" if value is not None else f"no {metric}"
+    label = metric_label(metric)
+    return f"{label} {value:.4f}" if value is not None else f"no {label}"
 
 
 def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
@@ -211,16 +219,22 @@ def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
     names = sorted({name for result in ranked for name in result.metrics})
     chosen = sweep.metric(ranked)
     names = [chosen, *(name for name in names if name != chosen)] if chosen else []
-    rows = [("trial", *keys, *(name.replace("_", " ") for name in names), "epochs", "s", "state")]
+    rows = [("trial", *keys, *map(metric_label, names), "epochs", "s", "state")]
     for result in ranked:
         values = [text.partition("=")[2] for text in result.assignments]
         found = [f"{result.metrics[n]:.4f}" if n in result.metrics else "-" for n in names]
         shown = [str(result.epochs), f"{result.seconds:.1f}"] if result.epochs else ["-", "-"]
         rows.append((str(result.number), *values, *found, *shown, result.state))
-    right = [0, *range(1 + len(keys), len(rows[0]) - 1)]
-    click.echo("\n".join(text_table(rows, right=right)))
+    n, first = len(rows[0]), 1 + len(keys)
+    styles: dict[int | tuple[int, int], str] = {
+        (i + 1, n - 1): state_style(result.state) for i, result in enumerate(ranked)
+    }
     best = ranked[0]
     if chosen in best.metrics:
-        click.echo(
-            f"best: {' '.join(best.assignments)}, {_metric_text(chosen, best)}, in {best.run}"
-        )
+        styles |= {(1, column): "green" for column in range(n)}
+    # A narrow terminal shows the options, the metric that counts and the state.
+    others = (n - 3, n - 2, *range(n - 4, first, -1))
+    print_table(rows, right=[0, *range(first, n - 1)], styles=styles, optional=others)
+    if chosen in best.metrics:
+        text = f"best: {' '.join(best.assignments)}, {_metric_text(chosen, best)}, in {best.run}"
+        say(text, err=False)

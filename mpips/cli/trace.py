@@ -14,6 +14,7 @@ from mpips.monitor.runs import find_run
 from mpips.monitor.trace import align, flows_of, read_trace, write_chrome
 from mpips.monitor.tracing import newest_trace, notes_of, record_trace
 from mpips.process.terminating import terminating
+from mpips.terminal.screen import say
 
 
 @click.command(short_help="Record what every rank does, for Perfetto.")
@@ -64,9 +65,10 @@ def command(run: str, folder: str, steps: int | None, output: Path, timeout: flo
         new.unlink(missing_ok=True)
     flows = flows_of(ranks)
     alignment = align([rank.head for rank in ranks], flows)
-    click.echo(
+    say(
         f"mpips trace: {output}: {n:,} events of {len(ranks)} ranks, "
-        f"{sum(len(flow.sent_ns) for flow in flows):,} updates"
+        f"{sum(len(flow.sent_ns) for flow in flows):,} updates",
+        err=False,
     )
     index = trace.index()
     notes = notes_of(index) if index is not None else []
@@ -78,4 +80,4 @@ def command(run: str, folder: str, steps: int | None, output: Path, timeout: flo
             "drifted; give fewer --steps"
         )
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")

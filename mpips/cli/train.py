@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from mpips.model.build import described
 from mpips.monitor import summary, summary_text
 from mpips.mpi import launch
 from mpips.rundir import directory
+from mpips.terminal.screen import has_colour, say
 
 if TYPE_CHECKING:
     from mpips.session.driver import Outcome
@@ -239,7 +241,7 @@ def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], *, sh
         directory.replace_json(folder.result_file, report)
         summary.write(folder, figures)
     if show:
-        click.echo(summary_text.text(figures))
+        say(summary_text.text(figures, has_colour(sys.stdout)), err=False)
 
 
 def _versions(report: Mapping[str, Any]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import click
 from mpips.cli.runs import folder_option, run_argument
 from mpips.errors import CapabilityError, ConfigError
 from mpips.monitor.runs import find_run
+from mpips.terminal.screen import say
 
 _HOST = "127.0.0.1"
 
@@ -52,10 +53,9 @@ def command(run: str | None, folder: str, port: int) -> None:
     token = secrets.token_urlsafe(24)
     listening = _listen(port)
     port = listening.getsockname()[1]
-    click.echo(f"mpips web: {where} on http://{_HOST}:{port}/{token}/ ; Ctrl-C ends it", err=True)
-    click.echo(
-        f"  from another machine: ssh -L {port}:{_HOST}:{port} {getpass.getuser()}@{socket.gethostname()}",
-        err=True,
+    say(f"mpips web: {where} on http://{_HOST}:{port}/{token}/ ; Ctrl-C ends it")
+    say(
+        f"  from another machine: ssh -L {port}:{_HOST}:{port} {getpass.getuser()}@{socket.gethostname()}"
     )
     page = PageServer(runs, token)
     server = uvicorn.Server(config_of(page.app()))

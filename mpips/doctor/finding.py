@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from mpips.terminal.screen import command_text, state_style, styled, wrapped
+
 Status = Literal["PASS", "WARN", "FAIL"]
 
 
@@ -59,10 +61,28 @@ def count(findings: Sequence[Finding], status: Status) -> int:
     return sum(finding.status == status for finding in findings)
 
 
-def as_line(finding: Finding, width: int) -> str:
-    """Return the line of a finding, and its fix in a second line; names are padded to `width` characters."""
-    line = f"{finding.status}  {finding.name:<{width}}  {finding.reason}"
-    return line + (f"\n{'':<{width + 8}}fix: {finding.fix}" if finding.fix else "")
+def as_line(finding: Finding, width: int, columns: int = 0, colour: bool = False) -> str:
+    """Return the line of a finding, and its fix below it.
+
+    Args:
+        finding: The finding.
+        width: Characters to which names are padded.
+        columns: Characters of a line; 0: any number, so the finding has one line and the fix another.
+        colour: The status has a colour.
+    """
+    margin = width + 8
+    lines = wrapped(f"{finding.name:<{width}}  {finding.reason}", max(columns - 6, 0), width + 2)
+    status = styled(finding.status, state_style(finding.status), colour)
+    text = f"{status}  " + lines.replace("\n", "\n" + 6 * " ")
+    if not finding.fix:
+        return text
+    room = max(columns - margin, 0)
+    if finding.fix.startswith("export ") and "#" not in finding.fix:
+        # A copy of the command must be the whole command.
+        fix = command_text(["fix: export", *finding.fix.split()[1:]], room)
+    else:
+        fix = wrapped(f"fix: {finding.fix}", room)
+    return text + "\n" + "\n".join(" " * margin + line for line in fix.split("\n"))
 
 
 def summary(findings: Sequence[Finding]) -> str:

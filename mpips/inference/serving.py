@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,6 +49,7 @@ from mpips.inference.parsing import (
     samples_in,
 )
 from mpips.inference.stored_tables import StoredDense, StoredRows
+from mpips.terminal.screen import say
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -117,7 +117,7 @@ class Service:
             # Paths are for the owner of the server, not for clients.
             if self._current.failure not in ("", printed):
                 printed = self._current.failure
-                print(f"mpips serve: still {self._current.name}: {printed}", file=sys.stderr)
+                say(f"mpips serve: still {self._current.name}: {printed}")
 
     def _guarded(self, path: str, handler: Handler, free: bool = False) -> Handler:
         """Return a handler that requires the token, counts requests, and answers errors with one sentence."""

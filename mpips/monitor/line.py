@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-from mpips.monitor.terminal import Terminal
+from mpips.terminal.device import Terminal
 
 _ERASE = b"\r\x1b[K"
 _FORWARDING_S = 0.3  # seconds that a launcher needs at most to forward a message to the terminal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 import msgspec
 
 from mpips.monitor.line import LiveLine
-from mpips.monitor.terminal import Terminal, find_terminal
+from mpips.terminal.device import Terminal, find_terminal
 
 if TYPE_CHECKING:
     from mpips.rundir.files import Progress

@@ -164,6 +164,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 HEADINGS = ("run", "task", "state", "epoch", "step", "loss", "failures", "changed", "size")
 RIGHT = (3, 4, 5, 6, 7, 8)  # columns aligned to the right
+OPTIONAL = (1, 8, 3, 6, 4)  # columns that a narrow terminal does not show, in this order
 
 
 def cells(run: RunSummary, now: float | None = None) -> tuple[str, ...]:

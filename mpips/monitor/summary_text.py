@@ -9,21 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from mpips.monitor.progress import duration, plural
+from mpips.terminal.screen import styled
+from mpips.terminal.table import text_table
 from mpips.terminal.units import decimal_size
 
 _WIDTH = 79  # columns of the text
 _MARGIN = 14  # columns of the names
 _MOST_LINES = 3  # lines of options; summary.json contains all of them
 _HASHED = 1 << 60  # features, fewer than hashed keys can be
-_MOST_EPOCHS = 5  # epochs whose metrics are shown
+_MOST_EPOCHS = 12  # epochs whose metrics are shown
 METRICS = (
     *("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2"),
     *("f1", "pr_auc", "calibration", "mae", "loss"),
 )
 
 
-def text(s: Mapping[str, Any]) -> str:
-    """Return the summary as text: about twenty lines of at most 96 characters."""
+def metric_label(name: str) -> str:
+    """Return the name of a metric for people; "loss" in results is the mean of an epoch of training."""
+    return "training loss" if name == "loss" else name.replace("_", " ")
+
+
+def text(s: Mapping[str, Any], colour: bool = False) -> str:
+    """Return the summary as text: about twenty lines of at most 79 characters.
+
+    Args:
+        s: The summary, from `mpips.monitor.summary`.
+        colour: The title and the names of the lines have styles.
+    """
     rows: list[tuple[str, str]] = []
     if s["run_dir"]:
         rows.append(("run", _short_path(s["run_dir"])))
@@ -39,7 +51,8 @@ def text(s: Mapping[str, Any]) -> str:
     rows += _checkpoint(s["checkpoint"])
     epochs = f", {plural(s['epochs'], 'epoch')}" if "epochs" in s else ""
     title = f"mpips: {s['task']}{epochs}, ended {s['ended']}"
-    return "\n".join([title, *(line for name, value in rows for line in _row(name, value))])
+    lines = [line for name, value in rows for line in _row(name, value, colour)]
+    return "\n".join([styled(title, "bold", colour), *lines])
 
 
 def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -52,17 +65,16 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     if s.get("stopped"):
         rows.append(("ended early", s["stopped"]))
     if best := s.get("best"):
-        shown = (
-            f"{best['metric'].replace('_', ' ')} {best['value']:.4f} after epoch {best['epoch']}"
-        )
+        shown = f"{metric_label(best['metric'])} {best['value']:.4f} after epoch {best['epoch']}"
         rows.append(("best", f"{shown}, in {Path(best['path']).name}"))
     held = "validation" if s.get("validation") else "test"
     for name in metric_names(s["history"]):
         if s.get(name) is not None:
-            of = "last epoch of training" if name == "loss" else held
-            rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
+            of = "mean of the last epoch" if name == "loss" else held
+            rows.append((metric_label(name), f"{s[name]:.4f}  ({of})"))
     if len(s["history"]) > 1:
-        rows.append(("by epoch", _by_epoch(s["history"])))
+        by_epoch = _by_epoch(s["history"])
+        rows += [("" if i else "by epoch", line) for i, line in enumerate(by_epoch)]
     return rows
 
 
@@ -79,28 +91,56 @@ def metric_names(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """Return metrics with their names, such as "accuracy 0.9749, cross entropy 0.1234"."""
     found = [(name, metrics.get(name)) for name in metric_names([metrics])]
-    return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in found if v is not None)
+    return ", ".join(f"{metric_label(name)} {v:.4f}" for name, v in found if v is not None)
 
 
-def _by_epoch(history: Sequence[Mapping[str, float]]) -> str:
-    """Return the metrics of some epochs of the run, the first and the last among them."""
-    evaluated = [row for row in history if len(row) > 2]
-    rows = list(evaluated if len(evaluated) > 1 else history)
-    # Choose epochs at equal distances.
-    most = _MOST_EPOCHS - 1
-    if len(rows) > most + 1:
-        rows = [rows[round(i * (len(rows) - 1) / most)] for i in range(most + 1)]
-    return "; ".join(f"{row['epoch']:.0f}: {metrics_text(row)}" for row in rows)
+def _by_epoch(history: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return a table of the metrics of all epochs; of many epochs every second one, and so on, to the last.
+
+    If only some of many epochs were evaluated, the table has these.
+    """
+    rows, of = list(history), "epoch"
+    evaluated = [row for row in rows if len(row) > 2]
+    if len(rows) > _MOST_EPOCHS and 1 < len(evaluated) < len(rows):
+        rows, of = evaluated, "evaluated epoch"
+    stride = -(-len(rows) // _MOST_EPOCHS)
+    shown = rows[(len(rows) - 1) % stride :: stride]
+    names = [
+        name for name in metric_names(shown) if any(row.get(name) is not None for row in shown)
+    ]
+    cells = [("epoch", *map(metric_label, names))]
+    for row in shown:
+        values = ["-" if row.get(name) is None else f"{row[name]:.4f}" for name in names]
+        cells.append((f"{row['epoch']:.0f}", *values))
+    n = len(cells[0])
+    lines = text_table(
+        cells, right=range(n), width=_WIDTH - _MARGIN - 2, optional=range(n - 1, 1, -1)
+    )
+    if len(shown) < len(history):
+        each = f"each {of}" if stride == 1 else f"every {_ordinal(stride)} {of}"
+        lines.append(f"({each} of {len(history)})")
+    return lines
 
 
-def _row(name: str, value: str) -> list[str]:
+def _ordinal(n: int) -> str:
+    """Return a number from 2 on as a word or with its ending: second, third, 4th, 21st."""
+    if n in (2, 3):
+        return ("second", "third")[n - 2]
+    ending = "th" if n // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
+
+
+def _row(name: str, value: str, colour: bool = False) -> list[str]:
     """Return the lines of one row: its name, and its value wrapped beside it."""
-    parts = textwrap.wrap(
-        value, _WIDTH - _MARGIN - 2, break_long_words=False, break_on_hyphens=False
-    ) or [""]
+    width = _WIDTH - _MARGIN - 2
+    # Lines of a table stay as they are.
+    parts = [value] if len(value) <= width else []
+    parts = parts or textwrap.wrap(value, width, break_long_words=False, break_on_hyphens=False)
     if name == "options" and len(parts) > _MOST_LINES:
         parts = [*parts[:_MOST_LINES], "..."]
-    return [f"  {name if i == 0 else '':<{_MARGIN}}{part}" for i, part in enumerate(parts)]
+    first = styled(f"{name:<{_MARGIN}}", "faint", colour and bool(name))
+    margins = [first, *[" " * _MARGIN] * (len(parts) - 1)]
+    return [f"  {margin}{part}" for margin, part in zip(margins, parts, strict=True)]
 
 
 def _short_path(path: str) -> str:

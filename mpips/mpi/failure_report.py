@@ -32,6 +32,7 @@ import msgspec
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.launch import launched_rank
 from mpips.rundir import directory
+from mpips.terminal.screen import say
 
 LEAVING = (
     "Leaving"  # `kind` of the report of a rank that ends on request after a durable checkpoint
@@ -174,9 +175,7 @@ class _ReportWriter:
         try:
             directory.replace_json(self._logs / f"words-{self._rank}.json", report)
         except OSError as error:
-            print(
-                f"mpips: the failure report was not written: {error}", file=sys.stderr, flush=True
-            )
+            say(f"mpips: the failure report was not written: {error}")
 
 
 @functools.cache

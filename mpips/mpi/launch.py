@@ -13,6 +13,7 @@ from mpips.errors import CapabilityError
 from mpips.mpi import early_signals
 from mpips.process import forked, rank_mark
 from mpips.rundir.directory import RUN_DIR
+from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -90,7 +91,7 @@ def mpi_is_up() -> bool:
 
 def print_error(message: str) -> None:
     """Print an error that ends this launch, and a line about the launcher's own messages after it."""
-    print(f"mpips: error: {message}", file=sys.stderr, flush=True)
+    say(f"mpips: error: {message}")
     explain_launcher()
 
 
@@ -101,11 +102,7 @@ def explain_launcher(env: Mapping[str, str] = os.environ) -> None:
     `mpips run` writes it to launcher.log instead.
     """
     if launched_size(env) > 1 and RUN_DIR not in env:
-        print(
-            "mpips: what the launcher prints after this only reports that it ended the ranks",
-            file=sys.stderr,
-            flush=True,
-        )
+        say("mpips: what the launcher prints after this only reports that it ended the ranks")
 
 
 def say_and_exit(message: str, code: int) -> NoReturn:

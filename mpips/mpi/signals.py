@@ -48,6 +48,7 @@ from mpips.mpi import early_signals
 from mpips.mpi.messages import Ask
 from mpips.process import forked
 from mpips.rundir.directory import Supervised
+from mpips.terminal.screen import say
 
 # s within which signals count as one: a batch system signals all processes, and mpirun passes the signal on.
 ONE_SIGNAL_S = 0.3
@@ -211,7 +212,7 @@ class SignalRequests:
         """
         if self._why:
             line = f"mpips: {self._why}, exit {code}; newest checkpoint: {newest}"
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
 
 class _Handlers:

@@ -15,7 +15,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from mpips.errors import StallError
 from mpips.mpi import failure_report, launch
 from mpips.mpi.signals import ONE_SIGNAL_S, SignalRequests, unwinding_s
 from mpips.process import forked, patience
+from mpips.terminal.screen import say
 
 _TICK_S = 0.2
 _FATAL = (signal.SIGTERM, signal.SIGINT)
@@ -216,7 +216,7 @@ class Watchdog:
     def _leave(self, code: int, message: str | None) -> None:
         if message is not None:
             failure_report.write(kind="StallError", message=message, exit_code=code)
-            print(f"mpips: error: {message}", file=sys.stderr, flush=True)
+            say(f"mpips: error: {message}")
             faulthandler.dump_traceback(all_threads=True)
             launch.explain_launcher()
         self._clean_shared_memory()

@@ -40,6 +40,8 @@ class Rehearsal(msgspec.Struct, frozen=True):
         keys: Keys that were pushed, sorted, int64, by embedding table.
         from_data: Embedding tables whose keys are those of the samples, except a few.
         extra: Keys of pushes that are not in the samples, sorted, int64, by embedding table.
+        unused: Keys of samples that no push has, sorted, int64, by embedding table: those of columns that the
+            task uses in another way.
     """
 
     n_servers: int
@@ -48,6 +50,7 @@ class Rehearsal(msgspec.Struct, frozen=True):
     keys: dict[str, Int64]
     from_data: set[str]
     extra: dict[str, Int64]
+    unused: dict[str, Int64]
 
     @property
     def measured(self) -> list[Tally]:
@@ -138,4 +141,8 @@ def rehearse(
     extra = {name: np.unique(np.concatenate(parts)) for name, parts in stage.strange.items()}
     # A table of the data's keys may have a few others, such as a bias. A table of other keys has many.
     from_data = {name for name in keys if len(extra[name]) <= 0.01 * len(keys[name]) + 1}
-    return Rehearsal(n_servers, records, steps, keys, from_data, extra)
+    unused = {
+        name: np.setdiff1d(np.concatenate(parts), keys[name])
+        for name, parts in stage.unpushed.items()
+    }
+    return Rehearsal(n_servers, records, steps, keys, from_data, extra, unused)

@@ -76,7 +76,18 @@ def _keys(
         keys = rehearsal.extra[name]
         for part in data.parts() if isinstance(data, StreamedData) else (data,):
             assert isinstance(part, SparseData)
-            keys = np.union1d(part.indices, keys)
+            keys = np.union1d(_used(part, rehearsal.unused[name]), keys)
         return keys, "keys of the training data"
     seen = f"seen in {len(rehearsal.steps)} steps: there will be more; give --rows {name}=N"
     return rehearsal.keys[name], seen
+
+
+def _used(data: SparseData, unused: Int64) -> Int64:
+    """Return the keys of the data without `unused`, and without all others of the same columns."""
+    if not len(unused):
+        return data.indices
+    is_unused = np.isin(data.indices, unused)
+    if data.fields is not None:
+        # Few keys of a column were seen in the steps.
+        is_unused = np.isin(data.fields, np.unique(data.fields[is_unused]))
+    return data.indices[~is_unused]

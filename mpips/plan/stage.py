@@ -92,6 +92,7 @@ class Stage:
         bounces: Staging memory for large updates, by table; None if there was no room.
         keys: Unique keys of every push, by embedding table.
         strange: Those of them that are not in the batch of the push.
+        unpushed: Keys of the batch of every push that the push does not have, by embedding table.
         empty_s: Seconds of a drain that finds no record.
     """
 
@@ -136,6 +137,7 @@ class Stage:
         self.bounces: dict[str, Any] = {}
         self.keys: dict[str, list[Int64]] = {}
         self.strange: dict[str, list[Int64]] = {}
+        self.unpushed: dict[str, list[Int64]] = {}
         self.empty_s = self._empty_drain()
         self.tally = self.new_tally()
 

@@ -150,5 +150,6 @@ class _SeenRows(_Seen):
             stage.keys.setdefault(name, []).append(unique)
             held = getattr(stage.batch, "keys", np.empty(0, np.int64))
             stage.strange.setdefault(name, []).append(np.setdiff1d(unique, held))
+            stage.unpushed.setdefault(name, []).append(np.setdiff1d(held, unique))
         # Subtract the time of counting, which is no part of a step.
         tally.counting_s += time.perf_counter() - start

@@ -53,6 +53,7 @@ _OF_RANK = (
     "SLURM_LOCALID",
     "MPIPS_RUN_DIR",
     "MPIPS_GENERATION",
+    "MPIPS_TERMINAL",
     MARK,
 )
 _KEPT = ("PMIX_MCA_",)

@@ -20,13 +20,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
 import threading
 from collections.abc import Callable
 
 from mpips.process import forked
 from mpips.rundir.exposition import CONTENT_TYPE, exposition
 from mpips.rundir.view import RunView
+from mpips.terminal.screen import say
 
 _RETRY_S = 10.0  # s between two tries to bind the port
 _REQUEST_S = 10.0  # s, longest time of a connection
@@ -243,4 +243,4 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(line)

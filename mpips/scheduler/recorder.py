@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from mpips.scheduler.logs import make_logs
 from mpips.scheduler.metrics_file import MetricsFile
 from mpips.scheduler.observed import INTERVAL_S, ObservedRun, Observer, ranks_interval_s
 from mpips.scheduler.run_tracker import RunTracker, finite
+from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpips.recovery.saving import Saving
@@ -202,11 +202,9 @@ class RunRecorder:
         """Warn, once, that a file cannot be written."""
         if not self._warned:
             self._warned = True
-            print(
+            say(
                 f"mpips: warning: status and metrics of the run cannot be written: {error}; training "
-                "continues, `mpips top` shows old values until there is room",
-                file=sys.stderr,
-                flush=True,
+                "continues, `mpips top` shows old values until there is room"
             )
 
     def _write(self, now: float, clocks: Mapping[int, int]) -> None:

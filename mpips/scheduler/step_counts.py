@@ -6,11 +6,11 @@ a worker that has made fewer steps than the others are averaged with those of ot
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from mpips.errors import ConfigError
 from mpips.mpi.messages import END_OF_SCRIPT
+from mpips.terminal.screen import say
 
 _MOST_NAMED = 8  # workers that the message names for each number of steps
 
@@ -56,7 +56,7 @@ class StepCounts:
 
 
 def _warn(sentence: str) -> None:
-    print(f"mpips: warning: {sentence}", file=sys.stderr, flush=True)
+    say(f"mpips: warning: {sentence}")
 
 
 def _described(counts: dict[int, int]) -> str:

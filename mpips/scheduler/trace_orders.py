@@ -13,7 +13,6 @@ that are there PARTS_S later. A request whose time is over before its turn is re
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Collection
 
@@ -21,6 +20,7 @@ from mpips.mpi.messages import Trace, TraceEnd
 from mpips.process.patience import running_s
 from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.tracing import PARTS_S, TraceFolder, TraceIndex, TraceRequest, traces
+from mpips.terminal.screen import say
 
 _LOOK_S = 0.25  # s between two looks at the folder while a trace is under way
 _IDLE_S = 1.0  # s, the same while there is none
@@ -72,7 +72,7 @@ class TraceOrders:
                 self._warn(f"cannot be asked for: {error.strerror or error}")
 
     def _warn(self, what: str) -> None:
-        print(f"mpips: warning: a trace {what}; training continues", file=sys.stderr, flush=True)
+        say(f"mpips: warning: a trace {what}; training continues")
 
     def poll(self) -> None:
         """Look at the folder if it is time. Call it often."""

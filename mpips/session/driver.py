@@ -9,7 +9,6 @@ end of the script.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from mpips.rundir.directory import Supervised, run_id
 from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
 from mpips.session.final_tables import FinalTables
+from mpips.terminal.screen import say
 from mpips.transport.region import new_token
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ def leaves_after_checkpoint() -> Iterator[None]:
     try:
         yield
     except LeavingError as error:
-        print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
+        say(f"mpips: leaving: {error}")
         raise SystemExit(error.exit_code) from None
 
 

@@ -21,6 +21,7 @@ from mpips.mpi import failure_report, launch
 from mpips.process.patience import Patience
 from mpips.recovery.memory import refuse_memory
 from mpips.scheduler.job_failure import JobFailure
+from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpips.mpi.cluster import Cluster
@@ -100,11 +101,9 @@ class Ending:
         try:
             refuse_memory(self._run, message.partition(";")[0])
         except OSError as failure:
-            print(
+            say(
                 f"mpips: warning: {self._run.folder.path} cannot be written ({failure.strerror}), so the "
-                "next attempt continues in the same memory",
-                file=sys.stderr,
-                flush=True,
+                "next attempt continues in the same memory"
             )
 
     def _leave_together(self, error: LeavingError, scheduler: Scheduler | None) -> None:
@@ -120,7 +119,7 @@ class Ending:
             kind=failure_report.LEAVING, message=str(error), exit_code=error.exit_code
         )
         if scheduler is not None:
-            print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
+            say(f"mpips: leaving: {error}")
             launch.explain_launcher()
             scheduler.send_leave(str(error))
         together = self._come_together()

@@ -7,7 +7,6 @@ whose initial values count: other workers may have drawn other ones.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +18,7 @@ from mpips.model.table_config import from_config, to_config
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.session.initial_values import InitialValues, Rows, Values
 from mpips.session.session import CheckedArguments, FunctionPlan
+from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -191,7 +191,7 @@ class ScriptProgram:
     def show(self, view: JobView) -> None:
         """Print roles and transports of several ranks."""
         if self._verbose and view.description:
-            print(view.description, file=sys.stderr, flush=True)
+            say(view.description)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Show nothing."""

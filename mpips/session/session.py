@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -27,6 +26,7 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.session.calling import refuse_generator
 from mpips.session.driver import JobRanks, JobView, Outcome, drive
+from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -127,9 +127,9 @@ class FunctionProgram:
     def show(self, view: JobView) -> None:
         """Print roles and transports of several ranks."""
         if self._verbose and view.description:
-            print(view.description, file=sys.stderr, flush=True)
+            say(view.description)
             if note := _unknown_position(view.saving):
-                print(f"note: {note}", file=sys.stderr, flush=True)
+                say(f"note: {note}")
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Show nothing."""

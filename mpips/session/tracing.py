@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mpips._native import TraceKind, TraceRing
 from mpips.mpi.messages import Trace, TraceEnd
 from mpips.rundir.tracing import TraceFolder, TraceHead, clock_id
+from mpips.terminal.screen import say
 from mpips.worker.tracing import NO_TABLE, WorkerTrace
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ class RankTracer:
         try:
             TraceFolder(self._run.folder, name).write(head, ring.events())
         except OSError as error:
-            print(
+            say(
                 f"mpips: warning: rank {head.rank} cannot write its part of trace {name}: "
-                f"{error.strerror or error}; training continues",
-                file=sys.stderr,
-                flush=True,
+                f"{error.strerror or error}; training continues"
             )

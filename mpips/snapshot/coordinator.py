@@ -16,7 +16,6 @@ is suspended no clock goes on, and no answer can come. Pauses and periods are in
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +42,7 @@ from mpips.process.patience import is_over, running_s
 from mpips.snapshot.best import BestRequest
 from mpips.snapshot.cut import ClockPace, CutAttempt, ahead_of, late_text
 from mpips.snapshot.end_request import EndRequest
+from mpips.terminal.screen import say
 
 _MARGIN = 2  # clocks, least distance of a proposed clock from the clocks of the workers
 _GROWTH = 4  # factor on the margin after a worker had already passed a proposed clock
@@ -401,4 +401,4 @@ class Coordinator:
 
 
 def _warn(sentence: str) -> None:
-    print(f"mpips: warning: {sentence}", file=sys.stderr, flush=True)
+    say(f"mpips: warning: {sentence}")

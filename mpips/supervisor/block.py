@@ -16,7 +16,7 @@ from mpips.rundir.files import StartPoint, Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.verdict import Death, Verdict
 
-_WIDTH = 96  # columns of the block
+WIDTH = 96  # columns of the block
 _DETAIL_LINES = 40  # lines of a traceback that are shown: the last ones
 
 
@@ -117,6 +117,7 @@ def failure_block(
     following: str,
     now: float,
     memory: str = "",
+    width: int = WIDTH,
 ) -> str:
     """Return the block about a failed attempt.
 
@@ -130,6 +131,7 @@ def failure_block(
         now: Unix time.
         memory: Contents that stay in shared memory after the last attempt; "": nothing, or another
             attempt follows.
+        width: Characters of a line.
     """
     death = verdict.death or Death("unknown")
     rows = [("first to fail", who(death)), ("cause", death.cause)]
@@ -148,20 +150,20 @@ def failure_block(
     title = f"mpips run: attempt {generation} of {run.path.name} failed after {ended.seconds:.1f} s"
     lines = [f"{title} ({verdict.kind})"]
     for name, text in rows:
-        lines += _row(name, text)
+        lines += _row(name, text, width)
     if death.details:
         details = death.details.splitlines()
         if len(details) > _DETAIL_LINES:
             details = ["[...]", *details[-_DETAIL_LINES:]]
         lines += ["", *(f"    {line}" for line in details)]
-    rule = "-" * _WIDTH
+    rule = "-" * width
     return "\n".join([rule, *lines, rule])
 
 
-def _row(name: str, text: str) -> list[str]:
+def _row(name: str, text: str, width: int) -> list[str]:
     """Return the lines of one row: a name of at most 15 characters, and its text, wrapped."""
     first, *rest = (text or "unknown").splitlines()
-    wrapper = textwrap.TextWrapper(_WIDTH - 18, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(width - 18, break_long_words=False, break_on_hyphens=False)
     parts = wrapper.wrap(first)
     for line in rest:
         parts += wrapper.wrap(line) or [""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from mpips.mpi.signals import name_of
 from mpips.rundir.files import Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.block import (
+    WIDTH,
     Newest,
     failure_block,
     is_in_memory,
@@ -25,6 +27,7 @@ from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.record import RunRecord
 from mpips.supervisor.restarts import MOST_KILLED_STARTS, Restarts
 from mpips.supervisor.verdict import DONE, INTERRUPTED, PREEMPTED, Verdict, read_reports
+from mpips.terminal.screen import columns
 
 
 class Conclusion:
@@ -187,7 +190,17 @@ class Conclusion:
         following = reason or following
         memory = self.settle(generation, verdict.saved, ended.status) if reason else ""
         self._record.tell(
-            failure_block(self._run, generation, verdict, ended, newest, following, now, memory)
+            failure_block(
+                self._run,
+                generation,
+                verdict,
+                ended,
+                newest,
+                following,
+                now,
+                memory,
+                min(columns(sys.stderr) or WIDTH, WIDTH),
+            )
         )
 
         cause = f"{who(death)}: {death.cause}" if death is not None else verdict.kind

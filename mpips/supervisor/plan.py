@@ -15,6 +15,7 @@ from mpips.monitor.progress import Snapshot
 from mpips.rundir.directory import GENERATION, RUN_DIR, RunFolder, replace_json
 from mpips.supervisor import launcher as launching
 from mpips.supervisor.hosts import HostPool, Layout
+from mpips.terminal import screen
 
 _SCRIPT_MODULE = "mpips.supervisor.script"  # runs a script of the user's own in every rank
 
@@ -31,6 +32,7 @@ class SupervisionPlan(msgspec.Struct, frozen=True):
         launcher_args: The user's own arguments for mpirun.
         program_args: Arguments for `mpips train` in every rank.
         show: Receives the progress of the run about twice a second; None: the ranks show it.
+        shows_elapsed: A start that takes long is reported.
     """
 
     run: RunFolder
@@ -41,6 +43,7 @@ class SupervisionPlan(msgspec.Struct, frozen=True):
     launcher_args: Sequence[str] = ()
     program_args: Sequence[str] = ()
     show: Callable[[Snapshot], None] | None = None
+    shows_elapsed: bool = True
 
     @property
     def checkpoints(self) -> Path:
@@ -59,7 +62,7 @@ class SupervisionPlan(msgspec.Struct, frozen=True):
     def environment(self, generation: int) -> dict[str, str]:
         """Return the environment of the attempt with this generation number."""
         ties = {RUN_DIR: str(self.run.path), GENERATION: str(generation)}
-        return launching.environment(self.launcher, ties)
+        return launching.environment(self.launcher, ties | screen.for_ranks())
 
     def command(self, generation: int, layout: Layout, hostfile: Path) -> list[str]:
         """Return the command that starts the attempt with this generation number."""

@@ -7,7 +7,6 @@ continues.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
@@ -15,12 +14,6 @@ import msgspec
 
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Event, StartPoint, Status
-
-
-def say(text: str) -> None:
-    """Print text for people to stderr, in one write, so that no line of a rank comes between."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
 
 
 class RunRecord:

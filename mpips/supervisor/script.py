@@ -20,6 +20,7 @@ from mpips.process import forked
 from mpips.rundir import directory
 from mpips.session import init, session
 from mpips.session.driver import Outcome
+from mpips.terminal.screen import say
 
 
 def check_script(path: str) -> None:
@@ -77,11 +78,7 @@ def leave_summary(outcome: Outcome) -> None:
     try:
         summary.write(run.folder, figures)
     except OSError as error:
-        print(
-            f"mpips: warning: the summary in {run.folder.path} was not written: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"mpips: warning: the summary in {run.folder.path} was not written: {error}")
 
 
 def main() -> None:

@@ -28,9 +28,11 @@ from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.left_memory import foreign_here
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.reap import reap
-from mpips.supervisor.record import RunRecord, say
+from mpips.supervisor.record import RunRecord
 from mpips.supervisor.stopping import Requests, Signals, drive
 from mpips.supervisor.verdict import judge
+from mpips.terminal.elapsed import Elapsed
+from mpips.terminal.screen import say
 
 _ROOM_S = 0.5  # seconds between two attempts to write to a full disk
 
@@ -231,6 +233,9 @@ class Supervisor:
         )
 
         printed = False
+        elapsed = Elapsed(
+            "mpips run: starting the ranks", self._record.tell if self._plan.shows_elapsed else None
+        )
 
         def tick(status: Status | None) -> None:
             nonlocal printed
@@ -241,6 +246,8 @@ class Supervisor:
                     "waiting until they are continued"
                 )
             printed = attempt.is_suspended
+            if status is None and not printed:
+                elapsed.look()
             if status is not None:
                 self._conclusion.recovered(generation, status)
                 if self._plan.show is not None:

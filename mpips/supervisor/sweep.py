@@ -7,6 +7,7 @@ the folder is read by `mpips ls`, `mpips diff` and all other commands for runs.
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from mpips.supervisor.plan import make_run
 
 FILE = "sweep.json"
 LOG = "sweep.log"  # in the folder of a run's logs: what its supervisor printed
+_LOOK_S = 0.5  # s between two looks at a trial that runs
 PREEMPTED = 75  # exit code of a run that wrote a checkpoint and ended because it was asked to
 _BY_DEFAULT = ("log_loss", "cross_entropy", "rmse", "loss")
 _METRICS = (*_BY_DEFAULT, "mae", *sorted(HIGHER_IS_BETTER))
@@ -180,12 +182,18 @@ class Sweep:
         sign = -1.0 if higher else 1.0
         return sorted(results, key=lambda r: sign * r.metrics.get(metric, sign * math.inf))
 
-    def run(self, options: Sequence[str], tell: Callable[[TrialResult, int], None]) -> int:
+    def run(
+        self,
+        options: Sequence[str],
+        tell: Callable[[TrialResult, int], None],
+        watch: Callable[[int], None] = lambda number: None,
+    ) -> int:
         """Run all trials that are not done, one after the other; blocks. Main thread only.
 
         Args:
             options: Options of `mpips run` for each trial.
             tell: Called after each trial with its result and the exit code of its run.
+            watch: Called about twice a second with the number of the trial that runs.
 
         Returns:
             0; 128 plus the number of the signal that ended the sweep; or 75 if SIGUSR1 asked a trial to write
@@ -198,7 +206,7 @@ class Sweep:
                 run = RunFolder(self.path / trial.run)
                 run.logs.mkdir(exist_ok=True)
                 process = child.start(run, run.logs / LOG, ["--quiet", *options])
-                code = forwarding.wait(process)
+                code = forwarding.wait(process, functools.partial(watch, i + 1))
                 tell(self.result(i + 1), code)
                 if forwarding.received:
                     return 128 + forwarding.received
@@ -235,15 +243,20 @@ class _Forwarding:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait for the end of a supervisor; return its exit code."""
+    def wait(self, process: subprocess.Popen[bytes], watch: Callable[[], None]) -> int:
+        """Wait for the end of a supervisor; return its exit code. `watch`: called about twice a second."""
         self._process = process
         # A signal that came between the start and now was not passed on.
         if self.received:
             process.send_signal(self.received)
-        code = process.wait()
-        self._process = None
-        return code
+        while True:
+            try:
+                code = process.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                watch()
+                continue
+            self._process = None
+            return code
 
 
 def _read_result(run: RunFolder) -> dict[str, Any] | None:

@@ -1,1 +1,1 @@
-"""Text for a terminal: tables with aligned columns in `table.py`, the file to open first; quantities."""
+"""Text for a terminal: width and colours in `screen.py`, the file to open first; tables; elapsed times."""

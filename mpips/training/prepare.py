@@ -6,7 +6,6 @@ prepares the task with the moments of all workers' data and returns the worker's
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +45,7 @@ from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
+from mpips.terminal.screen import say
 from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs, in_common_step
 from mpips.training.example import arrays_of
@@ -366,7 +366,7 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     if inputs.verbose and worker.index == 0:
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        say("\n".join(lines))
     n_total = inputs.info.n_samples_total
     shape = Shape.of_job(
         n_total, worker.n_workers, inputs.batch_size, seed, inputs.block, inputs.window

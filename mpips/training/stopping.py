@@ -34,6 +34,7 @@ from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
+from mpips.monitor.summary_text import metric_label
 from mpips.worker.worker import Worker
 
 _BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")
@@ -295,7 +296,7 @@ class EarlyStopping(msgspec.Struct):
 
     def text(self, epochs: int) -> str:
         """Return in words why training ended after so many epochs."""
-        name = self.metric.replace("_", " ")
+        name = metric_label(self.metric)
         best = (
             f"best {self.best:.4f} after epoch {self.best_epoch}"
             if self.best_epoch

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +30,8 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
+from mpips.terminal.elapsed import show_elapsed
+from mpips.terminal.screen import say
 from mpips.training.callback import EpochCallback, OnEpochEnd
 from mpips.training.epochs import Inputs, refuse_backup, train_epochs
 from mpips.training.evaluation import evaluate
@@ -223,8 +224,10 @@ class TrainingProgram:
         self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Read the data and make the task."""
-        say = _say if self._verbose else lambda line: None
-        self._inputs = prepare(ranks, n_workers, self._config, self._cache, say)
+        tell = say if self._verbose else lambda line: None
+        speaks = self._verbose and (comm is None or comm.rank == 0)
+        with show_elapsed("mpips: reading the data", say if speaks else None):
+            self._inputs = prepare(ranks, n_workers, self._config, self._cache, tell)
         self._inputs.verbose = self._verbose
         self._inputs.callback = self._callback
         refuse_backup(self._inputs)
@@ -252,7 +255,7 @@ class TrainingProgram:
         if self._verbose:
             for line in (*self._notes, view.description):
                 if line:
-                    print(line, file=sys.stderr, flush=True)
+                    say(line)
         run_progress, table = self._inputs.run_progress(), view.rank_table
         if self._verbose:
             table.listen(
@@ -278,12 +281,8 @@ class TrainingProgram:
             self._meter.close()
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _say_metrics(n_epochs: int, of: str, found: Evaluated) -> None:
     """Print the metrics of an evaluation, except of the last one, which the summary shows."""
     if found.epochs < n_epochs:
         text = metrics_text(found.metrics)
-        print(f"epoch {found.epochs}/{n_epochs}: {text} ({of})", file=sys.stderr, flush=True)
+        say(f"epoch {found.epochs}/{n_epochs}: {text} ({of})")

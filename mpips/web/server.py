@@ -24,7 +24,6 @@ import asyncio
 import contextlib
 import hmac
 import re
-import sys
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,6 +37,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mpips.terminal.screen import say
 from mpips.web.files import MEDIA_TYPES, page_file
 from mpips.web.log_text import log_tail, logs_of
 from mpips.web.run_data import RunData, SentParts
@@ -177,7 +177,7 @@ class PageServer:
         """Print the present error to stderr, unless one was printed before."""
         if not self._reported:
             self._reported = True
-            print(f"mpips web: {what}; it goes on trying", file=sys.stderr)
+            say(f"mpips web: {what}; it goes on trying")
             traceback.print_exc()
 
     async def _events(self, request: Request) -> Response:

@@ -251,7 +251,7 @@ def doctor(text: str) -> None:
         assert line.startswith(real.splitlines()[1].removesuffix("mount it"))
 
 
-METRICS = [name.replace("_", " ") for name in summary_text.METRICS]
+METRICS = [*map(summary_text.metric_label, summary_text.METRICS)]
 
 SHOWN: dict[str, Callable[[str], None]] = {
     "progress": progress_line,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -150,6 +152,18 @@ def test_a_failed_step_shows_the_end_of_its_log_and_leaves_no_stamp(machine: Mac
     assert "the reason" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("mpips set-up: trying failed; ")
     assert not list((machine.root / ".venv/.mpips").glob("stamp*"))
+
+
+def test_a_step_that_takes_long_prints_its_time(machine: Machine, tmp_path: Path) -> None:
+    # The step ends when it reads that line.
+    lines = tmp_path / "lines"
+    os.mkfifo(lines)
+    machine.add("slow", f'read -r line <{lines}; echo "$line"')
+    call = f'mkdir -p "$state"; exec 5<>{lines}; logged "building" slow >&5; cat "$log"'
+    done = machine.call(call, MPIPS_SETUP_ELAPSED_S="0.01")
+    assert re.search(r"^mpips set-up: building \.\.\. \d+ s$", done.stdout, re.M), done.stderr
+    quick = machine.call('mkdir -p "$state"; logged "building" true; echo "end"')
+    assert quick.stdout == "end\n"
 
 
 def test_sources_change_with_any_file_of_native_and_any_module_that_comes_or_goes(

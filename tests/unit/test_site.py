@@ -48,6 +48,31 @@ class Links(HTMLParser):
                 self.found.append((tag, value))
 
 
+@pytest.mark.parametrize(
+    ("hidden", "arguments", "says"),
+    [
+        ("zensical", [], "not installed; pip install -e '.[docs]'"),
+        ("mkdocstrings", [], "mkdocstrings"),
+        ("mpips", ["--parts"], "mpips is not installed for this Python"),
+    ],
+)
+def test_the_build_says_what_to_install(hidden: str, arguments: list[str], says: str) -> None:
+    program = (
+        "import importlib.util, runpy, sys\n"
+        "find = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name: None if name == {hidden!r} else find(name)\n"
+        f"sys.argv = ['build.py', *{arguments}]\n"
+        f"runpy.run_path({str(DOCS / 'build.py')!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 69
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("zensical") is None
     or importlib.util.find_spec("mkdocstrings") is None,

@@ -25,7 +25,6 @@ clock, nor any claims while the slowest worker is so far behind that what others
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import RegionError
+from mpips.terminal.screen import say
 from mpips.transport.region import as_region_error
 
 if TYPE_CHECKING:
@@ -76,11 +76,9 @@ class NodeRowsPart:
                 self.has_memory = True
             except RegionError as error:
                 self.has_memory = False
-                print(
+                say(
                     f"mpips: note: worker {worker} shares no rows that it reads with other workers of the "
-                    f"node (cluster.lookahead_mib is the size of their memory): {error}",
-                    file=sys.stderr,
-                    flush=True,
+                    f"node (cluster.lookahead_mib is the size of their memory): {error}"
                 )
         return self.has_memory
 

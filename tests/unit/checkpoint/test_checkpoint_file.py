@@ -75,6 +75,32 @@ def test_the_tools_of_hdf5_explain_the_file(written: Path) -> None:
     attributes = out("h5dump", "-A")
     assert '"updates that each row has taken"' in attributes
     assert "optimizer.beta1" in attributes
+    for line in ("least_clock: clock of the slowest worker", "consistency: which updates a pull"):
+        assert line in attributes
+
+
+def test_attributes_of_file_and_tables_explain_themselves(written: Path) -> None:
+    with load_writer().File(written / STATE, "r") as file:
+        for group in (file, *file["tables"].values()):
+            lines = group.attrs["meaning"].decode().split("\n")[1:]
+            explained = {line.partition(": ")[0] for line in lines}
+            # Options of an optimizer are those of its constructor.
+            own = {name for name in group.attrs if not name.startswith("optimizer.")}
+            assert explained == own - {"meaning"}
+            assert all(line.partition(": ")[2] for line in lines)
+
+
+def test_keys_are_the_dimension_scale_of_rows(written: Path) -> None:
+    with load_writer().File(written / STATE, "r") as file:
+        for table in TABLES:
+            group = file["tables"][table.name]
+            roles = [role for role in Contents().columns[table.name] if role != "keys"]
+            for role in roles:
+                scales = group[role].dims[0] if group[role].ndim else ()
+                found = [scale.name for scale in scales.values()] if len(scales) else []
+                wanted = [f"{group.name}/keys"] if isinstance(table, EmbeddingTable) else []
+                assert found == wanted, (table.name, role)
+                assert not wanted or scales["key"] == group["keys"]
 
 
 def test_bytes_do_not_depend_on_the_size_of_blocks(written: Path, tmp_path: Path) -> None:

@@ -51,8 +51,10 @@ def test_evaluations_are_shown_in_the_progress_the_summary_and_the_result() -> N
     assert [row["epoch"] for row in found["history"]] == [1, 2, 3]
     assert found["history"][-1]["accuracy"] == found["accuracy"]
     assert found["history"][0]["loss"] > found["history"][-1]["loss"] == found["loss"]
-    shown = f"1: accuracy {found['history'][0]['accuracy']:.4f}, cross entropy "
-    assert f"  by epoch      {shown}" in done.stdout
+    assert "  by epoch      epoch  accuracy  cross entropy  training loss\n" in done.stdout
+    first = found["history"][0]
+    shown = f"{first['accuracy']:8.4f}  {first['cross_entropy']:13.4f}  {first['loss']:13.4f}"
+    assert f"    1  {shown}\n" in done.stdout
 
 
 def test_a_dry_run_prints_the_resolved_configuration_and_trains_nothing(tmp_path: Path) -> None:

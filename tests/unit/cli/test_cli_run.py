@@ -43,6 +43,14 @@ def test_a_continued_run_uses_its_first_arguments_for_mpirun(tmp_path: Path) -> 
     assert " --map-by numa " in invoke("--dry-run", str(run))
 
 
+def test_the_command_of_mpirun_is_printed_only_on_request(tmp_path: Path) -> None:
+    job = ["-n", "3", "--folder", str(tmp_path), "mlp", "--train", "digits"]
+    quiet = invoke(*job)
+    assert quiet.startswith("mpips run: ")
+    assert "mpirun -n 3" not in quiet
+    assert "mpirun -n 3" in invoke(*job, "-v")
+
+
 def test_a_run_that_stored_options_that_were_removed_since_can_be_continued(tmp_path: Path) -> None:
     invoke("-n", "3", "--folder", str(tmp_path), "mlp", "--train", "digits")
     (path,) = tmp_path.iterdir()

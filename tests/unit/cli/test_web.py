@@ -94,8 +94,19 @@ def test_report_writes_one_file_for_the_runs_that_are_named(tmp_path: Path) -> N
     text = out.read_text()
     assert '"run":"first"' in text
     assert '"run":"second"' in text
-    run(report.command, "--folder", str(tmp_path), "-o", str(out))
+    run(report.command, "--folder", str(tmp_path), "-o", str(out), "--force")
     assert '"run":"first"' not in out.read_text(), "the newest run alone"
+
+
+def test_report_replaces_no_file_unless_it_is_asked_to(tmp_path: Path) -> None:
+    full_run(tmp_path, "job")
+    out = tmp_path / "mine.html"
+    out.write_text("mine")
+    with pytest.raises(ConfigError, match=r"mine\.html: exists already; .* \(--force\)"):
+        run(report.command, "job", "--folder", str(tmp_path), "-o", str(out))
+    assert out.read_text() == "mine"
+    run(report.command, "job", "--folder", str(tmp_path), "-o", str(out), "--force")
+    assert out.read_text().startswith("<!")
 
 
 def test_report_says_what_it_cannot_do(tmp_path: Path) -> None:

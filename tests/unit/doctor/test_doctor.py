@@ -293,6 +293,15 @@ def test_a_line_has_status_name_reason_and_command(here: Fake) -> None:
     assert lines[0].startswith("FAIL  root    Open MPI's mpirun refuses to run as root")
     assert lines[1].strip().startswith("fix: export OMPI_ALLOW_RUN_AS_ROOT=1")
     assert len(lines) == 2
+    # At a terminal no word is broken, and a copy of the command is the whole command.
+    narrow = as_line(finding, 6, columns=60).splitlines()
+    assert max(map(len, narrow)) <= 60
+    text = "\n".join(narrow)
+    reason, fix = text.split("fix: ")
+    assert " ".join(reason.split()) == " ".join(lines[0].split())
+    assert all(line.endswith(" \\") for line in fix.splitlines()[:-1])
+    assert " ".join(fix.replace("\\\n", " ").split()) == finding.fix
+    assert as_line(finding, 6, colour=True).startswith("\x1b[31mFAIL\x1b[0m  root")
     report = as_json([finding])
     assert report["ok"] is False
     assert report["counts"] == {"PASS": 0, "WARN": 0, "FAIL": 1}

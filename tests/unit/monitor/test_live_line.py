@@ -14,9 +14,9 @@ from progress_rig import FULL, Time
 
 from mpips.monitor import line as line_module
 from mpips.monitor import progress as module
-from mpips.monitor import terminal
 from mpips.monitor.progress import LineDisplay, NoDisplay, PlainDisplay, Snapshot, make_display
-from mpips.monitor.terminal import Terminal, find_terminal
+from mpips.terminal import device
+from mpips.terminal.device import Terminal, find_terminal
 
 
 class TerminalStream(io.TextIOWrapper):
@@ -220,7 +220,7 @@ def proc(folder: Path, *processes: tuple[int, str, int, str]) -> Path:
 def test_the_launchers_terminal_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, middle: str, stderr: str, found: bool
 ) -> None:
-    monkeypatch.setattr(terminal.os, "getppid", lambda: 30)
+    monkeypatch.setattr(device.os, "getppid", lambda: 30)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     there = proc(tmp_path, (30, middle, 20, "pipe:[7]"), (20, "mpirun", 10, stderr))
     answer = find_terminal({"TERM": "xterm"}, there)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,56 @@ def rows_of(block: str) -> dict[str, str]:
     return rows
 
 
-def test_losses_and_metrics_by_epoch_are_shown() -> None:
+def by_epoch(history: list[dict[str, float]]) -> list[list[str]]:
+    """Return the words of the table of epochs, line by line."""
+    lines = text(summarize(config(), {**REPORT, "history": history}, RANKS, VERSIONS)).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  by epoch"))
+    table = [lines[first][16:]]
+    for line in lines[first + 1 :]:
+        if not line.startswith(" " * 16):
+            break
+        table.append(line[16:])
+    return [line.split() for line in table]
+
+
+def test_losses_and_metrics_of_every_epoch_are_shown() -> None:
     losses = [{"epoch": n, "loss": 1 / n} for n in range(1, 11)]
-    assert row_of(losses) == (
-        "1: loss 1.0000; 3: loss 0.3333; 5: loss 0.2000; 8: loss 0.1250; 10: loss 0.1000"
-    )
-    losses[4]["accuracy"], losses[9]["accuracy"] = 0.5, 0.75
-    assert row_of(losses) == "5: accuracy 0.5000, loss 0.2000; 10: accuracy 0.7500, loss 0.1000"
+    losses[4]["accuracy"] = 0.5
+    found = by_epoch(losses)
+    assert found[0] == ["epoch", "accuracy", "training", "loss"]
+    assert [row[0] for row in found[1:]] == [str(n) for n in range(1, 11)]
+    assert found[1] == ["1", "-", "1.0000"]
+    assert found[5] == ["5", "0.5000", "0.2000"]
     assert row_of(losses[:1]) == ""
+
+
+def test_of_many_epochs_the_distance_is_named() -> None:
+    losses: list[dict[str, float]] = [{"epoch": n, "loss": 1 / n} for n in range(1, 41)]
+    found = by_epoch(losses)
+    assert [row[0] for row in found[1:-1]] == [str(n) for n in range(4, 41, 4)]
+    assert " ".join(found[-1]) == "(every 4th epoch of 40)"
+    # Epochs that were evaluated come first.
+    for n in (10, 20, 30, 40):
+        losses[n - 1]["accuracy"] = 0.5
+    found = by_epoch(losses)
+    assert [row[0] for row in found[1:-1]] == ["10", "20", "30", "40"]
+    assert " ".join(found[-1]) == "(each evaluated epoch of 40)"
+
+
+def test_the_loss_of_the_training_has_a_name_of_its_own() -> None:
+    history = [{"epoch": 1, "loss": 0.5, "log_loss": 0.25}]
+    report = {**REPORT, "history": history, "loss": 0.5, "log_loss": 0.25}
+    shown = text(summarize(config(), report, RANKS, VERSIONS))
+    assert "  training loss 0.5000  (mean of the last epoch)" in shown
+    assert "  log loss      0.2500  (" in shown
+    assert "\n  loss " not in shown
+
+
+def test_a_terminal_gets_styles_that_change_no_text() -> None:
+    figures = summarize(config(), REPORT, RANKS, VERSIONS)
+    styled = text(figures, colour=True)
+    assert styled.startswith("\x1b[1mmpips: ")
+    assert re.sub(r"\x1b\[\d+m", "", styled) == text(figures)
 
 
 def test_one_epoch_is_one_epoch() -> None:

@@ -21,6 +21,24 @@ def test_planned_rows_are_those_that_a_run_makes(svm: Path) -> None:
     assert rows["weight"].source == "keys of the training data"
 
 
+def test_columns_of_numbers_have_no_rows_in_a_table_of_words(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    path = tmp_path / "mixed.csv"
+    lines = [
+        f"{rng.choice(list('abcde'))},{i % 7},{'' if i % 5 == 0 else round(rng.normal(), 4)},w{i},{i % 2}"
+        for i in range(96)
+    ]
+    path.write_text("job,age,late,word,label\n" + "\n".join(lines) + "\n")
+    config = job("wide_deep", path, ("train.epochs", 1), ("data.label", "label"))
+    served = train(config, "none", verbose=False).statistics["servers"][0]["tables"]
+    found = planned(config, 1, n_steps=1).needs.rows
+    assert found
+    for name, rows in found.items():
+        # The bias, 5 jobs and 96 words: 'age' and 'late' are inputs of the network.
+        assert rows.total == served[name]["rows"], name
+        assert 101 <= rows.total <= 102, name
+
+
 def test_planned_memory_of_rows_is_near_what_a_run_takes(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     path = tmp_path / "many.svm"

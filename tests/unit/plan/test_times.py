@@ -37,7 +37,7 @@ def tally(compute_s: float, servers: list[float], n_bytes: int = 0) -> Tally:
 
 def rehearsal(compute_s: float, servers: list[float], n_bytes: int = 0) -> Rehearsal:
     steps = [tally(compute_s, servers, n_bytes) for _ in range(10)]
-    return Rehearsal(len(servers), [30] * len(servers), steps, {}, set(), {})
+    return Rehearsal(len(servers), [30] * len(servers), steps, {}, set(), {}, {})
 
 
 BSP_TABLE = [DenseTable("w", (10,))]

@@ -87,12 +87,31 @@ def find_terminal(
         return None
     if sys.stderr.isatty():
         return Terminal(os.ttyname(sys.stderr.fileno()), os.getpid())
+    return launcher_terminal(2, env, proc)
+
+
+def launcher_terminal(
+    number: int, env: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
+) -> Terminal | None:
+    """Return the terminal to which the launcher of this rank forwards its output.
+
+    Args:
+        number: File descriptor of the launcher: 1 for stdout, 2 for stderr.
+        env: Environment of this process.
+        proc: Folder of the processes of this host.
+
+    Returns:
+        None if no launcher is an ancestor of this process, if the launcher writes to something else, or if
+        the terminal is a dumb one.
+    """
+    if env.get("TERM", "") in ("", "dumb"):
+        return None
     pid = os.getppid()
     for _ in range(_MOST_ANCESTORS):
         name, parent = _ancestor(proc, pid)
         if name not in _LAUNCHERS:
             return None
-        device = _stderr_of(proc, pid)
+        device = _device_of(proc, pid, number)
         if device is not None:
             return Terminal(device, pid)
         pid = parent
@@ -109,10 +128,10 @@ def _ancestor(proc: Path, pid: int) -> tuple[str, int]:
     return name, int(text.rpartition(")")[2].split()[1])
 
 
-def _stderr_of(proc: Path, pid: int) -> str | None:
-    """Return the device of the terminal that is stderr of another process, or None."""
+def _device_of(proc: Path, pid: int, number: int) -> str | None:
+    """Return the device of the terminal that a file descriptor of another process is, or None."""
     try:
-        device = os.readlink(proc / str(pid) / "fd/2")
+        device = os.readlink(proc / str(pid) / "fd" / str(number))
         is_terminal = device.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
         return device if is_terminal and stat.S_ISCHR(os.stat(device).st_mode) else None
     except OSError:

@@ -1,0 +1,61 @@
+"""The line on the trial of a sweep that runs: a live one at a terminal, one now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from mpips.errors import ConfigError
+from mpips.monitor.line import LiveLine
+from mpips.monitor.progress import Snapshot, duration, fields, fit
+from mpips.rundir.directory import RunFolder
+from mpips.supervisor.sweep import Sweep
+from mpips.terminal.device import find_terminal
+from mpips.terminal.elapsed import ELSEWHERE_S
+from mpips.terminal.screen import say
+
+
+class TrialWatch:
+    """Shows how far the trial that runs has come, from the files of its run."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        """Show nothing yet; take over stdout and stderr until `close` if they end at a terminal."""
+        self._sweep = sweep
+        self._number = 0
+        self._began = self._last = time.monotonic()
+        self._line: LiveLine | None = None
+        terminal = find_terminal()
+        if terminal is not None:
+            # After `su` the terminal belongs to another user: then print lines.
+            with contextlib.suppress(OSError):
+                self._line = LiveLine(terminal)
+
+    def look(self, number: int) -> None:
+        """Show trial `number`, counted from 1; without a live line only once a minute."""
+        now = time.monotonic()
+        if number != self._number:
+            self._number, self._began, self._last = number, now, now
+        if self._line is not None:
+            # A character in the last column makes some terminals begin a new line.
+            self._line.show(self._text(now - self._began, self._line.width() - 1))
+        elif now - self._last >= ELSEWHERE_S:
+            self._last = now
+            say(self._text(now - self._began, 10_000))
+
+    def _text(self, seconds: float, width: int) -> str:
+        """Return the line of the trial, of at most `width` characters."""
+        trials = self._sweep.content.trials
+        head = f"{self._number}/{len(trials)}  {duration(seconds)}"
+        try:
+            status = RunFolder(self._sweep.path / trials[self._number - 1].run).status()
+        except ConfigError:
+            # The file cannot be read at this moment; the next look reads it again.
+            status = None
+        if status is None or not status.ranks:
+            return f"{head}  starting"[:width]
+        return f"{head}  {fit(fields(Snapshot.of(status.progress)), width - len(head) - 2)}"
+
+    def close(self) -> None:
+        """Erase the live line, if there is one."""
+        if self._line is not None:
+            self._line.close(erase=True)
