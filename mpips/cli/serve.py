@@ -6,11 +6,15 @@ import ipaddress
 import secrets
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mpips.cli.choosing import best_option
 from mpips.errors import CapabilityError, ConfigError
+
+if TYPE_CHECKING:
+    from mpips.inference.parsing import Missing
 
 
 @click.command(short_help="Answer requests for predictions over HTTP.")
@@ -36,6 +40,13 @@ from mpips.errors import CapabilityError, ConfigError
     show_default=True,
     help="Seconds between two looks for a newer checkpoint; 0: never.",
 )
+@click.option(
+    "--missing",
+    type=click.Choice(["error", "empty"]),
+    default="error",
+    show_default=True,
+    help="Meaning of a column that a row lacks: the request is refused, or the cell is empty.",
+)
 @best_option
 def command(
     model: Path,
@@ -44,6 +55,7 @@ def command(
     token_file: Path | None,
     no_token: bool,
     follow: float,
+    missing: Missing,
     best: bool,
 ) -> None:
     """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
@@ -78,7 +90,7 @@ def command(
     click.echo(f"mpips serve: {current.name} on {place}; Ctrl-C ends it", err=True)
     bearer = f' -H "Authorization: Bearer {token}"' if token else ""
     click.echo(f"  curl{bearer} {place}/health", err=True)
-    app = Service(current, token, follow).app()
+    app = Service(current, token, follow, missing).app()
     try:
         uvicorn.Server(config_of(app)).run(sockets=[listening])
     except KeyboardInterrupt:
