@@ -261,7 +261,7 @@ class Task(Protocol):
         return None
 
     def describe_model(self) -> str:
-        """Return in words what is trained, for the output at start and the summary; "": the name says it."""
+        """Return a text about the model, for the output at start and the summary; "": none."""
         return ""
 
     def report(self) -> str:
@@ -358,7 +358,7 @@ def labels_of(task: type[Task], options: msgspec.Struct) -> Wants:
 
 
 def description_of(task: Task) -> str:
-    """Return in words what a task trains; "": it does not say."""
+    """Return the task's text about the model that it trains; "" for a task without one."""
     return task.describe_model() if hasattr(task, "describe_model") else ""
 
 

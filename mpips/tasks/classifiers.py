@@ -20,7 +20,7 @@ class OutputsTask(Task):
 
     Attributes:
         outputs: Meaning of the outputs.
-        n_classes: Number of classes of the training data; 0: there are none.
+        n_classes: Number of classes of the training data; 0 for numbers and several labels.
     """
 
     def __init__(self, info: DataInfo, outputs: Outputs) -> None:

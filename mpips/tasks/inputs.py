@@ -35,7 +35,7 @@ class Penalties(Protocol):
     prior: float
 
 
-class Input(Protocol):
+class LayerInput(Protocol):
     """The inputs of one batch, and their weights.
 
     Attributes:
@@ -54,7 +54,7 @@ class Input(Protocol):
         """Push the gradient by the weights `base`, which `pull` returned."""
 
 
-class Inputs(Protocol):
+class LayerInputs(Protocol):
     """Makes the inputs of batches.
 
     Attributes:
@@ -74,10 +74,10 @@ class Inputs(Protocol):
     def prefetch(self, worker: Worker, table: str, batch: Batch) -> None:
         """Prefetch the weights of a batch."""
 
-    def of(self, batch: Batch) -> Input:
+    def of(self, batch: Batch) -> LayerInput:
         """Return the inputs of a batch of the training data."""
 
-    def of_unseen(self, batch: Batch) -> Input:
+    def of_unseen(self, batch: Batch) -> LayerInput:
         """Return the inputs of a batch to be predicted."""
 
     def report(self) -> str:
@@ -122,7 +122,7 @@ class MatrixInputs:
 
 
 class MatrixInput:
-    """A matrix; see `Input`."""
+    """A matrix; see `LayerInput`."""
 
     def __init__(self, x: Float32) -> None:
         """Take the standardised features, shape (n, d)."""
@@ -178,7 +178,7 @@ class EntryInputs:
 
 
 class EntryInput:
-    """Entries; see `Input`."""
+    """Entries; see `LayerInput`."""
 
     def __init__(self, entries: Entries, is_unseen: bool) -> None:
         """Take the entries; `is_unseen`: the training data may lack some of their keys."""
@@ -204,7 +204,7 @@ class EntryInput:
         worker.table(table).push(self._entries.keys, gradient, base=base)
 
 
-def inputs_of(info: DataInfo, task: str) -> Inputs:
+def inputs_of(info: DataInfo, task: str) -> LayerInputs:
     """Return the inputs that suit the training data.
 
     Raises:

@@ -17,7 +17,7 @@ from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32, StepResult, Worker
 from mpips.tasks.classifiers import LayeredTask
-from mpips.tasks.inputs import Input
+from mpips.tasks.inputs import LayerInput
 from mpips.tasks.layers import backward, forward, layer_tables
 from mpips.tasks.options import (
     INITIAL_ACCUMULATOR,
@@ -113,7 +113,7 @@ class Mlp(LayeredTask):
         inputs = self.inputs.of_unseen(batch)
         return forward(inputs.x, *self._pull(worker, inputs))[1]
 
-    def _pull(self, worker: Worker, inputs: Input) -> tuple[list[Float32], list[Float32]]:
+    def _pull(self, worker: Worker, inputs: LayerInput) -> tuple[list[Float32], list[Float32]]:
         """Pull the weights and the biases of all layers. Blocks."""
         first = inputs.pull(worker, "weight0")
         weights = [worker.table(f"weight{i}").pull() for i in range(1, self._n_layers)]

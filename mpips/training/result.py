@@ -28,7 +28,7 @@ class Result:
         n_samples: Samples of the training data.
         n_features: Features of the training data.
         skipped: Bad lines that were left out, by "train" and "test"; only those above 0.
-        model: What was trained, in words; "": the name of the task says it.
+        model: Text about the model that was trained; "" for a task without one.
         notes: Sentences on the data, as printed at the start, on worker 0 only.
         stopped: Why training ended early, or "".
         best: The best checkpoint: its metric, value, epoch and path; None: there is no best checkpoint.
