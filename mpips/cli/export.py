@@ -36,11 +36,12 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
 
     \b
     npz          tables, moments of the features, labels and columns, for NumPy
-    safetensors  softmax, mlp: the state dict of torch below; other tasks: tables and moments of the features.
+    safetensors  the state dict of torch below; of other models tables and moments of the features.
                  Labels, columns, task and step are JSON in its metadata
     parquet      a file for each table: key and columns, or row and columns of a dense table
-    torch        softmax, mlp: a state dict of mpips.inference.network.Network, which scales raw features
-                 itself; torch.load(weights_only=True) reads it
+    torch        logistic, softmax and mlp on rows of numbers: a state dict of
+                 mpips.inference.network.Network, which scales raw features itself;
+                 torch.load(weights_only=True) reads it
     word2vec, word2vec-binary
                  vectors of the task word2vec, as text or binary, which gensim and others read:
                  KeyedVectors.load_word2vec_format(FILE, binary=False or True)

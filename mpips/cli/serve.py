@@ -6,12 +6,16 @@ import ipaddress
 import secrets
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mpips.cli.choosing import best_option
 from mpips.errors import CapabilityError, ConfigError
 from mpips.terminal.screen import say
+
+if TYPE_CHECKING:
+    from mpips.inference.parsing import Missing
 
 
 @click.command(short_help="Answer requests for predictions over HTTP.")
@@ -37,6 +41,13 @@ from mpips.terminal.screen import say
     show_default=True,
     help="Seconds between two looks for a newer checkpoint; 0: never.",
 )
+@click.option(
+    "--missing",
+    type=click.Choice(["error", "empty"]),
+    default="error",
+    show_default=True,
+    help="Meaning of a column that a row lacks: the request is refused, or the cell is empty.",
+)
 @best_option
 def command(
     model: Path,
@@ -45,6 +56,7 @@ def command(
     token_file: Path | None,
     no_token: bool,
     follow: float,
+    missing: Missing,
     best: bool,
 ) -> None:
     """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
@@ -79,7 +91,7 @@ def command(
     say(f"mpips serve: {current.name} on {place}; Ctrl-C ends it")
     bearer = f' -H "Authorization: Bearer {token}"' if token else ""
     say(f"  curl{bearer} {place}/health")
-    app = Service(current, token, follow).app()
+    app = Service(current, token, follow, missing).app()
     try:
         uvicorn.Server(config_of(app)).run(sockets=[listening])
     except KeyboardInterrupt:

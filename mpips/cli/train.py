@@ -140,9 +140,9 @@ def command(
 ) -> None:
     """Train JOB: a TOML file, or the name of a task.
 
-    Tasks: softmax and mlp for dense numbers, logistic and fm for sparse data, wide_deep, deepfm and dcnv2 for
-    columns of text and numbers, kge for knowledge graphs, mf for ratings, word2vec for text, or your own as
-    module:Class.
+    Tasks: logistic, softmax and mlp for rows of numbers, of words or of sparse features, fm for sparse
+    features and words, wide_deep, deepfm and dcnv2 for columns of text and numbers, kge for knowledge graphs,
+    mf for ratings, word2vec for text, or your own as module:Class.
 
     Without a launcher one process has all roles; under mpirun or srun the ranks share them.
 
@@ -227,6 +227,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "n_samples": result.n_samples,
         "n_features": result.n_features,
         "skipped": result.skipped,
+        "model": result.model,
         "notes": list(result.notes),
         **summary.figures(outcome.statistics, outcome.transports),
     }

@@ -1,4 +1,4 @@
-"""A model of `softmax` or `mlp` as scale of the features, weights and biases."""
+"""A model of `logistic`, `softmax` or `mlp` as scale of the features, weights and biases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from msgspec import Struct
 
 from mpips.errors import ConfigError
 from mpips.inference.model import Model, Numbers
-from mpips.tasks.classifiers import DenseTask
-from mpips.tasks.outputs import OneTarget
+from mpips.tasks.classifiers import LayeredTask
+from mpips.tasks.features import DenseFeatures
+from mpips.tasks.inputs import MatrixInputs
+from mpips.tasks.linear import LinearMatrix
+from mpips.tasks.logistic import Logistic
+from mpips.tasks.outputs import OneLogit, OneTarget
 
 
 class DenseLayers(Struct, frozen=True):
@@ -44,31 +48,47 @@ class DenseLayers(Struct, frozen=True):
 
 
 def is_dense(model: Model) -> bool:
-    """Return True if the model consists of dense layers."""
-    return isinstance(model.task, DenseTask) and bool(_names(model))
+    """Return True if the model consists of dense layers on rows of numbers."""
+    return _features(model) is not None and bool(_names(model))
 
 
 def dense_layers(model: Model) -> DenseLayers:
     """Return the layers of a model.
 
     Raises:
-        ConfigError: The task has no dense layers.
+        ConfigError: The model has other tables.
     """
-    task, names = model.task, _names(model)
-    if not isinstance(task, DenseTask) or not names:
+    features, names = _features(model), _names(model)
+    if features is None or not names:
         raise ConfigError(
-            f"task '{model.manifest.config['task']}' is no network of dense layers: only softmax and mlp "
-            "become a module of PyTorch; model.tables has the values of any task"
+            f"this model of task '{model.manifest.config['task']}' is no network of dense layers: only "
+            "logistic, softmax and mlp on rows of numbers become a module of PyTorch; model.tables has the "
+            "values of any task"
         )
     weights = [np.asarray(model.tables[name]) for name in names]
     biases = [np.asarray(model.tables[name.replace("weight", "bias")]) for name in names]
-    if isinstance(task.outputs, OneTarget):
+    outputs = model.task.outputs  # type: ignore[attr-defined]
+    if isinstance(outputs, OneTarget):
         # The last layer returns the number itself, not its standardised value.
-        deviation, mean = task.outputs.deviation, task.outputs.mean
+        deviation, mean = outputs.deviation, outputs.mean
         weights[-1] = (weights[-1].astype(np.float64) * deviation).astype(np.float32)
         last = biases[-1].astype(np.float64)
         biases[-1] = (last * deviation + mean).astype(np.float32)
-    return DenseLayers(task.features.mean, task.features.scale, weights, biases)
+    if isinstance(outputs, OneLogit):
+        # The logit of class 0 is 0, so that there is a logit for each class.
+        weights[-1] = np.concatenate([np.zeros_like(weights[-1]), weights[-1]], axis=1)
+        biases[-1] = np.concatenate([np.zeros_like(biases[-1]), biases[-1]])
+    return DenseLayers(features.mean, features.scale, weights, biases)
+
+
+def _features(model: Model) -> DenseFeatures | None:
+    """Return the scale of rows of numbers; None: the task has another form of features."""
+    task = model.task
+    if isinstance(task, LayeredTask) and isinstance(task.inputs, MatrixInputs):
+        return task.inputs.features
+    if isinstance(task, Logistic) and isinstance(task.model, LinearMatrix):
+        return task.model.features
+    return None
 
 
 def _names(model: Model) -> list[str]:

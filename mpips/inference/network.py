@@ -70,7 +70,7 @@ def network_of(model: Model) -> Network:
     """Return a loaded model of a dense task as a module in evaluation mode; its logits are those of the task.
 
     Raises:
-        ConfigError: The task has no dense layers.
+        ConfigError: The model has no dense layers.
     """
     layers = dense_layers(model)
     network = Network(layers.widths, layers.mean.dtype == np.float64)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from starlette.requests import Request
@@ -16,6 +17,11 @@ from mpips.inference.model import Model
 
 MOST_BYTES = 16 << 20  # largest body of a request
 _MOST_KEYS = 100_000  # keys of one request
+_MOST_NAMES = 10  # names that an error lists
+_MOST_UNKNOWN = 100  # names of a request that are compared with the columns
+
+# Meaning of a column that a row lacks: the request is refused, or the cell is empty.
+Missing: TypeAlias = Literal["error", "empty"]
 
 
 class RequestRefused(Exception):
@@ -97,8 +103,20 @@ def rows_of(content: dict[str, Any]) -> list[Any]:
     return rows
 
 
-def samples_in(rows: list[Any], model: Model) -> Any:
+def listed(names: Sequence[str]) -> str:
+    """Return names in quotes, the first ten, and the number of the others."""
+    shown = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def samples_in(rows: list[Any], model: Model, missing: Missing = "error") -> Any:
     """Return rows of a request in a form that the model predicts from.
+
+    Args:
+        rows: The rows, all lists or all objects.
+        model: The model.
+        missing: Meaning of a column that a row lacks.
 
     Raises:
         RequestRefused: A row does not fit the model.
@@ -110,7 +128,7 @@ def samples_in(rows: list[Any], model: Model) -> Any:
             "a file for mpips predict",
         )
     if isinstance(rows[0], dict):
-        return _frame(rows, model) if model.info.columns else _by_number(rows, model)
+        return _frame(rows, model, missing) if model.info.columns else _by_number(rows, model)
     try:
         array = np.array(rows, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
@@ -121,7 +139,7 @@ def samples_in(rows: list[Any], model: Model) -> Any:
         )
     if model.info.columns and model.info.kind == "sparse":
         raise RequestRefused(
-            400, f'rows of this model are {{"column": value}}: {", ".join(model.info.columns)}'
+            400, f'rows of this model are {{"column": value}}: {listed(model.info.columns)}'
         )
     return array
 
@@ -143,16 +161,69 @@ class _Frame:
                 lines.writerow("" if cell is None else cell for cell in cells)
 
 
-def _frame(rows: list[Mapping[str, Any]], model: Model) -> _Frame:
-    """Return rows by the names of the training data's columns."""
-    wanted = model.info.columns
-    for row in rows:
-        missing = [name for name in wanted if name not in row]
-        if missing:
+class _Columns:
+    """The columns of a model, and the one that an unknown name is nearest to."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self._known = frozenset(names)
+        self._by_small = {name.lower(): name for name in names}
+        self._nearest: dict[str, str | None] = {}
+
+    def meant(self, row: Mapping[str, Any], lacking: Sequence[str]) -> dict[str, str]:
+        """Return which of the columns that a row lacks its unknown names are nearest to.
+
+        Raises:
+            RequestRefused: The request has too many unknown names to compare them.
+        """
+        wanted, found = frozenset(lacking), {}
+        for name in row:
+            if name in self._known:
+                continue
+            if name not in self._nearest:
+                if len(self._nearest) == _MOST_UNKNOWN:
+                    raise RequestRefused(
+                        400,
+                        f"the rows lack columns and have more than {_MOST_UNKNOWN} names that are no "
+                        f"columns; the columns are {listed(self.names)}",
+                    )
+                near = difflib.get_close_matches(name.lower(), self._by_small, n=1)
+                self._nearest[name] = self._by_small[near[0]] if near else None
+            nearest = self._nearest[name]
+            if nearest in wanted:
+                found[name] = nearest
+        return found
+
+
+def _check_names(rows: list[Mapping[str, Any]], names: Sequence[str], missing: Missing) -> None:
+    """Check that rows have the columns of the model.
+
+    Raises:
+        RequestRefused: A row lacks one, or, if those may be missing, has a name that is near to one or no
+            column at all.
+    """
+    columns = _Columns(names)
+    for i, row in enumerate(rows):
+        lacking = [name for name in names if name not in row]
+        if not lacking:
+            continue
+        meant = columns.meant(row, lacking)
+        if meant or missing == "error" or len(lacking) == len(names):
+            pairs = [f"'{name}' is no column, did you mean '{to}'?" for name, to in meant.items()]
+            more = len(pairs) - _MOST_NAMES
+            hints = " ".join(pairs[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
             raise RequestRefused(
                 400,
-                f"a row lacks {', '.join(missing[:10])}; the columns are {', '.join(wanted[:50])}",
+                f"rows[{i}] lacks {listed(lacking)}{f' ({hints})' if hints else ''}; the columns are "
+                f"{listed(names)}",
             )
+
+
+def _frame(rows: list[Mapping[str, Any]], model: Model, missing: Missing) -> _Frame:
+    """Return rows by the names of the training data's columns."""
+    wanted = model.info.columns
+    _check_names(rows, wanted, missing)
+    for row in rows:
         strange = [k for k, v in row.items() if not isinstance(v, str | int | float | None)]
         if strange:
             raise RequestRefused(

@@ -39,16 +39,19 @@ from mpips.errors import DataError, MpipsError
 from mpips.inference.current import CurrentModel
 from mpips.inference.model import Model
 from mpips.inference.parsing import (
+    Missing,
     RequestRefused,
     body_of,
     content_of,
     keys_of,
     lines_of,
+    listed,
     plain_column,
     rows_of,
     samples_in,
 )
 from mpips.inference.stored_tables import StoredDense, StoredRows
+from mpips.model.accepted import did_you_mean
 from mpips.terminal.screen import say
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -57,17 +60,21 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Service:
     """The answers to requests. One event loop; predictions run in its threads."""
 
-    def __init__(self, current: CurrentModel, token: str, every_s: float) -> None:
+    def __init__(
+        self, current: CurrentModel, token: str, every_s: float, missing: Missing = "error"
+    ) -> None:
         """Serve a model.
 
         Args:
             current: The model.
             token: Token that a request must contain; "": none is needed.
             every_s: Seconds between two checks for a newer checkpoint; 0: no checks.
+            missing: Meaning of a column that a row lacks: "error" or "empty", an empty cell.
         """
         self._current = current
         self._token = token.encode()
         self._every_s = every_s
+        self._missing: Missing = missing
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "mpips_requests", "Requests", ("path", "status"), registry=self._registry
@@ -200,7 +207,7 @@ class Service:
 
     def _of_rows(self, rows: list[Any]) -> dict[str, Any]:
         with self._current.use() as model:
-            data = samples_in(rows, model)
+            data = samples_in(rows, model, self._missing)
             found: dict[str, Any] = {"model": model.path.name}
             if model.info.wants == "targets":
                 numbers = model.predict(data).tolist()
@@ -242,7 +249,10 @@ class Service:
     def _look_up(self, name: str, keys: Any) -> dict[str, Any]:
         with self._current.use() as model:
             if name not in model.tables:
-                raise RequestRefused(404, f"no table '{name}'; there are {', '.join(model.tables)}")
+                near = did_you_mean(name, model.tables)
+                raise RequestRefused(
+                    404, f"no table '{name}'; there are {listed(list(model.tables))}{near}"
+                )
             handle = model.tables.table(name)
             found: dict[str, Any] = {"model": model.path.name}
             if isinstance(handle, StoredDense) and keys is None:

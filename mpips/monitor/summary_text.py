@@ -58,6 +58,7 @@ def text(s: Mapping[str, Any], colour: bool = False) -> str:
 def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows that only a training has, not a script."""
     rows = [
+        *([("model", s["model"])] if s.get("model") else []),
         ("options", _options(s["options"])),
         ("data", _data(s)),
         ("trained", _trained(s)),

@@ -260,6 +260,10 @@ class Task(Protocol):
         """
         return None
 
+    def describe_model(self) -> str:
+        """Return a text about the model, for the output at start and the summary; "": none."""
+        return ""
+
     def report(self) -> str:
         """Return a line on the scaling of the features, for the output at start; "": none."""
         return ""
@@ -351,6 +355,11 @@ def labels_of(task: type[Task], options: msgspec.Struct) -> Wants:
     option = getattr(task, "labels_option", "")
     found: Wants = getattr(options, option) if option else getattr(task, "labels", "classes")
     return found
+
+
+def description_of(task: Task) -> str:
+    """Return the task's text about the model that it trains; "" for a task without one."""
+    return task.describe_model() if hasattr(task, "describe_model") else ""
 
 
 def reader_of(task: type[Task]) -> type[ReadsData] | None:

@@ -81,7 +81,7 @@ class ColumnFeatures:
             found = "columns of numbers alone" if info.columns else "no named columns"
             raise DataError(
                 f"task '{task}' takes CSV in which some columns are text or are set in data.categorical, the "
-                f"data has {found}; use task 'mlp' for numbers, 'fm' for LIBSVM"
+                f"data has {found}; use task 'mlp' for numbers, or for LIBSVM"
             )
         self._keys = SparseFeatures(info, task)
         is_text = np.array([name in info.categorical for name in info.columns])

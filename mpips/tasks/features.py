@@ -24,6 +24,13 @@ MAX_DENSE_FEATURES = 1 << 16
 MAX_DEVIATION = 10.0
 # Greatest error of rounding a shift to float32, as a fraction of the standard deviation.
 ROUNDING = 1e-4
+# Numbers of a product of entries with rows that are in memory at a time.
+MOST_PRODUCTS = 1 << 22
+
+
+def with_rows(info: DataInfo) -> str:
+    """Return what has rows of weights, for people."""
+    return "the words and columns of numbers" if info.n_fields else "the features that occur"
 
 
 class DenseFeatures:
@@ -36,13 +43,11 @@ class DenseFeatures:
     """
 
     def __init__(self, info: DataInfo, task: str) -> None:
-        """Raise DataError for data with no features, or with too many for a dense model."""
+        """Raise DataError for data with no features, or with too many for a dense table."""
         if info.n_features > MAX_DENSE_FEATURES or info.n_features < 1:
-            found = f"{info.n_features} features" if not info.categorical else "columns of text"
             raise DataError(
-                f"task '{task}' has a dense weight for each feature and takes 1 to "
-                f"{MAX_DENSE_FEATURES} features, the data has {found}; "
-                "use task 'logistic' or 'fm' for sparse data of two classes, 'wide_deep' for columns of text"
+                f"task '{task}' takes rows of 1 to {MAX_DENSE_FEATURES:,} numbers, the data has "
+                f"{info.n_features:,}; write longer rows as LIBSVM, which may have any number of features"
             )
         self.n_features = info.n_features
         self._info = info
@@ -126,6 +131,7 @@ class Entries:
         keys: int64, shape (m,), unique, in the order of their first occurrence.
         key_ids: int64, shape (nnz,): place in `keys` of the key of each entry.
         row_ids: int64, shape (nnz,): sample of each entry, ascending.
+        indptr: int64, shape (n + 1,): first entry of each sample, and the number of entries.
         values: float32, shape (nnz,), scaled.
         shares: float32, shape (m,): entries of each key in this batch divided by its entries in the training
             data; 1 if the latter are not known.
@@ -139,6 +145,7 @@ class Entries:
     def __init__(self, batch: SparseBatch, plans: Plans) -> None:
         """Find the unique keys of `batch`, with a key plan from the pool `plans`."""
         self.n = batch.n
+        self.indptr = batch.indptr
         self._batch = batch
         self._plans = plans
         self._plan = plans.build(batch.keys)
@@ -167,21 +174,70 @@ class Entries:
 
     def sum_by_row(self, entries: Float32) -> Float32:
         """Sum over the entries of each sample: shape (nnz,) to (n,), or (nnz, k) to (n, k)."""
-        # Leave out samples without entries, for which reduceat does not return 0.
-        starts, ends = self._batch.indptr[:-1], self._batch.indptr[1:]
-        filled = starts < ends
-        if filled.all():
-            return np.add.reduceat(entries, starts, axis=0) if self.n else entries[:0]
-        sums = np.zeros((self.n, *entries.shape[1:]), dtype=np.float32)
-        if filled.any():
-            sums[filled] = np.add.reduceat(entries, starts[filled], axis=0)
-        return sums
+        return _sums(entries, self.indptr)
 
     def sum_by_key(self, entries: Float32) -> Float32:
         """Sum over the entries of each key: shape (nnz,) to (m,), or (nnz, k) to (m, k)."""
         columns = entries.reshape(len(entries), math.prod(entries.shape[1:]))
         sums = self._plan.sum_rows(np.ascontiguousarray(columns))
         return sums.reshape(len(self.keys), *entries.shape[1:])
+
+
+def _sums(entries: Float32, indptr: Int64) -> Float32:
+    """Return the sum over the entries of each sample, shape (n,) or (n, k); `indptr` as of `Entries`."""
+    n = len(indptr) - 1
+    # Leave out samples without entries, for which reduceat does not return 0.
+    starts, ends = indptr[:-1], indptr[1:]
+    filled = starts < ends
+    if filled.all():
+        return np.add.reduceat(entries, starts, axis=0) if n else entries[:0]
+    sums = np.zeros((n, *entries.shape[1:]), dtype=np.float32)
+    if filled.any():
+        sums[filled] = np.add.reduceat(entries, starts[filled], axis=0)
+    return sums
+
+
+class EntryMatrix:
+    """Entries as a matrix of n samples and m unique keys, which can be multiplied with arrays.
+
+    Attributes:
+        T: The transposed matrix.
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        """Take the entries of a batch."""
+        self._entries = entries
+        self.T = _Transposed(entries)
+
+    def __matmul__(self, rows: Float32) -> Float32:
+        """Return the sums of value * row over the entries of each sample: shape (m, k) to (n, k)."""
+        entries, indptr = self._entries, self._entries.indptr
+        outputs = np.empty((entries.n, rows.shape[1]), np.float32)
+        most = max(MOST_PRODUCTS // max(rows.shape[1], 1), 1)
+        start = 0
+        while start < entries.n:
+            # Take as many samples as the memory is for, and at least one.
+            last = int(np.searchsorted(indptr, indptr[start] + most, side="right")) - 1
+            stop = max(last, start + 1)
+            own = slice(indptr[start], indptr[stop])
+            products = rows[entries.key_ids[own]]
+            products *= entries.values[own, np.newaxis]
+            outputs[start:stop] = _sums(products, indptr[start : stop + 1] - indptr[start])
+            start = stop
+        return outputs
+
+
+class _Transposed:
+    """The transposed matrix of entries."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+
+    def __matmul__(self, error: Float32) -> Float32:
+        """Return the sums of value * error over the entries of each key: shape (n, k) to (m, k)."""
+        products = error[self._entries.row_ids]
+        products *= self._entries.values[:, np.newaxis]
+        return self._entries.sum_by_key(products)
 
 
 class SparseFeatures:
@@ -191,8 +247,8 @@ class SparseFeatures:
         """Raise DataError for data that is not sparse."""
         if info.kind != "sparse":
             raise DataError(
-                f"task '{task}' takes sparse data (LIBSVM, or CSV with categorical columns), "
-                "this is dense; use task 'softmax' or 'mlp'"
+                f"task '{task}' takes LIBSVM, sparse arrays and CSV with columns of text "
+                "(data.categorical), the data is rows of numbers; use task 'logistic', 'softmax' or 'mlp'"
             )
         # Hashed keys have no moments.
         self.hashed = info.n_features > MAX_FEATURES

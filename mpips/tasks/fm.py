@@ -13,19 +13,17 @@ import numpy as np
 from msgspec import Meta
 
 from mpips.data.dataset import Batch
+from mpips.data.info import DataInfo
+from mpips.data.metrics import BINARY_METRICS
+from mpips.data.moments import Moments
+from mpips.errors import DataError
 from mpips.model.optimizer import FTRL, Adagrad
 from mpips.model.table import EmbeddingTable, Table
-from mpips.tasks.base import Float32, StepResult, Worker
-from mpips.tasks.classifiers import SparseClassifier
-from mpips.tasks.features import Entries
-from mpips.tasks.logistic import (
-    Logistic,
-    linear_gradient,
-    linear_logits,
-    prior_gradient,
-    with_bias,
-)
-from mpips.tasks.losses import logistic_loss
+from mpips.tasks.base import Float32, Schedule, StepResult, Task, Worker
+from mpips.tasks.features import Entries, SparseFeatures
+from mpips.tasks.linear import linear_gradient, linear_logits, prior_gradient, with_bias
+from mpips.tasks.logistic import Logistic
+from mpips.tasks.losses import logistic_loss, sigmoid
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
 
 
@@ -60,7 +58,7 @@ class FmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_std: Annotated[Rate, Meta(description="Standard deviation of the initial factors.")] = 0.01
 
 
-class FactorizationMachine(SparseClassifier):
+class FactorizationMachine(Task):
     """Linear weights in one table, factors in another; the bias is key -1 of the first."""
 
     name = "fm"
@@ -72,6 +70,27 @@ class FactorizationMachine(SparseClassifier):
         **Logistic.optimizer_options,
         "factor_learning_rate": ("factor", "lr"),
     }
+    metrics = tuple(BINARY_METRICS)
+
+    def __init__(self, info: DataInfo, options: FmOptions, seed: int) -> None:
+        """Check that the data suits the task; see `Task`."""
+        self._features = SparseFeatures(info, self.name)
+        if info.n_classes != 2:
+            others = "'wide_deep'" if info.n_fields else "'logistic', 'softmax' or 'mlp'"
+            raise DataError(
+                f"task '{self.name}' takes two classes, the data has {info.n_classes}; use task {others} for "
+                "more"
+            )
+        self._options = options
+        self._schedule = Schedule(self.default_epochs, self.default_batch_size)
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Store the length of the run, which the option `l1` needs."""
+        self._schedule = schedule
+
+    def prepare(self, worker: Worker, moments: Moments) -> None:
+        """Take the scale of the features."""
+        self._features.prepare(moments)
 
     def tables(self) -> list[Table]:
         """Return `weight`, with rows of one value, and `factor`, with rows of `dim` values."""
@@ -110,6 +129,10 @@ class FactorizationMachine(SparseClassifier):
         worker.table("factor").push(entries.keys, by_factors, base=factors)
         return StepResult(loss_sum, batch.n)
 
+    def predict(self, worker: Worker, batch: Batch) -> Float32:
+        """Return the probability of class 1, shape (n,)."""
+        return sigmoid(self.logits(worker, batch))
+
     def logits(self, worker: Worker, batch: Batch) -> Float32:
         """Pull the rows of the batch and return the logits of class 1, float32, shape (n,).
 
@@ -124,6 +147,10 @@ class FactorizationMachine(SparseClassifier):
             factors[untrained] = 0
         second_order, _ = interactions(entries, factors)
         return linear_logits(entries, rows) + second_order
+
+    def report(self) -> str:
+        """Return how the features were scaled."""
+        return self._features.report()
 
 
 def interactions(entries: Entries, factors: Float32) -> tuple[Float32, Float32]:

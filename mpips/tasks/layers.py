@@ -17,7 +17,7 @@ from mpips.tasks.base import Float32, Worker
 Floats: TypeAlias = npt.NDArray[Any]
 
 
-def layer_tables(widths: Sequence[int], optimizer: Optimizer) -> list[Table]:
+def layer_tables(widths: Sequence[int], optimizer: Optimizer, first: int = 0) -> list[Table]:
     """Return the tables `weight<i>` and `bias<i>` of each layer.
 
     Hidden layers are initialised as by He et al. (ICCV 2015).
@@ -25,14 +25,15 @@ def layer_tables(widths: Sequence[int], optimizer: Optimizer) -> list[Table]:
     Args:
         widths: Number of inputs, and of outputs of each layer.
         optimizer: Optimizer of all tables.
+        first: Number of the first layer.
     """
     tables: list[Table] = []
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
         last = i == len(widths) - 2
         init = "xavier_normal" if last else f"normal({math.sqrt(2 / fan_in)!r})"
         tables += [
-            DenseTable(f"weight{i}", (fan_in, fan_out), optimizer=optimizer, init=init),
-            DenseTable(f"bias{i}", (fan_out,), optimizer=optimizer),
+            DenseTable(f"weight{first + i}", (fan_in, fan_out), optimizer=optimizer, init=init),
+            DenseTable(f"bias{first + i}", (fan_out,), optimizer=optimizer),
         ]
     return tables
 

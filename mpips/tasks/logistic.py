@@ -1,4 +1,4 @@
-"""Sparse logistic regression: a weight for each key that occurs, optimized by FTRL-Proximal.
+"""Logistic regression, of more than two classes softmax regression, optimized by FTRL-Proximal.
 
 McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
 """
@@ -8,20 +8,19 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from mpips.data.dataset import Batch
+from mpips.data.info import DataInfo
+from mpips.data.moments import Moments
 from mpips.model.optimizer import FTRL
-from mpips.model.table import EmbeddingTable, Table
-from mpips.tasks.base import Float32, Keys, StepResult, Worker
-from mpips.tasks.classifiers import SparseClassifier
-from mpips.tasks.features import Entries
-from mpips.tasks.losses import logistic_loss
+from mpips.model.table import Table
+from mpips.tasks.base import Float32, Schedule, StepResult, Worker
+from mpips.tasks.classifiers import OutputsTask
+from mpips.tasks.linear import LinearMatrix, LinearModel, LinearRows
 from mpips.tasks.options import Penalty, Rate
+from mpips.tasks.outputs import outputs_of
 
-# The bias is a row of the table; features have keys from 0 on.
-BIAS_KEY = np.int64(-1)
 # Updates that a run needs. Larger batches take less time for a sample, and fewer updates lose quality: on
 # w6a, 30 epochs, AUC is 0.9889 with 11,500 updates, 0.9885 with 2,900, 0.9873 with 1,400, 0.9849 with 720.
 _LEAST_UPDATES = 1900
@@ -60,8 +59,11 @@ class LogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1.0
 
 
-class Logistic(SparseClassifier):
-    """Probability sigmoid(bias + sum of weight[key] * value)."""
+class Logistic(OutputsTask):
+    """Probability sigmoid(bias + sum of weight * value); of more classes, softmax of such a sum for each.
+
+    Lists of features and words have weights in rows by key, rows of numbers in a dense table.
+    """
 
     name = "logistic"
     Options = LogisticOptions
@@ -74,6 +76,19 @@ class Logistic(SparseClassifier):
         "l1": ("weight", "l1"),
     }
 
+    def __init__(self, info: DataInfo, options: LogisticOptions, seed: int) -> None:
+        """Check that the data suits the task; see `Task`."""
+        super().__init__(info, outputs_of(info, self.name, one_logit=True))
+        made = LinearRows if info.kind == "sparse" else LinearMatrix
+        self.model: LinearModel = made(info, self.name, self.outputs)
+        self._options = options
+        self._n_samples = info.n_samples_total
+        self._schedule = Schedule(self.default_epochs, self.default_batch_size)
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Store the length of the run, which the option `l1` needs."""
+        self._schedule = schedule
+
     def suitable_batch_size(self, n_workers: int, n_epochs: int) -> int:
         """Return the greatest power of two with which a run has `_LEAST_UPDATES` updates under BSP."""
         most = self._n_samples * n_epochs // (_LEAST_UPDATES * n_workers)
@@ -82,67 +97,36 @@ class Logistic(SparseClassifier):
             size *= 2
         return size
 
+    def prepare(self, worker: Worker, moments: Moments) -> None:
+        """Take the scale of the features."""
+        self.model.prepare(moments)
+
     def tables(self) -> list[Table]:
-        """Return `weight`, with rows of one value; the bias has key -1."""
+        """Return the tables of the linear model."""
         own = self._options
         l1 = own.l1 * self._schedule.epochs_per_sample("weight")
-        optimizer = FTRL(lr=own.learning_rate, beta=own.beta, l1=l1)
-        return [EmbeddingTable("weight", 1, optimizer=optimizer)]
+        return self.model.tables(FTRL(lr=own.learning_rate, beta=own.beta, l1=l1))
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Prefetch the rows of a batch."""
-        worker.table("weight").prefetch(with_bias(self._features.announce(batch)))
+        self.model.prefetch(worker, batch)
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull, compute the gradient, push."""
-        entries = self._features.of(batch)
-        keys = with_bias(entries.keys)
-        rows = worker.table("weight").pull(keys)
-        loss_sum, error = logistic_loss(linear_logits(entries, rows), batch.labels, batch.weights)
+        return self.model.step(worker, batch, self._options.prior)
 
-        # Turn the summed gradient into the weighted mean over the batch.
-        error *= np.float32(batch.weight / batch.n)
-        gradient = linear_gradient(entries, error)
-        gradient[1:] += prior_gradient(entries, rows[1:], self._options.prior, batch)
-        worker.table("weight").push(keys, gradient, base=rows)
-        return StepResult(loss_sum, batch.n)
+    def evaluate(self, worker: Worker, batch: Batch) -> Float32:
+        """Pull what the batch needs and return the outputs, float32, shape (n, k)."""
+        return self.model.evaluate(worker, batch)
 
-    def logits(self, worker: Worker, batch: Batch) -> Float32:
-        """Pull the rows of the batch and return the logits of class 1, float32, shape (n,)."""
-        entries = self._features.of_unseen(batch)
-        return linear_logits(entries, worker.table("weight").pull(with_bias(entries.keys)))
+    def describe_model(self) -> str:
+        """Return what is trained: logistic or softmax regression, of which features."""
+        kind, each = "logistic", "each of"
+        if self.outputs.n > 1:
+            kind, each = "softmax", "each class and each of"
+        count, parts = self.n_classes, self.model.parts
+        return f"{kind} regression of {count:,} classes, a weight for {each} {parts}"
 
-
-def with_bias(keys: Keys) -> Keys:
-    """Return the keys with the key of the bias in front, int64, shape (1 + n,)."""
-    return np.concatenate(([BIAS_KEY], keys))
-
-
-def linear_logits(entries: Entries, rows: Float32) -> Float32:
-    """Return bias + sum of weight * value, float32, shape (n,); `rows`: shape (1 + m, 1), the bias first."""
-    products = rows[1:, 0].take(entries.key_ids)
-    products *= entries.values
-    logits = entries.sum_by_row(products)
-    logits += rows[0, 0]
-    return logits
-
-
-def linear_gradient(entries: Entries, error: Float32) -> Float32:
-    """Return the gradient by the rows, shape (1 + m, 1), from `error`, that by the logits, shape (n,)."""
-    products = error.take(entries.row_ids)
-    products *= entries.values
-    gradient = np.empty((1 + len(entries.keys), 1), np.float32)
-    gradient[0] = error.sum()
-    gradient[1:, 0] = entries.sum_by_key(products)
-    return gradient
-
-
-def prior_gradient(entries: Entries, rows: Float32, prior: float, batch: Batch) -> Float32:
-    """Return the gradient of the penalty by the rows, shape (m, dim).
-
-    A batch adds the part of a key's penalty that equals its part of the key's entries in the training data.
-    Over an epoch the parts sum to the whole penalty, and no key needs a push in a batch that does not contain
-    it.
-    """
-    shares: Float32 = np.float32(prior * batch.weight / batch.n) * entries.shares
-    return shares[:, np.newaxis] * rows
+    def report(self) -> str:
+        """Return how the features were scaled."""
+        return self.model.report()

@@ -29,7 +29,7 @@ from mpips.model.table import EmbeddingTable, Table
 from mpips.tasks.base import Float32, StepResult, Task, Worker
 from mpips.tasks.columns import ColumnBatch, ColumnFeatures
 from mpips.tasks.layers import backward, forward, layer_tables, pull_layers
-from mpips.tasks.logistic import prior_gradient
+from mpips.tasks.linear import prior_gradient
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
 from mpips.tasks.outputs import LabelKind, outputs_of
 

@@ -63,6 +63,7 @@ _RESERVED = frozenset(
             "samples",
             "seconds",
             "samples_per_s",
+            "model",
         ),
         *("n_samples", "n_features", "loss", "checkpoint", "staleness", "transports", "auto"),
         *(BINARY_METRICS + CLASS_METRICS + REGRESSION_METRICS + LABEL_METRICS),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from mpips.data.dataset import Batch
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.tasks.base import Float32, Worker
-from mpips.tasks.logistic import prior_gradient
+from mpips.tasks.linear import prior_gradient
 from mpips.tasks.mixed import MixedStep, MixedTask, SideOutputs
 
 

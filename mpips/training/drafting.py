@@ -138,12 +138,10 @@ def _tasks(train: str, info: DataInfo) -> tuple[str, Sequence[str]]:
         return "wide_deep", ("deepfm", "dcnv2", *others)
     if info.kind == "sparse" and info.n_classes == 2:
         return "logistic", ("fm",)
-    if info.n_features > MAX_DENSE_FEATURES:
-        kinds = {"targets": "numbers to be predicted", "several": "several labels"}
-        found = kinds.get(info.wants, f"{info.n_classes} classes")
+    if info.kind == "dense" and info.n_features > MAX_DENSE_FEATURES:
         raise DataError(
-            f"{train}: has {info.n_features:,} features and {found}, which no built-in task takes; write a "
-            "task (docs/howto/task.md)"
+            f"{train}: has {info.n_features:,} columns of numbers, and built-in tasks take up to "
+            f"{MAX_DENSE_FEATURES:,}; write them as LIBSVM, which may have any number of features"
         )
     return "mlp", ("softmax",) if info.wants == "classes" else ()
 

@@ -44,7 +44,7 @@ from mpips.model.partition import FrequencyPartition
 from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
 from mpips.tasks import Task, load_task
-from mpips.tasks.base import reader_of
+from mpips.tasks.base import description_of, reader_of
 from mpips.terminal.screen import say
 from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs, in_common_step
@@ -364,8 +364,10 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         record = {PATH: known.bits} if known is not None else {}
         attachments.send(tell, {**moments.to_arrays(), **inputs.arrays, **example, **record})
     if inputs.verbose and worker.index == 0:
+        model = description_of(inputs.task)
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
-        lines = (*inputs.notes, f"features: {report}") if report else inputs.notes
+        shown = (("model", model), ("features", report))
+        lines = (*inputs.notes, *(f"{name}: {text}" for name, text in shown if text))
         say("\n".join(lines))
     n_total = inputs.info.n_samples_total
     shape = Shape.of_job(

@@ -28,6 +28,7 @@ class Result:
         n_samples: Samples of the training data.
         n_features: Features of the training data.
         skipped: Bad lines that were left out, by "train" and "test"; only those above 0.
+        model: Text about the model that was trained; "" for a task without one.
         notes: Sentences on the data, as printed at the start, on worker 0 only.
         stopped: Why training ended early, or "".
         best: The best checkpoint: its metric, value, epoch and path; None: there is no best checkpoint.
@@ -46,6 +47,7 @@ class Result:
     n_samples: int = 0
     n_features: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    model: str = ""
     notes: tuple[str, ...] = ()
     stopped: str = ""
     best: dict[str, Any] | None = None

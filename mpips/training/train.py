@@ -30,6 +30,7 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
+from mpips.tasks.base import description_of
 from mpips.terminal.elapsed import show_elapsed
 from mpips.terminal.screen import say
 from mpips.training.callback import EpochCallback, OnEpochEnd
@@ -74,7 +75,7 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     result.seconds = time.monotonic() - start
     result.steps = inputs.steps_before + int(steps[0])
     result.n_samples, result.n_features = inputs.info.n_samples_total, inputs.info.n_features
-    result.notes = inputs.notes
+    result.notes, result.model = inputs.notes, description_of(inputs.task)
     result.skipped = {split: n for split, n in inputs.skipped.items() if n}
     loss, n, samples = sums[-1]
     result.samples = int(samples)

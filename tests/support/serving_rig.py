@@ -13,6 +13,7 @@ import uvicorn
 from http_rig import running
 
 from mpips.inference.current import CurrentModel
+from mpips.inference.parsing import Missing
 from mpips.inference.serving import Service
 from mpips.web.connections import config_of
 
@@ -54,9 +55,10 @@ def served(
     most: int | None = None,
     request_s: float = 10.0,
     body_s: float = 60.0,
+    missing: Missing = "error",
 ) -> Iterator[tuple[Client, CurrentModel]]:
     """Serve a model until the end of the block."""
     current = CurrentModel(path)
-    app = Service(current, TOKEN, every_s).app()
+    app = Service(current, TOKEN, every_s, missing).app()
     with running(uvicorn.Server(config_of(app, most, request_s, body_s))) as port:
         yield Client(port), current

@@ -100,7 +100,7 @@ def test_a_dry_run_accepts_what_the_job_decides_at_its_start() -> None:
         ([*QUICK, "--set", "table.partition=hash"], ["partition 'hash' does not split dense"]),
         ([*QUICK, "--servers", "2"], ["servers = 2 is too many for 1 rank: use 1"]),
         ([*QUICK, "--servers", "-1"], ["servers = -1: must be from 0 to 65535"]),
-        (["logistic", "--train", "digits"], ["takes sparse data", "use task 'softmax' or 'mlp'"]),
+        (["fm", "--train", "digits"], ["takes LIBSVM", "use task 'logistic', 'softmax' or 'mlp'"]),
     ],
 )
 def test_a_mistake_ends_with_one_message_and_exit_code_2(
@@ -117,7 +117,7 @@ def test_a_mistake_ends_with_one_message_and_exit_code_2(
         [*QUICK, "--set", "tables.w.init=zeros"],
         [*QUICK, "--set", "table.bound=3"],
         [*QUICK, "--set", "table.partition=hash"],
-        ["logistic", "--train", "digits"],
+        ["fm", "--train", "digits"],
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(arguments: list[str], tmp_path: Path) -> None:

@@ -138,6 +138,31 @@ def test_an_exported_model_predicts_the_labels_of_the_model(
     assert WAYS[way](folder, x) == expected
 
 
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("way", ["torch", "safetensors"])
+def test_logistic_on_numbers_becomes_a_module_with_a_logit_for_each_class(
+    tmp_path: Path, n_classes: int, way: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    x = np.column_stack([numbers(), np.eye(n_classes)[K % n_classes]])
+    model = mpips.fit("logistic", (x, K % n_classes), epochs=20, folder=tmp_path / "m").model
+    assert WAYS[way](tmp_path / "m", x) == model.predict(x).tolist() == (K % n_classes).tolist()
+    with torch.no_grad():
+        logits = model.to_torch()(torch.from_numpy(x.astype(np.float32)))
+    expected = model.predict_proba(x)
+    assert np.allclose(torch.softmax(logits, 1).numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_of_a_softmax_are_no_dense_layers(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("".join(f"{k % 3} {k % 3 + (1 << 17)}:1\n" for k in K))
+    model = mpips.fit("softmax", str(tmp_path / "a.svm"), epochs=1, folder=tmp_path / "m").model
+    with pytest.raises(ConfigError, match="only logistic, softmax and mlp on rows of numbers"):
+        model.to_torch()
+    with np.load(exported(tmp_path / "m", "npz")) as arrays:
+        assert arrays["tables/weight/values"].shape == (3, 3)
+        assert arrays["tables/bias"].shape == (3,)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("number", [1e39, -1e39, np.inf, np.nan])
 def test_numbers_that_the_model_refuses_are_refused(

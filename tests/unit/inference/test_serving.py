@@ -149,7 +149,7 @@ def test_tables_can_be_looked_up(model: tuple[str, Path]) -> None:
         ({"rows": [[1, 2, 3, 4], {}]}, "all lists of numbers, or all"),
         (
             {"rows": [{"big": 1}]},
-            "a row lacks small, flat, wide; the columns are big, small, flat, wide",
+            r"rows\[0\] lacks 'small', 'flat', 'wide'; the columns are 'big', 'small', 'flat', 'wide'$",
         ),
         (
             {"rows": [{"big": [1], "small": 1, "flat": 1, "wide": 1}]},

@@ -12,7 +12,8 @@ from mpips.config.options import SessionOptions
 from mpips.data import Cursor, DataInfo, Loader, SparseData
 from mpips.data.dataset import Dataset, DenseData
 from mpips.session.driver import OneRank, run_alone
-from mpips.tasks.logistic import BIAS_KEY, Logistic, LogisticOptions
+from mpips.tasks.linear import BIAS_KEY
+from mpips.tasks.logistic import Logistic, LogisticOptions
 from mpips.tasks.mlp import Mlp, MlpOptions
 from mpips.training.epochs import Inputs, Result, train_epochs
 from mpips.training.prepare import prepare, ready

@@ -246,12 +246,19 @@ def test_losses_of_huge_logits_are_finite_and_exact() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "complaint"),
     [
-        ("logistic", info("dense"), "takes sparse data"),
-        ("fm", info("dense"), "takes sparse data"),
-        ("logistic", info(n_classes=3), "takes two classes, the data has 3"),
+        (
+            "fm",
+            info("dense"),
+            "the data is rows of numbers; use task 'logistic', 'softmax' or 'mlp'",
+        ),
+        (
+            "fm",
+            info(n_classes=3),
+            "takes two classes, the data has 3; use task 'logistic', 'softmax' or 'mlp'",
+        ),
         ("fm", info(n_classes=1), "takes two classes, the data has 1"),
         ("softmax", info("dense", n_classes=1), "needs two classes or more, the data has 1"),
-        ("mlp", info(n_features=1 << 62), "takes 1 to 65536 features"),
+        ("mlp", info("dense", n_features=1 << 17), "takes rows of 1 to 65,536 numbers"),
         ("softmax", info(n_features=0), "the data has 0"),
     ],
 )
