@@ -173,7 +173,7 @@ class Embedding(torch.nn.Module):
         self._loaded = rows
 
     def initial_rows(self) -> tuple[Int64, NDArray[np.float32]] | None:
-        """Return keys and values of the loaded rows; None: there are none. Called at the start of the job."""
+        """Return keys and values of the loaded rows, None without. Called at the start of the job."""
         return (self._loaded.keys, self._loaded.values) if self._loaded is not None else None
 
     def open(self, worker: Worker) -> None:

@@ -32,7 +32,7 @@ def load_checkpoint(
 
     Not collective. The whole checkpoint is verified first, so `model` is changed completely or not at all.
     Layers mpips.torch.Embedding get all rows of their tables into memory; an id without a row gives its
-    initial row, and gradients of rows are not recorded. The model's `state_dict` has them, too. If the model
+    initial row, and gradients of rows are not recorded. The model's `state_dict` also has them. If the model
     is prepared, a job begins with these values and rows, and with new optimizer state. To continue the run,
     start the script from the checkpoint by `mpips.init(resume=...)` instead.
 

@@ -105,9 +105,11 @@ class PlottedRun:
     def best(self, metric: str, axis: str) -> tuple[float, float, int] | None:
         """Return place, value and epoch of the best evaluation by a metric; None: it is not known."""
         known = [test for test in self.tests if test[3].get(metric) is not None]
-        higher, kept = higher_is_better(metric), self.about.get("best") or {}
+        higher, recorded = higher_is_better(metric), self.about.get("best") or {}
         if higher is None:
-            known = [t for t in known if kept.get("metric") == metric and t[5] == kept["epoch"]]
+            known = [
+                t for t in known if recorded.get("metric") == metric and t[5] == recorded["epoch"]
+            ]
         if not known:
             return None
         sign = 1.0 if higher or higher is None else -1.0
