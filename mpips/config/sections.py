@@ -33,15 +33,17 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = ""
     test: Annotated[
         str | tuple[str, ...],
-        Meta(description="File, pattern or list to evaluate on, or digits. Empty: none."),
+        Meta(
+            description="File, pattern or list to evaluate on, or digits. With `validation` it is evaluated "
+            "once, when training has ended. Empty: none."
+        ),
     ] = ""
     validation: Annotated[
-        float,
+        Annotated[float, Meta(ge=0, lt=1)] | str | tuple[str, ...],
         Meta(
-            ge=0,
-            lt=1,
-            description="Fraction of the training samples that is held out and evaluated on instead of a "
-            "test file: a random sample, by cluster.seed, whatever the number of workers. 0: none.",
+            description="Samples on which epochs are evaluated, and by which the best values are chosen: a "
+            "file, pattern or list; or the fraction of the training samples that is held out for it: a "
+            "random sample, by cluster.seed, whatever the number of workers. 0: none."
         ),
     ] = 0.0
     format: Format = "auto"
@@ -102,14 +104,37 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.test if isinstance(self.test, str) else FileList(self.test)
 
     @property
+    def validation_files(self) -> str:
+        """The validation data as readers take it; "": none, or a part of the training data."""
+        if isinstance(self.validation, tuple):
+            return FileList(self.validation)
+        return self.validation if isinstance(self.validation, str) else ""
+
+    @property
+    def held_fraction(self) -> float:
+        """Fraction of the training samples that is held out for validation; 0: none."""
+        return self.validation if isinstance(self.validation, int | float) else 0.0
+
+    @property
+    def evaluated_files(self) -> dict[str, str]:
+        """The files to evaluate on, by "validation" and "test", in this order."""
+        files = {"validation": self.validation_files, "test": self.test_files}
+        return {name: path for name, path in files.items() if path}
+
+    @property
     def several_labels(self) -> tuple[str, ...]:
         """Columns of several labels; (): a sample has one label."""
         return self.label if isinstance(self.label, tuple) else ()
 
     @property
     def evaluates(self) -> str:
-        """The data to evaluate on: "test", "validation", or "" without such data."""
-        return "test" if self.test else "validation" if self.validation else ""
+        """The data that epochs are evaluated on: "validation", "test", or "" without such data."""
+        return "validation" if self.validation else "test" if self.test else ""
+
+    @property
+    def is_tested_once(self) -> bool:
+        """True if the test data is evaluated when training has ended, and not before."""
+        return bool(self.validation and self.test)
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,13 +147,14 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         int, Meta(ge=0, description="Samples per step and worker. 0: the default of the task.")
     ] = 0
     eval_every: Annotated[
-        int,
+        Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            ge=0,
-            description="Epochs between evaluations on the test file. 0: only at the end, or after each "
-            "epoch if `patience` or checkpoint.keep_best is set.",
+            description="Epochs between evaluations on the validation data, or on the test data of a job "
+            "without. 0: only at the end, or after each epoch if `patience` or checkpoint.keep_best is set. "
+            "auto: as 0, but after each epoch too if that costs little: the data has at most a tenth of the "
+            "training samples, and its metrics need one prediction of each sample."
         ),
-    ] = 0
+    ] = "auto"
     patience: Annotated[
         int,
         Meta(
@@ -140,7 +166,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     metrics: Annotated[
         tuple[str, ...],
         Meta(
-            description="More metrics of the test file. Two classes: f1 and pr_auc of the second one, "
+            description="More metrics of each evaluation. Two classes: f1 and pr_auc of the second one, "
             "calibration (sum of its probabilities / its samples); numbers: mae; and metrics that the task "
             "computes itself."
         ),
@@ -148,7 +174,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     metric: Annotated[
         str,
         Meta(
-            description="Metric of the test file that `patience` and checkpoint.keep_best watch: accuracy, "
+            description="Metric of the validation data, or of the test data of a job without, that "
+            "`patience` and checkpoint.keep_best watch: accuracy, "
             "auc, log_loss, cross_entropy, rmse, r2, f1, pr_auc, mae, or one that the task computes itself. "
             "auto: log_loss, cross_entropy or rmse, whichever the task has, else the first metric of its own."
         ),
@@ -157,8 +184,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         str,
         Meta(
             description="Function to call after each epoch on the first worker, as module:function: its "
-            "argument is a dict with epoch, loss and, after an evaluation, metrics of the test file. If it "
-            "returns True, training ends. Empty: none."
+            "argument is a dict with epoch, loss and, after an evaluation, metrics of the validation data, "
+            "or of the test data of a job without. If it returns True, training ends. Empty: none."
         ),
     ] = ""
     min_delta: Annotated[

@@ -180,6 +180,8 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
     order = [here.columns.index(name) for name in there.columns]
     inputs.info = replace(here, columns=there.columns)
     inputs.train, inputs.test = (_reorder(data, order) for data in (inputs.train, inputs.test))
+    if inputs.final_test is not None:
+        inputs.final_test.data = _reorder(inputs.final_test.data, order)
     if inputs.make_task is not None:
         inputs.task = inputs.make_task(inputs.info)
 
@@ -196,8 +198,9 @@ def check_holdout(config: JobConfig, there: Mapping[str, Any], where: Path) -> N
         ConfigError: It does not: samples that the model was trained on would be evaluated.
     """
     before = there.get("data", {}).get("validation", 0.0)
+    before = before if isinstance(before, int | float) else 0.0
     seed = there.get("cluster", {}).get("seed", config.cluster.seed)
-    own = config.data.validation
+    own = config.data.held_fraction
     if own != before or (own and seed != config.cluster.seed):
         raise ConfigError(
             f"{where}: was trained with data.validation = {before:g} and cluster.seed = {seed}, this job has "

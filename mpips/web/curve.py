@@ -21,11 +21,12 @@ _MOST_TESTS = 2000  # evaluations that are held; the page draws no more
 
 
 LATEST_S = 1e11  # Unix time; a later one, and one before 0, is none that a clock has shown
+VALIDATION = "validation "  # in front of names of metrics of validation data
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]  # a number that the page can represent
 
 
 class _Line(msgspec.Struct):
-    """A line of metrics.jsonl: of progress, or with `test` of an evaluation."""
+    """A line of metrics.jsonl: of progress, or with `test` or `validation` of an evaluation."""
 
     time_s: float
     generation: _Whole
@@ -38,6 +39,14 @@ class _Line(msgspec.Struct):
     push_bytes_per_s: float | None = None
     pull_bytes_per_s: float | None = None
     test: dict[str, float | None] | None = None
+    validation: dict[str, float | None] | None = None
+
+    @property
+    def evaluated(self) -> dict[str, float | None] | None:
+        """Metrics of an evaluation; the names of those of validation data begin with `VALIDATION`."""
+        if self.validation is None:
+            return self.test
+        return {f"{VALIDATION}{name}": value for name, value in self.validation.items()}
 
 
 # Columns of a row that is sent to the page.
@@ -104,21 +113,20 @@ class Curve:
                 continue
             if not is_sane(line.time_s):
                 continue
-            if line.test is not None:
-                self._add_test(line)
+            if line.evaluated is not None:
+                self._add_test(line, line.evaluated)
             elif line.samples_per_s is not None:
                 if pending and (len(pending) == group or line.generation != self._generation):
                     self._append(pending)
                 pending.append(self._row_of(line))
         self._append(pending)
 
-    def _add_test(self, line: _Line) -> None:
+    def _add_test(self, line: _Line, metrics: dict[str, float | None]) -> None:
         if len(self.tests) >= _MOST_TESTS:
             del self.tests[::2]
             self.epoch += 1
         samples = self.rows[-1][2] if self.rows else 0
-        assert line.test is not None
-        self.tests.append((line.time_s, line.step, samples, line.test, line.generation))
+        self.tests.append((line.time_s, line.step, samples, metrics, line.generation))
         self._n_tests += 1
 
     def settle(self, events: Iterable[Event]) -> None:

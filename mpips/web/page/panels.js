@@ -59,9 +59,10 @@ const testPanels = (runs, view) => {
       name: run.name, index: run.index,
       points: run.curve.tests.filter((t) => name in t[3]).map((t) => [view.axis === "time" ? t[0] - beginOf(run) : view.axis === "step" ? t[1] : samplesAt(run, t[1]), t[3][name]]).filter(([x]) => x !== null),
     })).filter((s) => s.points.length);
-    const title = name.replaceAll("_", " ");
-    return card("test-" + name, title, "test data", size, legendOf(series, number),
-      lineChart(series, {x: view.axis, label: "Test " + title, y: number, width: view.width(size), height: 170}));
+    const data = name.startsWith("validation ") ? "validation" : "test";
+    const title = name.slice(data === "validation" ? data.length + 1 : 0).replaceAll("_", " ");
+    return card("test-" + name.replaceAll(" ", "-"), title, data + " data", size, legendOf(series, number),
+      lineChart(series, {x: view.axis, label: (data === "test" ? "Test " : "Validation ") + title, y: number, width: view.width(size), height: 170}));
   });
 };
 

@@ -166,7 +166,6 @@ def test_a_class_that_only_held_out_samples_have_is_known(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        ([("data.test", "data.csv")], ConfigError, "are both set: leave one of them out"),
         ([("data.train", "digits")], ConfigError, "digits is no file of which samples can be held"),
         ([("data.validation", 1e-6)], DataError, "of 1,000 samples leaves none for validation"),
         ([("data.validation", 1.0)], ConfigError, "data.validation = 1.0: must be"),
