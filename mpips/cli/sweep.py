@@ -19,6 +19,7 @@ from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
+from mpips.monitor.summary_text import metrics_text
 from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, why
 from mpips.tasks import load_task
 from mpips.terminal.table import text_table
@@ -56,7 +57,8 @@ _PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_work
 @click.option(
     "--metric",
     default="",
-    help="Metric that decides which trial is best [default: the loss on the test data, else in training].",
+    help="Metric whose best value decides which trial is best [default: the loss on the validation data, "
+    "else on the test data, else in training].",
 )
 @click.option("--folder", help="Folder of the sweep [default: sweeps/NAME].")
 @with_options(PLACES)
@@ -186,7 +188,8 @@ def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
     options = " ".join(result.assignments)
     if result.state == "done":
         metric = sweep.metric([result])
-        text = f"{_metric_text(metric, result)}, {plural(result.epochs, 'epoch')}, {result.seconds:.1f} s"
+        shown = _metric_text(metric, sweep.with_best(result, metric))
+        text = f"{shown}, {plural(result.epochs, 'epoch')}, {result.seconds:.1f} s"
     else:
         run = Path(result.run)
         text = f"{result.state} (exit {code}): {why(run)}; log: {run / 'logs'}"
@@ -194,8 +197,11 @@ def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
 
 
 def _metric_text(metric: str, result: TrialResult) -> str:
-    value = result.metrics.get(metric)
-    return f"{metric.replace('_', ' ')} {value:.4f}" if value is not None else f"no {metric}"
+    best = result.best
+    if best is None:
+        return f"no {metric}"
+    of = f" after epoch {best.epoch}" if best.epoch != result.epochs else ""
+    return f"{metric.replace('_', ' ')} {best.value:.4f}{of}"
 
 
 def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
@@ -210,17 +216,21 @@ def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
     keys = [text.partition("=")[0] for text in sweep.content.trials[0].assignments]
     names = sorted({name for result in ranked for name in result.metrics})
     chosen = sweep.metric(ranked)
-    names = [chosen, *(name for name in names if name != chosen)] if chosen else []
-    rows = [("trial", *keys, *(name.replace("_", " ") for name in names), "epochs", "s", "state")]
+    names = [name for name in names if name != chosen] if chosen else []
+    heads = [chosen, "epoch", *names] if chosen else []
+    rows = [("trial", *keys, *(name.replace("_", " ") for name in heads), "epochs", "s", "state")]
     for result in ranked:
         values = [text.partition("=")[2] for text in result.assignments]
-        found = [f"{result.metrics[n]:.4f}" if n in result.metrics else "-" for n in names]
+        best, there = result.best, result.at(chosen)
+        found = [f"{best.value:.4f}", str(best.epoch)] if best is not None else ["-", "-"]
+        found += [f"{there[n]:.4f}" if n in there else "-" for n in names]
+        found = found if chosen else []
         shown = [str(result.epochs), f"{result.seconds:.1f}"] if result.epochs else ["-", "-"]
         rows.append((str(result.number), *values, *found, *shown, result.state))
     right = [0, *range(1 + len(keys), len(rows[0]) - 1)]
     click.echo("\n".join(text_table(rows, right=right)))
-    best = ranked[0]
-    if chosen in best.metrics:
-        click.echo(
-            f"best: {' '.join(best.assignments)}, {_metric_text(chosen, best)}, in {best.run}"
-        )
+    first = ranked[0]
+    if first.best is not None:
+        tested = f", test {metrics_text(first.test_metrics)}" if first.test_metrics else ""
+        text = f"{_metric_text(chosen, first)}{tested}"
+        click.echo(f"best: {' '.join(first.assignments)}, {text}, in {first.run}")

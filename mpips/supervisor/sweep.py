@@ -16,11 +16,13 @@ from types import FrameType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from mpips.config.schema import JobConfig
 from mpips.data.metrics import HIGHER_IS_BETTER
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
+from mpips.monitor.best_epoch import BY_DEFAULT, BestEpoch, best_epoch, is_higher, rows_of
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json, replace_json
 from mpips.rundir.reading import DAMAGED
@@ -30,7 +32,7 @@ from mpips.supervisor.plan import make_run
 FILE = "sweep.json"
 LOG = "sweep.log"  # in the folder of a run's logs: what its supervisor printed
 PREEMPTED = 75  # exit code of a run that wrote a checkpoint and ended because it was asked to
-_BY_DEFAULT = ("log_loss", "cross_entropy", "rmse", "loss")
+_BY_DEFAULT = (*BY_DEFAULT, "loss")
 _METRICS = (*_BY_DEFAULT, "mae", *sorted(HIGHER_IS_BETTER))
 
 
@@ -67,7 +69,10 @@ class TrialResult(msgspec.Struct, frozen=True):
         state: State of the run, as `mpips top` shows it; "done": it has a result.
         epochs: Epochs that are complete; 0: no result yet.
         seconds: Seconds of training.
-        metrics: Metrics by name, finite ones only.
+        metrics: Metrics at the end of the training by name, finite ones only.
+        by_epoch: Metrics of each evaluated epoch, by number of complete epochs.
+        test_metrics: Metrics of the test data of a job with validation data, by name, finite ones only.
+        best: The best value of the metric that counts and its epoch; None: there is none.
     """
 
     number: int
@@ -77,6 +82,15 @@ class TrialResult(msgspec.Struct, frozen=True):
     epochs: int = 0
     seconds: float = 0.0
     metrics: dict[str, float] = {}
+    by_epoch: dict[int, dict[str, float]] = {}
+    test_metrics: dict[str, float] = {}
+    best: BestEpoch | None = None
+
+    def at(self, metric: str) -> dict[str, float]:
+        """Return the metrics of the epoch with the best `metric`; of the others those at the end."""
+        if self.best is None or self.best.metric != metric:
+            return self.metrics
+        return {**self.metrics, **self.by_epoch.get(self.best.epoch, {}), metric: self.best.value}
 
 
 class Sweep:
@@ -145,11 +159,8 @@ class Sweep:
         if found is None or run.finished() is None:
             state = "ended" if state == "done" else state
             return TrialResult(number, path, trial.assignments, state)
-        finite = {
-            name: float(found[name])
-            for name in (*_METRICS, *self.content.own_metrics)
-            if isinstance(found.get(name), int | float) and math.isfinite(found[name])
-        }
+        data = str(found.get("evaluated_data") or "")
+        tested = found.get("test_metrics") if data == "validation" else None
         return TrialResult(
             number,
             path,
@@ -157,8 +168,30 @@ class Sweep:
             "done",
             int(found.get("epochs", 0)),
             float(found.get("seconds", 0.0)),
-            finite,
+            self._finite(found),
+            {e: self._finite(row) for e, row in rows_of(_history(found), data, run).items()},
+            self._finite(tested or {}),
         )
+
+    def _finite(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the metrics that are finite numbers."""
+        return {
+            name: float(metrics[name])
+            for name in (*_METRICS, *self.content.own_metrics)
+            if isinstance(metrics.get(name), int | float) and math.isfinite(metrics[name])
+        }
+
+    def with_best(self, result: TrialResult, metric: str) -> TrialResult:
+        """Return a result with the best value of a metric over its epochs.
+
+        The loss of the training falls while a model overfits, so its value at the end counts.
+        """
+        if metric not in result.metrics:
+            return result
+        rows = {result.epochs: {metric: result.metrics[metric]}}
+        if metric != "loss":
+            rows = {**result.by_epoch, **rows}
+        return replace(result, best=best_epoch(rows, metric, self.content.own_metrics))
 
     def results(self) -> list[TrialResult]:
         """Return the results of all trials, in their order."""
@@ -173,12 +206,14 @@ class Sweep:
         return next((name for name in (*own, *_BY_DEFAULT) if name in there), "")
 
     def ranked(self) -> list[TrialResult]:
-        """Return the results, the best first; those without the metric last, in the order of the trials."""
+        """Return the results by their best values, the best first; those without the metric last."""
         results = self.results()
         metric = self.metric(results)
-        higher = metric in HIGHER_IS_BETTER or self.content.own_metrics.get(metric) == "higher"
-        sign = -1.0 if higher else 1.0
-        return sorted(results, key=lambda r: sign * r.metrics.get(metric, sign * math.inf))
+        sign = -1.0 if is_higher(metric, self.content.own_metrics) else 1.0
+        results = [self.with_best(result, metric) for result in results]
+        return sorted(
+            results, key=lambda r: sign * r.best.value if r.best is not None else math.inf
+        )
 
     def run(self, options: Sequence[str], tell: Callable[[TrialResult, int], None]) -> int:
         """Run all trials that are not done, one after the other; blocks. Main thread only.
@@ -244,6 +279,15 @@ class _Forwarding:
         code = process.wait()
         self._process = None
         return code
+
+
+def _history(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the history of a report that have an epoch."""
+    rows = found.get("history")
+    rows = rows if isinstance(rows, list) else []
+    return [
+        row for row in rows if isinstance(row, dict) and isinstance(row.get("epoch"), int | float)
+    ]
 
 
 def _read_result(run: RunFolder) -> dict[str, Any] | None:

@@ -40,6 +40,8 @@ if (run.parent / "wait").exists():
 loss = abs(config["train"]["epochs"] - 3) + 0.5
 result = {{"epochs": config["train"]["epochs"], "seconds": 1.5, "loss": loss, "accuracy": 1 - loss / 10,
           "cross_entropy": None}}
+if (run.parent / "history").exists():
+    result |= json.loads((run.parent / "history").read_text())[str(config["train"]["epochs"])]
 (run / "result.json").write_text(json.dumps(result))
 (run / "finished.json").write_text(json.dumps({FINISHED!r}))
 """
@@ -79,7 +81,8 @@ def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
     assert "mpips sweep: 4 trials in sweeps/mlp" in done.stderr
     assert "1/4  train.epochs=1: loss 2.5000, 1 epoch, 1.5 s" in done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["trial", "train.epochs", "loss", "accuracy", "epochs", "s", "state"]
+    heads = ["trial", "train.epochs", "loss", "epoch", "accuracy", "epochs", "s", "state"]
+    assert lines[0].split() == heads
     assert [line.split()[0] for line in lines[1:5]] == ["3", "2", "1", "4"]
     assert lines[5].startswith("best: train.epochs=3, loss 0.5000, in sweeps/mlp/trial-3-")
     order = Path("sweeps/mlp/order")
@@ -94,6 +97,46 @@ def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
         sweep(*JOB, "--grid", "train.epochs=1,2")
 
 
+def rows(*losses: float, final: float, **more: Any) -> dict[str, Any]:
+    """A report with an evaluation after each epoch but the last, whose loss is `final`."""
+    history = [
+        {"epoch": i + 1, "loss": 9.0, "cross_entropy": v, "accuracy": i / 10}
+        for i, v in enumerate(losses)
+    ]
+    return {"history": history, "cross_entropy": final, "evaluated_data": "validation", **more}
+
+
+def test_trials_are_ranked_by_their_best_epochs(program: Path) -> None:
+    folder = Path("sweeps/mlp")
+    folder.mkdir(parents=True)
+    tested = {"test_metrics": {"cross_entropy": 0.375, "accuracy": None}}
+    found = {
+        "3": rows(0.5, 0.25, 0.5, final=0.75, **tested),
+        "4": rows(0.5, 0.5, 0.5, 0.375, final=0.375, **tested),
+    }
+    (folder / "history").write_text(json.dumps(found))
+    done = sweep(*JOB, "--grid", "train.epochs=4,3")
+    assert "2/2  train.epochs=3: cross entropy 0.2500 after epoch 2, 3 epochs, 1.5 s" in done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    heads = "trial train.epochs cross entropy epoch accuracy loss epochs s state"
+    assert " ".join(lines[0]) == heads
+    # The other metrics are those of the same epoch.
+    assert lines[1] == ["2", "3", "0.2500", "2", "0.1000", "0.5000", "3", "1.5", "done"]
+    assert lines[2][:4] == ["1", "4", "0.3750", "4"]
+    best = done.stdout.splitlines()[3]
+    text = (
+        "best: train.epochs=3, cross entropy 0.2500 after epoch 2, test cross entropy 0.3750, in "
+    )
+    assert best.startswith(text)
+    first = json.loads(sweep(str(folder), "--show", "--json").stdout.splitlines()[0])
+    assert first["metrics"]["cross_entropy"] == 0.75
+    assert (first["best"]["value"], first["best"]["epoch"]) == (0.25, 2)
+    assert first["test_metrics"] == {"cross_entropy": 0.375}
+    # The loss of the training counts at the end.
+    shown = sweep(str(folder), "--show", "--metric", "loss").stdout.splitlines()
+    assert shown[1].split()[:4] == ["2", "3", "0.5000", "3"]
+
+
 def test_a_trial_that_fails_is_shown_and_tried_again_when_the_sweep_continues(
     program: Path,
 ) -> None:
@@ -101,7 +144,7 @@ def test_a_trial_that_fails_is_shown_and_tried_again_when_the_sweep_continues(
     Path("found/fail").touch()
     done = sweep(*JOB, "--grid", "train.epochs=2,3", "--folder", "found", code=1)
     assert "1/2  train.epochs=2: not started (exit 1): mpips run: it broke; log:" in done.stderr
-    assert done.stdout.splitlines()[2].split() == ["1", "2", "-", "-", "-", "-", "not", "started"]
+    assert done.stdout.splitlines()[2].split() == ["1", "2", *"-----", "not", "started"]
     Path("found/fail").unlink()
     assert "2 trials" in sweep("found").stderr
     assert Path("found/order").read_text().split() == ["trial-1", "trial-2", "trial-1"]
@@ -136,6 +179,12 @@ def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
     [
         (JOB, "nothing varies: give --grid"),
         ((*JOB, "--grid", "train.epoch=1,2"), "unknown key 'train.epoch'"),
+        ((*JOB, "--grid", "train.lr=1,2"), r"did you mean 'table.optimizer.lr' \(--lr\)"),
+        ((*JOB, "--random", "train.l2=1:2"), "did you mean 'options.l2'"),
+        (
+            (*JOB, "--grid", "options.batch_size=1,2"),
+            r"'train.batch_size' \(--batch-size\)|options",
+        ),
         ((*JOB, "--grid", "train.epochs=1,x"), "train.epochs = 'x': must be a whole number"),
         ((*JOB, "--grid", "train.epochs=1,2", "--metric", "f2"), "--metric f2: must be one of"),
         (
