@@ -242,7 +242,7 @@ def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) 
 
 
 def _flag(key: str) -> str:
-    """Return the option of TRAIN that sets a key, for a message; "": there is none."""
+    """Return the option of TRAIN that sets a key, for a message; "" without such an option."""
     names = [name for name, own in JOB_KEYS.items() if own == key]
     return f" (--{names[0].removesuffix('_file').replace('_', '-')})" if names else ""
 
@@ -258,7 +258,7 @@ def make_report(outcome: Outcome, config: JobConfig, run: RunFolder | None) -> d
     result = outcome.value
     samples = result.samples
     best = _best_epoch(result, config, run)
-    kept = (bool(config.train.patience), config.checkpoint.keep_best)
+    cures = (bool(config.train.patience), config.checkpoint.keep_best)
     return {
         **_finite(result.metrics),
         "evaluated_data": result.evaluated_data,
@@ -269,7 +269,7 @@ def make_report(outcome: Outcome, config: JobConfig, run: RunFolder | None) -> d
         "stopped": result.stopped,
         "best": result.best,
         "best_epoch": msgspec.to_builtins(best),
-        "hint": best.hint(*kept) if best is not None else "",
+        "hint": best.hint(*cures) if best is not None else "",
         "steps": result.steps,
         "samples": samples,
         "seconds": round(result.seconds, 6),

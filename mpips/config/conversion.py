@@ -24,7 +24,7 @@ class UnknownKeyError(ConfigError):
 
     Attributes:
         key: The key, with dots.
-        text: What is wrong and which keys are valid there.
+        text: The error, and the valid keys of its section.
         suggested: Keys that may be meant, each with a note behind a space or without.
     """
 
@@ -183,7 +183,7 @@ def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str
 
     Raises:
         UnknownKeyError: Names the key, the valid ones and the nearest of them.
-        ConfigError: A key was removed; says why.
+        ConfigError: A key was removed; gives the reason.
     """
     known = [f.name for f in msgspec.structs.fields(struct)]
     removed: Mapping[str, str] = getattr(struct, "REMOVED", {})

@@ -42,7 +42,7 @@ def with_suggestion(
 
 
 def _places(struct: type[msgspec.Struct]) -> dict[str, list[str]]:
-    """Return the dotted keys of all options by their last name, those of optimizers too."""
+    """Return the dotted keys of all options, also of optimizers, by their last name."""
     found: dict[str, list[str]] = {}
 
     def walk(kind: type[msgspec.Struct], where: str) -> None:

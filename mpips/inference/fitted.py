@@ -41,8 +41,8 @@ class Fit:
         metrics: The loss of the last epoch, and the metrics at the end of the training of the validation data
             (settings={"data.validation": 0.1}), or of the test data of a job without, by name.
         test_metrics: Metrics of the test data, by name. With validation data it is evaluated once, with the
-            best values if they are kept, else with the last ones. {}: there is no test data.
-        test_epoch: Number of complete epochs of the values with `test_metrics`; 0: there are none.
+            best values if they are kept, else with the last ones. {} without test data.
+        test_epoch: Number of complete epochs of the values with `test_metrics`; 0 without test data.
         history: For each epoch its number from 1, the mean loss, and the metrics if it was evaluated.
         epochs: Complete epochs.
         steps: Steps of the run.

@@ -1,9 +1,9 @@
 """The importance of columns: how much worse a metric becomes when the values of a column are shuffled.
 
 See Breiman, "Random Forests" (2001), section 10, and Fisher, Rudin and Dominici (2019). The values of one
-column are permuted among the samples, so the column keeps its distribution and says nothing about the other
-columns and the label. The loss of the metric is the importance; several permutations give its mean and
-spread. Columns that say the same as others seem unimportant, since the others remain.
+column are permuted among the samples, so the column keeps its distribution and is independent of the other
+columns and of the label. The loss of the metric is the importance; several permutations give its mean and
+spread. Columns with the same information as others seem unimportant, since the others remain.
 
 The samples are in memory, so of a larger file a random part is used: each sample has a random number that
 depends on the seed and its place alone, and those with the least numbers are used, in the order of the file.

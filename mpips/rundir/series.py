@@ -74,7 +74,7 @@ def settled(lines: Iterable[Line], events: Sequence[Event]) -> list[Line]:
 
 
 def metrics_of(line: Line) -> tuple[str, dict[str, Any]]:
-    """Return "validation" or "test", and the metrics of this data; ("", {}) if it is no evaluation."""
+    """Return "validation" or "test", and the metrics of this data; ("", {}) for other lines."""
     for key in EVALUATIONS:
         if isinstance(line.get(key), dict):
             return key, line[key]

@@ -80,8 +80,8 @@ class Inputs:
             were converted.
         sizing: Determines batches and tables for other numbers of workers; see `for_workers`.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` and `best` may lack.
-        test_name: What `test` is called.
-        final_test: The test data of a job with validation data; None: there is none beside `test`.
+        test_name: Name of the data `test`.
+        final_test: The test data of a job with validation data; None without such data.
         moments: Moments of all workers' training data, when the task is ready.
     """
 

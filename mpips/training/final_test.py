@@ -90,7 +90,7 @@ def evaluate_final(worker: Worker, inputs: Inputs, epochs: int, steps: int, seed
 
 
 def recorded(run: RunFolder, steps: int) -> Tested | None:
-    """Return the test that an earlier attempt of a run recorded at its end; None: there is none.
+    """Return the test that an earlier attempt of a run recorded at its end; None without a record.
 
     Args:
         run: The run directory.

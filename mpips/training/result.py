@@ -34,8 +34,8 @@ class Result:
         best: The best checkpoint: its metric, value, epoch and path; None: there is no best checkpoint.
         evaluated_epoch: The last epoch, from 0, that was evaluated, on all workers; -1: none was.
         is_ended_by_caller: `on_epoch_end` has ended it.
-        evaluated_data: "validation" or "test": the data of `metrics` and `history`; "": there is none.
-        test_metrics: Metrics of the test data; {}: there is none, or it could not be evaluated.
+        evaluated_data: "validation" or "test": the data of `metrics` and `history`; "" without such data.
+        test_metrics: Metrics of the test data; {} without such data, or if it could not be evaluated.
         test_epoch: Number of complete epochs of the values that have `test_metrics`.
     """
 
