@@ -60,6 +60,12 @@ _PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_work
     help="Metric whose best value decides which trial is best [default: the loss on the validation data, "
     "else on the test data, else in training].",
 )
+@click.option(
+    "--folds",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Cross-validation: train each combination N times, each time with another Nth held out.",
+)
 @click.option("--folder", help="Folder of the sweep [default: sweeps/NAME].")
 @with_options(PLACES)
 @with_options((*DATA, *TUNING, SERVERS, SET))
@@ -72,6 +78,7 @@ def command(
     n_draws: int,
     seed: int,
     metric: str,
+    folds: int | None,
     folder: str | None,
     assignments: tuple[str, ...],
     show: bool,
@@ -101,8 +108,11 @@ def command(
         wanted = variation.trials(grid, random, n_draws, seed)
         if wanted == [()]:
             raise ConfigError("nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH")
+        if folds is not None:
+            _refuse_other_folds(wanted, folds)
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
-        configs = [_checked(job, keys, (*assignments, *varied)) for varied in wanted]
+        split = (f"data.folds={folds}", "data.fold=1") if folds is not None else ()
+        configs = [_checked(job, keys, (*assignments, *varied, *split)) for varied in wanted]
         own: dict[str, Direction] = {}
         for config in configs:
             own |= getattr(load_task(config.task), "own_metrics", {})
@@ -111,11 +121,13 @@ def command(
             (varied, _with_metric(config, metric, own))
             for varied, config in zip(wanted, configs, strict=True)
         ]
-        sweep = Sweep.create(path, job, metric, trials, own)
-    n = len(sweep.content.trials)
+        sweep = Sweep.create(path, job, metric, trials, own, folds or 0)
+    n_folds = sweep.content.folds
+    n = len(sweep.content.trials) // max(n_folds, 1)
     code = 0
     if not show:
-        click.echo(f"mpips sweep: {plural(n, 'trial')} in {sweep.path}", err=True)
+        each = f", {n_folds} folds each," if n_folds else ""
+        click.echo(f"mpips sweep: {plural(n, 'trial')}{each} in {sweep.path}", err=True)
         code = sweep.run([], lambda result, ended: _tell(sweep, result, ended, n))
     _print(sweep, metric, as_json)
     if code:
@@ -144,6 +156,28 @@ def _refuse_changes(path: Path) -> None:
             f"{', '.join(names)}: {path} continues with the trials of its {FILE}; leave the option out, or "
             "begin a new sweep in another --folder"
         )
+
+
+def _refuse_other_folds(wanted: Sequence[variation.Assignments], folds: int) -> None:
+    """Refuse to vary options on which the folds depend.
+
+    Raises:
+        ConfigError: Trials would have other folds.
+    """
+    keys = {text.partition("=")[0] for text in wanted[0]}
+    for key in (
+        "cluster.seed",
+        "data.train",
+        "data.on_bad",
+        "data.validation",
+        "data.folds",
+        "data.fold",
+    ):
+        if key in keys:
+            raise ConfigError(
+                f"{key}: varies, and all trials must have the same folds; leave it out, or leave out "
+                f"--folds {folds}"
+            )
 
 
 def _name(job: str) -> str:
@@ -185,7 +219,8 @@ def _with_metric(config: JobConfig, metric: str, own_metrics: Mapping[str, Direc
 
 def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
     """Print the result of a trial that has just ended."""
-    options = " ".join(result.assignments)
+    fold = (f"fold {result.fold}",) if result.fold else ()
+    options = " ".join((*result.assignments, *fold))
     if result.state == "done":
         metric = sweep.metric([result])
         shown = _metric_text(metric, sweep.with_best(result, metric))
@@ -201,7 +236,9 @@ def _metric_text(metric: str, result: TrialResult) -> str:
     if best is None:
         return f"no {metric}"
     of = f" after epoch {best.epoch}" if best.epoch != result.epochs else ""
-    return f"{metric.replace('_', ' ')} {best.value:.4f}{of}"
+    spread = f" ± {result.spread:.4f}" if result.spread is not None else ""
+    of = f" over {len(result.folds)} folds" if result.folds else of
+    return f"{metric.replace('_', ' ')} {best.value:.4f}{spread}{of}"
 
 
 def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
@@ -222,7 +259,8 @@ def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
     for result in ranked:
         values = [text.partition("=")[2] for text in result.assignments]
         best, there = result.best, result.at(chosen)
-        found = [f"{best.value:.4f}", str(best.epoch)] if best is not None else ["-", "-"]
+        spread = f" ± {result.spread:.4f}" if result.spread is not None else ""
+        found = [f"{best.value:.4f}{spread}", str(best.epoch)] if best is not None else ["-", "-"]
         found += [f"{there[n]:.4f}" if n in there else "-" for n in names]
         found = found if chosen else []
         shown = [str(result.epochs), f"{result.seconds:.1f}"] if result.epochs else ["-", "-"]

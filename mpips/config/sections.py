@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from mpips.data.holdout import Holdout
 from mpips.data.options import (
     Categorical,
     EmptyCells,
@@ -18,6 +19,7 @@ from mpips.data.options import (
     OnBad,
 )
 from mpips.data.several import FileList
+from mpips.errors import ConfigError
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,6 +48,15 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             "random sample, by cluster.seed, whatever the number of workers. 0: none."
         ),
     ] = 0.0
+    folds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Number of folds of equal size into which the training samples are dealt out, by "
+            "cluster.seed; `fold` is held out for validation. `mpips sweep --folds` sets both. 0: none.",
+        ),
+    ] = 0
+    fold: Annotated[int, Meta(ge=0, description="Number of the fold that is held out, from 1.")] = 0
     format: Format = "auto"
     index_base: IndexBase = "auto"
     label: Annotated[
@@ -115,6 +126,25 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Fraction of the training samples that is held out for validation; 0: none."""
         return self.validation if isinstance(self.validation, int | float) else 0.0
 
+    def holdout(self, seed: int) -> Holdout | None:
+        """Return the division of the training samples of a job with this seed; None: none are held out."""
+        if self.folds:
+            return Holdout(0.0, seed, self.folds, self.fold)
+        return Holdout(self.held_fraction, seed) if self.held_fraction else None
+
+    def check_folds(self) -> None:
+        """Raise ConfigError for folds that do not go together."""
+        if self.folds == 1 or not (1 <= self.fold <= self.folds or self.folds == self.fold == 0):
+            raise ConfigError(
+                f"data.folds = {self.folds}, data.fold = {self.fold}: must be 2 folds or more and the number "
+                "of one of them, or 0 and 0"
+            )
+        if self.folds and self.validation:
+            raise ConfigError(
+                f"data.folds = {self.folds} and data.validation = {self.validation!r} are both set: a fold "
+                "is the validation data; leave one of them out"
+            )
+
     @property
     def evaluated_files(self) -> dict[str, str]:
         """The files to evaluate on, by "validation" and "test", in this order."""
@@ -129,12 +159,13 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     @property
     def evaluates(self) -> str:
         """The data that epochs are evaluated on: "validation", "test", or "" without such data."""
-        return "validation" if self.validation else "test" if self.test else ""
+        has_validation = self.validation or self.folds
+        return "validation" if has_validation else "test" if self.test else ""
 
     @property
     def is_tested_once(self) -> bool:
         """True if the test data is evaluated when training has ended, and not before."""
-        return bool(self.validation and self.test)
+        return self.evaluates == "validation" and bool(self.test)
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from types import FrameType
 from typing import Any
 
@@ -37,10 +38,17 @@ _METRICS = (*_BY_DEFAULT, "mae", *sorted(HIGHER_IS_BETTER))
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A trial. `run`: name of its run directory; `assignments`: its options, as for --set."""
+    """A run of a trial.
+
+    Attributes:
+        run: Name of its run directory.
+        assignments: Options of the trial, as for --set.
+        fold: Number of the fold that it holds out, from 1; 0: the sweep has no folds.
+    """
 
     run: str
     assignments: tuple[str, ...]
+    fold: int = 0
 
 
 class SweepFile(msgspec.Struct, frozen=True):
@@ -49,14 +57,16 @@ class SweepFile(msgspec.Struct, frozen=True):
     Attributes:
         job: The job, for messages.
         metric: Name of the metric that counts; "": the loss of the task.
-        trials: The trials.
+        trials: The trials; with folds, as many runs of each in succession.
         own_metrics: Metrics of the task's own, with their better values.
+        folds: Number of folds; 0: none.
     """
 
     job: str
     metric: str
     trials: tuple[Trial, ...]
     own_metrics: dict[str, Direction] = {}
+    folds: int = 0
 
 
 class TrialResult(msgspec.Struct, frozen=True):
@@ -72,7 +82,11 @@ class TrialResult(msgspec.Struct, frozen=True):
         metrics: Metrics at the end of the training by name, finite ones only.
         by_epoch: Metrics of each evaluated epoch, by number of complete epochs.
         test_metrics: Metrics of the test data of a job with validation data, by name, finite ones only.
-        best: The best value of the metric that counts and its epoch; None: there is none.
+        best: The best value of the metric that counts and its epoch; None without one. With folds the
+            mean of the best values of all folds, and of their epochs, rounded.
+        fold: Number of the fold that the run holds out; 0: none, or the result is that of all folds.
+        folds: With folds, the best value of each.
+        spread: With folds, the standard deviation of the best values, over their number - 1.
     """
 
     number: int
@@ -85,6 +99,9 @@ class TrialResult(msgspec.Struct, frozen=True):
     by_epoch: dict[int, dict[str, float]] = {}
     test_metrics: dict[str, float] = {}
     best: BestEpoch | None = None
+    fold: int = 0
+    folds: tuple[float, ...] = ()
+    spread: float | None = None
 
     def at(self, metric: str) -> dict[str, float]:
         """Return the metrics of the epoch with the best `metric`; of the others those at the end."""
@@ -109,6 +126,7 @@ class Sweep:
         metric: str,
         trials: Sequence[tuple[tuple[str, ...], JobConfig]],
         own_metrics: Mapping[str, Direction] | None = None,
+        folds: int = 0,
     ) -> Sweep:
         """Make the folder and a run directory for each trial.
 
@@ -118,6 +136,7 @@ class Sweep:
             metric: Name of the metric that counts; "": the loss of the task.
             trials: Assignments and configuration of each trial; the configurations are valid.
             own_metrics: Metrics of the task's own, with their better values; None: none.
+            folds: Number of folds, each of which is a run of each trial; 0: none.
 
         Raises:
             ConfigError: The folder has a sweep, or cannot be written to.
@@ -129,9 +148,12 @@ class Sweep:
         digits = len(str(len(trials)))
         made = []
         for i, (assignments, config) in enumerate(trials):
-            run = make_run(config, path, f"trial-{i + 1:0{digits}}")
-            made.append(Trial(run.path.name, assignments))
-        content = SweepFile(job, metric, tuple(made), dict(own_metrics or {}))
+            for fold in range(1, folds + 1) if folds else (0,):
+                data = replace(config.data, folds=folds, fold=fold) if fold else config.data
+                name = f"trial-{i + 1:0{digits}}" + (f"-fold-{fold}" if fold else "")
+                run = make_run(replace(config, data=data), path, name)
+                made.append(Trial(run.path.name, assignments, fold))
+        content = SweepFile(job, metric, tuple(made), dict(own_metrics or {}), folds)
         try:
             replace_json(path / FILE, content, durable=True)
         except OSError as error:
@@ -151,14 +173,15 @@ class Sweep:
         return cls(path, content)
 
     def result(self, number: int) -> TrialResult:
-        """Return the result, or the state, of trial `number`, counted from 1."""
+        """Return the result, or the state, of run `number`, counted from 1; with folds, a run is one fold."""
         trial = self.content.trials[number - 1]
+        number = (number - 1) // max(self.content.folds, 1) + 1
         run = RunFolder(self.path / trial.run)
         state, found = look(run).state, _read_result(run)
         path = str(self.path / trial.run)
         if found is None or run.finished() is None:
             state = "ended" if state == "done" else state
-            return TrialResult(number, path, trial.assignments, state)
+            return TrialResult(number, path, trial.assignments, state, fold=trial.fold)
         data = str(found.get("evaluated_data") or "")
         tested = found.get("test_metrics") if data == "validation" else None
         return TrialResult(
@@ -171,6 +194,7 @@ class Sweep:
             self._finite(found),
             {e: self._finite(row) for e, row in rows_of(_history(found), data, run).items()},
             self._finite(tested or {}),
+            fold=trial.fold,
         )
 
     def _finite(self, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -194,7 +218,7 @@ class Sweep:
         return replace(result, best=best_epoch(rows, metric, self.content.own_metrics))
 
     def results(self) -> list[TrialResult]:
-        """Return the results of all trials, in their order."""
+        """Return the results of all runs, in their order."""
         return [self.result(i + 1) for i in range(len(self.content.trials))]
 
     def metric(self, results: Sequence[TrialResult]) -> str:
@@ -211,6 +235,9 @@ class Sweep:
         metric = self.metric(results)
         sign = -1.0 if is_higher(metric, self.content.own_metrics) else 1.0
         results = [self.with_best(result, metric) for result in results]
+        folds = self.content.folds
+        if folds:
+            results = [of_folds(results[i : i + folds]) for i in range(0, len(results), folds)]
         return sorted(
             results, key=lambda r: sign * r.best.value if r.best is not None else math.inf
         )
@@ -279,6 +306,47 @@ class _Forwarding:
         code = process.wait()
         self._process = None
         return code
+
+
+def of_folds(results: Sequence[TrialResult]) -> TrialResult:
+    """Return the result of a trial from those of its folds: means, and the spread of the best values.
+
+    Values are there when all folds are done. `run` and the state are those of the first fold that is not
+    done, or else of the first one.
+    """
+    first = next((result for result in results if result.state != "done"), results[0])
+    seconds = sum(result.seconds for result in results)
+    if first.state != "done" or any(result.best is None for result in results):
+        return replace(first, seconds=seconds, epochs=0, fold=0, best=None)
+    bests = [result.best for result in results if result.best is not None]
+    values = [best.value for best in bests]
+    mean = BestEpoch(
+        bests[0].metric,
+        fmean(values),
+        round(fmean(best.epoch for best in bests)),
+        fmean(best.last for best in bests),
+        fmean(best.first for best in bests),
+        max(best.n_epochs for best in bests),
+    )
+    return replace(
+        results[0],
+        epochs=max(result.epochs for result in results),
+        seconds=seconds,
+        metrics=_means([result.at(mean.metric) for result in results]),
+        by_epoch={},
+        test_metrics=_means([result.test_metrics for result in results]),
+        best=mean,
+        fold=0,
+        folds=tuple(values),
+        spread=stdev(values),
+    )
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric that all rows have."""
+    return {
+        name: fmean(row[name] for row in rows) for name in rows[0] if all(name in r for r in rows)
+    }
 
 
 def _history(found: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -66,6 +66,11 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     check_launch(config.cluster, n_ranks or launch.launched_size())
     check_checkpoints(config.checkpoint, make=not dry_run)
     data = config.data
+    data.check_folds()
+    if data.holdout(0) is not None and data.train == "digits":
+        raise ConfigError(
+            "data.train = 'digits': is no file of which samples can be held out; give a file"
+        )
     for path in (data.train_files, data.validation_files, data.test_files):
         missing = [] if path in ("", "digits") else files_of(path)
         missing = [file for file in missing if not os.path.isfile(file)]

@@ -31,7 +31,6 @@ from mpips.data import (
     combine,
     read,
 )
-from mpips.data.holdout import Holdout
 from mpips.data.info import check_labels, matching_labels, relabel
 from mpips.data.known_words import PATH
 from mpips.data.options import Share, Wants
@@ -129,8 +128,7 @@ def prepare(
     rule = earlier_words(ranks, config) if reads is None else VALUES
     own: dict[str, Any] = {}
     skipped: dict[str, int] = {}
-    fraction = config.data.held_fraction
-    holdout = Holdout(fraction, config.cluster.seed) if fraction else None
+    holdout = config.data.holdout(config.cluster.seed)
     streaming = Streaming(
         int(config.data.memory_mib * (1 << 20)),
         Path(config.data.cache) if config.data.cache else cache,
@@ -171,11 +169,9 @@ def prepare(
                 own[split], skipped[split] = streamed, streamed.n_skipped
                 return streamed.info, streamed.notes
             if held is not None or on_bad == "skip":
-                option = (
-                    f"validation = {held.fraction:g}" if held is not None else "on_bad = 'skip'"
-                )
+                option = held.option if held is not None else "data.on_bad = 'skip'"
                 raise ConfigError(
-                    f"data.{option}: {path} is no file of which samples can be held or left out; leave the "
+                    f"{option}: {path} is no file of which samples can be held or left out; leave the "
                     "option out"
                 )
         what = "training" if split == "train" else split

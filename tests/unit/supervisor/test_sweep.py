@@ -40,6 +40,9 @@ if (run.parent / "wait").exists():
 loss = abs(config["train"]["epochs"] - 3) + 0.5
 result = {{"epochs": config["train"]["epochs"], "seconds": 1.5, "loss": loss, "accuracy": 1 - loss / 10,
           "cross_entropy": None}}
+if config["data"]["fold"]:
+    assert config["data"]["folds"] == 3
+    result |= {{"loss": loss + config["data"]["fold"] / 4, "seconds": 2.0}}
 if (run.parent / "history").exists():
     result |= json.loads((run.parent / "history").read_text())[str(config["train"]["epochs"])]
 (run / "result.json").write_text(json.dumps(result))
@@ -135,6 +138,62 @@ def test_trials_are_ranked_by_their_best_epochs(program: Path) -> None:
     # The loss of the training counts at the end.
     shown = sweep(str(folder), "--show", "--metric", "loss").stdout.splitlines()
     assert shown[1].split()[:4] == ["2", "3", "0.5000", "3"]
+
+
+def test_folds_are_runs_of_each_trial_with_mean_and_spread(program: Path) -> None:
+    Path("data.svm").write_text("1 1:1\n0 2:1\n" * 50)
+    job = ("softmax", "--train", "data.svm", "-n", "3", "--folds", "3")
+    done = sweep(*job, "--grid", "train.epochs=2,3")
+    assert "mpips sweep: 2 trials, 3 folds each, in sweeps/softmax" in done.stderr
+    assert "1/2  train.epochs=2 fold 3: loss 2.2500, 2 epochs, 2.0 s" in done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    # Losses 0.75, 1 and 1.25, and 1 more with two epochs.
+    assert lines[1] == ["2", "3", "1.0000", "±", "0.2500", "3", "0.9500", "3", "6.0", "done"]
+    assert lines[2][:5] == ["1", "2", "2.0000", "±", "0.2500"]
+    best = (
+        "best: train.epochs=3, loss 1.0000 ± 0.2500 over 3 folds, in sweeps/softmax/trial-2-fold-1-"
+    )
+    assert done.stdout.splitlines()[3].startswith(best)
+    shown = sweep("sweeps/softmax", "--show", "--json").stdout.splitlines()
+    assert json.loads(shown[0])["folds"] == [0.75, 1.0, 1.25]
+    seeds = {
+        json.loads(p.read_text())["cluster"]["seed"]
+        for p in Path("sweeps/softmax").glob("*/config.json")
+    }
+    assert len(seeds) == 1
+    # A fold that is not done leaves the trial without a value, and is run when the sweep continues.
+    (next(Path("sweeps/softmax").glob("trial-2-fold-2-*")) / "finished.json").unlink()
+    rows = sweep("sweeps/softmax", "--show").stdout.splitlines()
+    assert [row.split()[0] for row in rows[1:3]] == ["1", "2"]
+    assert rows[2].split()[2:4] == ["-", "-"]
+    assert sweep("sweeps/softmax").stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ("--grid", "cluster.seed=1,2"),
+            "cluster.seed: varies, and all trials must have the same folds",
+        ),
+        (
+            ("--grid", "train.epochs=1,2", "--validation", "0.1"),
+            "are both set: a fold is the validation",
+        ),
+        (
+            ("--grid", "train.epochs=1,2", "--train", "digits"),
+            "is no file of which samples can be held",
+        ),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(
+    program: Path, more: tuple[str, ...], message: str
+) -> None:
+    Path("data.svm").write_text("1 1:1\n0 2:1\n" * 50)
+    train = () if "--train" in more else ("--train", "data.svm")
+    with pytest.raises(ConfigError, match=message):
+        sweep("softmax", *train, "-n", "3", "--folds", "3", *more)
+    assert not Path("sweeps").exists()
 
 
 def test_a_trial_that_fails_is_shown_and_tried_again_when_the_sweep_continues(
