@@ -239,7 +239,7 @@ def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
         (JOB, "nothing varies: give --grid"),
         ((*JOB, "--grid", "train.epoch=1,2"), "unknown key 'train.epoch'"),
         ((*JOB, "--grid", "train.lr=1,2"), r"did you mean 'table.optimizer.lr' \(--lr\)"),
-        ((*JOB, "--random", "train.l2=1:2"), "did you mean 'options.l2'"),
+        ((*JOB, "--random", "train.l2=1:2"), "or 'options.l2'"),
         (
             (*JOB, "--grid", "options.batch_size=1,2"),
             r"'train.batch_size' \(--batch-size\)|options",
