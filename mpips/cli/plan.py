@@ -64,6 +64,7 @@ def command(
     n_ranks: int,
     ppn: int | None,
     train_file: str | tuple[str, ...] | None,
+    validation: float | str | tuple[str, ...] | None,
     test_file: str | tuple[str, ...] | None,
     servers: int | None,
     assignments: tuple[str, ...],
@@ -98,6 +99,7 @@ def command(
     program = planning.program_bytes()
     given = {
         "data.train": train_file,
+        "data.validation": validation,
         "data.test": test_file,
         "cluster.servers": servers,
     }

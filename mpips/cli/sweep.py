@@ -19,7 +19,7 @@ from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
-from mpips.monitor.summary_text import metric_label
+from mpips.monitor.summary_text import metric_label, metrics_text
 from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, why
 from mpips.supervisor.trial_watch import TrialWatch
 from mpips.tasks import load_task
@@ -59,7 +59,14 @@ _PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_work
 @click.option(
     "--metric",
     default="",
-    help="Metric that decides which trial is best [default: the loss on the test data, else in training].",
+    help="Metric whose best value decides which trial is best [default: the loss on the validation data, "
+    "else on the test data, else in training].",
+)
+@click.option(
+    "--folds",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Cross-validation: train each combination N times, each time with another Nth held out.",
 )
 @click.option("--folder", help="Folder of the sweep [default: sweeps/NAME].")
 @with_options(PLACES)
@@ -73,6 +80,7 @@ def command(
     n_draws: int,
     seed: int,
     metric: str,
+    folds: int | None,
     folder: str | None,
     assignments: tuple[str, ...],
     show: bool,
@@ -102,8 +110,11 @@ def command(
         wanted = variation.trials(grid, random, n_draws, seed)
         if wanted == [()]:
             raise ConfigError("nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH")
+        if folds is not None:
+            _refuse_other_folds(wanted, folds)
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
-        configs = [_checked(job, keys, (*assignments, *varied)) for varied in wanted]
+        split = (f"data.folds={folds}", "data.fold=1") if folds is not None else ()
+        configs = [_checked(job, keys, (*assignments, *varied, *split)) for varied in wanted]
         own: dict[str, Direction] = {}
         for config in configs:
             own |= getattr(load_task(config.task), "own_metrics", {})
@@ -112,11 +123,13 @@ def command(
             (varied, _with_metric(config, metric, own))
             for varied, config in zip(wanted, configs, strict=True)
         ]
-        sweep = Sweep.create(path, job, metric, trials, own)
-    n = len(sweep.content.trials)
+        sweep = Sweep.create(path, job, metric, trials, own, folds or 0)
+    n_folds = sweep.content.folds
+    n = len(sweep.content.trials) // max(n_folds, 1)
     code = 0
     if not show:
-        say(f"mpips sweep: {plural(n, 'trial')} in {sweep.path}")
+        each = f", {n_folds} folds each," if n_folds else ""
+        say(f"mpips sweep: {plural(n, 'trial')}{each} in {sweep.path}")
         watch = TrialWatch(sweep)
         try:
             code = sweep.run([], lambda result, ended: _tell(sweep, result, ended, n), watch.look)
@@ -149,6 +162,28 @@ def _refuse_changes(path: Path) -> None:
             f"{', '.join(names)}: {path} continues with the trials of its {FILE}; leave the option out, or "
             "begin a new sweep in another --folder"
         )
+
+
+def _refuse_other_folds(wanted: Sequence[variation.Assignments], folds: int) -> None:
+    """Refuse to vary options on which the folds depend.
+
+    Raises:
+        ConfigError: Trials would have other folds.
+    """
+    keys = {text.partition("=")[0] for text in wanted[0]}
+    for key in (
+        "cluster.seed",
+        "data.train",
+        "data.on_bad",
+        "data.validation",
+        "data.folds",
+        "data.fold",
+    ):
+        if key in keys:
+            raise ConfigError(
+                f"{key}: varies, and all trials must have the same folds; leave it out, or leave out "
+                f"--folds {folds}"
+            )
 
 
 def _name(job: str) -> str:
@@ -190,10 +225,12 @@ def _with_metric(config: JobConfig, metric: str, own_metrics: Mapping[str, Direc
 
 def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
     """Print the result of a trial that has just ended."""
-    options = " ".join(result.assignments)
+    fold = (f"fold {result.fold}",) if result.fold else ()
+    options = " ".join((*result.assignments, *fold))
     if result.state == "done":
         metric = sweep.metric([result])
-        text = f"{_metric_text(metric, result)}, {plural(result.epochs, 'epoch')}, {result.seconds:.1f} s"
+        shown = _metric_text(metric, sweep.with_best(result, metric))
+        text = f"{shown}, {plural(result.epochs, 'epoch')}, {result.seconds:.1f} s"
     else:
         run = Path(result.run)
         text = f"{result.state} (exit {code}): {why(run)}; log: {run / 'logs'}"
@@ -201,9 +238,13 @@ def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
 
 
 def _metric_text(metric: str, result: TrialResult) -> str:
-    value = result.metrics.get(metric)
-    label = metric_label(metric)
-    return f"{label} {value:.4f}" if value is not None else f"no {label}"
+    best, label = result.best, metric_label(metric)
+    if best is None:
+        return f"no {label}"
+    of = f" after epoch {best.epoch}" if best.epoch != result.epochs else ""
+    spread = f" ± {result.spread:.4f}" if result.spread is not None else ""
+    of = f" over {len(result.folds)} folds" if result.folds else of
+    return f"{label} {best.value:.4f}{spread}{of}"
 
 
 def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
@@ -218,23 +259,29 @@ def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
     keys = [text.partition("=")[0] for text in sweep.content.trials[0].assignments]
     names = sorted({name for result in ranked for name in result.metrics})
     chosen = sweep.metric(ranked)
-    names = [chosen, *(name for name in names if name != chosen)] if chosen else []
-    rows = [("trial", *keys, *map(metric_label, names), "epochs", "s", "state")]
+    names = [name for name in names if name != chosen] if chosen else []
+    heads = [metric_label(chosen), "epoch", *map(metric_label, names)] if chosen else []
+    rows = [("trial", *keys, *heads, "epochs", "s", "state")]
     for result in ranked:
         values = [text.partition("=")[2] for text in result.assignments]
-        found = [f"{result.metrics[n]:.4f}" if n in result.metrics else "-" for n in names]
+        best, there = result.best, result.at(chosen)
+        spread = f" ± {result.spread:.4f}" if result.spread is not None else ""
+        found = [f"{best.value:.4f}{spread}", str(best.epoch)] if best is not None else ["-", "-"]
+        found += [f"{there[n]:.4f}" if n in there else "-" for n in names]
+        found = found if chosen else []
         shown = [str(result.epochs), f"{result.seconds:.1f}"] if result.epochs else ["-", "-"]
         rows.append((str(result.number), *values, *found, *shown, result.state))
     n, first = len(rows[0]), 1 + len(keys)
     styles: dict[int | tuple[int, int], str] = {
         (i + 1, n - 1): state_style(result.state) for i, result in enumerate(ranked)
     }
-    best = ranked[0]
-    if chosen in best.metrics:
+    leader = ranked[0]
+    if leader.best is not None:
         styles |= {(1, column): "green" for column in range(n)}
     # A narrow terminal shows the options, the metric that counts and the state.
     others = (n - 3, n - 2, *range(n - 4, first, -1))
     print_table(rows, right=[0, *range(first, n - 1)], styles=styles, optional=others)
-    if chosen in best.metrics:
-        text = f"best: {' '.join(best.assignments)}, {_metric_text(chosen, best)}, in {best.run}"
-        say(text, err=False)
+    if leader.best is not None:
+        tested = f", test {metrics_text(leader.test_metrics)}" if leader.test_metrics else ""
+        text = f"{_metric_text(chosen, leader)}{tested}"
+        say(f"best: {' '.join(leader.assignments)}, {text}, in {leader.run}", err=False)

@@ -13,21 +13,27 @@ import click
 import msgspec
 
 from mpips.checkpoint import open_checkpoint
+from mpips.config.conversion import UnknownKeyError
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import CheckpointError
 from mpips.model.build import described
 from mpips.monitor import summary, summary_text
+from mpips.monitor.best_epoch import BestEpoch, best_epoch, rows_of, watched_name
 from mpips.mpi import launch
 from mpips.rundir import directory
+from mpips.rundir.directory import RunFolder
+from mpips.tasks import load_task
 from mpips.terminal.screen import has_colour, say
 
 if TYPE_CHECKING:
     from mpips.session.driver import Outcome
+    from mpips.training.result import Result
 
 _PROGRESS = ["auto", "rich", "plain", "none"]
 # Parameter names of the options below, and the configuration keys that they set.
 JOB_KEYS = {
     "train_file": "data.train",
+    "validation": "data.validation",
     "test_file": "data.test",
     "epochs": "train.epochs",
     "lr": "table.optimizer.lr",
@@ -44,7 +50,15 @@ def _files(context: click.Context, option: click.Parameter, given: tuple[str, ..
     return (given if len(given) > 1 else given[0]) if given else None
 
 
-DATA = tuple(
+def _part_or_files(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> Any:
+    """Return the value of data.validation: None, a fraction, one path or pattern, or several."""
+    try:
+        return float(given[0]) if len(given) == 1 else _files(context, option, given)
+    except ValueError:
+        return given[0]
+
+
+_TRAIN_FILE, _TEST_FILE = (
     click.option(
         f"--{name}",
         f"{name}_file",
@@ -54,6 +68,17 @@ DATA = tuple(
         help=f"{what} data: a file, a quoted pattern, or 'digits'; may be repeated.",
     )
     for name, what in (("train", "Training"), ("test", "Test"))
+)
+DATA = (
+    _TRAIN_FILE,
+    click.option(
+        "--validation",
+        multiple=True,
+        callback=_part_or_files,
+        metavar="PART|FILE",
+        help="Validation data: the part of the training samples that is held out, such as 0.1, or files.",
+    ),
+    _TEST_FILE,
 )
 TUNING = (
     click.option(
@@ -162,7 +187,8 @@ def command(
     # Every rank trains; the first worker reports the result.
     outcome = train(config, "none" if quiet else progress, verbose=not quiet)
     if outcome.is_first_worker:
-        report = make_report(outcome)
+        run = directory.current()
+        report = make_report(outcome, config, run.folder if run is not None else None)
         _conclude(config, outcome, report, show=not quiet or not as_json)
         if as_json:
             click.echo(json.dumps(report))
@@ -203,23 +229,49 @@ def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) 
     if not is_file:
         overrides.append(("task", job))
     overrides += [(key, value) for key, value in given.items() if value is not None]
-    if given["data.train"] == "digits" and given["data.test"] is None:
+    others = (given["data.test"], given["data.validation"])
+    if given["data.train"] == "digits" and others == (None, None):
         overrides.append(("data.test", "digits"))
     overrides += [parse_assignment(text) for text in assignments]
-    return load_config(job if is_file else None, overrides)
+    from mpips.training.preflight import option_names
+
+    try:
+        return load_config(job if is_file else None, overrides, option_names)
+    except UnknownKeyError as error:
+        # Name the option of the command line that sets a suggested key, too.
+        suggested = tuple(key + _flag(key) for key in error.suggested)
+        raise UnknownKeyError(error.key, error.text, suggested) from None
 
 
-def make_report(outcome: Outcome) -> dict[str, Any]:
-    """Return the result of a run as plain values, as `--json` and result.json have it."""
+def _flag(key: str) -> str:
+    """Return the option of TRAIN that sets a key, for a message; "" without such an option."""
+    names = [name for name, own in JOB_KEYS.items() if own == key]
+    return f" (--{names[0].removesuffix('_file').replace('_', '-')})" if names else ""
+
+
+def make_report(outcome: Outcome, config: JobConfig, run: RunFolder | None) -> dict[str, Any]:
+    """Return the result of a run as plain values, as `--json` and result.json have it.
+
+    Args:
+        outcome: The outcome of the job.
+        config: The job.
+        run: The run directory of a supervised run.
+    """
     result = outcome.value
     samples = result.samples
-    metrics = {k: (v if math.isfinite(v) else None) for k, v in result.metrics.items()}
+    best = _best_epoch(result, config, run)
+    cures = (bool(config.train.patience), config.checkpoint.keep_best)
     return {
-        **metrics,
+        **_finite(result.metrics),
+        "evaluated_data": result.evaluated_data,
+        "test_metrics": _finite(result.test_metrics) or None,
+        "test_epoch": result.test_epoch if result.test_metrics else None,
         "history": result.history,
         "epochs": result.epochs,
         "stopped": result.stopped,
         "best": result.best,
+        "best_epoch": msgspec.to_builtins(best),
+        "hint": best.hint(*cures) if best is not None else "",
         "steps": result.steps,
         "samples": samples,
         "seconds": round(result.seconds, 6),
@@ -231,6 +283,19 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "notes": list(result.notes),
         **summary.figures(outcome.statistics, outcome.transports),
     }
+
+
+def _best_epoch(result: Result, config: JobConfig, run: RunFolder | None) -> BestEpoch | None:
+    """Return the best evaluation of a run; None: fewer than two epochs were evaluated."""
+    own = getattr(load_task(config.task), "own_metrics", {})
+    rows = rows_of(result.history, result.evaluated_data, run)
+    metric = watched_name(rows, config.train.metric, own)
+    return best_epoch(rows, metric, own) if len(rows) > 1 and metric else None
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics as values of JSON: None in place of infinity and NaN."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], *, show: bool) -> None:

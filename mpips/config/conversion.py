@@ -14,9 +14,28 @@ import msgspec
 import numpy as np
 
 from mpips.errors import ConfigError
-from mpips.model.accepted import accepted, did_you_mean, plain
+from mpips.model.accepted import accepted, nearest, plain
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class UnknownKeyError(ConfigError):
+    """A key of a file or of --set that does not exist.
+
+    Attributes:
+        key: The key, with dots.
+        text: The error, and the valid keys of its section.
+        suggested: Keys that may be meant, each with a note behind a space or without.
+    """
+
+    def __init__(self, key: str, text: str, suggested: tuple[str, ...] = ()) -> None:
+        """Make the message from these."""
+        self.key = key
+        self.text = text
+        self.suggested = suggested
+        names = (name.partition(" ") for name in suggested)
+        meant = " or ".join(f"{name!r}{space}{note}" for name, space, note in names)
+        super().__init__(f"{text}; did you mean {meant}?" if meant else text)
 
 
 def convert(raw: Any, kind: type[Struct], where: str) -> Struct:
@@ -95,7 +114,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _inner(kind: Any, key: str) -> Any:
     """Return the annotation of a struct's field or of a dict's values, else None."""
-    if _is_struct(kind):
+    if is_struct(kind):
         return _hints(kind).get(key)
     return get_args(kind)[1] if get_origin(kind) is dict else None
 
@@ -106,7 +125,15 @@ def _hints(struct: type) -> dict[str, Any]:
     return get_type_hints(struct, include_extras=True)
 
 
-def _is_struct(kind: Any) -> bool:
+def parts_of(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each field of a struct, and its first type without metadata."""
+    for name, hint in _hints(struct).items():
+        if name in struct.__struct_fields__:
+            yield name, _alternatives(hint)[0]
+
+
+def is_struct(kind: Any) -> bool:
+    """Return True for the class of a struct."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
@@ -129,9 +156,10 @@ def fitted(value: Any, hint: Any) -> Any:
     """
     kinds = _alternatives(hint)
     if len(kinds) > 1:
-        return value
+        is_whole = isinstance(value, float) and value.is_integer()
+        return int(value) if is_whole and int in kinds and float not in kinds else value
     kind = kinds[0]
-    if (_is_struct(kind) or get_origin(kind) is dict) and isinstance(value, Mapping):
+    if (is_struct(kind) or get_origin(kind) is dict) and isinstance(value, Mapping):
         return {key: fitted(inner, _inner(kind, key)) for key, inner in value.items()}
     if get_origin(kind) is tuple:
         if isinstance(value, str):
@@ -154,7 +182,8 @@ def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str
         where: Name of the struct in errors with a dot at its end ("options."), or "".
 
     Raises:
-        ConfigError: Names the key, the valid ones and the nearest of them; or why the key was removed.
+        UnknownKeyError: Names the key, the valid ones and the nearest of them.
+        ConfigError: A key was removed; gives the reason.
     """
     known = [f.name for f in msgspec.structs.fields(struct)]
     removed: Mapping[str, str] = getattr(struct, "REMOVED", {})
@@ -162,10 +191,12 @@ def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str
         if key in removed:
             raise ConfigError(f"{where}{key} was removed: {removed[key]}; delete it")
         if key not in known:
-            nearest = did_you_mean(key, known, where)
+            near = nearest(key, known)
             place = f"in [{where[:-1]}]" if where else "at the top"
-            raise ConfigError(
-                f"unknown key {where + key!r}; valid {place} are {', '.join(known)}{nearest}"
+            raise UnknownKeyError(
+                where + key,
+                f"unknown key {where + key!r}; valid {place} are {', '.join(known)}",
+                tuple(where + name for name in near),
             )
     for name, value, hint in _parts(raw, struct, where[:-1]):
         _check_inside(value, hint, name)
@@ -177,14 +208,14 @@ def without_removed(raw: Mapping[str, Any], struct: type[msgspec.Struct]) -> dic
     found = {key: value for key, value in raw.items() if key not in removed}
     for key, value in found.items():
         inner = _inner(struct, key)
-        if isinstance(value, Mapping) and _is_struct(inner):
+        if isinstance(value, Mapping) and is_struct(inner):
             found[key] = without_removed(value, inner)
     return found
 
 
 def _check_inside(value: Any, hint: Any, name: str) -> None:
     for kind in _alternatives(hint):
-        if isinstance(value, Mapping) and _is_struct(kind):
+        if isinstance(value, Mapping) and is_struct(kind):
             check_known(value, kind, f"{name}.")
         elif isinstance(value, Mapping) and get_origin(kind) is dict:
             for inner_name, inner, inner_hint in _parts(value, kind, name):

@@ -9,19 +9,27 @@ range and for the description. The reference of options is generated from it (`m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
-from mpips.config.conversion import check_known, convert, fitted, takes_text, without_removed
+from mpips.config.conversion import (
+    UnknownKeyError,
+    check_known,
+    convert,
+    fitted,
+    takes_text,
+    without_removed,
+)
 from mpips.config.launching import RunConfig, SlurmConfig
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
+from mpips.config.suggestions import with_suggestion
 from mpips.config.table_section import TableConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
 from mpips.errors import ConfigError
@@ -137,19 +145,30 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             return f"train.patience = {self.train.patience}"
         return "checkpoint.keep_best = true" if self.checkpoint.keep_best else ""
 
-    @property
-    def evaluation_interval(self) -> int:
-        """Epochs between two evaluations; 0: none before the end."""
-        return self.train.eval_every or int(bool(self.watches))
+    def evaluation_interval(self, is_cheap: bool) -> int:
+        """Return the epochs between two evaluations; 0: none before the end.
+
+        Args:
+            is_cheap: An evaluation takes a small part of an epoch.
+        """
+        every = self.train.eval_every
+        if every == "auto":
+            return int(is_cheap or bool(self.watches))
+        return every or int(bool(self.watches))
 
 
-def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobConfig:
+def load_config(
+    path: str | None,
+    overrides: Sequence[tuple[str, Any]],
+    options_of: Callable[[str], Sequence[str]] = lambda task: (),
+) -> JobConfig:
     """Read a file, apply overrides, and check the result.
 
     Args:
         path: A TOML file, or JSON if its name ends with ".json"; None for no file. From the file of a run,
             "config.json", options that mpips does not have any more are left out.
         overrides: (dotted key, value) pairs; later ones precede.
+        options_of: Returns the names of the options of a task, for the error of an unknown key.
 
     Raises:
         ConfigError: Names what is wrong, its place and what is accepted.
@@ -160,7 +179,10 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
         raw = without_removed(raw, JobConfig)
     for key, value in overrides:
         put(raw, key, value)
-    check_known(raw, JobConfig, "")
+    try:
+        check_known(raw, JobConfig, "")
+    except UnknownKeyError as error:
+        raise with_suggestion(error, JobConfig, options_of(str(raw.get("task", "")))) from None
     label = raw["data"].get("label") if isinstance(raw.get("data"), dict) else None
     if isinstance(label, int) and not isinstance(label, bool):
         raw["data"]["label"] = str(label)  # number of a column

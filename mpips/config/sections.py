@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from mpips.data.holdout import Holdout
 from mpips.data.options import (
     Categorical,
     EmptyCells,
@@ -18,6 +19,7 @@ from mpips.data.options import (
     OnBad,
 )
 from mpips.data.several import FileList
+from mpips.errors import ConfigError
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,17 +35,28 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = ""
     test: Annotated[
         str | tuple[str, ...],
-        Meta(description="File, pattern or list to evaluate on, or digits. Empty: none."),
+        Meta(
+            description="File, pattern or list to evaluate on, or digits. With `validation` it is evaluated "
+            "once, when training has ended. Empty: none."
+        ),
     ] = ""
     validation: Annotated[
-        float,
+        Annotated[float, Meta(ge=0, lt=1)] | str | tuple[str, ...],
         Meta(
-            ge=0,
-            lt=1,
-            description="Fraction of the training samples that is held out and evaluated on instead of a "
-            "test file: a random sample, by cluster.seed, whatever the number of workers. 0: none.",
+            description="Samples on which epochs are evaluated, and by which the best values are chosen: a "
+            "file, pattern or list; or the fraction of the training samples that is held out for it: a "
+            "random sample, by cluster.seed, whatever the number of workers. 0: none."
         ),
     ] = 0.0
+    folds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Number of folds of equal size into which the training samples are dealt out, by "
+            "cluster.seed; `fold` is held out for validation. `mpips sweep --folds` sets both. 0: none.",
+        ),
+    ] = 0
+    fold: Annotated[int, Meta(ge=0, description="Number of the fold that is held out, from 1.")] = 0
     format: Format = "auto"
     index_base: IndexBase = "auto"
     label: Annotated[
@@ -102,14 +115,57 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.test if isinstance(self.test, str) else FileList(self.test)
 
     @property
+    def validation_files(self) -> str:
+        """The validation data as readers take it; "": none, or a part of the training data."""
+        if isinstance(self.validation, tuple):
+            return FileList(self.validation)
+        return self.validation if isinstance(self.validation, str) else ""
+
+    @property
+    def held_fraction(self) -> float:
+        """Fraction of the training samples that is held out for validation; 0: none."""
+        return self.validation if isinstance(self.validation, int | float) else 0.0
+
+    def holdout(self, seed: int) -> Holdout | None:
+        """Return the division of the training samples of a job with this seed; None: none are held out."""
+        if self.folds:
+            return Holdout(0.0, seed, self.folds, self.fold)
+        return Holdout(self.held_fraction, seed) if self.held_fraction else None
+
+    def check_folds(self) -> None:
+        """Raise ConfigError for folds that do not go together."""
+        if self.folds == 1 or not (1 <= self.fold <= self.folds or self.folds == self.fold == 0):
+            raise ConfigError(
+                f"data.folds = {self.folds}, data.fold = {self.fold}: must be 2 folds or more and the number "
+                "of one of them, or 0 and 0"
+            )
+        if self.folds and self.validation:
+            raise ConfigError(
+                f"data.folds = {self.folds} and data.validation = {self.validation!r} are both set: a fold "
+                "is the validation data; leave one of them out"
+            )
+
+    @property
+    def evaluated_files(self) -> dict[str, str]:
+        """The files to evaluate on, by "validation" and "test", in this order."""
+        files = {"validation": self.validation_files, "test": self.test_files}
+        return {name: path for name, path in files.items() if path}
+
+    @property
     def several_labels(self) -> tuple[str, ...]:
         """Columns of several labels; (): a sample has one label."""
         return self.label if isinstance(self.label, tuple) else ()
 
     @property
     def evaluates(self) -> str:
-        """The data to evaluate on: "test", "validation", or "" without such data."""
-        return "test" if self.test else "validation" if self.validation else ""
+        """The data that epochs are evaluated on: "validation", "test", or "" without such data."""
+        has_validation = self.validation or self.folds
+        return "validation" if has_validation else "test" if self.test else ""
+
+    @property
+    def is_tested_once(self) -> bool:
+        """True if the test data is evaluated when training has ended, and not before."""
+        return self.evaluates == "validation" and bool(self.test)
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,13 +178,14 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         int, Meta(ge=0, description="Samples per step and worker. 0: the default of the task.")
     ] = 0
     eval_every: Annotated[
-        int,
+        Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            ge=0,
-            description="Epochs between evaluations on the test file. 0: only at the end, or after each "
-            "epoch if `patience` or checkpoint.keep_best is set.",
+            description="Epochs between evaluations on the validation data, or on the test data of a job "
+            "without. 0: only at the end, or after each epoch if `patience` or checkpoint.keep_best is set. "
+            "auto: as 0, but after each epoch too if that costs little: the data has at most a tenth of the "
+            "training samples, and its metrics need one prediction of each sample."
         ),
-    ] = 0
+    ] = "auto"
     patience: Annotated[
         int,
         Meta(
@@ -140,7 +197,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     metrics: Annotated[
         tuple[str, ...],
         Meta(
-            description="More metrics of the test file. Two classes: f1 and pr_auc of the second one, "
+            description="More metrics of each evaluation. Two classes: f1 and pr_auc of the second one, "
             "calibration (sum of its probabilities / its samples); numbers: mae; and metrics that the task "
             "computes itself."
         ),
@@ -148,7 +205,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     metric: Annotated[
         str,
         Meta(
-            description="Metric of the test file that `patience` and checkpoint.keep_best watch: accuracy, "
+            description="Metric of the validation data, or of the test data of a job without, that "
+            "`patience` and checkpoint.keep_best watch: accuracy, "
             "auc, log_loss, cross_entropy, rmse, r2, f1, pr_auc, mae, or one that the task computes itself. "
             "auto: log_loss, cross_entropy or rmse, whichever the task has, else the first metric of its own."
         ),
@@ -157,8 +215,8 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         str,
         Meta(
             description="Function to call after each epoch on the first worker, as module:function: its "
-            "argument is a dict with epoch, loss and, after an evaluation, metrics of the test file. If it "
-            "returns True, training ends. Empty: none."
+            "argument is a dict with epoch, loss and, after an evaluation, metrics of the validation data, "
+            "or of the test data of a job without. If it returns True, training ends. Empty: none."
         ),
     ] = ""
     min_delta: Annotated[

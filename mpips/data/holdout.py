@@ -5,6 +5,10 @@ the seed and the number of the block, so that the first b blocks have floor(b * 
 together. Which samples these are depends on the seed, the fraction and the place of a sample in the data, and
 on nothing else: not on the number of workers, and not on the samples behind it.
 
+For cross-validation the samples are dealt out to F folds instead: the draws order the samples of each block,
+and sample i of all blocks in this order, counted from 0, belongs to fold 1 + i % F. So the folds are
+disjoint, have all samples together, and sizes that differ by at most one in whole blocks.
+
 The samples of each side are numbered without those of the other side. The rules that divide samples among
 workers (`mpips.data.shares`, `mpips.data.blocks`) are applied to these numbers.
 """
@@ -28,25 +32,44 @@ class Holdout(msgspec.Struct, frozen=True):
     """The division of samples into those for training and those for validation.
 
     Attributes:
-        fraction: Share of the held-out samples, above 0 and below 1.
+        fraction: Share of the held-out samples, above 0 and below 1; 0 with folds.
         seed: Seed of the draws.
+        folds: Number of folds, of which one is held out; 0: a fraction is.
+        fold: Number of this fold, from 1.
     """
 
     fraction: float
     seed: int
+    folds: int = 0
+    fold: int = 0
+
+    @property
+    def option(self) -> str:
+        """The options of a job with this division, for messages."""
+        if self.folds:
+            return f"data.fold = {self.fold} of data.folds = {self.folds}"
+        return f"data.validation = {self.fraction:g}"
 
     def held_before(self, blocks: Int64) -> Int64:
         """Return how many samples are held out of those before each block."""
+        if self.folds:
+            # Round up: of n samples, those with numbers fold - 1, fold - 1 + folds, ...
+            n: Int64 = -(-(blocks * _BLOCK - (self.fold - 1)) // self.folds)
+            return np.maximum(n, 0)
         found: Int64 = np.floor(blocks * _BLOCK * self.fraction).astype(np.int64)
         return found
 
     def held(self, blocks: Int64) -> npt.NDArray[np.bool_]:
         """Return which samples of some blocks are held out, shape (blocks, B)."""
-        quotas = self.held_before(blocks + 1) - self.held_before(blocks)
         draws = _mixed(blocks[:, None] * _BLOCK + np.arange(_BLOCK), self.seed)
-        # The samples with the least draws of a block are held out.
         ranks = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1, kind="stable")
-        held: npt.NDArray[np.bool_] = ranks < quotas[:, None]
+        held: npt.NDArray[np.bool_]
+        if self.folds:
+            held = (blocks[:, None] * _BLOCK + ranks) % self.folds == self.fold - 1
+            return held
+        # The samples with the least draws of a block are held out.
+        quotas = self.held_before(blocks + 1) - self.held_before(blocks)
+        held = ranks < quotas[:, None]
         return held
 
 

@@ -26,13 +26,13 @@ def summarise(source: str, info: DataInfo) -> str:
     return f"data: {source}: {_count(info.n_samples_total, 'sample')}, {features}, {_labels(info)}"
 
 
-def summarise_test(source: str, info: DataInfo) -> str:
-    """Return one line: samples, label column and classes of the test data."""
+def summarise_test(name: str, source: str, info: DataInfo) -> str:
+    """Return one line: samples, label column and classes of data called "test" or "validation"."""
     parts = [
         _count(info.n_samples_total, "sample"),
         *([_labels(info)] if info.kind != "own" else []),
     ]
-    return f"test: {source}: {', '.join(parts)}"
+    return f"{name}: {source}: {', '.join(parts)}"
 
 
 def summarise_validation(source: str, info: DataInfo) -> str:

@@ -27,7 +27,7 @@ from mpips.supervisor.plan import make_run
 from mpips.tasks import load_task
 from mpips.tasks.base import reader_of
 from mpips.training.callback import OnEpochEnd
-from mpips.training.preflight import preflight
+from mpips.training.preflight import option_names, preflight
 from mpips.training.train import train
 
 _LEAST_RANKS = 3  # a scheduler, a server, a worker
@@ -38,14 +38,19 @@ class Fit:
     """The result of a training.
 
     Attributes:
-        metrics: The loss of the last epoch, and the metrics of the test data, by name.
+        metrics: The loss of the last epoch, and the metrics at the end of the training of the validation data
+            (settings={"data.validation": 0.1}), or of the test data of a job without, by name.
+        test_metrics: Metrics of the test data, by name. With validation data it is evaluated once, with the
+            best values if they are kept, else with the last ones. {} without test data.
+        test_epoch: Number of complete epochs of the values with `test_metrics`; 0 without test data.
         history: For each epoch its number from 1, the mean loss, and the metrics if it was evaluated.
         epochs: Complete epochs.
         steps: Steps of the run.
         seconds: Seconds of training.
         samples_per_s: Samples of all workers per second.
         stopped: Reason why training ended early, or "".
-        skipped: Bad lines that data.on_bad = "skip" has left out, by "train" and "test"; only those above 0.
+        skipped: Bad lines that data.on_bad = "skip" has left out, by "train", "validation" and "test"; only
+            those above 0.
         notes: Sentences on the data: what was read, which columns are words, what looks wrong in them. The
             models of this result have them as their `notes` until they predict.
         best: The best checkpoint: its metric, value, epoch and path; None: none was kept.
@@ -69,6 +74,13 @@ class Fit:
             for name in metric_names(report["history"])
             if report.get(name) is not None
         }
+        self.test_metrics: dict[str, float] = {
+            name: value
+            for name, value in (report.get("test_metrics") or {}).items()
+            if value is not None
+        }
+        self.test_epoch = int(report.get("test_epoch") or 0)
+        self._evaluated = str(report.get("evaluated_data") or "test")
         self.history: list[dict[str, float]] = list(report["history"])
         self.epochs = int(report["epochs"])
         self.steps = int(report["steps"])
@@ -128,7 +140,7 @@ class Fit:
             axes.plot(
                 [row["epoch"] for row in rows],
                 [row[name] for row in rows],
-                label=f"{name.replace('_', ' ')} ({'training' if name == 'loss' else 'test'})",
+                label=f"{name.replace('_', ' ')} ({'training' if name == 'loss' else self._evaluated})",
                 marker="." if len(rows) < 2 else None,
             )
         axes.set_xlabel("epoch")
@@ -298,7 +310,9 @@ def _fit(
     found += options_of(data[0], pairs.get("data.label"))
     if isinstance(data[0], str) and data[0] == "digits" and data[1] is None:
         found.append(("data.test", "digits"))
-    config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])
+    config = load_config(
+        task if task.endswith(".toml") else None, [*found, *pairs.items()], option_names
+    )
     if ranks == 1:
         where = folder if folder is not None else own.path / "checkpoints"
         return _here(config, where, progress, own, on_epoch_end)
@@ -333,6 +347,9 @@ def _here(
             "skipped": result.skipped,
             "notes": result.notes,
             "best": result.best,
+            "evaluated_data": result.evaluated_data,
+            "test_metrics": result.test_metrics,
+            "test_epoch": result.test_epoch,
         },
         keep,
     )

@@ -20,14 +20,17 @@ from mpips.data.info import MOST_LABEL
 from mpips.data.known_words import PATH, KnownWords, WordCounts, counted, counts_of
 from mpips.data.label_columns import LabelColumns
 from mpips.data.label_sets import LabelSets
+from mpips.data.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER
 from mpips.data.options import ReadOptions, Share
 from mpips.data.rows import Arrays, Samples
 from mpips.data.several import asked_files, given_files
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.inference.evaluating import batches_in, evaluated
+from mpips.inference.importance import MOST_SAMPLES, Importance, columns_of, measure, sample
 from mpips.inference.opening import attached_of, open_undamaged
 from mpips.inference.samples import samples_of
 from mpips.inference.stored_tables import StoredTables
+from mpips.monitor.best_epoch import is_higher, watched_name
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.evaluation import batches_of
@@ -238,6 +241,66 @@ class Model:
             found = counted(self._labelled(files), self.word_counts(), self._note, files)
             batches = batches_in(found, files)
         return evaluated(self.tables, self.task, batches, more)
+
+    def importance(
+        self,
+        path: str | os.PathLike[str] | Sequence[str],
+        metric: str = "auto",
+        *,
+        repeats: int = 5,
+        seed: int = 0,
+        samples: int = MOST_SAMPLES,
+    ) -> Importance:
+        """Return how much worse a metric becomes when the values of a column are shuffled, for each column.
+
+        Equal arguments give equal results. Blocks for columns * repeats + 1 evaluations of the samples.
+
+        Args:
+            path: Files as of `evaluate`.
+            metric: A metric that has better values; "auto": log_loss, cross_entropy or rmse.
+            repeats: Permutations of each column, 1 or more.
+            seed: Seed of the permutations, and of the choice of samples.
+            samples: Greatest number of samples that are used, 2 or more; of more a random part.
+
+        Raises:
+            ConfigError: The task reads its files itself, or has no such metric with better values; or there
+                are more than 10,000 features without names; or a number is too small.
+            DataError: The file cannot be read, or does not fit the training data.
+        """
+        if self._own is not None:
+            name = self.manifest.config["task"]
+            raise ConfigError(
+                f"importance: task '{name}' reads its files itself, and has no columns"
+            )
+        if repeats < 1 or samples < 2 or seed < 0:
+            raise ConfigError(
+                f"importance: repeats = {repeats}, samples = {samples}, seed = {seed}: must be 1, 2 and 0 or "
+                "more"
+            )
+        known = getattr(self.task, "own_metrics", {})
+        wanted = (metric,) if metric != "auto" else ()
+        more = asked_metrics((*self._metrics, *wanted), self.task.metrics, known)
+        files = asked_files(path)
+        self.notes = ()
+        blocks_there = counted(self._labelled(files), self.word_counts(), self._note, files)
+        data, n_total = sample(blocks_there, samples, seed)
+        if data.n < n_total:
+            self._note(f"{files}: a random {data.n:,} of {n_total:,} samples are used")
+
+        def metrics(some: Dataset) -> dict[str, float]:
+            return evaluated(self.tables, self.task, batches_of(some), more)
+
+        name = watched_name({0: metrics(data)}, metric, known)
+        directed = name in HIGHER_IS_BETTER | LOWER_IS_BETTER or known.get(name, "none") != "none"
+        if not directed:
+            raise ConfigError(
+                f"importance: metric {metric!r} has no better values, or the data has none of this name"
+            )
+        columns = columns_of(data, self.info, max(self.info.index_base, 0))
+        value, found = measure(
+            data, columns, lambda some: metrics(some)[name], is_higher(name, known), repeats, seed
+        )
+        return Importance(name, value, data.n, n_total, repeats, seed, found)
 
     def columns(self, data: str | os.PathLike[str]) -> dict[str, Numbers] | None:
         """Return the columns that a task which reads its files itself writes for a file.

@@ -144,10 +144,15 @@ def _digits(number: float) -> str:
 
 def did_you_mean(name: object, valid: Iterable[str], prefix: str = "") -> str:
     """Return "; did you mean 'NEAREST'?" with `prefix` before the name, or "" if no valid name is near."""
+    near = nearest(name, valid)
+    return f"; did you mean {prefix + near[0]!r}?" if near else ""
+
+
+def nearest(name: object, valid: Iterable[str]) -> list[str]:
+    """Return the valid name that is nearest to `name`, or no name if none is near."""
     names = list(valid)
     near = difflib.get_close_matches(str(name), names, n=1)
-    near = near or difflib.get_close_matches(str(name).lower(), names, n=1)
-    return f"; did you mean {prefix + near[0]!r}?" if near else ""
+    return near or difflib.get_close_matches(str(name).lower(), names, n=1)
 
 
 def unknown_name(what: str, name: object, valid: Iterable[str]) -> ConfigError:

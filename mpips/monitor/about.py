@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from mpips.data.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER
+from mpips.monitor.best_epoch import BY_DEFAULT
 from mpips.monitor.progress import duration, plural
 from mpips.monitor.summary_text import METRICS
 from mpips.rundir.directory import RunFolder
@@ -21,7 +22,7 @@ from mpips.rundir.files import Progress, Status
 from mpips.rundir.history import AttemptHead
 from mpips.rundir.reading import DAMAGED, read_regular
 
-_FIRST = ("log_loss", "cross_entropy", "rmse")  # metrics that count where the job names none
+VALIDATION = "validation "  # in front of the names of metrics of the validation data
 _MOST_ANCHORS = 100  # pairs of step and epoch that are returned
 _FLOAT_BYTES = 4  # bytes of a value of a table
 
@@ -188,6 +189,8 @@ def data_text(job: JobDescription, result: RunResult | None) -> str:
     if test := names_of(job.data.test):
         text += f"; test {test}"
     share = job.data.validation
+    if held := names_of(share):
+        text += f"; validation {held}"
     if isinstance(share, int | float) and 0 < share < 1:
         text += f"; validation {share:.2g} of it"
     return text
@@ -222,6 +225,29 @@ def best_of(
     return found
 
 
+def chosen_from(evaluations: Sequence[EvaluatedStep]) -> list[EvaluatedStep]:
+    """Return the evaluations by which a job chooses: those of the validation data, if it has such data.
+
+    Args:
+        evaluations: Evaluations; the names of metrics of the validation data begin with VALIDATION.
+
+    Returns:
+        Evaluations whose metrics have their own names.
+    """
+    held = [
+        each._replace(
+            metrics={metric_of(n): v for n, v in each.metrics.items() if metric_of(n) != n}
+        )
+        for each in evaluations
+    ]
+    return [each for each in held if each.metrics] or list(evaluations)
+
+
+def metric_of(name: str) -> str:
+    """Return the name of a metric without the name of its data in front."""
+    return name.removeprefix(VALIDATION)
+
+
 def counting_metric(job: JobDescription, result: RunResult | None, names: Iterable[str]) -> str:
     """Return the metric by which evaluations of a run are compared; "" if none has better values.
 
@@ -233,7 +259,7 @@ def counting_metric(job: JobDescription, result: RunResult | None, names: Iterab
     if result is not None and result.best is not None:
         return result.best.metric
     there = [name for name in names if higher_is_better(name) is not None]
-    order = (job.train.metric, *_FIRST, *METRICS, *there)
+    order = (job.train.metric, *BY_DEFAULT, *METRICS, *there)
     return next((name for name in order if name in there), "")
 
 

@@ -16,7 +16,10 @@ from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Event, RankPlace
 
 # Keys that other lines of the summary show, or that concern where a run ran and not what it computed.
-_NOT_OPTIONS = ("task", "data.train", "data.test", "run.", "slurm.", "checkpoint.folder")
+_NOT_OPTIONS = (
+    *("task", "data.train", "data.validation", "data.test"),
+    *("run.", "slurm.", "checkpoint.folder"),
+)
 
 
 def differences(config: JobConfig) -> dict[str, Any]:
@@ -121,7 +124,7 @@ def summarize(
         "options": differences(config),
         "train": str(config.data.train_files),
         "test": str(config.data.test_files),
-        "validation": config.data.validation,
+        "validation": str(config.data.validation_files) or config.data.held_fraction,
     }
 
 
@@ -163,7 +166,7 @@ def _of_any_job(
         "run_dir": str(run.path) if run is not None else None,
         "task": task,
         "ended": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now)),
-        "wall_seconds": round(now - run.info().created_s, 3) if run is not None else None,
+        "wall_seconds": round(now - _begun_s(run, events), 3) if run is not None else None,
         "hosts": list(dict.fromkeys(place.host for place in ranks)),
         "roles": dict(Counter(_roles(ranks))),
         "ranks": len(ranks),
@@ -175,6 +178,12 @@ def _of_any_job(
         "setbacks": setbacks(events, now),
         **report,
     }
+
+
+def _begun_s(run: RunFolder, events: Sequence[Event]) -> float:
+    """Return the Unix time at which the first attempt of a run began; trials of a sweep wait for it."""
+    began = [event.time_s for event in events if event.event == "began"]
+    return min(began, default=run.info().created_s)
 
 
 def _roles(ranks: Sequence[RankPlace]) -> list[str]:

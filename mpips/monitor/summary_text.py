@@ -65,10 +65,9 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if s.get("stopped"):
         rows.append(("ended early", s["stopped"]))
-    if best := s.get("best"):
-        shown = f"{metric_label(best['metric'])} {best['value']:.4f} after epoch {best['epoch']}"
-        rows.append(("best", f"{shown}, in {Path(best['path']).name}"))
-    held = "validation" if s.get("validation") else "test"
+    rows += _best(s)
+    # Summaries of earlier versions have no name of the data.
+    held = s.get("evaluated_data") or ("validation" if s.get("validation") else "test")
     for name in metric_names(s["history"]):
         if s.get(name) is not None:
             of = "mean of the last epoch" if name == "loss" else held
@@ -76,7 +75,23 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     if len(s["history"]) > 1:
         by_epoch = _by_epoch(s["history"])
         rows += [("" if i else "by epoch", line) for i, line in enumerate(by_epoch)]
+    if s.get("test_metrics") and held == "validation":
+        of = f"after epoch {s['test_epoch']}" + (", the best" if s.get("best") else "")
+        rows.append(("test", f"{metrics_text(s['test_metrics'])}  ({of})"))
+    if s.get("hint"):
+        rows.append(("note", s["hint"]))
     return rows
+
+
+def _best(s: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the row of the best evaluation: that of the checkpoint, or else of the history."""
+    saved = s.get("best")
+    best = saved or s.get("best_epoch")
+    if not best:
+        return []
+    shown = f"{metric_label(best['metric'])} {best['value']:.4f} after epoch {best['epoch']}"
+    shown += f" of {s['epochs']}" if "epochs" in s else ""
+    return [("best", f"{shown}, in {Path(saved['path']).name}" if saved else shown)]
 
 
 def metric_names(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -176,8 +191,11 @@ def _data(s: Mapping[str, Any]) -> str:
     # Samples that a task reads itself have no features.
     if size and s["n_features"]:
         size += f", {_features(s['n_features'])}"
-    held = f"; validation {s['validation']:g} of it" if s.get("validation") else ""
     bad = {split: f"; {plural(n, 'bad line')} skipped" for split, n in s.get("skipped", {}).items()}
+    held = ""
+    if part := s.get("validation"):
+        held = f"; validation {part if isinstance(part, str) else f'{part:g} of it'}"
+        held += bad.get("validation", "")
     test = f"; test {s['test']}{bad.get('test', '')}" if s["test"] else ""
     return f"{s['train']}{size}{bad.get('train', '')}{held}{test}"
 

@@ -5,6 +5,8 @@ Control messages carry no gradients and no parameters, and a training step as su
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from mpips.model.best_value import BestValue
@@ -142,18 +144,23 @@ class Report(msgspec.Struct, tag="report"):
     clock: int
 
 
+Evaluation: TypeAlias = Literal["validation", "test"]  # name of data that is evaluated
+
+
 class Evaluated(msgspec.Struct, tag="evaluated"):
-    """Metrics of the test data, from worker 0.
+    """Metrics of validation or test data, from worker 0.
 
     Attributes:
         epochs: Number of epochs of the run that were done.
         step: Step of the run.
         metrics: Values by name.
+        of: The data that was evaluated.
     """
 
     epochs: int
     step: int
     metrics: dict[str, float]
+    of: Evaluation = "test"
 
 
 END_OF_SCRIPT = "the end of the script"  # the last place of a StepCount

@@ -272,9 +272,10 @@ def _needs(
     servers = need.server_needs(tables, placement, rows, journal, copies)
     # A worker whose share is larger than that reads it in windows.
     most = int(config.data.memory_mib * (1 << 20))
+    final = inputs.final_test.data if inputs.final_test is not None else None
     data = sum(
         min(-(-need.data_bytes(part) // len(a.workers)), most)
-        for part in (inputs.train, inputs.test)
+        for part in (inputs.train, inputs.test, final)
     )
     # Jobs with replicas send all updates through the rings, so they need no staging memory.
     partner = config.redundancy.partner

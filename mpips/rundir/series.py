@@ -8,7 +8,7 @@ epoch may evaluate step s once more; then the earlier evaluation is not part of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,8 @@ from mpips.rundir.files import Event
 from mpips.rundir.reading import DAMAGED, read_regular
 
 Line = dict[str, Any]
+TEST: Final = "test"
+EVALUATIONS = ("validation", TEST)  # keys of the metrics in a line about an evaluation
 
 
 def series(run: RunFolder) -> list[Line]:
@@ -71,16 +73,24 @@ def settled(lines: Iterable[Line], events: Sequence[Event]) -> list[Line]:
     return _evaluated_once([line for line in lines if is_settled(line)])
 
 
-def evaluations_of(line: Line) -> set[tuple[int, str]]:
-    """Return step and name of each metric of a line; none if the line is not an evaluation."""
-    test = line.get("test")
-    return {(line["step"], name) for name in test} if isinstance(test, dict) else set()
+def metrics_of(line: Line) -> tuple[str, dict[str, Any]]:
+    """Return "validation" or "test", and the metrics of this data; ("", {}) for other lines."""
+    for key in EVALUATIONS:
+        if isinstance(line.get(key), dict):
+            return key, line[key]
+    return "", {}
+
+
+def evaluations_of(line: Line) -> set[tuple[int, str, str]]:
+    """Return step, data and name of each metric of a line; none if the line is not an evaluation."""
+    data, metrics = metrics_of(line)
+    return {(line["step"], data, name) for name in metrics}
 
 
 def _evaluated_once(lines: Iterable[Line]) -> list[Line]:
     """Return the lines without metrics that a later generation has evaluated at the same step."""
     found = list(lines)
-    newest: dict[tuple[int, str], int] = {}  # greatest generation by step and metric
+    newest: dict[tuple[int, str, str], int] = {}  # greatest generation by step, data and metric
     for line in found:
         for key in evaluations_of(line):
             newest[key] = max(newest.get(key, line["generation"]), line["generation"])
@@ -88,9 +98,10 @@ def _evaluated_once(lines: Iterable[Line]) -> list[Line]:
     for line in found:
         repeated = {key for key in evaluations_of(line) if newest[key] > line["generation"]}
         if repeated:
-            left = {n: v for n, v in line["test"].items() if (line["step"], n) not in repeated}
+            data, metrics = metrics_of(line)
+            left = {n: v for n, v in metrics.items() if (line["step"], data, n) not in repeated}
             if not left:
                 continue
-            line = {**line, "test": left}
+            line = {**line, data: left}
         remaining.append(line)
     return remaining

@@ -31,6 +31,8 @@ from typing import Any
 
 import msgspec
 
+from mpips.rundir.series import EVALUATIONS
+
 _FULL_S = 3600.0  # s, age to which lines stay as they are
 _FIRST_S = 10.0  # s, shortest interval of merged lines
 _FACTOR = 6  # growth of age and interval from one range of ages to the next
@@ -107,7 +109,7 @@ def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line | None:
         fields = msgspec.json.decode(encoded, type=dict[str, Any])
         time_s, generation, samples, _, rate = (fields[name] for name in _NEEDED)
         n = samples - done.get(generation, 0)
-        if "test" in fields or n <= 0 or not _are_numbers(fields):
+        if any(key in fields for key in EVALUATIONS) or n <= 0 or not _are_numbers(fields):
             return None
         interval = interval_of(time_s, now)
         place = (generation, *interval) if interval is not None else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.series import evaluations_of, series
+from mpips.rundir.series import evaluations_of, metrics_of, series
 
 COLUMNS = (
     "time_s",
@@ -31,7 +31,7 @@ COLUMNS = (
     "push_bytes_per_s",
     "pull_bytes_per_s",
 )
-EVALUATION_COLUMNS = ("time_s", "generation", "epoch", "step", "metric", "value")
+EVALUATION_COLUMNS = ("time_s", "generation", "epoch", "step", "metric", "value", "data")
 
 
 class CsvLog:
@@ -42,7 +42,7 @@ class CsvLog:
         self._run = run
         self._metrics = run.path / "metrics.csv"
         self._evaluations = run.path / "evaluations.csv"
-        self._evaluated: set[tuple[int, str]] = set()  # steps and metrics in it at `begin`
+        self._evaluated: set[tuple[int, str, str]] = set()  # see evaluations_of; at `begin`
 
     def begin(self) -> None:
         """Write both files anew from metrics.jsonl; see MetricsLog."""
@@ -78,14 +78,14 @@ class CsvLog:
 
 def _progress(line: dict[str, Any]) -> list[list[Any]]:
     """Return the row of metrics.csv for a line; none for an evaluation."""
-    return [] if "test" in line else [[line.get(name) for name in COLUMNS]]
+    return [] if metrics_of(line)[0] else [[line.get(name) for name in COLUMNS]]
 
 
 def _evaluation(line: dict[str, Any]) -> list[list[Any]]:
     """Return the rows of evaluations.csv for a line."""
-    test = line.get("test")
+    data, metrics = metrics_of(line)
     head = [line.get(name) for name in EVALUATION_COLUMNS[:4]]
-    return [[*head, *pair] for pair in test.items()] if isinstance(test, dict) else []
+    return [[*head, *pair, data] for pair in metrics.items()]
 
 
 def _encoded(rows: Iterable[Sequence[Any]]) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from mpips.process.hidden import hidden
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.series import evaluations_of, series
+from mpips.rundir.series import evaluations_of, metrics_of, series
 
 # tensorboardX imports PyTorch wherever it is installed, which takes the scheduler a second of processor time
 # and 190 MB. It works without.
@@ -61,9 +61,8 @@ class EventLog:
         self._created_s = run.info().created_s
         self._name = f"attempt-{generation:06d}.out.tfevents.{max(int(self._created_s), 0):010d}"
         self._start_step = start_step
-        self._evaluated: set[tuple[int, str]] = (
-            set()
-        )  # steps and metrics that earlier attempts have logged
+        # Evaluations that earlier attempts have logged; see `evaluations_of`.
+        self._evaluated: set[tuple[int, str, str]] = set()
         self._next_s = 0.0  # Unix time of the next point
         self._before: dict[str, Any] = {}  # the line of the last point
         self._loss_sum = self._loss_n = 0.0  # since the last point, weighted by samples
@@ -88,11 +87,12 @@ class EventLog:
 
     def add(self, line: dict[str, Any], staleness: Sequence[int]) -> None:
         """Add a line, which becomes a point if one is due; see MetricsLog."""
-        if "test" in line:
+        data, metrics = metrics_of(line)
+        if data:
             found = [
-                _scalar(f"test/{name}", value)
-                for name, value in line["test"].items()
-                if value is not None and (line["step"], name) not in self._evaluated
+                _scalar(f"{data}/{name}", value)
+                for name, value in metrics.items()
+                if value is not None and (line["step"], data, name) not in self._evaluated
             ]
             if found:
                 self._write_summary(line, found)

@@ -147,7 +147,7 @@ class RunRecorder:
         line = {
             "epoch": max(found.epochs - 1, 0),
             "step": found.step,
-            "test": {name: finite(value) for name, value in found.metrics.items()},
+            found.of: {name: finite(value) for name, value in found.metrics.items()},
         }
         try:
             if self._run.holds_lease():

@@ -13,15 +13,18 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from types import FrameType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from mpips.config.schema import JobConfig
 from mpips.data.metrics import HIGHER_IS_BETTER
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
+from mpips.monitor.best_epoch import BY_DEFAULT, BestEpoch, best_epoch, is_higher, rows_of
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json, replace_json
 from mpips.rundir.reading import DAMAGED
@@ -32,15 +35,22 @@ FILE = "sweep.json"
 LOG = "sweep.log"  # in the folder of a run's logs: what its supervisor printed
 _LOOK_S = 0.5  # s between two looks at a trial that runs
 PREEMPTED = 75  # exit code of a run that wrote a checkpoint and ended because it was asked to
-_BY_DEFAULT = ("log_loss", "cross_entropy", "rmse", "loss")
+_BY_DEFAULT = (*BY_DEFAULT, "loss")
 _METRICS = (*_BY_DEFAULT, "mae", *sorted(HIGHER_IS_BETTER))
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A trial. `run`: name of its run directory; `assignments`: its options, as for --set."""
+    """A run of a trial.
+
+    Attributes:
+        run: Name of its run directory.
+        assignments: Options of the trial, as for --set.
+        fold: Number of the fold that it holds out, from 1; 0: the sweep has no folds.
+    """
 
     run: str
     assignments: tuple[str, ...]
+    fold: int = 0
 
 
 class SweepFile(msgspec.Struct, frozen=True):
@@ -49,14 +59,16 @@ class SweepFile(msgspec.Struct, frozen=True):
     Attributes:
         job: The job, for messages.
         metric: Name of the metric that counts; "": the loss of the task.
-        trials: The trials.
+        trials: The trials; with folds, as many runs of each in succession.
         own_metrics: Metrics of the task's own, with their better values.
+        folds: Number of folds; 0: none.
     """
 
     job: str
     metric: str
     trials: tuple[Trial, ...]
     own_metrics: dict[str, Direction] = {}
+    folds: int = 0
 
 
 class TrialResult(msgspec.Struct, frozen=True):
@@ -69,7 +81,14 @@ class TrialResult(msgspec.Struct, frozen=True):
         state: State of the run, as `mpips top` shows it; "done": it has a result.
         epochs: Epochs that are complete; 0: no result yet.
         seconds: Seconds of training.
-        metrics: Metrics by name, finite ones only.
+        metrics: Metrics at the end of the training by name, finite ones only.
+        by_epoch: Metrics of each evaluated epoch, by number of complete epochs.
+        test_metrics: Metrics of the test data of a job with validation data, by name, finite ones only.
+        best: The best value of the metric that counts and its epoch; None without one. With folds the
+            mean of the best values of all folds, and of their epochs, rounded.
+        fold: Number of the fold that the run holds out; 0: none, or the result is that of all folds.
+        folds: With folds, the best value of each.
+        spread: With folds, the standard deviation of the best values, over their number - 1.
     """
 
     number: int
@@ -79,6 +98,18 @@ class TrialResult(msgspec.Struct, frozen=True):
     epochs: int = 0
     seconds: float = 0.0
     metrics: dict[str, float] = {}
+    by_epoch: dict[int, dict[str, float]] = {}
+    test_metrics: dict[str, float] = {}
+    best: BestEpoch | None = None
+    fold: int = 0
+    folds: tuple[float, ...] = ()
+    spread: float | None = None
+
+    def at(self, metric: str) -> dict[str, float]:
+        """Return the metrics of the epoch with the best `metric`; of the others those at the end."""
+        if self.best is None or self.best.metric != metric:
+            return self.metrics
+        return {**self.metrics, **self.by_epoch.get(self.best.epoch, {}), metric: self.best.value}
 
 
 class Sweep:
@@ -97,6 +128,7 @@ class Sweep:
         metric: str,
         trials: Sequence[tuple[tuple[str, ...], JobConfig]],
         own_metrics: Mapping[str, Direction] | None = None,
+        folds: int = 0,
     ) -> Sweep:
         """Make the folder and a run directory for each trial.
 
@@ -106,6 +138,7 @@ class Sweep:
             metric: Name of the metric that counts; "": the loss of the task.
             trials: Assignments and configuration of each trial; the configurations are valid.
             own_metrics: Metrics of the task's own, with their better values; None: none.
+            folds: Number of folds, each of which is a run of each trial; 0: none.
 
         Raises:
             ConfigError: The folder has a sweep, or cannot be written to.
@@ -117,9 +150,12 @@ class Sweep:
         digits = len(str(len(trials)))
         made = []
         for i, (assignments, config) in enumerate(trials):
-            run = make_run(config, path, f"trial-{i + 1:0{digits}}")
-            made.append(Trial(run.path.name, assignments))
-        content = SweepFile(job, metric, tuple(made), dict(own_metrics or {}))
+            for fold in range(1, folds + 1) if folds else (0,):
+                data = replace(config.data, folds=folds, fold=fold) if fold else config.data
+                name = f"trial-{i + 1:0{digits}}" + (f"-fold-{fold}" if fold else "")
+                run = make_run(replace(config, data=data), path, name)
+                made.append(Trial(run.path.name, assignments, fold))
+        content = SweepFile(job, metric, tuple(made), dict(own_metrics or {}), folds)
         try:
             replace_json(path / FILE, content, durable=True)
         except OSError as error:
@@ -139,19 +175,17 @@ class Sweep:
         return cls(path, content)
 
     def result(self, number: int) -> TrialResult:
-        """Return the result, or the state, of trial `number`, counted from 1."""
+        """Return the result, or the state, of run `number`, counted from 1; with folds, a run is one fold."""
         trial = self.content.trials[number - 1]
+        number = (number - 1) // max(self.content.folds, 1) + 1
         run = RunFolder(self.path / trial.run)
         state, found = look(run).state, _read_result(run)
         path = str(self.path / trial.run)
         if found is None or run.finished() is None:
             state = "ended" if state == "done" else state
-            return TrialResult(number, path, trial.assignments, state)
-        finite = {
-            name: float(found[name])
-            for name in (*_METRICS, *self.content.own_metrics)
-            if isinstance(found.get(name), int | float) and math.isfinite(found[name])
-        }
+            return TrialResult(number, path, trial.assignments, state, fold=trial.fold)
+        data = str(found.get("evaluated_data") or "")
+        tested = found.get("test_metrics") if data == "validation" else None
         return TrialResult(
             number,
             path,
@@ -159,11 +193,34 @@ class Sweep:
             "done",
             int(found.get("epochs", 0)),
             float(found.get("seconds", 0.0)),
-            finite,
+            self._finite(found),
+            {e: self._finite(row) for e, row in rows_of(_history(found), data, run).items()},
+            self._finite(tested or {}),
+            fold=trial.fold,
         )
 
+    def _finite(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the metrics that are finite numbers."""
+        return {
+            name: float(metrics[name])
+            for name in (*_METRICS, *self.content.own_metrics)
+            if isinstance(metrics.get(name), int | float) and math.isfinite(metrics[name])
+        }
+
+    def with_best(self, result: TrialResult, metric: str) -> TrialResult:
+        """Return a result with the best value of a metric over its epochs.
+
+        The loss of the training falls while a model overfits, so its value at the end counts.
+        """
+        if metric not in result.metrics:
+            return result
+        rows = {result.epochs: {metric: result.metrics[metric]}}
+        if metric != "loss":
+            rows = {**result.by_epoch, **rows}
+        return replace(result, best=best_epoch(rows, metric, self.content.own_metrics))
+
     def results(self) -> list[TrialResult]:
-        """Return the results of all trials, in their order."""
+        """Return the results of all runs, in their order."""
         return [self.result(i + 1) for i in range(len(self.content.trials))]
 
     def metric(self, results: Sequence[TrialResult]) -> str:
@@ -175,12 +232,17 @@ class Sweep:
         return next((name for name in (*own, *_BY_DEFAULT) if name in there), "")
 
     def ranked(self) -> list[TrialResult]:
-        """Return the results, the best first; those without the metric last, in the order of the trials."""
+        """Return the results by their best values, the best first; those without the metric last."""
         results = self.results()
         metric = self.metric(results)
-        higher = metric in HIGHER_IS_BETTER or self.content.own_metrics.get(metric) == "higher"
-        sign = -1.0 if higher else 1.0
-        return sorted(results, key=lambda r: sign * r.metrics.get(metric, sign * math.inf))
+        sign = -1.0 if is_higher(metric, self.content.own_metrics) else 1.0
+        results = [self.with_best(result, metric) for result in results]
+        folds = self.content.folds
+        if folds:
+            results = [of_folds(results[i : i + folds]) for i in range(0, len(results), folds)]
+        return sorted(
+            results, key=lambda r: sign * r.best.value if r.best is not None else math.inf
+        )
 
     def run(
         self,
@@ -257,6 +319,56 @@ class _Forwarding:
                 continue
             self._process = None
             return code
+
+
+def of_folds(results: Sequence[TrialResult]) -> TrialResult:
+    """Return the result of a trial from those of its folds: means, and the spread of the best values.
+
+    Values are there when all folds are done. `run` and the state are those of the first fold that is not
+    done, or else of the first one.
+    """
+    first = next((result for result in results if result.state != "done"), results[0])
+    seconds = sum(result.seconds for result in results)
+    if first.state != "done" or any(result.best is None for result in results):
+        return replace(first, seconds=seconds, epochs=0, fold=0, best=None)
+    bests = [result.best for result in results if result.best is not None]
+    values = [best.value for best in bests]
+    mean = BestEpoch(
+        bests[0].metric,
+        fmean(values),
+        round(fmean(best.epoch for best in bests)),
+        fmean(best.last for best in bests),
+        fmean(best.first for best in bests),
+        max(best.n_epochs for best in bests),
+    )
+    return replace(
+        results[0],
+        epochs=max(result.epochs for result in results),
+        seconds=seconds,
+        metrics=_means([result.at(mean.metric) for result in results]),
+        by_epoch={},
+        test_metrics=_means([result.test_metrics for result in results]),
+        best=mean,
+        fold=0,
+        folds=tuple(values),
+        spread=stdev(values),
+    )
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric that all rows have."""
+    return {
+        name: fmean(row[name] for row in rows) for name in rows[0] if all(name in r for r in rows)
+    }
+
+
+def _history(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the history of a report that have an epoch."""
+    rows = found.get("history")
+    rows = rows if isinstance(rows, list) else []
+    return [
+        row for row in rows if isinstance(row, dict) and isinstance(row.get("epoch"), int | float)
+    ]
 
 
 def _read_result(run: RunFolder) -> dict[str, Any] | None:

@@ -16,18 +16,20 @@ from typing import Any, Literal
 import msgspec
 
 from mpips.config.sections import ScheduleConfig
-from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
+from mpips.data import Cursor, DataInfo, Dataset, Loader, Moments, Sampling
 from mpips.data.rows import Arrays
 from mpips.data.stream import StreamedData
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
 from mpips.model.table import Table
+from mpips.mpi.messages import Evaluation
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.training.best import BestCheckpoint
 from mpips.training.callback import EpochCallback
-from mpips.training.evaluation import evaluate
+from mpips.training.evaluation import evaluate, own_names
+from mpips.training.final_test import FinalTest
 from mpips.training.rates import Rates
 from mpips.training.result import Result
 from mpips.training.sizing import Sizing
@@ -36,6 +38,7 @@ from mpips.training.weights import ClassWeights
 from mpips.worker.worker import Worker
 
 _REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
+_CHEAP_SHARE = 10  # an evaluation of one in so many training samples, or fewer, is cheap
 _PACE_STEPS = 8  # steps between two checks whether the worker is too far ahead
 
 
@@ -50,15 +53,16 @@ class Inputs:
         n_epochs: Epochs of the run.
         batch_size: Samples of a step of one worker.
         train: Training data of this worker; None on ranks that are not workers.
-        test: Test data of this worker; None without any.
-        n_test: Number of samples of the test data of all workers.
+        test: Samples of this worker on which epochs are evaluated: the validation data, or the test data of a
+            job without; None without any.
+        n_test: Number of these samples of all workers.
         first_epoch: Epochs that are complete at the start.
         sampling: The order of samples, with what was read of the epochs that are not complete.
         cursors: Position of each worker at the start; empty: all begin with what is left of `first_epoch`.
         clocks: Clock of each worker at its position; empty: 0.
         steps_before: Steps of the run at which clocks were 0.
         notes: Sentences about the data, printed at the start.
-        test_source: The test data, for people.
+        test_source: These data, for people.
         make_task: Makes the task again for other columns.
         verbose: Worker 0 prints the notes and the task's report.
         saves: The job has a folder for checkpoints.
@@ -67,14 +71,18 @@ class Inputs:
         best: Keeps the best checkpoint; None: the job keeps none.
         class_weight: The option data.class_weight.
         class_weights: Weights of the classes, when the task is ready; None: none.
-        metrics: Names of metrics of the test data beside those of the task.
+        metrics: Names of metrics of evaluations beside those of the task.
         arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
             are not workers.
         block, window: Sizes for training data that is read in windows; see `mpips.data.Shape`.
         callback: The function that is called after each epoch; None: none is.
-        skipped: Bad lines that were left out of the files for "train" and "test"; empty: none were converted.
+        skipped: Bad lines that were left out of the files for "train", "validation" and "test"; empty: none
+            were converted.
         sizing: Determines batches and tables for other numbers of workers; see `for_workers`.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` and `best` may lack.
+        test_name: Name of the data `test`.
+        final_test: The test data of a job with validation data; None without such data.
+        moments: Moments of all workers' training data, when the task is ready.
     """
 
     info: DataInfo
@@ -108,6 +116,9 @@ class Inputs:
     window: int = 0
     sizing: Sizing | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
+    test_name: Evaluation = "test"
+    final_test: FinalTest | None = None
+    moments: Moments | None = None
 
     def for_workers(self, n_workers: int) -> Inputs:
         """Return a copy with the task, the batch size and the tables of a job of so many workers."""
@@ -285,10 +296,22 @@ def refuse_backup(inputs: Inputs) -> None:
         )
 
 
+def is_evaluation_cheap(inputs: Inputs) -> bool:
+    """Return True if an evaluation takes at most about a tenth of an epoch, by the numbers of samples.
+
+    A prediction takes less time than a step on the same sample. Metrics of a task's own, such as ranks among
+    all items, may take more, so such evaluations count as expensive. So do those with backup workers, where
+    worker 0 evaluates while the others go on.
+    """
+    if own_names(inputs.task, inputs.metrics) or _has_backup(inputs):
+        return False
+    return 0 < _CHEAP_SHARE * inputs.n_test <= inputs.info.n_samples_total
+
+
 def _evaluate_epoch(
     worker: Worker, inputs: Inputs, epoch: int, eval_every: int, result: Result
 ) -> None:
-    """Evaluate the test data after an epoch, if that is due. Collective over workers.
+    """Evaluate the validation or test data after an epoch, if that is due. Collective over workers.
 
     An epoch that some worker had completed before this launch is skipped, because that worker does not come
     here; for early stopping and the best checkpoint all workers come to the evaluation of the last such
@@ -308,7 +331,7 @@ def _evaluate_epoch(
         if found is not None:
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now
-            worker.report_metrics(epoch + 1, step, found)
+            worker.report_metrics(epoch + 1, step, found, inputs.test_name)
         if inputs.stopping is not None:
             inputs.stopping.agree(worker, epoch + 1, found)
             if inputs.stopping.is_over:

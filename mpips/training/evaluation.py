@@ -28,9 +28,15 @@ _ONE_RANK = 1 << 20
 
 
 def evaluate(
-    worker: Worker, task: Task, test: Samples, n_total: int, name: str, more: Sequence[str] = ()
+    worker: Worker,
+    task: Task,
+    test: Samples,
+    n_total: int,
+    name: str,
+    more: Sequence[str] = (),
+    tables: TaskWorker | None = None,
 ) -> dict[str, float] | None:
-    """Return the metrics over all workers' shares of the test data on worker 0; None on other workers.
+    """Return the metrics over all workers' shares of some data on worker 0; None on other workers.
 
     Collective over workers. Worker 0 waits for all shares. The others do not wait, unless there is an AUC of
     more than 2**20 samples: then all workers exchange scores (`mpips.training.halving`). For an AUC a worker
@@ -39,20 +45,22 @@ def evaluate(
     Args:
         worker: The worker.
         task: The task.
-        test: This worker's share of the test data.
-        n_total: Number of samples of the test data of all workers.
+        test: This worker's share of the data.
+        n_total: Number of samples of all workers.
         name: Unique name of the evaluation.
         more: Names of metrics to add to those of the task.
+        tables: The values that are evaluated; None: those of the job's servers.
     """
     collectives = connection_of(worker).collectives
+    values: TaskWorker = tables if tables is not None else worker
     own = own_names(task, more)
     more = (*more, *task.metrics)
     found: dict[str, float] | None = None
     if has_scores(task):
-        shares = (scored(worker, task, batch) for batch in batches_of(test))
+        shares = (scored(values, task, batch) for batch in batches_of(test))
         found = combine(collectives, shares, n_total, f"evaluation {name}", more)
     if own:
-        local = measured(worker, task, test, own)
+        local = measured(values, task, test, own)
         packed = collectives.reduce(
             f"evaluation {name}, own metrics",
             local.pack(),

@@ -220,7 +220,7 @@ class _DenseInFile:
         return values.reshape(shape)
 
 
-class _RowsInFile:
+class RowsInFile:
     """An embedding table as a task that predicts sees it: rows are searched for in the file."""
 
     def __init__(self, checkpoint: Checkpoint, table: EmbeddingTable, seed: int) -> None:
@@ -264,12 +264,12 @@ class TablesInFile:
         self._tables = {table.name: table for table in tables}
         self._seed = seed
 
-    def table(self, name: str) -> _DenseInFile | _RowsInFile:
+    def table(self, name: str) -> _DenseInFile | RowsInFile:
         """Return a table."""
         table = self._tables[name]
         if isinstance(table, EmbeddingTable):
             # The job may have replaced the initial values of the task.
             init = self._checkpoint.manifest.table(name).init
             table = dataclasses.replace(table, init=init)
-            return _RowsInFile(self._checkpoint, table, self._seed)
+            return RowsInFile(self._checkpoint, table, self._seed)
         return _DenseInFile(self._checkpoint, name)

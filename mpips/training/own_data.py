@@ -27,8 +27,9 @@ def refuse_reader_options(config: JobConfig) -> None:
         ConfigError: It does. The message names the option.
     """
     default = msgspec.to_builtins(DataConfig())
+    files = ("train", "test", *(("validation",) if config.data.validation_files else ()))
     for name, value in msgspec.to_builtins(config.data).items():
-        if name not in ("train", "test") and value != default[name]:
+        if name not in files and value != default[name]:
             raise ConfigError(
                 f"data.{name} = {value!r} has no effect: task '{config.task}' reads its files itself; leave "
                 "the option out, and see the options of the task"

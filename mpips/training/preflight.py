@@ -12,13 +12,14 @@ import msgspec
 from mpips.checkpoint import Retention
 from mpips.checkpoint.start import RESUME_WORDS
 from mpips.checkpoint.structure import load_writer
-from mpips.config.conversion import check_known, convert, fitted
+from mpips.config.conversion import UnknownKeyError, check_known, convert, fitted
 from mpips.config.overrides import MEASURED, has_name, merged, parse_consistency
 from mpips.config.schema import CheckpointConfig, JobConfig
+from mpips.config.suggestions import with_suggestion
 from mpips.config.table_section import TableConfig
 from mpips.config.triggers import Triggers
 from mpips.data import files_of
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, MpipsError
 from mpips.model.consistency import BSP
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import from_config as optimizer_from_config
@@ -64,12 +65,13 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
         _check_table(f"tables.{name}", merged(config.table, table))
     check_launch(config.cluster, n_ranks or launch.launched_size())
     check_checkpoints(config.checkpoint, make=not dry_run)
-    if config.data.validation and config.data.test:
+    data = config.data
+    data.check_folds()
+    if data.holdout(0) is not None and data.train == "digits":
         raise ConfigError(
-            f"data.validation = {config.data.validation:g} and data.test = {config.data.test!r} are both "
-            "set: leave one of them out"
+            "data.train = 'digits': is no file of which samples can be held out; give a file"
         )
-    for path in (config.data.train_files, config.data.test_files):
+    for path in (data.train_files, data.validation_files, data.test_files):
         missing = [] if path in ("", "digits") else files_of(path)
         missing = [file for file in missing if not os.path.isfile(file)]
         if missing:
@@ -123,8 +125,19 @@ def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct
     Raises:
         ConfigError: An option is unknown, of the wrong type or out of range.
     """
-    check_known(options, task.Options, "options.")
+    try:
+        check_known(options, task.Options, "options.")
+    except UnknownKeyError as error:
+        raise with_suggestion(error, JobConfig) from None
     return convert(fitted(options, task.Options), task.Options, "options")
+
+
+def option_names(task: str) -> tuple[str, ...]:
+    """Return the names of the options of a task; () if there is no such task."""
+    try:
+        return load_task(task).Options.__struct_fields__
+    except MpipsError:
+        return ()
 
 
 def _refuse_idle(config: JobConfig, options: msgspec.Struct) -> None:

@@ -30,7 +30,6 @@ from mpips.data import (
     combine,
     read,
 )
-from mpips.data.holdout import Holdout
 from mpips.data.info import check_labels, matching_labels, relabel
 from mpips.data.known_words import PATH
 from mpips.data.options import Share, Wants
@@ -49,6 +48,7 @@ from mpips.terminal.screen import say
 from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs, in_common_step
 from mpips.training.example import arrays_of
+from mpips.training.final_test import FinalTest
 from mpips.training.labels import Apart, wants_of
 from mpips.training.moments import combine_moments, moments_of
 from mpips.training.own_data import check_changes, learn_own, read_own
@@ -69,7 +69,7 @@ def read_options(
 
     Args:
         config: The job.
-        split: "train" or "test".
+        split: "train", "validation" or "test".
         wants: Kind of labels that the task needs.
         words: The rule for words of categorical columns; see `mpips.data.words`.
 
@@ -91,7 +91,7 @@ def read_options(
         "empty": d.empty,
         "as_is": (*((d.weight,) if d.weight else ()), *several),
         "words": words,
-        "split": split,
+        "split": "train" if split == "train" else "test",
     }
     try:
         return msgspec.convert(raw, ReadOptions)
@@ -128,8 +128,7 @@ def prepare(
     rule = earlier_words(ranks, config) if reads is None else VALUES
     own: dict[str, Any] = {}
     skipped: dict[str, int] = {}
-    fraction = config.data.validation
-    holdout = Holdout(fraction, config.cluster.seed) if fraction else None
+    holdout = config.data.holdout(config.cluster.seed)
     streaming = Streaming(
         int(config.data.memory_mib * (1 << 20)),
         Path(config.data.cache) if config.data.cache else cache,
@@ -170,14 +169,12 @@ def prepare(
                 own[split], skipped[split] = streamed, streamed.n_skipped
                 return streamed.info, streamed.notes
             if held is not None or on_bad == "skip":
-                option = (
-                    f"validation = {held.fraction:g}" if held is not None else "on_bad = 'skip'"
-                )
+                option = held.option if held is not None else "data.on_bad = 'skip'"
                 raise ConfigError(
-                    f"data.{option}: {path} is no file of which samples can be held or left out; leave the "
+                    f"{option}: {path} is no file of which samples can be held or left out; leave the "
                     "option out"
                 )
-        what = "training" if split == "train" else "test"
+        what = "training" if split == "train" else split
         rows = ranks.agree(f"reading the {what} data", lambda: load(path, split, like), True)
         # Combine the descriptions of all workers' shares: columns, labels, number of samples.
         found = [row for row in rows if row is not None]
@@ -188,25 +185,25 @@ def prepare(
     whole_info, notes_of_train = load_all(config.data.train_files, "train", None)
     apart = Apart.of(config, whole_info)
     info = apart.without(whole_info)
-    notes, n_test = [summarise(config.data.train_files, info), *notes_of_train], 0
+    notes = [summarise(config.data.train_files, info), *notes_of_train]
+    sizes: dict[str, int] = {}
+    read_as = {"train": whole_info}
     if holdout is not None:
-        held = own["test"] = own["train"].validation
-        n_test = held.info.n_samples_total
+        held = own["validation"] = own["train"].validation
+        sizes["validation"] = held.info.n_samples_total
+        read_as["validation"] = whole_info
         notes.append(summarise_validation(config.data.train_files, held.info))
-    read_as = {
-        "train": whole_info,
-        "test": whole_info if holdout is not None else apart.read_as(info),
-    }
-    meant: dict[float, float] = {}
-    if config.data.test_files:
-        test_info, notes_of_test = load_all(config.data.test_files, "test", read_as["test"])
-        notes += apart.notes(test_info, config.data.test_files)
-        test_info = apart.without(test_info)
-        n_test = test_info.n_samples_total
-        meant = matching_labels(info, test_info)
-        if meant:
-            notes.append(matching_text(config.data.test_files, meant))
-        notes += [summarise_test(config.data.test_files, test_info), *notes_of_test]
+    meant: dict[str, dict[float, float]] = {}
+    for split, files in config.data.evaluated_files.items():
+        read_as[split] = apart.read_as(info)
+        split_info, notes_of_split = load_all(files, split, read_as[split])
+        notes += apart.notes(split_info, files)
+        split_info = apart.without(split_info)
+        sizes[split] = split_info.n_samples_total
+        meant[split] = matching_labels(info, split_info)
+        if meant[split]:
+            notes.append(matching_text(files, meant[split]))
+        notes += [summarise_test(split, files, split_info), *notes_of_split]
     arrays: Arrays = own["train"].arrays if reads is not None and "train" in own else {}
     samples: dict[str, Any] = {}
 
@@ -234,7 +231,8 @@ def prepare(
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
     given_name = (config.train.metric,) if config.watches else ()
     asked = (*config.train.metrics, *(name for name in given_name if name != "auto"))
-    has_test = bool(config.data.evaluates)
+    watched_data = config.data.evaluates
+    has_test = bool(watched_data)
     stopping = EarlyStopping.of(config.train, task.metrics, tables, has_test, own_metrics)
     best = None
     if config.checkpoint.keep_best:
@@ -249,12 +247,13 @@ def prepare(
         n_epochs,
         batch_size,
         data,
-        samples.get("test"),
-        n_test,
+        samples.get(watched_data),
+        sizes.get(watched_data, 0),
         notes=tuple(notes),
         make_task=make_task,
         schedule=config.schedule,
-        test_source=config.data.test_files or "validation",
+        test_source=config.data.evaluated_files.get(watched_data, watched_data),
+        test_name="test" if watched_data == "test" else "validation",
         stopping=stopping,
         best=best,
         class_weight=config.data.class_weight,
@@ -264,13 +263,16 @@ def prepare(
         window=window,
         sizing=sizing,
         skipped=skipped,
+        final_test=FinalTest(samples.get("test"), sizes["test"], config.data.test_files)
+        if config.data.is_tested_once
+        else None,
     )
 
 
 def _aligned(
     own: dict[str, Any],
     info: DataInfo,
-    meant: dict[float, float],
+    meant: Mapping[str, dict[float, float]],
     apart: Apart,
     read_as: Mapping[str, DataInfo],
 ) -> dict[str, Dataset | StreamedData | Samples]:
@@ -279,7 +281,7 @@ def _aligned(
     Args:
         own: The parts of this worker by split.
         info: Description of the training data.
-        meant: Which label of the training data each label of the test data means; {}: itself.
+        meant: Which label of the training data each label of a split means; {}: itself.
         apart: Columns that are not features.
         read_as: Description of each split as it was read.
     """
@@ -288,7 +290,7 @@ def _aligned(
         if info.kind == "own":
             found[split] = part.data
             continue
-        labels = meant if split == "test" else {}
+        labels = meant.get(split, {})
 
         def change(
             data: Dataset, labels: dict[float, float] = labels, like: DataInfo = read_as[split]
@@ -352,10 +354,14 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         own = moments_of(inputs.train, bool(inputs.info.n_targets))
         moments = combine_moments(collectives, own)
         known = known_words(collectives, inputs.info, moments)
-        if inputs.test is not None:
-            test = inputs.test_source
-            found = notes_on_words(collectives, known, inputs.info, inputs.test, test)
-            inputs.notes = (*inputs.notes, *found)
+        evaluated = [(inputs.test, inputs.test_source)]
+        if inputs.final_test is not None:
+            evaluated.append((inputs.final_test.data, inputs.final_test.source))
+        for data, source in evaluated:
+            if data is not None:
+                found = notes_on_words(collectives, known, inputs.info, data, source)
+                inputs.notes = (*inputs.notes, *found)
+    inputs.moments = moments
     inputs.class_weights = _class_weights(worker, inputs)
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:

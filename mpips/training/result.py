@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 @dataclass
 class Result:
-    """The result of a job: totals over all workers, test metrics on worker 0 only.
+    """The result of a job: totals over all workers, metrics of evaluations on worker 0 only.
 
     Attributes:
-        metrics: The mean loss of the last epoch, and the metrics of the test data.
+        metrics: The mean loss of the last epoch, and the metrics at the end of the training of the validation
+            data, or of the test data of a job without.
         history: For each epoch of this launch its number from 1, the mean loss of all workers, and the
-            metrics of the test data if it was evaluated.
+            metrics of these data if they were evaluated.
         losses: Summed loss and number of samples of this worker, by epoch from 0.
-        evaluated: Metrics of the test data, by epoch from 0.
+        evaluated: Metrics of these data, by epoch from 0.
         samples: Samples that were trained on in this launch.
         seconds: Seconds of the training in this launch, without the final evaluation.
         epochs: Epochs of the run that are complete.
@@ -27,13 +28,16 @@ class Result:
             included.
         n_samples: Samples of the training data.
         n_features: Features of the training data.
-        skipped: Bad lines that were left out, by "train" and "test"; only those above 0.
+        skipped: Bad lines that were left out, by "train", "validation" and "test"; only those above 0.
         model: Text about the model that was trained; "" for a task without one.
         notes: Sentences on the data, as printed at the start, on worker 0 only.
         stopped: Why training ended early, or "".
         best: The best checkpoint: its metric, value, epoch and path; None: there is no best checkpoint.
         evaluated_epoch: The last epoch, from 0, that was evaluated, on all workers; -1: none was.
         is_ended_by_caller: `on_epoch_end` has ended it.
+        evaluated_data: "validation" or "test": the data of `metrics` and `history`; "" without such data.
+        test_metrics: Metrics of the test data; {} without such data, or if it could not be evaluated.
+        test_epoch: Number of complete epochs of the values that have `test_metrics`.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -53,6 +57,9 @@ class Result:
     best: dict[str, Any] | None = None
     evaluated_epoch: int = -1
     is_ended_by_caller: bool = False
+    evaluated_data: str = ""
+    test_metrics: dict[str, float] = field(default_factory=dict)
+    test_epoch: int = 0
 
 
 def loss_sums(result: Result, last: tuple[float, int], n_epochs: int) -> npt.NDArray[np.float64]:

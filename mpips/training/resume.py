@@ -13,8 +13,10 @@ import numpy as np
 from mpips.checkpoint import Manifest, Retention, WorkerState, open_checkpoint
 from mpips.checkpoint.start import Start, check_start, find_start
 from mpips.config.schema import JobConfig
+from mpips.config.sections import DataConfig
 from mpips.config.triggers import Triggers
 from mpips.data import Cursor, DataInfo, Dataset, DenseData, Moments, Sampling, Shape
+from mpips.data.holdout import Holdout
 from mpips.data.stream import StreamedData
 from mpips.errors import ConfigError
 from mpips.model.served import served
@@ -180,6 +182,8 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
     order = [here.columns.index(name) for name in there.columns]
     inputs.info = replace(here, columns=there.columns)
     inputs.train, inputs.test = (_reorder(data, order) for data in (inputs.train, inputs.test))
+    if inputs.final_test is not None:
+        inputs.final_test.data = _reorder(inputs.final_test.data, order)
     if inputs.make_task is not None:
         inputs.task = inputs.make_task(inputs.info)
 
@@ -195,15 +199,23 @@ def check_holdout(config: JobConfig, there: Mapping[str, Any], where: Path) -> N
     Raises:
         ConfigError: It does not: samples that the model was trained on would be evaluated.
     """
-    before = there.get("data", {}).get("validation", 0.0)
+    data = there.get("data", {})
     seed = there.get("cluster", {}).get("seed", config.cluster.seed)
-    own = config.data.validation
-    if own != before or (own and seed != config.cluster.seed):
+    names = ("validation", "folds", "fold")
+    before = DataConfig(**{name: data[name] for name in names if name in data}).holdout(seed)
+    own = config.data.holdout(config.cluster.seed)
+    if own != before:
+        had, has = (_held_text(one, s) for one, s in ((before, seed), (own, config.cluster.seed)))
         raise ConfigError(
-            f"{where}: was trained with data.validation = {before:g} and cluster.seed = {seed}, this job has "
-            f"{own:g} and {config.cluster.seed}, so samples would be evaluated that were trained on: use the "
-            "same values, or set checkpoint.resume = 'never'"
+            f"{where}: was trained with {had}, this job has {has}, so samples would be evaluated that were "
+            "trained on: use the same values, or set checkpoint.resume = 'never'"
         )
+
+
+def _held_text(holdout: Holdout | None, seed: int) -> str:
+    """Return the options of a division of samples."""
+    option = holdout.option if holdout is not None else "data.validation = 0"
+    return f"{option} and cluster.seed = {seed}"
 
 
 def _restore_watch(inputs: Inputs, workers: Sequence[WorkerState], in_place: bool) -> None:

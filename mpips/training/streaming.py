@@ -155,8 +155,8 @@ def stream(
         n = chosen.n
         if not n:
             raise DataError(
-                f"{source}: data.validation = {holdout.fraction:g} of {index.n:,} samples leaves none for "
-                f"{'validation' if held else 'training'}; choose another fraction, or set data.test"
+                f"{source}: {holdout.option} of {index.n:,} samples leaves none for "
+                f"{'validation' if held else 'training'}; choose another part, or set data.test"
             )
         some = StreamedData(folder, index, worker or 0, n_workers, how.memory, side=chosen)
         own = replace(info, n_samples_total=n, n_local=n, counts=())

@@ -28,14 +28,16 @@ from mpips.mpi.roles import default_servers
 from mpips.recovery.replica import check_tables
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
+from mpips.rundir.directory import RunFolder
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
 from mpips.tasks.base import description_of
 from mpips.terminal.elapsed import show_elapsed
 from mpips.terminal.screen import say
 from mpips.training.callback import EpochCallback, OnEpochEnd
-from mpips.training.epochs import Inputs, refuse_backup, train_epochs
+from mpips.training.epochs import Inputs, is_evaluation_cheap, refuse_backup, train_epochs
 from mpips.training.evaluation import evaluate
+from mpips.training.final_test import evaluate_final
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare, ready
 from mpips.training.result import Result, history, loss_sums
@@ -63,7 +65,8 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     if inputs.best is not None:
         inputs.best.begin(worker)
     start = time.monotonic()
-    last = train_epochs(worker, inputs, loader, config.evaluation_interval, result)
+    every = config.evaluation_interval(is_evaluation_cheap(inputs))
+    last = train_epochs(worker, inputs, loader, every, result)
     # Under LocalSGD and DiLoCo the steps since the last outer step belong to the result, too.
     worker.synchronize()
     worker.flush()
@@ -80,23 +83,9 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     loss, n, samples = sums[-1]
     result.samples = int(samples)
     result.metrics["loss"] = float(loss / n) if n else float("nan")
-    if inputs.test is not None:
-        # After an early stop the last evaluation was that of the values at the end, but for steps since the
-        # last outer step. `on_epoch_end` may end training without one.
-        found = result.evaluated.get(result.epochs - 1, {})
-        has_moved = bool(local_tables(inputs.tables))
-        is_new = result.evaluated_epoch != result.epochs - 1
-        is_due = not result.stopped or has_moved or (result.is_ended_by_caller and is_new)
-        if is_due:
-            n, more = inputs.n_test, inputs.metrics
-            evaluated = evaluate(worker, inputs.task, inputs.test, n, "final", more)
-            found = evaluated or {}
-            if inputs.best is not None:
-                inputs.best.agree(worker, result.epochs, evaluated)
-        result.metrics.update(found)
-        if found and is_due:
-            result.evaluated[max(result.epochs - 1, 0)] = found
-            worker.report_metrics(result.epochs, result.steps, found)
+    _evaluate_end(worker, inputs, result)
+    if inputs.final_test is not None:
+        _test(worker, inputs, result, config.cluster.seed)
     result.history = history(sums[:-1], result.evaluated)
     result.best = inputs.best.report() if inputs.best is not None else None
     # The others do not wait for worker 0, which alone has the metrics: nothing is left to decide.
@@ -104,6 +93,40 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     if inputs.callback is not None and calls:
         inputs.callback.call(dict(result.history[-1]))
     return result
+
+
+def _evaluate_end(worker: Worker, inputs: Inputs, result: Result) -> None:
+    """Evaluate the values at the end of the training, if there is data for it. Collective over workers."""
+    if inputs.test is None:
+        return
+    # After an early stop the last evaluation was that of the values at the end, but for steps since the last
+    # outer step. `on_epoch_end` may end training without one.
+    found = result.evaluated.get(result.epochs - 1, {})
+    has_moved = bool(local_tables(inputs.tables))
+    is_new = result.evaluated_epoch != result.epochs - 1
+    is_due = not result.stopped or has_moved or (result.is_ended_by_caller and is_new)
+    if is_due:
+        n, more = inputs.n_test, inputs.metrics
+        evaluated = evaluate(worker, inputs.task, inputs.test, n, "final", more)
+        found = evaluated or {}
+        if inputs.best is not None:
+            inputs.best.agree(worker, result.epochs, evaluated)
+    result.metrics.update(found)
+    result.evaluated_data = inputs.test_name
+    if inputs.test_name == "test":
+        result.test_metrics, result.test_epoch = found, result.epochs
+    if found and is_due:
+        result.evaluated[max(result.epochs - 1, 0)] = found
+        worker.report_metrics(result.epochs, result.steps, found, inputs.test_name)
+
+
+def _test(worker: Worker, inputs: Inputs, result: Result, seed: int) -> None:
+    """Evaluate the test data of a job with validation data, once. Collective over workers; blocks."""
+    tested = evaluate_final(worker, inputs, result.epochs, result.steps, seed)
+    result.test_metrics, result.test_epoch = tested.metrics, tested.epoch
+    if tested.note and worker.index == 0:
+        result.notes = (*result.notes, tested.note)
+        say(f"mpips: warning: {tested.note}")
 
 
 def train(
@@ -132,7 +155,8 @@ def train(
     run = directory.current()
     config.monitor.check(run is not None)
     cache = run.folder.path / CACHE if run is not None else None
-    program = TrainingProgram(config, progress, verbose, on_epoch_end, cache)
+    folder = run.folder if run is not None else None
+    program = TrainingProgram(config, progress, verbose, on_epoch_end, cache, folder)
     return drive(program, run, None, launch.launched_size())
 
 
@@ -199,6 +223,7 @@ class TrainingProgram:
         verbose: bool,
         on_epoch_end: OnEpochEnd | None = None,
         cache: Path | None = None,
+        folder: RunFolder | None = None,
     ) -> None:
         """Prepare nothing yet.
 
@@ -208,8 +233,10 @@ class TrainingProgram:
             verbose: As of `train`.
             on_epoch_end: As of `train`.
             cache: As of `prepare`.
+            folder: The run directory; None: the job is not supervised.
         """
         self._cache = cache
+        self._folder = folder
         self.options: SessionOptions = config.cluster
         self.monitor = config.monitor
         self.warm = config.redundancy.warm
@@ -231,6 +258,8 @@ class TrainingProgram:
             self._inputs = prepare(ranks, n_workers, self._config, self._cache, tell)
         self._inputs.verbose = self._verbose
         self._inputs.callback = self._callback
+        if self._inputs.final_test is not None:
+            self._inputs.final_test.run = self._folder
         refuse_backup(self._inputs)
         return TrainingPlan(self._config, self._inputs, n_workers, comm, run_id)
 
@@ -259,9 +288,8 @@ class TrainingProgram:
                     say(line)
         run_progress, table = self._inputs.run_progress(), view.rank_table
         if self._verbose:
-            table.listen(
-                functools.partial(_say_metrics, run_progress.n_epochs, self._config.data.evaluates)
-            )
+            of = self._inputs.test_name
+            table.listen(functools.partial(_say_metrics, run_progress.n_epochs, of))
         display = make_display(self._progress, run_progress.share)
         meter = self._meter = ProgressMeter(display, run_progress, table.totals)
         table.attach(meter.look, meter.close)
@@ -283,7 +311,7 @@ class TrainingProgram:
 
 
 def _say_metrics(n_epochs: int, of: str, found: Evaluated) -> None:
-    """Print the metrics of an evaluation, except of the last one, which the summary shows."""
-    if found.epochs < n_epochs:
+    """Print the metrics of an evaluation, except of the last ones, which the summary shows."""
+    if found.of == of and found.epochs < n_epochs:
         text = metrics_text(found.metrics)
         say(f"epoch {found.epochs}/{n_epochs}: {text} ({of})")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mpips.monitor.about import EvaluatedStep, best_of
+from mpips.monitor.about import VALIDATION, EvaluatedStep, best_of, higher_is_better, metric_of
 from mpips.rundir.files import Event
 from mpips.rundir.reading import DAMAGED
 from mpips.rundir.series import settled
@@ -27,7 +27,7 @@ _Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]  # a number that th
 
 
 class _Line(msgspec.Struct):
-    """A line of metrics.jsonl: of progress, or with `test` of an evaluation."""
+    """A line of metrics.jsonl: of progress, or with `test` or `validation` of an evaluation."""
 
     time_s: float
     generation: _Whole
@@ -40,6 +40,14 @@ class _Line(msgspec.Struct):
     push_bytes_per_s: float | None = None
     pull_bytes_per_s: float | None = None
     test: dict[str, float | None] | None = None
+    validation: dict[str, float | None] | None = None
+
+    @property
+    def evaluated(self) -> dict[str, float | None] | None:
+        """Metrics of an evaluation; the names of those of validation data begin with `VALIDATION`."""
+        if self.validation is None:
+            return self.test
+        return {f"{VALIDATION}{name}": value for name, value in self.validation.items()}
 
 
 # Columns of a row that is sent to the page.
@@ -106,30 +114,29 @@ class Curve:
                 continue
             if not is_sane(line.time_s):
                 continue
-            if line.test is not None:
-                self._add_test(line)
+            if line.evaluated is not None:
+                self._add_test(line, line.evaluated)
             elif line.samples_per_s is not None:
                 if pending and (len(pending) == group or line.generation != self._generation):
                     self._append(pending)
                 pending.append(self._row_of(line))
         self._append(pending)
 
-    def _add_test(self, line: _Line) -> None:
+    def _add_test(self, line: _Line, metrics: dict[str, float | None]) -> None:
         if len(self.tests) >= _MOST_TESTS:
             best = self._best_places()
             self.tests = [test for i, test in enumerate(self.tests) if i % 2 or i in best]
             self.epoch += 1
         samples = self.rows[-1][2] if self.rows else 0
-        assert line.test is not None
         epochs = line.epoch + 1
-        self.tests.append((line.time_s, line.step, samples, line.test, line.generation, epochs))
+        self.tests.append((line.time_s, line.step, samples, metrics, line.generation, epochs))
         self._n_tests += 1
 
     def _best_places(self) -> set[int]:
         """Return the places of the best evaluations by the first metrics, which are never left out."""
         evaluations = self.evaluations()
         names = list(self.tests[-1][3])[:_MOST_METRICS]
-        best = [best_of(evaluations, name) for name in names]
+        best = [best_of(evaluations, n, higher_is_better(metric_of(n))) for n in names]
         return {i for i, each in enumerate(evaluations) if any(each is found for found in best)}
 
     def evaluations(self) -> list[EvaluatedStep]:

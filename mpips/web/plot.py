@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.monitor.about import epochs_at, higher_is_better, read_result
+from mpips.monitor.about import VALIDATION, epochs_at, higher_is_better, metric_of, read_result
 from mpips.web.run_data import RunData, SentParts
 
 AXES = {
@@ -105,10 +105,11 @@ class PlottedRun:
     def best(self, metric: str, axis: str) -> tuple[float, float, int] | None:
         """Return place, value and epoch of the best evaluation by a metric; None: it is not known."""
         known = [test for test in self.tests if test[3].get(metric) is not None]
-        higher, recorded = higher_is_better(metric), self.about.get("best") or {}
+        own, recorded = metric_of(metric), self.about.get("best") or {}
+        higher = higher_is_better(own)
         if higher is None:
             known = [
-                t for t in known if recorded.get("metric") == metric and t[5] == recorded["epoch"]
+                t for t in known if recorded.get("metric") == own and t[5] == recorded["epoch"]
             ]
         if not known:
             return None
@@ -240,6 +241,8 @@ def _without_time(name: str) -> str:
 
 def _title(metric: str) -> str:
     """Return the name of a metric as a title."""
+    if metric.startswith(VALIDATION):
+        return f"{_title(metric_of(metric))}, validation data"
     if metric in ("auc", "rmse", "mae"):
         return metric.upper()
     return metric.replace("_", " ").strip().capitalize()

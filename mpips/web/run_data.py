@@ -269,7 +269,8 @@ class RunData:
         status = self._view.status if self._view is not None else None
         size = self._size or about.size_from_head(self._history.head)
         curve = self._sampled or self._curve
-        evaluations, result = curve.evaluations(), self._result
+        # By these the job chooses; test data beside validation data is evaluated once.
+        evaluations, result = about.chosen_from(curve.evaluations()), self._result
         names = dict.fromkeys(name for each in evaluations for name in each.metrics)
         directions = {name: about.higher_is_better(name) for name in names}
         return {

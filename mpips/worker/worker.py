@@ -16,7 +16,7 @@ from mpips.errors import ConfigError
 from mpips.model.arrays import check_out
 from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, Table
-from mpips.mpi.messages import Evaluated
+from mpips.mpi.messages import Evaluated, Evaluation
 from mpips.worker.by_use import PullsByUse, check_apart, check_outs
 from mpips.worker.dense import DenseHandle
 from mpips.worker.embedding import EmbeddingHandle
@@ -386,15 +386,18 @@ class Worker:
         """
         self._connection.report(epoch, step, samples, loss_sum)
 
-    def report_metrics(self, epochs: int, steps: int, metrics: Mapping[str, float]) -> None:
+    def report_metrics(
+        self, epochs: int, steps: int, metrics: Mapping[str, float], of: Evaluation = "test"
+    ) -> None:
         """Report an evaluation to the scheduler, for metrics.jsonl and the terminal. Returns at once.
 
         Args:
             epochs: Number of complete epochs.
             steps: Number of steps of the run.
             metrics: Values by name.
+            of: The data that was evaluated.
         """
-        self._connection.control.tell(Evaluated(epochs, steps, dict(metrics)))
+        self._connection.control.tell(Evaluated(epochs, steps, dict(metrics), of))
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of this worker's pushes by outcome, summed over servers."""

@@ -76,12 +76,16 @@ const chartCard = (id, title, unit, series, options) => {
 
 const curvePanel = (id, title, unit, name, runs, view, options) => chartCard(id, title, unit, runs.map((run) => ({name: run.name, index: run.index, points: name === "loss" ? lossesOf(run, view.axis) : pointsOf(run, name, view.axis)})), {x: view.axis, smooth: view.smooth, ...options});
 
+// Metrics of the validation data have this before their names.
+const VALIDATION = "validation ";
+const metricOf = (name) => (name.startsWith(VALIDATION) ? name.slice(VALIDATION.length) : name);
+
 // The best evaluation of a metric: of those that the page has, or the one whose checkpoint is kept.
 const bestTest = (run, name) => {
-  const about = run.state.about || {higher: {}}, tests = run.curve.tests.filter((t) => isNumber(t[3][name])), best = about.best;
+  const about = run.state.about || {higher: {}}, metric = metricOf(name), tests = run.curve.tests.filter((t) => isNumber(t[3][name])), best = about.best;
   if (!tests.length) return null;
-  if (Object.hasOwn(about.higher, name)) return tests.reduce((a, b) => ((about.higher[name] ? b[3][name] > a[3][name] : b[3][name] < a[3][name]) ? b : a));
-  return best && best.metric === name ? tests.find((t) => t[5] === best.epoch) || null : null;
+  if (Object.hasOwn(about.higher, metric)) return tests.reduce((a, b) => ((about.higher[metric] ? b[3][name] > a[3][name] : b[3][name] < a[3][name]) ? b : a));
+  return best && best.metric === metric ? tests.find((t) => t[5] === best.epoch) || null : null;
 };
 
 const testPanels = (runs, view) => {
@@ -95,8 +99,9 @@ const testPanels = (runs, view) => {
       const several = tests.length > 1 && best && isNumber(place(run, best));
       return {name: run.name, index: run.index, points, best: several ? [place(run, best), best[3][name]] : null, bestText: several ? `best ${number(best[3][name])} after epoch ${best[5]}` : ""};
     });
-    const arrow = runs.filter((run) => run.state.about && Object.hasOwn(run.state.about.higher, name)).map((run) => run.state.about.higher[name])[0];
-    const unit = "on held-out data" + (arrow === undefined ? "" : arrow ? ", higher is better" : ", lower is better");
-    return chartCard("test-" + name, titleOf(name), unit, series, {x: view.axis, y: number, size, height: 200, points: true});
+    const metric = metricOf(name);
+    const arrow = runs.filter((run) => run.state.about && Object.hasOwn(run.state.about.higher, metric)).map((run) => run.state.about.higher[metric])[0];
+    const unit = (metric === name ? "on test data" : "on validation data") + (arrow === undefined ? "" : arrow ? ", higher is better" : ", lower is better");
+    return chartCard("test-" + name.replaceAll(" ", "-"), titleOf(metric), unit, series, {x: view.axis, y: number, size, height: 200, points: true});
   });
 };

@@ -10,6 +10,7 @@ import pytest
 from config_rig import load, sentence
 
 from mpips import ConfigError
+from mpips.config.conversion import UnknownKeyError
 from mpips.config.options import SessionOptions
 from mpips.config.schema import UNSET, JobConfig, load_config, parse_assignment
 from mpips.session.session import make_options
@@ -177,12 +178,42 @@ def test_an_assigned_value_is_toml_or_else_text(text: str, pair: tuple[str, Any]
     assert parse_assignment(text) == pair
 
 
+@pytest.mark.parametrize(
+    ("assignment", "end"),
+    [
+        ("train.lr=1", "did you mean 'table.optimizer.lr'?"),
+        ("lr=1", "did you mean 'table.optimizer.lr'?"),
+        ("table.learning_rate=1", "did you mean 'table.optimizer.lr'?"),
+        ("batch_size=1", "did you mean 'train.batch_size'?"),
+        ("train.batchsize=1", "did you mean 'train.batch_size'?"),
+        ("data.batchsize=1", "did you mean 'train.batch_size'?"),
+        ("cluster.folder=x", "did you mean 'checkpoint.folder' or 'run.folder'?"),
+        ("train.beta=1", "min_delta; did you mean 'table.optimizer.beta'?"),
+    ],
+)
+def test_an_unknown_key_names_options_of_other_sections(assignment: str, end: str) -> None:
+    given = [("task", "mlp"), ("data.train", "a"), parse_assignment(assignment)]
+    with pytest.raises(UnknownKeyError) as caught:
+        load_config(None, given)
+    assert str(caught.value).endswith(end)
+
+
+def test_options_of_the_task_are_suggested_too() -> None:
+    given = [("task", "mine"), ("data.train", "a"), ("train.hidden", 1)]
+    with pytest.raises(UnknownKeyError, match=r"did you mean 'options\.hidden'") as caught:
+        load_config(None, given, lambda task: ["hidden"] if task == "mine" else [])
+    assert caught.value.suggested == ("options.hidden",)
+    with pytest.raises(UnknownKeyError, match=r"min_delta$"):
+        load_config(None, given)
+
+
 def test_a_file_lies_over_defaults_and_assignments_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('task = "mlp"\n[data]\ntrain = "digits"\n[train]\nepochs = 3\nbatch_size = 8\n')
     config = load_config(str(path), [("train.epochs", 4), ("train.epochs", 5)])
     assert (config.task, config.data.train) == ("mlp", "digits")
-    assert (config.train.epochs, config.train.batch_size, config.train.eval_every) == (5, 8, 0)
+    assert (config.train.epochs, config.train.batch_size) == (5, 8)
+    assert config.train.eval_every == "auto"
     assert config.cluster == SessionOptions()
 
 

@@ -149,6 +149,30 @@ def test_the_metrics_are_those_of_the_held_out_samples(tmp_path: Path) -> None:
     assert job(path, ("checkpoint.folder", str(folder)), ("train.epochs", 3)).epochs == 3
 
 
+@pytest.mark.parametrize(("n", "folds"), [(1000, 5), (768, 3), (100, 7), (300, 2)])
+def test_folds_are_disjoint_and_have_all_samples(n: int, folds: int) -> None:
+    found = [places(Holdout(0.0, 3, folds, fold), n, True).tolist() for fold in range(1, folds + 1)]
+    assert sorted(place for fold in found for place in fold) == list(range(n))
+    if n % 256 == 0:
+        assert {len(fold) for fold in found} == {n // folds}
+    for fold, own in enumerate(found):
+        rest = places(Holdout(0.0, 3, folds, fold + 1), n, False).tolist()
+        assert sorted(own + rest) == list(range(n))
+    # They depend on the seed, and not on the samples behind.
+    assert places(Holdout(0.0, 4, folds, 1), n, True).tolist() != found[0]
+    longer = places(Holdout(0.0, 3, folds, 1), n + 500, True)
+    assert longer[longer < n].tolist() == found[0]
+
+
+def test_a_job_holds_one_fold_out(tmp_path: Path) -> None:
+    path = lines(tmp_path, "csv")
+    fold = [("data.validation", 0.0), ("data.folds", 4), ("data.fold", 2)]
+    for n_workers in (1, 3):
+        train, held = sides(path, n_workers, *fold)
+        assert sorted(held) == places(Holdout(0.0, 0, 4, 2), 1000, True).tolist()
+        assert sorted(train + held) == list(range(1000))
+
+
 def test_a_class_that_only_held_out_samples_have_is_known(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     chosen = int(places(Holdout(0.1, 0), 1000, True)[3])
@@ -166,10 +190,24 @@ def test_a_class_that_only_held_out_samples_have_is_known(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("more", "error", "message"),
     [
-        ([("data.test", "data.csv")], ConfigError, "are both set: leave one of them out"),
-        ([("data.train", "digits")], ConfigError, "digits is no file of which samples can be held"),
+        ([("data.train", "digits")], ConfigError, "is no file of which samples can be held"),
         ([("data.validation", 1e-6)], DataError, "of 1,000 samples leaves none for validation"),
         ([("data.validation", 1.0)], ConfigError, "data.validation = 1.0: must be"),
+        (
+            [("data.folds", 3), ("data.fold", 1)],
+            ConfigError,
+            "are both set: a fold is the validation",
+        ),
+        (
+            [("data.folds", 3), ("data.fold", 4)],
+            ConfigError,
+            "data.folds = 3, data.fold = 4: must be 2",
+        ),
+        (
+            [("data.folds", 1), ("data.fold", 1)],
+            ConfigError,
+            "data.folds = 1, data.fold = 1: must be 2",
+        ),
         (
             [("task", "word2vec")],
             ConfigError,

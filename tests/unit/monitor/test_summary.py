@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,47 @@ def test_staleness_in_a_few_words(counts: list[int], expected: str) -> None:
 def test_a_checkpoint_that_failed_is_in_the_summary() -> None:
     report = {**REPORT, "checkpoint": {"error": "disk full"}}
     assert "not written: disk full" in text(summarize(config(), report, RANKS, VERSIONS))
+
+
+BEST = {"metric": "auc", "value": 0.83, "epoch": 4, "last": 0.8, "first": 0.7, "n_epochs": 20}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_validation_test_and_best_epoch_are_named(kept: bool) -> None:
+    saved = {"metric": "auc", "value": 0.83, "epoch": 4, "path": "/far/step-000000000088"}
+    report = {
+        **REPORT,
+        "evaluated_data": "validation",
+        "best": saved if kept else None,
+        "best_epoch": BEST,
+        "test_metrics": {"auc": 0.815, "log_loss": 0.5},
+        "test_epoch": 4 if kept else 20,
+        "hint": "auc was best",
+    }
+    job = config(("data.validation", 0.1), ("data.test", "b.svm"))
+    rows = rows_of(text(summarize(job, report, RANKS, VERSIONS)))
+    assert rows["options"] == "all defaults"
+    assert rows["data"] == "a.svm: 700 samples, 400 features; validation 0.1 of it; test b.svm"
+    assert rows["accuracy"] == "0.9833  (validation)"
+    shown = "auc 0.8300 after epoch 4 of 20"
+    assert rows["best"] == (f"{shown}, in step-000000000088" if kept else shown)
+    of = "after epoch 4, the best" if kept else "after epoch 20"
+    assert rows["test"] == f"auc 0.8150, log loss 0.5000  ({of})"
+    assert rows["note"] == "auc was best"
+    job = config(("data.validation", ["v.svm", "w.svm"]))
+    rows = rows_of(text(summarize(job, {**report, "skipped": {"validation": 2}}, RANKS, VERSIONS)))
+    assert "validation v.svm, w.svm; 2 bad lines skipped" in rows["data"]
+    assert (
+        rows_of(text(summarize(config(), REPORT, RANKS, VERSIONS)))
+        .keys()
+        .isdisjoint(("best", "test", "note"))
+    )
+
+
+def test_the_time_of_a_run_begins_with_its_first_attempt(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    now = time.time()
+    run.note(Event(time_s=now - 100.0, generation=0, event="began", step=0))
+    run.note(Event(time_s=now - 50.0, generation=1, event="began", step=0))
+    seconds = summarize(config(), REPORT, RANKS, VERSIONS, run)["wall_seconds"]
+    assert 100.0 <= seconds < 150.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Event
-from mpips.rundir.series import series, settled
+from mpips.rundir.series import metrics_of, series, settled
 
 
 def began(generation: int, step: int) -> Event:
@@ -57,6 +57,20 @@ def test_an_evaluation_that_a_later_attempt_repeats_counts_once() -> None:
     assert kept == [*lines[:2], evaluation(0, 10, auc=0.3), lines[3], lines[5]]
     # One attempt may evaluate a step several times.
     assert settled([lines[5], lines[5]], []) == [lines[5], lines[5]]
+
+
+def test_validation_and_test_data_of_a_step_are_evaluations_of_their_own() -> None:
+    def evaluation(generation: int, **data: dict[str, float]) -> dict[str, Any]:
+        return {**line(generation, 10), **data}
+
+    lines = [
+        evaluation(0, validation={"auc": 0.1, "f1": 0.2}),
+        evaluation(0, test={"auc": 0.3}),
+        evaluation(1, validation={"auc": 0.1}),
+    ]
+    kept = settled(lines, [began(0, 0), began(1, 10)])
+    assert kept == [evaluation(0, validation={"f1": 0.2}), *lines[1:]]
+    assert [metrics_of(one)[0] for one in (*lines[:2], line(0, 1))] == ["validation", "test", ""]
 
 
 def test_lines_that_are_cut_off_or_of_another_form_are_left_out(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpips.mpi.messages import Evaluated, Figures, Heartbeat
+from mpips.mpi.messages import Evaluated, Evaluation, Figures, Heartbeat
 from mpips.rundir import thinning
 from mpips.rundir.directory import RunFolder, Supervised, replace_json
 from mpips.rundir.files import Lease, RankPlace, StartPoint
@@ -65,8 +65,8 @@ class Attempts:
             self.recorder.report(0, 2, 2 * loss)
             self.recorder.look({0: self.clock})
 
-    def evaluate(self, step: int, **metrics: float) -> None:
-        self.table.evaluated(Evaluated(1, step, metrics))
+    def evaluate(self, step: int, data: Evaluation = "test", **metrics: float) -> None:
+        self.table.evaluated(Evaluated(1, step, metrics, data))
 
     def rows(self, name: str) -> list[dict[str, str]]:
         with (self.folder.path / name).open() as file:
@@ -91,6 +91,7 @@ def test_csv_is_one_series_over_restarts(tmp_path: Path, monkeypatch: pytest.Mon
     assert rows[0]["staleness"] == ""
     evaluations = run.rows("evaluations.csv")
     assert tuple(evaluations[0]) == csv_log.EVALUATION_COLUMNS
+    assert {row["data"] for row in evaluations} == {"test"}
     # That of step 6 is taken back: the attempt trains step 6 again.
     assert [(row["step"], row["metric"], row["value"]) for row in evaluations] == [
         ("3", "accuracy", "0.5"),
@@ -126,6 +127,29 @@ def test_an_attempt_that_evaluates_its_first_step_again_logs_it_once(
     assert [(e.step, e.value) for e in found.Scalars("test/accuracy")] == [(4, 0.5), (8, 0.625)]
     assert [(e.step, e.value) for e in found.Scalars("test/auc")] == [(4, 0.75)]
     assert [e.step for e in found.Scalars("train/loss")] == list(range(1, 9))
+
+
+def test_validation_and_test_data_are_apart_in_all_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    monkeypatch.setattr(thinning, "_FULL_S", 60.0)
+    run = Attempts(tmp_path, ("csv", "tensorboard"), monkeypatch)
+    run.begin(0, 0)
+    run.steps(4, 1.0)
+    run.evaluate(4, "validation", auc=0.75)
+    run.evaluate(4, auc=0.5)
+    run.begin(1, 4)
+    run.evaluate(4, "validation", auc=0.75)
+    run.steps(700, 1.0)  # lines are merged; those of evaluations are not
+    names = ("generation", "metric", "value", "data")
+    rows = [tuple(row[name] for name in names) for row in run.rows("evaluations.csv")]
+    assert rows == [("0", "auc", "0.5", "test"), ("1", "auc", "0.75", "validation")]
+    assert all(row["loss"] == "1.0" for row in run.rows("metrics.csv"))
+    run.recorder.finish(NOTHING)
+    found = accumulated(run.folder.path)
+    assert [(e.step, e.value) for e in found.Scalars("validation/auc")] == [(4, 0.75)]
+    assert [(e.step, e.value) for e in found.Scalars("test/auc")] == [(4, 0.5)]
 
 
 def test_csv_follows_the_merging_of_old_lines(

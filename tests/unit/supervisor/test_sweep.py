@@ -40,6 +40,11 @@ if (run.parent / "wait").exists():
 loss = abs(config["train"]["epochs"] - 3) + 0.5
 result = {{"epochs": config["train"]["epochs"], "seconds": 1.5, "loss": loss, "accuracy": 1 - loss / 10,
           "cross_entropy": None}}
+if config["data"]["fold"]:
+    assert config["data"]["folds"] == 3
+    result |= {{"loss": loss + config["data"]["fold"] / 4, "seconds": 2.0}}
+if (run.parent / "history").exists():
+    result |= json.loads((run.parent / "history").read_text())[str(config["train"]["epochs"])]
 (run / "result.json").write_text(json.dumps(result))
 (run / "finished.json").write_text(json.dumps({FINISHED!r}))
 """
@@ -79,7 +84,8 @@ def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
     assert "mpips sweep: 4 trials in sweeps/mlp" in done.stderr
     assert "1/4  train.epochs=1: loss 2.5000, 1 epoch, 1.5 s" in done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["trial", "train.epochs", "loss", "accuracy", "epochs", "s", "state"]
+    heads = ["trial", "train.epochs", "loss", "epoch", "accuracy", "epochs", "s", "state"]
+    assert lines[0].split() == heads
     assert [line.split()[0] for line in lines[1:5]] == ["3", "2", "1", "4"]
     assert lines[5].startswith("best: train.epochs=3, loss 0.5000, in sweeps/mlp/trial-3-")
     order = Path("sweeps/mlp/order")
@@ -94,6 +100,102 @@ def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
         sweep(*JOB, "--grid", "train.epochs=1,2")
 
 
+def rows(*losses: float, final: float, **more: Any) -> dict[str, Any]:
+    """A report with an evaluation after each epoch but the last, whose loss is `final`."""
+    history = [
+        {"epoch": i + 1, "loss": 9.0, "cross_entropy": v, "accuracy": i / 10}
+        for i, v in enumerate(losses)
+    ]
+    return {"history": history, "cross_entropy": final, "evaluated_data": "validation", **more}
+
+
+def test_trials_are_ranked_by_their_best_epochs(program: Path) -> None:
+    folder = Path("sweeps/mlp")
+    folder.mkdir(parents=True)
+    tested = {"test_metrics": {"cross_entropy": 0.375, "accuracy": None}}
+    found = {
+        "3": rows(0.5, 0.25, 0.5, final=0.75, **tested),
+        "4": rows(0.5, 0.5, 0.5, 0.375, final=0.375, **tested),
+    }
+    (folder / "history").write_text(json.dumps(found))
+    done = sweep(*JOB, "--grid", "train.epochs=4,3")
+    assert "2/2  train.epochs=3: cross entropy 0.2500 after epoch 2, 3 epochs, 1.5 s" in done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    heads = "trial train.epochs cross entropy epoch accuracy loss epochs s state"
+    assert " ".join(lines[0]) == heads
+    # The other metrics are those of the same epoch.
+    assert lines[1] == ["2", "3", "0.2500", "2", "0.1000", "0.5000", "3", "1.5", "done"]
+    assert lines[2][:4] == ["1", "4", "0.3750", "4"]
+    best = done.stdout.splitlines()[3]
+    text = (
+        "best: train.epochs=3, cross entropy 0.2500 after epoch 2, test cross entropy 0.3750, in "
+    )
+    assert best.startswith(text)
+    first = json.loads(sweep(str(folder), "--show", "--json").stdout.splitlines()[0])
+    assert first["metrics"]["cross_entropy"] == 0.75
+    assert (first["best"]["value"], first["best"]["epoch"]) == (0.25, 2)
+    assert first["test_metrics"] == {"cross_entropy": 0.375}
+    # The loss of the training counts at the end.
+    shown = sweep(str(folder), "--show", "--metric", "loss").stdout.splitlines()
+    assert shown[1].split()[:4] == ["2", "3", "0.5000", "3"]
+
+
+def test_folds_are_runs_of_each_trial_with_mean_and_spread(program: Path) -> None:
+    Path("data.svm").write_text("1 1:1\n0 2:1\n" * 50)
+    job = ("softmax", "--train", "data.svm", "-n", "3", "--folds", "3")
+    done = sweep(*job, "--grid", "train.epochs=2,3")
+    assert "mpips sweep: 2 trials, 3 folds each, in sweeps/softmax" in done.stderr
+    assert "1/2  train.epochs=2 fold 3: loss 2.2500, 2 epochs, 2.0 s" in done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    # Losses 0.75, 1 and 1.25, and 1 more with two epochs.
+    assert lines[1] == ["2", "3", "1.0000", "±", "0.2500", "3", "0.9500", "3", "6.0", "done"]
+    assert lines[2][:5] == ["1", "2", "2.0000", "±", "0.2500"]
+    best = (
+        "best: train.epochs=3, loss 1.0000 ± 0.2500 over 3 folds, in sweeps/softmax/trial-2-fold-1-"
+    )
+    assert done.stdout.splitlines()[3].startswith(best)
+    shown = sweep("sweeps/softmax", "--show", "--json").stdout.splitlines()
+    assert json.loads(shown[0])["folds"] == [0.75, 1.0, 1.25]
+    seeds = {
+        json.loads(p.read_text())["cluster"]["seed"]
+        for p in Path("sweeps/softmax").glob("*/config.json")
+    }
+    assert len(seeds) == 1
+    # A fold that is not done leaves the trial without a value, and is run when the sweep continues.
+    (next(Path("sweeps/softmax").glob("trial-2-fold-2-*")) / "finished.json").unlink()
+    rows = sweep("sweeps/softmax", "--show").stdout.splitlines()
+    assert [row.split()[0] for row in rows[1:3]] == ["1", "2"]
+    assert rows[2].split()[2:4] == ["-", "-"]
+    assert sweep("sweeps/softmax").stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ("--grid", "cluster.seed=1,2"),
+            "cluster.seed: varies, and all trials must have the same folds",
+        ),
+        (
+            ("--grid", "train.epochs=1,2", "--validation", "0.1"),
+            "are both set: a fold is the validation",
+        ),
+        (
+            ("--grid", "train.epochs=1,2", "--train", "digits"),
+            "is no file of which samples can be held",
+        ),
+    ],
+)
+def test_folds_that_cannot_be_are_refused(
+    program: Path, more: tuple[str, ...], message: str
+) -> None:
+    Path("data.svm").write_text("1 1:1\n0 2:1\n" * 50)
+    train = () if "--train" in more else ("--train", "data.svm")
+    with pytest.raises(ConfigError, match=message):
+        sweep("softmax", *train, "-n", "3", "--folds", "3", *more)
+    assert not Path("sweeps").exists()
+
+
 def test_a_trial_that_fails_is_shown_and_tried_again_when_the_sweep_continues(
     program: Path,
 ) -> None:
@@ -101,7 +203,7 @@ def test_a_trial_that_fails_is_shown_and_tried_again_when_the_sweep_continues(
     Path("found/fail").touch()
     done = sweep(*JOB, "--grid", "train.epochs=2,3", "--folder", "found", code=1)
     assert "1/2  train.epochs=2: not started (exit 1): mpips run: it broke; log:" in done.stderr
-    assert done.stdout.splitlines()[2].split() == ["1", "2", "-", "-", "-", "-", "not", "started"]
+    assert done.stdout.splitlines()[2].split() == ["1", "2", *"-----", "not", "started"]
     Path("found/fail").unlink()
     assert "2 trials" in sweep("found").stderr
     assert Path("found/order").read_text().split() == ["trial-1", "trial-2", "trial-1"]
@@ -136,6 +238,12 @@ def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
     [
         (JOB, "nothing varies: give --grid"),
         ((*JOB, "--grid", "train.epoch=1,2"), "unknown key 'train.epoch'"),
+        ((*JOB, "--grid", "train.lr=1,2"), r"did you mean 'table.optimizer.lr' \(--lr\)"),
+        ((*JOB, "--random", "train.l2=1:2"), "or 'options.l2'"),
+        (
+            (*JOB, "--grid", "options.batch_size=1,2"),
+            r"'train.batch_size' \(--batch-size\)|options",
+        ),
         ((*JOB, "--grid", "train.epochs=1,x"), "train.epochs = 'x': must be a whole number"),
         ((*JOB, "--grid", "train.epochs=1,2", "--metric", "f2"), "--metric f2: must be one of"),
         (

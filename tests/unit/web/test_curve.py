@@ -83,6 +83,8 @@ def test_evaluations_are_apart() -> None:
     )
     assert len(curve.rows) == 1
     assert [(t[1], t[3]) for t in curve.tests] == [(1, {"auc": 0.5})]
+    curve.add([b'{"time_s": 5, "generation": 0, "step": 2, "validation": {"auc": 0.25}}'])
+    assert [(t[1], t[3]) for t in curve.tests[1:]] == [(2, {"validation auc": 0.25})]
 
 
 def test_merged_rows_are_means_weighted_by_samples_and_the_ends_of_time(
