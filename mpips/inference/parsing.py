@@ -121,7 +121,7 @@ def samples_in(rows: list[Any], model: Model) -> Any:
         )
     if model.info.columns and model.info.kind == "sparse":
         raise RequestRefused(
-            400, f'rows of this model are {{"column": value}}: {", ".join(model.info.columns)}'
+            400, f'rows of this model are {{"column": value}}: {", ".join(model.inputs)}'
         )
     return array
 
@@ -145,7 +145,7 @@ class _Frame:
 
 def _frame(rows: list[Mapping[str, Any]], model: Model) -> _Frame:
     """Return rows by the names of the training data's columns."""
-    wanted = model.info.columns
+    wanted = model.inputs
     for row in rows:
         missing = [name for name in wanted if name not in row]
         if missing:

@@ -69,7 +69,7 @@ def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
         return samples_of(frame.to_numpy(), info, options)
     with tempfile.TemporaryDirectory(prefix="mpips-frame-") as folder:
         path = Path(folder) / "frame.csv"
-        options = msgspec.structs.replace(options, format="csv", labelled=False)
+        options = msgspec.structs.replace(options, format="csv", header=True, labelled=False)
         try:
             frame.to_csv(path, index=False)
             part = read(path, options=options, like=info)
