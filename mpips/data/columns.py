@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.conversions import YEAR, parts_of
+from mpips.data.conversions import NUMBERS, YEAR, parts_of
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part, describe
 from mpips.data.options import Conversion, ReadOptions
@@ -323,6 +323,31 @@ def _check_names(
 def notation_of(name: str, options: ReadOptions) -> Conversion | Literal[""]:
     """Return the notation that data.convert gives a column of the file; "": none. The first match counts."""
     return next((n for pattern, n in options.convert if fnmatchcase(name, pattern)), "")
+
+
+def with_types(
+    options: ReadOptions, numbers: Collection[str], dates: Collection[str]
+) -> ReadOptions:
+    """Return the options for data whose columns have types, not the notation of the training data.
+
+    Args:
+        options: Options of the reader.
+        numbers: Columns of numbers, whose text has a decimal point.
+        dates: Columns of dates, whose text begins with the year.
+    """
+    typed: list[tuple[str, Conversion]] = []
+    for name in [*numbers, *dates]:
+        notation = notation_of(name, options)
+        if name in numbers and notation in NUMBERS:
+            typed.append((exactly(name), "decimal_point"))
+        elif name in dates and notation and parts_of(notation):
+            typed.append(
+                (exactly(name), "time_ymd" if "hour" in parts_of(notation) else "date_ymd")
+            )
+    # The first pair that matches counts.
+    return (
+        msgspec.structs.replace(options, convert=(*typed, *options.convert)) if typed else options
+    )
 
 
 def source_of(feature: str, options: ReadOptions) -> str:

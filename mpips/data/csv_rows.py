@@ -195,7 +195,9 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
         wayout = (
             "labels are finite numbers, or all of them are text; set data.label to their column"
         )
-        if column.convert:
+        if not cell:
+            wayout += '; to leave such lines out, set data.on_bad = "skip"'
+        elif column.convert:
             wayout = f"labels are numbers such as {EXAMPLES[column.convert]} (data.convert)"
     elif plan.missing.has(cell):
         wayout = 'set data.empty = "zero" to read missing numbers as 0'

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import os
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from mpips._native import CsvParser
-from mpips.data.compressed import opened
+from mpips.data.compressed import compression_of, opened
 from mpips.data.csv_plan import CsvPlan
 from mpips.data.options import ReadOptions
 
@@ -73,6 +74,9 @@ def surveys(path: str, options: ReadOptions, n_bytes: int = _PIECE) -> Iterator[
         finds_text=False,
         on_bad="skip",
     )
+    if not compression_of(path):
+        # A buffer need not be larger than the file.
+        n_bytes = min(n_bytes, os.path.getsize(path) + 1)
     with opened(path) as file:
         plan = CsvPlan.of(path, file, asked)
         for text in plan.texts(file, n_bytes):

@@ -41,6 +41,7 @@ from mpips.data.columns import (
     listed,
     logarithms_of,
     part_of,
+    with_types,
 )
 from mpips.data.conversions import EXAMPLES
 from mpips.data.csv_dialect import SAMPLE_ROWS
@@ -161,8 +162,13 @@ class TypedTable:
         schema = file.schema
         self._path = path
         self.file = file
-        self._options = options
         self._types = dict(zip(schema.names, schema.types, strict=True))
+        options = with_types(
+            options,
+            [name for name, kind in self._types.items() if _is_number(kind)],
+            [name for name, kind in self._types.items() if _is_date(kind)],
+        )
+        self._options = options
         text = [name for name in schema.names if is_text(self._types[name])]
         left_out: tuple[str, ...] = ()
         samples: list[Sample] = []

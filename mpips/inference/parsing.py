@@ -129,8 +129,12 @@ def samples_in(rows: list[Any], model: Model) -> Any:
 class _Frame:
     """Rows with names, as the part of a frame that `samples_of` uses."""
 
-    def __init__(self, rows: list[Mapping[str, Any]], columns: tuple[str, ...]) -> None:
+    def __init__(
+        self, rows: list[Mapping[str, Any]], columns: tuple[str, ...], commas: frozenset[str]
+    ) -> None:
+        """Take the rows; `commas`: columns whose numbers have a decimal comma."""
         self.columns = columns
+        self._commas = commas
         self._rows = rows
 
     def to_csv(self, path: Path, index: bool) -> None:
@@ -139,8 +143,13 @@ class _Frame:
             lines = csv.writer(file)
             lines.writerow(self.columns)
             for row in self._rows:
-                cells = (row.get(name) for name in self.columns)
-                lines.writerow("" if cell is None else cell for cell in cells)
+                lines.writerow(self._cell(name, row.get(name)) for name in self.columns)
+
+    def _cell(self, name: str, value: Any) -> Any:
+        """Return a value as the cell that it has in a file."""
+        if name in self._commas and isinstance(value, int | float):
+            return str(value).replace(".", ",")
+        return "" if value is None else value
 
 
 def _frame(rows: list[Mapping[str, Any]], model: Model) -> _Frame:
@@ -158,7 +167,7 @@ def _frame(rows: list[Mapping[str, Any]], model: Model) -> _Frame:
             raise RequestRefused(
                 400, f"column '{strange[0]}': a value must be a number, a text or null"
             )
-    return _Frame(rows, wanted)
+    return _Frame(rows, wanted, model.decimal_commas)
 
 
 class _Matrix:

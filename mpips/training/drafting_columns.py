@@ -156,7 +156,8 @@ class DraftColumns:
         for name in wanted.words:
             self.notations.pop(name, None)
         self.notations |= {name: (notation, "") for name, notation in wanted.notations.items()}
-        if (has_empty or wanted.missing) and not self.words:
+        is_hashed = self.words or any(parts_of(notation) for notation, _ in self.notations.values())
+        if (has_empty or wanted.missing) and not is_hashed:
             self.options = replace(self.options, empty="zero")
         self._set([*self.options.missing, *wanted.missing])
         return self.options != before
