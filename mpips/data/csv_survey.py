@@ -116,9 +116,9 @@ def _column(name: str, texts: Sequence[str], codes: Sequence[int]) -> SurveyedCo
     """Return a column; the text of cell i is `texts[codes[i]]`."""
     stripped = [text.strip() for text in texts]
     counts: dict[str, int] = {}
-    for code in codes:
-        text = stripped[code]
-        counts[text] = counts.get(text, 0) + 1
+    cells = np.bincount(np.asarray(codes, np.int64), minlength=len(texts)).tolist()
+    for text, n in zip(stripped, cells, strict=True):
+        counts[text] = counts.get(text, 0) + n
     return SurveyedColumn(name, counts, _counts_rows(stripped, codes, len(counts)))
 
 

@@ -45,23 +45,27 @@ def is_sample(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
         first: Cells of the first line.
         others: Cells of some lines below it, of the same number.
     """
-    if not first or any(cell.lower() in LABEL_NAMES for cell in first):
+    if not first:
         return False
-    if all(not math.isnan(number(cell)) for cell in first):
+    values = list(map(number, first))
+    if not any(map(math.isnan, values)):
         return True
     n_text = n_again = 0
     for place, cell in enumerate(first):
         below = {line[place] for line in others if not is_missing(line[place])}
+        if cell.lower() in LABEL_NAMES and cell not in below:
+            return False
         if not below:
             continue
         are_numbers = all(not math.isnan(number(text)) for text in below)
-        if are_numbers and math.isnan(number(cell)) and not is_missing(cell):
+        if are_numbers and math.isnan(values[place]) and not is_missing(cell):
             return False
         if not are_numbers:
             n_text += 1
             n_again += cell in below
-    # A name hardly occurs below itself.
-    return n_again > 0 and 2 * n_again >= n_text
+    # Years are names of columns, fractions are not; and a name hardly occurs below itself.
+    has_fraction = any(not value.is_integer() for value in values if not math.isnan(value))
+    return has_fraction or (n_again > 0 and 2 * n_again >= n_text)
 
 
 def lacks_header(path: str) -> bool:

@@ -255,7 +255,11 @@ def _label(path: str, survey: Survey, label: str | None) -> tuple[str, str]:
             )
         if likely:
             return likely[0], why
-    last = survey.columns[-1]
+    # A delimiter at the end of each line gives an empty column.
+    last = next(
+        (own for own in reversed(survey.columns) if not all(map(is_missing, own.counts))),
+        survey.columns[-1],
+    )
     if need_of(last).kind == "nothing":
         raise DataError(
             f"{path}: which column holds the label is not clear: none has a usual name, and the last one, "

@@ -15,6 +15,7 @@ from mpips.config.schema import load_config
 from mpips.data import ReadOptions, csv_table, read
 from mpips.data.columns import hash_key
 from mpips.data.conversions import Parts, date_in, find_notation, number_in, part_in
+from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_quick import QuickReader, QuickRows
 from mpips.data.headers import is_sample
 from mpips.errors import DataError
@@ -212,11 +213,27 @@ def test_a_cell_in_another_notation_is_named_by_its_line_or_left_out(
 
 def test_missing_numbers_of_dense_data_are_refused_by_their_line(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text("y,a,b\n0,1,2\n1,-999,3\n")
-    with pytest.raises(DataError, match=r":3: column 'a' contains '-999': set data.empty"):
-        read(path, options=ReadOptions(missing=("-999",)))
-    data = read(path, options=ReadOptions(missing=("-999",), empty="zero")).data
-    assert data.x.tolist() == [[1, 2], [0, 3]]
+    for cell in ("-999", "-999.0"):
+        path.write_text("y,a,b\n" + "0,1,2\n" * 30 + f"1,{cell},3\n")
+        with pytest.raises(DataError, match=rf":32: column 'a' contains '{cell}': set data.empty"):
+            read(path, options=ReadOptions(missing=("-999",)))
+        data = read(path, options=ReadOptions(missing=("-999",), empty="zero")).data
+        assert data.x.tolist() == [[1, 2]] * 30 + [[0, 3]]
+
+
+def test_text_in_another_notation_leaves_no_trace_in_the_reader(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("at,w,y\n2026-01-01,u,0\n")
+    with path.open("rb") as file:
+        plan = CsvPlan.of(str(path), file, ReadOptions(convert=(("at", "date_ymd"),)))
+    reader = QuickReader(plan)
+    assert reader.rows(b"2026-01-01,u,0\nsoon,v,1\n") is None
+    found = reader.rows(b"2026-01-02,u,0\n2026-02-02,v,1\n")
+    assert found is not None
+    assert found.cells()[1].keys[found.cells()[1].codes].tolist() == [
+        hash_key("at.month", "1"),
+        hash_key("at.month", "2"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +286,9 @@ def test_the_error_of_a_cell_names_what_all_columns_need(tmp_path: Path) -> None
 def test_a_first_line_is_a_sample_if_it_looks_like_one() -> None:
     names = [["5.1", "x"], ["4.9", "y"], ["4.7", "x"]]
     assert is_sample(["5.0", "x"], names)
-    assert not is_sample(["5.0", "z"], names)
+    assert is_sample(["5.5", "z"], names)
+    assert not is_sample(["5", "z"], names)
+    assert is_sample(["n", "y", "n"], [["y", "n", "n"], ["n", "y", "y"]])
     assert not is_sample(["length", "x"], names)
     assert is_sample(["1", "2"], [["3", "4"]])
     assert not is_sample(["id", "2019", "2020"], [["1", "2", "3"]])

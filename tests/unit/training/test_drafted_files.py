@@ -154,6 +154,10 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
         table({"auto": WORD, "b": lambda i: f"{i % 3:03d}", "y": FLAG}),
         ['"[a]uto",', '"b",  # codes with zeros in front'],
     ),
+    "a delimiter at the end": (
+        table({"a": value, "outcome_2": FLAG, "": words("")}),
+        ['label = "outcome_2"'],
+    ),
     "many whole numbers": (
         table({"a": value, "y": lambda i: 1000 + 37 * i}),
         ['labels = "targets"'],
