@@ -1,4 +1,4 @@
-"""What a column of CSV needs to be a feature: a notation, words, or to be left out.
+"""Find the options with which the columns of CSV can be read: notations, words, columns to be left out.
 
 The rules, from the texts of a column (`csv_survey.py`):
 
@@ -50,7 +50,7 @@ _SHOWN = 5  # texts that a sentence shows
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What a column needs.
+    """The need of a column.
 
     Attributes:
         kind: "numbers", "words", "notation" or "nothing": it is left out.
@@ -156,7 +156,7 @@ def _of_words(there: Mapping[str, int], odd: Sequence[str], plain: int) -> Need:
 
 
 def _both_orders(texts: Sequence[str]) -> str:
-    """Return a sentence on dates whose day and month cannot be told apart; "": there are none."""
+    """Return a sentence on dates whose day and month cannot be told apart; "": the texts are others."""
     if not all(map(reads("date_dmy"), texts)) or not all(map(reads("date_mdy"), texts)):
         return ""
     pair = ("time_dmy", "time_mdy") if any(map(has_time, texts)) else ("date_dmy", "date_mdy")
@@ -204,7 +204,7 @@ def advice(pieces: Iterable[Survey], options: ReadOptions, label: str | None) ->
 
 
 class Wanted:
-    """What columns need beyond the options with which they cannot be read.
+    """The needs of columns beyond the options with which they cannot be read.
 
     Attributes:
         names: All columns of the file.

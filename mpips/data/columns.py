@@ -231,7 +231,7 @@ def _label_notation(path: str, name: str, options: ReadOptions) -> Conversion | 
     """Return the notation of the label's column.
 
     Raises:
-        DataError: The option names one, and the label is no number.
+        DataError: The option names one for classes, or that of a date.
     """
     notation = notation_of(name, options)
     if not notation or not options.labelled:
@@ -397,7 +397,7 @@ def as_text(features: Sequence[Column], also: Collection[str]) -> str:
 
 
 def as_json(value: object) -> str:
-    """Return a text or a list as JSON, which TOML understands, too."""
+    """Return a text or a list as JSON, which is valid TOML."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -77,7 +77,7 @@ _DATE = {
 }
 
 
-class Parts(NamedTuple):
+class DateParts(NamedTuple):
     """The parts of a date.
 
     Attributes:
@@ -101,7 +101,7 @@ def parts_of(notation: str) -> tuple[str, ...]:
 
 
 def number_in(notation: str, text: str) -> float:
-    """Return the number in a text without white space around it; nan: it is none in this notation."""
+    """Return the number in a text without white space around it; nan: it has another notation."""
     found = _NUMBER[notation].fullmatch(text)
     if found is None or not (found["digits"] or found["fraction"]):
         return math.nan
@@ -115,7 +115,7 @@ def number_in(notation: str, text: str) -> float:
 
 
 def part_in(notation: str, part: str, text: str) -> str | None:
-    """Return a part of the date in a text as a word; "": it has none; None: the text is no date."""
+    """Return a part of the date in a text as a word; "": it has none; None: the text has another notation."""
     found = date_in(notation, text)
     if found is None:
         return None
@@ -126,14 +126,14 @@ def part_in(notation: str, part: str, text: str) -> str | None:
 
 
 def year_in(notation: str, text: str) -> float:
-    """Return the year of the date in a text; nan: the text is no date."""
+    """Return the year of the date in a text; nan: the text has another notation."""
     found = date_in(notation, text)
     return math.nan if found is None else float(found.year)
 
 
 @lru_cache(maxsize=1 << 16)
-def date_in(notation: str, text: str) -> Parts | None:
-    """Return the parts of a date; None: the text is none in this notation."""
+def date_in(notation: str, text: str) -> DateParts | None:
+    """Return the parts of a date; None: the text has another notation."""
     if notation in EPOCHS:
         return _since_1970(text, EPOCHS[notation])
     found = _DATE[notation.rpartition("_")[2]].fullmatch(text)
@@ -150,7 +150,7 @@ def date_in(notation: str, text: str) -> Parts | None:
     hour = _hour(found)
     if hour is not None and not 0 <= hour < 24:
         return None
-    return Parts(day.year, day.month, day.weekday(), hour)
+    return DateParts(day.year, day.month, day.weekday(), hour)
 
 
 def has_time(text: str) -> bool:
@@ -172,13 +172,13 @@ def _hour(found: re.Match[str]) -> int | None:
     return hour
 
 
-def _since_1970(text: str, units: float) -> Parts | None:
+def _since_1970(text: str, units: float) -> DateParts | None:
     """Return the parts of a number of seconds or milliseconds since 1970, in UTC."""
     try:
         at = _BEGIN + timedelta(seconds=float(whole(text)) / units)
     except (ValueError, OverflowError):
         return None
-    return Parts(at.year, at.month, at.weekday(), at.hour)
+    return DateParts(at.year, at.month, at.weekday(), at.hour)
 
 
 def reads(notation: str) -> Callable[[str], bool]:

@@ -186,7 +186,7 @@ def _check_header(path: str, header: tuple[str, ...]) -> None:
 def _numbered(path: str, width: int, options: ReadOptions) -> tuple[str, ...]:
     """Return the names of the columns of a file without a header: c1, c2, ...
 
-    Samples to be predicted may lack the label's cell, also where others follow it.
+    Samples to be predicted may lack the label's cell; others may follow it.
 
     Raises:
         DataError: The file is empty.

@@ -26,14 +26,12 @@ import numpy as np
 from mpips._native import count_csv_lines, csv_record_end, csv_shift, scan_csv
 from mpips.data.bad_lines import BadLines, good_csv
 from mpips.data.cells import SampleBuilder
-from mpips.data.column_needs import advice
 from mpips.data.columns import Float64, TableColumns, logarithms_of, part_of
 from mpips.data.compressed import PackedPlace, compression_of, opened
 from mpips.data.csv_labels import CsvLabels, LineUnknown
 from mpips.data.csv_plan import CsvPlan, Text
 from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_rows import CellError, CsvRows, PlainRows
-from mpips.data.csv_survey import surveys
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
@@ -176,6 +174,9 @@ class CsvSource:
 
     def _advice(self, plan: CsvPlan) -> str:
         """Return the options that let all columns be read; "": unknown."""
+        from mpips.data.column_needs import advice
+        from mpips.data.csv_survey import surveys
+
         label = plan.label.name if plan.label is not None else None
         return advice(surveys(self._path, self._options), self._options, label)
 

@@ -135,7 +135,7 @@ class Missing(msgspec.Struct, frozen=True):
 
     @property
     def ascii_texts(self) -> list[str]:
-        """The texts that the native parser knows: those that are no numbers, of ASCII characters."""
+        """The texts that the native parser knows: those of ASCII characters."""
         return sorted(text for text in self.texts if text.isascii())
 
 

@@ -14,7 +14,7 @@ import mpips
 from mpips.config.schema import load_config
 from mpips.data import ReadOptions, csv_table, read
 from mpips.data.columns import hash_key
-from mpips.data.conversions import Parts, date_in, find_notation, number_in, part_in
+from mpips.data.conversions import DateParts, date_in, find_notation, number_in, part_in
 from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_quick import QuickReader, QuickRows
 from mpips.data.headers import is_sample
@@ -56,14 +56,14 @@ def test_numbers_have_the_value_that_their_notation_says(
 @pytest.mark.parametrize(
     ("notation", "text", "parts"),
     [
-        ("time_ymd", "2026-02-08 08:00:19", Parts(2026, 2, 6, 8)),
-        ("time_ymd", "2026-02-08T08:00:19.25+01:00", Parts(2026, 2, 6, 8)),
-        ("time_mdy", "12/31/2026 5:05 PM", Parts(2026, 12, 3, 17)),
-        ("time_mdy", "12/31/2026 12:05 am", Parts(2026, 12, 3, 0)),
-        ("date_dmy", "8.2.26", Parts(2026, 2, 6, None)),
-        ("date_dmy", "31.12.1969", Parts(1969, 12, 2, None)),
-        ("epoch_s", "1798736700", Parts(2026, 12, 3, 17)),
-        ("epoch_ms", "1798736700000", Parts(2026, 12, 3, 17)),
+        ("time_ymd", "2026-02-08 08:00:19", DateParts(2026, 2, 6, 8)),
+        ("time_ymd", "2026-02-08T08:00:19.25+01:00", DateParts(2026, 2, 6, 8)),
+        ("time_mdy", "12/31/2026 5:05 PM", DateParts(2026, 12, 3, 17)),
+        ("time_mdy", "12/31/2026 12:05 am", DateParts(2026, 12, 3, 0)),
+        ("date_dmy", "8.2.26", DateParts(2026, 2, 6, None)),
+        ("date_dmy", "31.12.1969", DateParts(1969, 12, 2, None)),
+        ("epoch_s", "1798736700", DateParts(2026, 12, 3, 17)),
+        ("epoch_ms", "1798736700000", DateParts(2026, 12, 3, 17)),
         ("date_ymd", "2026-02-30", None),
         ("date_ymd", "2026-02/03", None),
         ("time_ymd", "2026-02-08 25:00", None),
@@ -73,7 +73,7 @@ def test_numbers_have_the_value_that_their_notation_says(
     ],
 )
 def test_dates_have_the_parts_that_their_text_shows(
-    notation: str, text: str, parts: Parts | None
+    notation: str, text: str, parts: DateParts | None
 ) -> None:
     assert date_in(notation, text) == parts
     assert part_in(notation, "weekday", text) == (
