@@ -32,7 +32,7 @@ from mpips.data.csv_dialect import number
 from mpips.data.csv_survey import Survey, SurveyedColumn
 from mpips.data.missing import USUAL, Missing
 from mpips.data.options import Conversion, ReadOptions
-from mpips.data.words import is_missing, truth
+from mpips.data.words import is_missing, truth, whole
 
 LEAST_ROWS = 100  # from which on nearly distinct texts are an identifier
 _LEAST_COUNTED = 20  # rows from which on a column is their number, not a feature
@@ -41,9 +41,11 @@ _UNNAMED = re.compile(r"(Unnamed: [0-9]+|__index_level_[0-9]+__)?")
 _ID_NAME = re.compile(
     r"(?:.*[_ .-])?(?i:id|uid|uuid|guid|key|index|idx|nr|no|number|row)|.*[a-z](?:Id|ID)"
 )
+_KEY_NAME = re.compile(r"(?:.*[_ .-])?(?i:id|uid|uuid|guid)|.*[a-z](?:Id|ID)")
 _TIME_NAME = re.compile(
-    r"(?i).*(?:time|date|epoch|created|updated|modified)|(?:.*[_ .-])?(?:ts|at|when)(?:[_ .-].*)?"
+    r"(?i).*(?:time|date|epoch|created|updated|modified).*|(?:.*[_ .-])?(?:ts|at|when)(?:[_ .-].*)?"
 )
+_TOLD_APART = 0.9  # share of whole numbers that float32 tells apart in columns of numbers
 # Seconds from 1990 to 2100; milliseconds are 1000 times as many.
 _SECONDS = (631152000.0, 4102444800.0)
 _SHOWN = 5  # texts that a sentence shows
@@ -116,6 +118,8 @@ def _of_numbers(own: SurveyedColumn, there: Mapping[str, int], has_empty: bool) 
                     has_empty=has_empty,
                 )
     code = _code_of(there, values)
+    if not code and len(there) < n and _KEY_NAME.fullmatch(own.name):
+        code = "whole numbers that its name calls identifiers"
     is_id = n >= LEAST_ROWS and (
         2 * len(there) > n if code else len(there) == n and _ID_NAME.fullmatch(own.name)
     )
@@ -130,8 +134,8 @@ def _code_of(there: Mapping[str, int], values: Sequence[float]) -> str:
         zeros = next((text for text in there if text[0] == "0" and len(text) > 1), "")
         if zeros:
             return f"codes with zeros in front, such as {zeros}"
-    distinct = set(values)
-    if len({np.float32(value) for value in distinct}) < len(distinct) or len(distinct) < len(there):
+    words = {whole(text) for text in there}
+    if len({np.float32(value) for value in values}) < _TOLD_APART * len(words):
         return f"whole numbers that a feature cannot tell apart, such as {next(iter(there))}"
     return ""
 

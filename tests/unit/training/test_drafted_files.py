@@ -102,6 +102,24 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
         table({"n": lambda i: i + 1, "key": lambda i: f"k{i * 7}", "a": value, "y": FLAG}),
         ['"n",  # counts the rows', '"key",  # has 120 values in 120 cells, like an identifier'],
     ),
+    "identifiers that return": (
+        table({"storeId": lambda i: i % 7, "paid": lambda i: i % 3, "y": FLAG}),
+        ['"storeId",  # whole numbers that its name calls identifiers', '    "storeId"'],
+    ),
+    "one number in several forms": (
+        table(
+            {
+                "a": words("1", "1.0", "2"),
+                "sales": lambda i: 900000000 + (i if i < 3 else 5000 * i),
+                "y": FLAG,
+            }
+        ),
+        ['task = "mlp"'],
+    ),
+    "a timestamp": (
+        table({"timestamp": lambda i: 1760000000000 + 8639900 * i, "y": FLAG}),
+        ['"timestamp" = "epoch_ms"'],
+    ),
     "a few words among numbers": (
         table({"a": lambda i: "free" if i == 77 else i % 9, "y": FLAG}),
         ["numbers and words, such as 'free'; to read numbers, data.missing = [\"free\"]"],
