@@ -114,7 +114,7 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
                 "y": FLAG,
             }
         ),
-        ['task = "mlp"'],
+        ['task = "mlp"', "# ignore = ["],
     ),
     "a timestamp": (
         table({"timestamp": lambda i: 1760000000000 + 8639900 * i, "y": FLAG}),
