@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from mpips.data.columns import (
-    FLOAT32_MAX,
     FOUND,
     as_json,
     exactly,
@@ -175,7 +174,8 @@ def _identifier(n_distinct: int, n: int) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return abs(number(text)) <= FLOAT32_MAX
+    """Return True for a number; one beyond float32 is refused by the readers, with its line."""
+    return not math.isnan(number(text))
 
 
 def _shown(texts: Sequence[str] | Mapping[str, int]) -> str:

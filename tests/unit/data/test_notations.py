@@ -283,6 +283,13 @@ def test_the_error_of_a_cell_names_what_all_columns_need(tmp_path: Path) -> None
     assert read(path, options=options).data.n == 30
 
 
+def test_a_number_beyond_float32_is_not_called_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("y,a,b\n0,1,2\n1,1e39,two\n")
+    with pytest.raises(DataError, match=r"up to 3.4e38; scale the column; .* = \[\"b\"\]$"):
+        read(path)
+
+
 def test_a_first_line_is_a_sample_if_it_looks_like_one() -> None:
     names = [["5.1", "x"], ["4.9", "y"], ["4.7", "x"]]
     assert is_sample(["5.0", "x"], names)
