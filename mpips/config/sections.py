@@ -10,11 +10,14 @@ from msgspec import Meta
 from mpips.data.holdout import Holdout
 from mpips.data.options import (
     Categorical,
+    Conversions,
     EmptyCells,
     Format,
+    Header,
     Ignored,
     IndexBase,
     LabelKind,
+    MissingTexts,
     Numeric,
     OnBad,
 )
@@ -72,6 +75,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     numeric: Numeric = "auto"
     ignore: Ignored = ()
     empty: EmptyCells = "error"
+    missing: MissingTexts = ()
+    convert: Conversions = {}
+    header: Header = True
     on_bad: OnBad = "error"
     weight: Annotated[
         str,

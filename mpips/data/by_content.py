@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 
 from mpips.data.arrays import MAGIC
 from mpips.data.compressed import beginning
 from mpips.data.criteo import is_criteo
 from mpips.data.csv_dialect import DELIMITERS, SAMPLE_CHARACTERS, find_delimiter
+from mpips.errors import DataError
 
 # A line of several labels begins with a list, or with the features.
 _LIBSVM = re.compile(
@@ -16,7 +18,20 @@ _LIBSVM = re.compile(
     r"|\s*#.*"
 )
 _PAIR = re.compile(r"(?:^|\s)\d+:")
+# A label, then perhaps its weight and a name, then features in groups that bars begin.
+_VOWPAL_WABBIT = re.compile(
+    r"(?:[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?(?:\s+[-+]?[0-9.]+)*\s+)?(?:'?\S+\s*)?"
+    r"\|(?:[^\s|:]+(?::[-+0-9.eE]+)?)?(?:\s+[^\s|]+|\s*\|(?:[^\s|:]+(?::[-+0-9.eE]+)?)?)*\s*"
+)
+_GROUP = re.compile(r"(?:^|\s)\|(?:\S*\s+\S)")
 _LINES = 20  # lines that are compared with the form of a format
+
+
+def is_vowpal_wabbit(lines: Sequence[str]) -> bool:
+    """Return True if all lines of a text are samples of Vowpal Wabbit, such as `1 |user id:7 |ad size:2`."""
+    return (
+        bool(lines) and all(map(_GROUP.search, lines)) and all(map(_VOWPAL_WABBIT.fullmatch, lines))
+    )
 
 
 def format_of(path: str) -> str | None:
@@ -24,6 +39,7 @@ def format_of(path: str) -> str | None:
 
     Raises:
         OSError: The file cannot be read.
+        DataError: It is text of Vowpal Wabbit, which no reader takes.
     """
     start = beginning(path, SAMPLE_CHARACTERS)
     if start.startswith(b"PK\x03\x04"):
@@ -51,6 +67,11 @@ def format_of(path: str) -> str | None:
         return "criteo"
     if lines and all(map(_LIBSVM.fullmatch, lines)) and any(map(_PAIR.search, lines)):
         return "libsvm"
+    if is_vowpal_wabbit(lines):
+        raise DataError(
+            f"{path}: is text of Vowpal Wabbit (label |group name:value ...), which mpips does not read: "
+            "write LIBSVM (label number:value ...), CSV or Parquet"
+        )
     delimiter = find_delimiter(io.StringIO(text, newline=""))
     has_columns = bool(lines) and delimiter in lines[0] and "\0" not in text
     return "csv" if delimiter in DELIMITERS and has_columns else None

@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips._native import interleave, signed_log
-from mpips.data.columns import KEY_BITS, Column, Float64, Int64, hash_key
+from mpips.data.columns import FLOAT32_MAX, KEY_BITS, Column, Float64, Int64, hash_key
+from mpips.data.conversions import number_in, part_in, year_in
 from mpips.data.dataset import Dataset, DenseData, Labels, SparseData
 from mpips.data.info import narrow
+from mpips.data.missing import Missing
 from mpips.data.words import word_of
 
 Codes: TypeAlias = npt.NDArray[np.int32]
@@ -50,11 +52,65 @@ class TextCells(NamedTuple):
 ColumnCells: TypeAlias = NumberCells | TextCells
 
 
+class NotInNotation(Exception):
+    """A text of a column is not in the notation that data.convert names.
+
+    Attributes:
+        place: Its place among the texts.
+    """
+
+    def __init__(self, place: int) -> None:
+        """Set the place."""
+        super().__init__(place)
+        self.place = place
+
+
 def text_keys(column: Column, texts: Sequence[str]) -> Int64:
-    """Return the keys of the words of texts in a categorical column; EMPTY for a text without a word."""
+    """Return the keys of the words of texts in a categorical column; EMPTY for a text without a word.
+
+    Raises:
+        NotInNotation: A text is not in the notation of the column.
+    """
     words = [word_of(text, column.words) for text in texts]
+    if column.convert:
+        words = _parts(column, texts)
+    elif column.missing:
+        missing = Missing.of(column.missing)
+        words = ["" if missing.has_word(word) else word for word in words]
     keys = [hash_key(column.name, word) if word else EMPTY for word in words]
     return np.array(keys, np.int64)
+
+
+def text_numbers(column: Column, texts: Sequence[str]) -> Float64:
+    """Return the numbers of texts in a column with a notation, shape (n_texts,); nan for an empty one.
+
+    Raises:
+        NotInNotation: A text is not in the notation, or beyond float32.
+    """
+    missing = Missing.of(column.missing)
+    read = year_in if column.part else number_in
+    found = np.full(len(texts), np.nan)
+    for place, raw in enumerate(texts):
+        text = raw.strip()
+        if missing.has(text):
+            continue
+        found[place] = read(column.convert, text)
+        if not abs(found[place]) <= FLOAT32_MAX:
+            raise NotInNotation(place)
+    return missing.blanked(found)
+
+
+def _parts(column: Column, texts: Sequence[str]) -> list[str]:
+    """Return a part of the dates in texts; "" for an empty text, and for a date without the part."""
+    missing = Missing.of(column.missing)
+    words = []
+    for place, raw in enumerate(texts):
+        text = raw.strip()
+        word = "" if missing.has(text) else part_in(column.convert, column.part, text)
+        if word is None:
+            raise NotInNotation(place)
+        words.append(word)
+    return words
 
 
 class SampleBuilder:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from glob import escape
 
 import msgspec
 import numpy as np
 
-from mpips.data.columns import Column, as_text
+from mpips.data.columns import Column, as_text, exactly, toml_table
+from mpips.data.conversions import find_notation
 from mpips.data.options import ReadOptions
 from mpips.data.words import is_missing, word_of
 
@@ -105,7 +105,7 @@ def without_indices(
     found = [name for name in found if not any(fnmatchcase(name, p) for p in options.ignore)]
     if not found:
         return options, ()
-    ignore = (*options.ignore, *map(escape, found))
+    ignore = (*options.ignore, *map(exactly, found))
     notes = tuple(
         f"{path}: {f'column {name!r}' if name else 'the column without a name'} has the numbers of the rows, "
         "as pandas writes them: left out (a feature needs a name of its own)"
@@ -131,17 +131,22 @@ def notes_on(
         options: Options of the reader.
     """
     notes = []
-    used = {column.name: column for column in features}
+    used = {column.name: column for column in features if not column.convert}
     is_hashed = any(column.categorical for column in features)
+    numbers = [own for own in samples if own.name in used and not used[own.name].categorical]
+    codes = {own.name: _code_of(own.cells) for own in numbers} if is_hashed else {}
+    coded = [name for name, sign in codes.items() if sign]
+    notations: list[str] = []
+    convert: dict[str, str] = {}
     for own in samples:
         if own.name not in used:
             continue
         ignore = f'data.ignore = ["{own.name}"]'
         is_text = used[own.name].categorical
-        if is_hashed and (sign := _code_of(own.cells) if not is_text else ""):
+        if sign := codes.get(own.name, ""):
             notes.append(
                 f"{path}: column '{own.name}' {sign}: to read it as words, set "
-                f"{as_text(features, own.name)}; or leave it out: {ignore}"
+                f"{as_text(features, coded)}; or leave it out: {ignore}"
             )
         if is_text and (pair := _other_case(own.cells)):
             notes.append(
@@ -154,15 +159,23 @@ def notes_on(
         notation = _notation_of(own.cells) if is_text and not asked else None
         if notation is not None:
             what, example = notation
-            notes.append(
-                f"{path}: column '{own.name}' has {what} ('{example}'), which are words here, not numbers: "
-                f"write plain numbers such as 1234.5, or leave it out: {ignore}"
-            )
+            notations.append(f"column '{own.name}' has {what} ('{example}')")
+            found = find_notation([cell for cell in set(own.cells) if not is_missing(cell)])
+            if found:
+                convert[own.name] = found
         if len(own.cells) >= _LEAST_ROWS and own.is_distinct:
             notes.append(
                 f"{path}: column '{own.name}' has another value in each of the first {len(own.cells):,} rows,"
                 f" like an identifier: leave it out ({ignore}) unless it says something about other samples"
             )
+    if notations:
+        # One option has the notations of all columns.
+        known = {**dict(options.convert), **convert}
+        way = f"set data.convert = {toml_table(known)}" if convert else "write plain numbers"
+        notes.append(
+            f"{path}: {', '.join(notations)}, which are words here, not numbers: {way}, or leave them out "
+            "(data.ignore)"
+        )
     return tuple(notes)
 
 

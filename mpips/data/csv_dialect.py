@@ -9,11 +9,12 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
-from mpips.data.words import is_missing
+from mpips.data.missing import Missing
 
 DELIMITERS = (",", ";", "\t", "|")
 SAMPLE_CHARACTERS = 1 << 16  # beginning of a file from which the delimiter is found
 SAMPLE_ROWS = 1000  # rows in which columns of text are found
+NONE_MISSING = Missing()  # none but the usual ones
 _WIDTH_ROWS = 50  # rows whose numbers of cells are compared
 
 
@@ -66,7 +67,9 @@ def is_text(cell: str) -> bool:
     return False
 
 
-def text_columns(rows: Iterable[Sequence[str]], width: int) -> list[int]:
+def text_columns(
+    rows: Iterable[Sequence[str]], width: int, missing: Missing = NONE_MISSING
+) -> list[int]:
     """Return the places of the columns that contain only text, apart from missing cells.
 
     A column with numbers and text is not among them: the text is rather a mistake.
@@ -74,16 +77,22 @@ def text_columns(rows: Iterable[Sequence[str]], width: int) -> list[int]:
     Args:
         rows: The first rows behind the header; those of another width are left out.
         width: Number of columns.
+        missing: Texts that mean an empty cell.
     """
     first = [row for row in itertools.islice(rows, SAMPLE_ROWS) if len(row) == width]
-    return [i for i, cells in enumerate(zip(*first, strict=True)) if is_text_column([set(cells)])]
+    return [
+        i
+        for i, cells in enumerate(zip(*first, strict=True))
+        if is_text_column([set(cells)], missing)
+    ]
 
 
-def is_text_column(groups: Iterable[Collection[str]]) -> bool:
+def is_text_column(groups: Iterable[Collection[str]], missing: Missing = NONE_MISSING) -> bool:
     """Return True if the cells of a column contain text, and no number.
 
     Args:
         groups: Its distinct cells; no more groups are taken than needed.
+        missing: Texts that mean an empty cell.
     """
     found = False
     for cells in groups:
@@ -94,7 +103,7 @@ def is_text_column(groups: Iterable[Collection[str]]) -> bool:
             continue
         for raw in cells:
             cell = raw.strip()
-            if not is_missing(cell):
+            if not missing.has(cell):
                 if not is_text(cell):
                     return False
                 found = True

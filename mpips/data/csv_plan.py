@@ -13,8 +13,9 @@ import msgspec
 
 from mpips._native import CsvParser, csv_last_end, csv_record_end
 from mpips.data.column_signs import Sample, is_asked, notes_on, without_indices
-from mpips.data.columns import Column, TableColumns, choose_columns
+from mpips.data.columns import FOUND, Column, TableColumns, choose_columns, finds_text, sources_of
 from mpips.data.csv_dialect import SAMPLE_ROWS, find_delimiter, is_text_column, number, text_columns
+from mpips.data.missing import Missing
 from mpips.data.options import ReadOptions
 from mpips.data.sources import MAX_RECORD_BYTES
 from mpips.errors import DataError
@@ -66,6 +67,11 @@ class CsvPlan(msgspec.Struct, frozen=True):
         """A number may be missing."""
         return self.is_hashed or self.options.empty == "zero"
 
+    @property
+    def missing(self) -> Missing:
+        """Texts that mean an empty cell, beside the usual ones."""
+        return Missing.of(self.options.missing)
+
     @classmethod
     def of(cls, path: str, file: IO[bytes], options: ReadOptions) -> CsvPlan:
         """Return the plan of an open file, and go back to its beginning.
@@ -83,16 +89,24 @@ class CsvPlan(msgspec.Struct, frozen=True):
             rows = csv.reader(text, strict=strict, delimiter=delimiter)
             header = tuple(name.strip() for name in next(rows, []))
             n_lines = rows.line_num
-            _check_header(path, header)
-        start = _header_end(file, delimiter)
-        places = []
-        if options.finds_text and not options.categorical:
-            places = _text_columns(file, start, delimiter, len(header), strict)
-        elif options.categorical:
-            places = [i for i, name in enumerate(header) if is_asked(name, options.categorical)]
-        samples = _samples(file, start, delimiter, header, places) if not options.columns else []
+            if options.header:
+                _check_header(path, header)
+        if options.header:
+            start = _header_end(file, delimiter)
+        else:
+            header, start, n_lines = _numbered(path, len(header), options), _mark_end(file), 0
+        found: list[str] = []
+        if finds_text(options):
+            places = _text_columns(file, start, delimiter, len(header), options)
+            found = [header[place] for place in places]
+        asked_for = [p for p in options.categorical if p != FOUND]
+        text_places = [
+            i for i, name in enumerate(header) if name in found or is_asked(name, asked_for)
+        ]
+        samples = (
+            _samples(file, start, delimiter, header, text_places) if not options.columns else []
+        )
         asked, left_out = without_indices(path, samples, options)
-        found = [] if options.categorical else [header[place] for place in places]
         chosen = choose_columns(path, header, asked, found)
         notes = (*chosen.notes, *left_out, *notes_on(path, samples, chosen.features, options))
         chosen = msgspec.structs.replace(chosen, notes=notes)
@@ -103,7 +117,7 @@ class CsvPlan(msgspec.Struct, frozen=True):
         """Return the plan of a file of Criteo's click logs; see `mpips.data.criteo`."""
         file.seek(0)
         first = file.readline(_BLOCK)
-        start = len(_BYTE_ORDER_MARK) if first.startswith(_BYTE_ORDER_MARK) else 0
+        start = _mark_end(file)
         width = first.count(b"\t") + 1
         header = CRITEO_COLUMNS
         if width == len(CRITEO_COLUMNS) - 1 and not options.labelled:
@@ -114,8 +128,8 @@ class CsvPlan(msgspec.Struct, frozen=True):
                 f"{path}: its first line has {width} cells{without}: lines of Criteo's click logs have a "
                 "label, 13 numbers and 26 categories, with tabs between them"
             )
-        finds_text = options.finds_text and not options.categorical
-        chosen = choose_columns(path, header, options, CRITEO_TEXT if finds_text else [])
+        found = CRITEO_TEXT if finds_text(options) else []
+        chosen = choose_columns(path, header, options, found)
         return cls(path, options, "\t", header, chosen, start, 0)
 
     def texts(self, file: IO[bytes], size: int) -> Iterator[memoryview]:
@@ -164,8 +178,34 @@ def _check_header(path: str, header: tuple[str, ...]) -> None:
         raise DataError(f"{path}: contains no header line; the first line must name the columns")
     if not any(math.isnan(number(name)) for name in header):
         raise DataError(
-            f"{path}: its first line has only numbers; put a line above it that names the columns"
+            f"{path}: its first line has only numbers; put a line above it that names the columns, or set "
+            "data.header = false, and they are called c1, c2, ..."
         )
+
+
+def _numbered(path: str, width: int, options: ReadOptions) -> tuple[str, ...]:
+    """Return the names of the columns of a file without a header: c1, c2, ...
+
+    Samples to be predicted may lack the label's cell; others may follow it.
+
+    Raises:
+        DataError: The file is empty.
+    """
+    if not width:
+        raise DataError(f"{path}: contains no samples")
+    names = [f"c{i + 1}" for i in range(width)]
+    last = f"c{width + 1}"
+    needed = sources_of(options.columns, options)
+    if not options.labelled and last in needed and options.label in names:
+        names = [*(name for name in names if name != options.label), last]
+    return tuple(names)
+
+
+def _mark_end(file: IO[bytes]) -> int:
+    """Return the place behind the byte order mark of a file, or 0."""
+    file.seek(0)
+    mark = file.read(len(_BYTE_ORDER_MARK))
+    return len(mark) if mark == _BYTE_ORDER_MARK else 0
 
 
 @contextlib.contextmanager
@@ -185,7 +225,7 @@ def _rows(file: IO[bytes], strict: bool) -> Iterator[io.TextIOWrapper]:
 
 
 def _text_columns(
-    file: IO[bytes], start: int, delimiter: str, width: int, strict: bool
+    file: IO[bytes], start: int, delimiter: str, width: int, options: ReadOptions
 ) -> list[int]:
     """Return the places of the columns that contain only text, by the first rows behind the header."""
     file.seek(start)
@@ -193,19 +233,21 @@ def _text_columns(
     is_whole = len(sample) < _BLOCK
     if not is_whole:
         sample = sample[: csv_last_end(sample, 0, delimiter)]
+    strict, missing = options.on_bad == "error", Missing.of(options.missing)
     parser = CsvParser("t" * width, delimiter)
     found = parser.parse(sample, SAMPLE_ROWS)
     if found is not None and (is_whole or found[0] == SAMPLE_ROWS):
         try:
-            return [i for i in range(width) if is_text_column(_words(parser, i))]
+            return [i for i in range(width) if is_text_column(_words(parser, i), missing)]
         except UnicodeDecodeError:
             if strict:
                 raise
     # The text is not plain, or its rows are long.
     with _rows(file, strict) as text:
         rows = csv.reader(text, strict=strict, delimiter=delimiter)
-        next(rows)
-        return text_columns(rows, width)
+        if options.header:
+            next(rows)
+        return text_columns(rows, width, missing)
 
 
 def _samples(

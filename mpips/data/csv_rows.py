@@ -6,23 +6,36 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mpips._native import count_csv_lines
-from mpips.data.cells import ColumnCells, NumberCells, TextCells, text_keys
+from mpips.data.cells import (
+    ColumnCells,
+    NotInNotation,
+    NumberCells,
+    TextCells,
+    text_keys,
+    text_numbers,
+)
 from mpips.data.columns import FLOAT32_MAX, Column, Float64, as_text, hash_key
+from mpips.data.conversions import EXAMPLES, number_in
 from mpips.data.csv_dialect import number
 from mpips.data.csv_plan import CsvPlan, Text
-from mpips.data.words import is_missing, truth
+from mpips.data.words import truth
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 _SHOWN = 80  # characters of a cell in an error
 _DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+
+
+class CellError(DataError):
+    """A cell of a feature column cannot be read."""
 
 
 class CsvRows(Protocol):
@@ -110,9 +123,11 @@ class PlainRows:
 
     def targets(self) -> Float64:
         """Return the numbers in the label's column; nan for any other cell."""
-        assert self._plan.label is not None
-        place = self._plan.label.place
-        return np.array([number(row[place].strip()) for row in self._rows], np.float64)
+        label = self._plan.label
+        assert label is not None
+        cells = [row[label.place].strip() for row in self._rows]
+        read = partial(number_in, label.convert) if label.convert else number
+        return np.array(list(map(read, cells)), np.float64)
 
     def cells(self) -> list[ColumnCells]:
         """Return the cells of each feature."""
@@ -120,29 +135,57 @@ class PlainRows:
         found: list[ColumnCells] = []
         for feature in self._plan.columns.features:
             cells = columns[feature.place]
-            found.append(
-                _coded(cells, feature)
-                if feature.categorical
-                else NumberCells(hash_key(feature.name), self._numbers(_stripped(cells), feature))
-            )
+            if feature.categorical:
+                found.append(self._coded(cells, feature))
+                continue
+            read = self._converted if feature.convert else self._numbers
+            found.append(NumberCells(hash_key(feature.name), read(_stripped(cells), feature)))
         return found
 
     def _numbers(self, cells: list[str], column: Column) -> Float64:
         """Return the cells of a column of numbers; nan for a missing one."""
         values = _plain_numbers(cells)
-        if values is not None:
-            return values
-        values = np.zeros(len(cells))
-        for i, cell in enumerate(cells):
-            if is_missing(cell) and self._plan.allows_missing:
-                values[i] = np.nan
-                continue
-            values[i] = number(cell)
-            if math.isnan(values[i]):
-                values[i] = truth(cell)
-            if not abs(values[i]) <= FLOAT32_MAX:
-                raise DataError(complaint(self._plan, cell, column, self._lines[i]))
+        if values is None:
+            values = np.zeros(len(cells))
+            for i, cell in enumerate(cells):
+                if self._plan.missing.has(cell):
+                    values[i] = np.nan
+                    continue
+                values[i] = number(cell)
+                if math.isnan(values[i]):
+                    values[i] = truth(cell)
+                if not abs(values[i]) <= FLOAT32_MAX:
+                    raise self._error(cell, column, i)
+        return self._checked(self._plan.missing.blanked(values), cells, column)
+
+    def _converted(self, cells: list[str], column: Column) -> Float64:
+        """Return the cells of a column with a notation as numbers; nan for a missing one."""
+        try:
+            values = text_numbers(column, cells)
+        except NotInNotation as error:
+            raise self._error(cells[error.place], column, error.place) from None
+        return self._checked(values, cells, column)
+
+    def _coded(self, cells: Sequence[str], column: Column) -> TextCells:
+        """Return the cells of a categorical column."""
+        codes: dict[str, int] = {}
+        places = np.array([codes.setdefault(cell, len(codes)) for cell in cells], np.int32)
+        texts = list(codes)
+        try:
+            return TextCells(text_keys(column, texts), places)
+        except NotInNotation as error:
+            line = int(np.argmax(places == error.place))
+            raise self._error(texts[error.place].strip(), column, line) from None
+
+    def _checked(self, values: Float64, cells: list[str], column: Column) -> Float64:
+        """Return numbers after a check that none is missing where none may be."""
+        if not self._plan.allows_missing and np.isnan(values).any():
+            place = int(np.argmax(np.isnan(values)))
+            raise self._error(cells[place], column, place)
         return values
+
+    def _error(self, cell: str, column: Column, place: int) -> CellError:
+        return CellError(complaint(self._plan, cell, column, self._lines[place]))
 
 
 def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
@@ -152,8 +195,17 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
         wayout = (
             "labels are finite numbers, or all of them are text; set data.label to their column"
         )
-    elif is_missing(cell):
+        if not cell:
+            wayout += '; to leave such lines out, set data.on_bad = "skip"'
+        elif column.convert:
+            wayout = f"labels are numbers such as {EXAMPLES[column.convert]} (data.convert)"
+    elif plan.missing.has(cell):
         wayout = 'set data.empty = "zero" to read missing numbers as 0'
+    elif column.convert:
+        wayout = (
+            f"data.convert reads it as {column.convert}, such as {EXAMPLES[column.convert]}; leave the cell "
+            "empty if its value is missing, or name its text in data.missing"
+        )
     elif math.isfinite(number(cell)):
         wayout = "features are numbers of float32, up to 3.4e38; scale the column"
     elif cell:
@@ -162,17 +214,10 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
             wayout += "; leave the cell empty (or NA) if its number is missing"
         # The columns of a model are what they were in its training.
         if not plan.options.columns:
-            wayout += f"; to hash text, set {as_text(plan.columns.features, column.name)}"
+            wayout += f"; to hash text, set {as_text(plan.columns.features, [column.name])}"
     shown = cell if len(cell) <= _SHOWN else f"{cell[:_SHOWN]}..."
     found = f"'{shown}'" if cell else "an empty cell"
-    return f"{plan.path}:{line}: column '{column.name}' contains {found}: {wayout}"
-
-
-def _coded(cells: Sequence[str], column: Column) -> TextCells:
-    """Return the cells of a categorical column."""
-    codes: dict[str, int] = {}
-    places = [codes.setdefault(cell, len(codes)) for cell in cells]
-    return TextCells(text_keys(column, list(codes)), np.array(places, np.int32))
+    return f"{plan.path}:{line}: column '{column.source}' contains {found}: {wayout}"
 
 
 def _stripped(cells: Sequence[str]) -> list[str]:

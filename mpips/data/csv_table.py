@@ -31,7 +31,7 @@ from mpips.data.compressed import PackedPlace, compression_of, opened
 from mpips.data.csv_labels import CsvLabels, LineUnknown
 from mpips.data.csv_plan import CsvPlan, Text
 from mpips.data.csv_quick import QuickReader
-from mpips.data.csv_rows import CsvRows, PlainRows
+from mpips.data.csv_rows import CellError, CsvRows, PlainRows
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
@@ -84,7 +84,7 @@ class CsvSource:
 
     def read(self, share: Share) -> Part:
         """Read a share of the file."""
-        with csv_errors(self._path):
+        with csv_errors(self._path), self._cell_errors():
             found = self._samples(
                 ((text, lines_before()) for text, lines_before in self._texts(None, _PIECE)), share
             )
@@ -120,7 +120,7 @@ class CsvSource:
         turns = every_turn(turns)
         # The blocks of a whole file are of one process, which names the line whose label is of another kind.
         labels: CsvLabels | None = None
-        with csv_errors(self._path):
+        with csv_errors(self._path), self._cell_errors():
             for text, lines_before in self._texts(span, self._size.n_bytes, inside):
                 if not next(turns):
                     yield None
@@ -158,6 +158,27 @@ class CsvSource:
                 self.done, self._n_lines = place.share, -1
                 yield text, lambda before=line: before  # type: ignore[misc]
                 line += count_csv_lines(text) if self._n_lines < 0 else self._n_lines
+
+    @contextlib.contextmanager
+    def _cell_errors(self) -> Iterator[None]:
+        """Add the options that all columns of the file need to the error of a cell."""
+        try:
+            yield
+        except CellError as error:
+            plan = self.plan
+            # The columns of a model are what they were in its training.
+            options = "" if plan.options.columns else self._advice(plan)
+            known = all(option in str(error) for option in options.split(", data."))
+            more = f"; to read all columns, set {options}" if options and not known else ""
+            raise DataError(f"{error}{more}") from None
+
+    def _advice(self, plan: CsvPlan) -> str:
+        """Return the options that let all columns be read; "": unknown."""
+        from mpips.data.column_needs import advice
+        from mpips.data.csv_survey import surveys
+
+        label = plan.label.name if plan.label is not None else None
+        return advice(surveys(self._path, self._options), self._options, label)
 
     def _planned(self, file: IO[bytes]) -> CsvPlan:
         """Return the meaning of the open file."""

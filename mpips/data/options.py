@@ -54,7 +54,8 @@ Categorical: TypeAlias = Annotated[
     tuple[str, ...],
     Meta(
         description="CSV: columns to hash, as names or patterns such as C*. With one or more of them the "
-        "data is sparse. By default the columns of which the first 1000 cells are text."
+        "data is sparse. By default the columns of which the first 1000 cells are text; auto in the list "
+        "means these, so [auto, age] adds a column to them."
     ),
 ]
 Numeric: TypeAlias = Annotated[
@@ -69,6 +70,43 @@ EmptyCells: TypeAlias = Annotated[
     Meta(
         description="CSV: an empty numeric cell (also NA, NaN, null, none, ?) is an error, or 0. In sparse "
         "data it has no entry."
+    ),
+]
+MissingTexts: TypeAlias = Annotated[
+    tuple[str, ...],
+    Meta(
+        description="CSV, Parquet: texts that mean an empty cell in any feature column, in small or capital "
+        "letters, such as [unknown, -]. Empty cells, NA, N/A, NaN, null, none and ? always do. A number, "
+        "such as -999, means each cell of this value."
+    ),
+]
+Conversion: TypeAlias = Literal[
+    "decimal_point",
+    "decimal_comma",
+    "date_ymd",
+    "date_dmy",
+    "date_mdy",
+    "time_ymd",
+    "time_dmy",
+    "time_mdy",
+    "epoch_s",
+    "epoch_ms",
+]
+Conversions: TypeAlias = Annotated[
+    dict[str, Conversion],
+    Meta(
+        description="CSV, Parquet: notations of columns, by names or patterns. decimal_point, decimal_comma: "
+        "numbers such as 1,234.5 or 1.234,5, also with a currency or % (divided by 100). date_ymd, date_dmy, "
+        "date_mdy: dates by the order of year, month and day; each gives the features NAME.year, NAME.month, "
+        "NAME.weekday. time_ymd, time_dmy, time_mdy: the same with NAME.hour. epoch_s, epoch_ms: seconds or "
+        "milliseconds since 1970, in UTC, also with NAME.hour."
+    ),
+]
+Header: TypeAlias = Annotated[
+    bool,
+    Meta(
+        description="CSV: the first line names the columns. false: it is a sample, and the columns are "
+        "called c1, c2, ..."
     ),
 ]
 
@@ -106,6 +144,9 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         finds_text: CSV: columns of text are categorical if `categorical` is empty.
         label_names: CSV: the texts that are labels; (): numbers, or texts that are found.
         empty: CSV: meaning of an empty numeric cell.
+        missing: CSV: texts that mean an empty cell.
+        convert: CSV: pairs of a column's name or pattern and its notation; see `mpips.data.conversions`.
+        header: CSV: the first line names the columns.
         as_is: CSV: columns of which no logarithms are taken, as those of weights and of several labels.
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
@@ -129,6 +170,9 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finds_text: bool = True
     label_names: tuple[str, ...] = ()
     empty: EmptyCells = "error"
+    missing: MissingTexts = ()
+    convert: tuple[tuple[str, Conversion], ...] = ()
+    header: Header = True
     as_is: tuple[str, ...] = ()
     labelled: bool = True
     on_bad: OnBad = "error"

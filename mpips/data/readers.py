@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from glob import escape
 from typing import Any
 
 import msgspec
 
 from mpips.data.arrays import ArraySource, opened_hdf5, opened_npz
 from mpips.data.by_content import format_of
+from mpips.data.columns import exactly
 from mpips.data.compressed import compression_of, inner_name
 from mpips.data.criteo import criteo_source
 from mpips.data.csv_table import CsvSource
@@ -187,7 +187,7 @@ def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
         changes |= {"label": like.label_column, "columns": like.columns, "finds_text": False}
         changes["label_names"] = like.label_names if like.wants == "classes" else ()
         if like.categorical:
-            changes["categorical"] = tuple(map(escape, like.categorical))
+            changes["categorical"] = tuple(map(exactly, like.categorical))
     return msgspec.structs.replace(options, **changes)
 
 

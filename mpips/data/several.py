@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mpips.data.columns import exactly
 from mpips.data.dataset import join
 from mpips.data.info import DataInfo, Part, describe, relabel
 from mpips.data.options import ReadOptions, Share
@@ -136,7 +137,7 @@ def _like_first(options: ReadOptions, first: DataInfo) -> ReadOptions:
         options,
         label=first.label_column or options.label,
         columns=first.columns,
-        categorical=tuple(map(glob.escape, first.categorical)),
+        categorical=tuple(map(exactly, first.categorical)),
         finds_text=False,
     )
 

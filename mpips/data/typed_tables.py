@@ -11,14 +11,23 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from glob import escape
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.cells import EMPTY, ColumnCells, NumberCells, SampleBuilder, TextCells, text_keys
+from mpips.data.cells import (
+    EMPTY,
+    Codes,
+    ColumnCells,
+    NotInNotation,
+    NumberCells,
+    SampleBuilder,
+    TextCells,
+    text_keys,
+    text_numbers,
+)
 from mpips.data.column_signs import Sample, notes_on, without_indices
 from mpips.data.columns import (
     FLOAT32_MAX,
@@ -26,14 +35,19 @@ from mpips.data.columns import (
     TableColumns,
     as_text,
     choose_columns,
+    exactly,
+    finds_text,
     hash_key,
     listed,
     logarithms_of,
     part_of,
+    with_types,
 )
+from mpips.data.conversions import EXAMPLES
 from mpips.data.csv_dialect import SAMPLE_ROWS
 from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, MOST_LABEL, Part
+from mpips.data.missing import Missing
 from mpips.data.options import ReadOptions, Share
 from mpips.data.sources import SIZE, BlockSize, Converted, Span, every_turn
 from mpips.data.table_files import OPENED_TABLES, TableFile, is_text
@@ -148,17 +162,21 @@ class TypedTable:
         schema = file.schema
         self._path = path
         self.file = file
-        self._options = options
         self._types = dict(zip(schema.names, schema.types, strict=True))
+        options = with_types(
+            options,
+            [name for name, kind in self._types.items() if _is_number(kind)],
+            [name for name, kind in self._types.items() if _is_date(kind)],
+        )
+        self._options = options
         text = [name for name in schema.names if is_text(self._types[name])]
-        finds_text = options.finds_text and not options.categorical
         left_out: tuple[str, ...] = ()
         samples: list[Sample] = []
         if not options.columns:
             options, left_out = _without_metadata_index(path, schema, options)
             samples = self._first_cells(text)
         asked, unnamed = without_indices(path, samples, options)
-        chosen = choose_columns(path, schema.names, asked, text if finds_text else [])
+        chosen = choose_columns(path, schema.names, asked, text if finds_text(options) else [])
         notes = (
             *chosen.notes,
             *left_out,
@@ -173,14 +191,18 @@ class TypedTable:
         # Targets are numbers, whatever the option says.
         as_text = options.label_kind == "text" and options.wants == "classes"
         self._text_label = (
-            options.labelled and label is not None and (label.name in text or as_text)
+            options.labelled
+            and label is not None
+            and not label.convert
+            and (label.name in text or as_text)
         )
+        self._missing = Missing.of(options.missing)
 
     @property
     def wanted(self) -> list[str]:
         """Names of the columns that are read."""
         label = self.columns.label if self._options.labelled else None
-        names = [column.name for column in self.columns.features]
+        names = list(dict.fromkeys(column.source for column in self.columns.features))
         return [*names, label.name] if label is not None else names
 
     def read(self, share: Share) -> Part:
@@ -233,9 +255,9 @@ class TypedTable:
         """Return the cells of each feature; `rows`: numbers of the rows in the file."""
         found: list[ColumnCells] = []
         for feature in self.columns.features:
-            array = batch.column(batch.schema.get_field_index(feature.name))
+            array = batch.column(batch.schema.get_field_index(feature.source))
             if feature.categorical:
-                found.append(_text_cells(array.dictionary_encode(), feature))
+                found.append(self._words(array, feature, rows))
             else:
                 found.append(
                     NumberCells(hash_key(feature.name), self._checked(array, feature, rows))
@@ -244,7 +266,10 @@ class TypedTable:
 
     def _checked(self, array: Any, column: Column, rows: Int64) -> Float64:
         """Return the cells of a column of numbers; nan for an empty one."""
-        values = _numbers(array)
+        if column.convert:
+            values = self._converted(array, column, rows)
+        else:
+            values = self._missing.blanked(_numbers(array))
         empty = np.isnan(values)
         if empty.any() and not (self.is_hashed or self._options.empty == "zero"):
             raise DataError(
@@ -259,8 +284,34 @@ class TypedTable:
             )
         return values
 
+    def _words(self, array: Any, column: Column, rows: Int64) -> TextCells:
+        """Return the cells of a categorical column."""
+        coded = array.dictionary_encode()
+        try:
+            return _text_cells(coded, column)
+        except NotInNotation as error:
+            raise self._not_in_notation(coded, error.place, column, rows) from None
+
+    def _converted(self, array: Any, column: Column, rows: Int64) -> Float64:
+        """Return the cells of a column with a notation as numbers; nan for an empty one."""
+        coded = array.dictionary_encode()
+        try:
+            values = np.append(text_numbers(column, _texts(coded.dictionary)), np.nan)
+        except NotInNotation as error:
+            raise self._not_in_notation(coded, error.place, column, rows) from None
+        found: Float64 = values[_codes(coded, len(values) - 1)]
+        return found
+
+    def _not_in_notation(self, coded: Any, place: int, column: Column, rows: Int64) -> DataError:
+        wrong = _codes(coded, len(coded.dictionary)) == place
+        return DataError(
+            f"{self._cell(column, rows, wrong)} contains '{coded.dictionary[place]}': data.convert reads it "
+            f"as {column.convert}, such as {EXAMPLES[column.convert]}; leave the cell empty if its value is "
+            "missing, or name its text in data.missing"
+        )
+
     def _cell(self, column: Column, rows: Int64, wrong: npt.NDArray[np.bool_]) -> str:
-        return f"{self._path}: row {rows[np.argmax(wrong)] + 1:,}, column '{column.name}'"
+        return f"{self._path}: row {rows[np.argmax(wrong)] + 1:,}, column '{column.source}'"
 
     def _label_numbers(
         self, label: Column, labels: list[Any], rows: list[Int64], all_labels: set[str]
@@ -278,7 +329,7 @@ class TypedTable:
             )
         parts = []
         for array, own in zip(labels, rows, strict=True):
-            values = _numbers(array)
+            values = self._converted(array, label, own) if label.convert else _numbers(array)
             wrong = ~(np.abs(values) <= FLOAT32_MAX)
             if wrong.any():
                 raise DataError(
@@ -337,16 +388,20 @@ class TypedTable:
         label = self.columns.label
         used = [*self.columns.features, *([label] if label and self._options.labelled else [])]
         for column in used:
-            name, kind = column.name, self._types[column.name]
+            name, kind = column.source, self._types[column.source]
+            if column.convert:
+                continue
             if name not in text and not _is_number(kind):
+                how = f'leave it out: data.ignore = ["{name}"]'
+                if _is_date(kind):
+                    how += f', or read its parts: data.convert = {{ "{name}" = "time_ymd" }}'
                 raise DataError(
-                    f"{self._path}: column '{name}' is {kind}, neither numbers nor text; leave it out: "
-                    f'data.ignore = ["{name}"]'
+                    f"{self._path}: column '{name}' is {kind}, neither numbers nor text; {how}"
                 )
             if name in text and column is not label and not column.categorical:
                 raise DataError(
                     f"{self._path}: column '{name}' contains text: features are finite numbers; to hash "
-                    f"text, set {as_text(self.columns.features, name)}"
+                    f"text, set {as_text(self.columns.features, [name])}"
                 )
 
 
@@ -364,7 +419,7 @@ def _without_metadata_index(
     names = [name for name in names if not any(fnmatchcase(name, p) for p in options.ignore)]
     if not names:
         return options, ()
-    ignore = (*options.ignore, *map(escape, names))
+    ignore = (*options.ignore, *map(exactly, names))
     return msgspec.structs.replace(options, ignore=ignore), tuple(
         f"{path}: column '{name}' was the index of a frame of pandas, by the file's own metadata: left out "
         "(reset_index() makes it a column)"
@@ -387,6 +442,12 @@ def _is_number(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
+def _is_date(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_timestamp(kind) or types.is_date(kind))
+
+
 def _text_cells(array: Any, column: Column) -> TextCells:
     """Return the cells of a categorical column from a dictionary array; a null is empty."""
     from pyarrow import types
@@ -399,8 +460,14 @@ def _text_cells(array: Any, column: Column) -> TextCells:
         texts = ["" if text is None else str(text) for text in found.to_pylist()]
     # Nulls have the place behind the last text.
     keys = np.append(text_keys(column, texts), EMPTY)
-    indices = array.indices.fill_null(len(texts)) if array.indices.null_count else array.indices
-    return TextCells(keys, indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False))
+    return TextCells(keys, _codes(array, len(texts)))
+
+
+def _codes(array: Any, null: int) -> Codes:
+    """Return the places of the cells of a dictionary array, int32, shape (n,); `null`: that of a null."""
+    indices = array.indices.fill_null(null) if array.indices.null_count else array.indices
+    codes: Codes = indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+    return codes
 
 
 def _numbers(array: Any) -> Float64:

@@ -24,7 +24,7 @@ class _LoadedEstimator(BaseEstimator):
     @property
     def n_features_in_(self) -> int:
         """Number of features, or of columns."""
-        return len(self.model.info.columns) or self.model.info.n_features
+        return len(self.model.inputs) or self.model.info.n_features
 
     @property
     def feature_names_in_(self) -> Numbers:
@@ -33,9 +33,9 @@ class _LoadedEstimator(BaseEstimator):
         Raises:
             AttributeError: It had none.
         """
-        if not self.model.info.columns:
+        if not self.model.inputs:
             raise AttributeError("the training data had no named columns")
-        return np.array(self.model.info.columns, dtype=object)
+        return np.array(self.model.inputs, dtype=object)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Return True."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mpips.checkpoint import Checkpoint, Manifest
 from mpips.config.schema import JobConfig, config_of
 from mpips.data import Batch, DataInfo, Dataset, Moments
+from mpips.data.columns import notation_of, sources_of
 from mpips.data.file_blocks import blocks, labelled_blocks
 from mpips.data.info import MOST_LABEL
 from mpips.data.known_words import PATH, KnownWords, WordCounts, counted, counts_of
@@ -115,6 +116,20 @@ class Model:
         """Return the task, the step and the tables."""
         shapes = ", ".join(f"{t.name} {t.shape}" for t in self.manifest.tables)
         return f"<mpips model: {self.manifest.config['task']}, step {self.manifest.step}; {shapes}>"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the columns that a sample to be predicted has; (): the training data had none.
+
+        Several features can come from one column, as the parts of a date do.
+        """
+        return sources_of(self.info.columns, self._options)
+
+    @property
+    def decimal_commas(self) -> frozenset[str]:
+        """Names of the columns whose numbers have a decimal comma in text (data.convert)."""
+        options = self._options
+        return frozenset(n for n in self.inputs if notation_of(n, options) == "decimal_comma")
 
     @property
     def classes(self) -> Numbers:

@@ -139,7 +139,7 @@ def samples_in(rows: list[Any], model: Model, missing: Missing = "error") -> Any
         )
     if model.info.columns and model.info.kind == "sparse":
         raise RequestRefused(
-            400, f'rows of this model are {{"column": value}}: {listed(model.info.columns)}'
+            400, f'rows of this model are {{"column": value}}: {listed(model.inputs)}'
         )
     return array
 
@@ -147,8 +147,12 @@ def samples_in(rows: list[Any], model: Model, missing: Missing = "error") -> Any
 class _Frame:
     """Rows with names, as the part of a frame that `samples_of` uses."""
 
-    def __init__(self, rows: list[Mapping[str, Any]], columns: tuple[str, ...]) -> None:
+    def __init__(
+        self, rows: list[Mapping[str, Any]], columns: tuple[str, ...], commas: frozenset[str]
+    ) -> None:
+        """Take the rows; `commas`: columns whose numbers have a decimal comma."""
         self.columns = columns
+        self._commas = commas
         self._rows = rows
 
     def to_csv(self, path: Path, index: bool) -> None:
@@ -157,8 +161,13 @@ class _Frame:
             lines = csv.writer(file)
             lines.writerow(self.columns)
             for row in self._rows:
-                cells = (row.get(name) for name in self.columns)
-                lines.writerow("" if cell is None else cell for cell in cells)
+                lines.writerow(self._cell(name, row.get(name)) for name in self.columns)
+
+    def _cell(self, name: str, value: Any) -> Any:
+        """Return a value as the cell that it has in a file."""
+        if name in self._commas and isinstance(value, int | float):
+            return str(value).replace(".", ",")
+        return "" if value is None else value
 
 
 class _Columns:
@@ -221,7 +230,7 @@ def _check_names(rows: list[Mapping[str, Any]], names: Sequence[str], missing: M
 
 def _frame(rows: list[Mapping[str, Any]], model: Model, missing: Missing) -> _Frame:
     """Return rows by the names of the training data's columns."""
-    wanted = model.info.columns
+    wanted = model.inputs
     _check_names(rows, wanted, missing)
     for row in rows:
         strange = [k for k, v in row.items() if not isinstance(v, str | int | float | None)]
@@ -229,7 +238,7 @@ def _frame(rows: list[Mapping[str, Any]], model: Model, missing: Missing) -> _Fr
             raise RequestRefused(
                 400, f"column '{strange[0]}': a value must be a number, a text or null"
             )
-    return _Frame(rows, wanted)
+    return _Frame(rows, wanted, model.decimal_commas)
 
 
 class _Matrix:

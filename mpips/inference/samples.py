@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, read
+from mpips.data.columns import with_types
 from mpips.data.file_blocks import as_trained
 from mpips.data.info import narrow
 from mpips.errors import DataError
@@ -69,7 +70,13 @@ def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
         return samples_of(frame.to_numpy(), info, options)
     with tempfile.TemporaryDirectory(prefix="mpips-frame-") as folder:
         path = Path(folder) / "frame.csv"
-        options = msgspec.structs.replace(options, format="csv", labelled=False)
+        options = msgspec.structs.replace(options, format="csv", header=True, labelled=False)
+        kinds = {name: getattr(kind, "kind", "") for name, kind in _types_of(frame).items()}
+        options = with_types(
+            options,
+            [name for name, kind in kinds.items() if kind in tuple("iuf")],
+            [name for name, kind in kinds.items() if kind == "M"],
+        )
         try:
             frame.to_csv(path, index=False)
             part = read(path, options=options, like=info)
@@ -83,6 +90,12 @@ def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
     return as_trained(part.data, info), tuple(
         note.replace(str(path), "the frame") for note in part.notes
     )
+
+
+def _types_of(frame: Any) -> dict[str, Any]:
+    """Return the dtypes of the columns of a frame of pandas; {} for another one."""
+    types = getattr(frame, "dtypes", None)
+    return dict(types) if types is not None else {}
 
 
 def _of_matrix(matrix: Any) -> SparseData:

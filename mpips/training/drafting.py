@@ -15,6 +15,7 @@ from mpips.data.summary import summarise
 from mpips.errors import DataError
 from mpips.tasks import TASKS
 from mpips.tasks.features import MAX_DENSE_FEATURES
+from mpips.training.drafting_columns import DraftColumns
 from mpips.training.drafting_lines import (
     CONSISTENCY,
     as_comment,
@@ -24,6 +25,9 @@ from mpips.training.drafting_lines import (
 )
 
 _MOST_CLASSES = 1000  # more distinct labels are rather numbers to be predicted
+# So are more than _FEW whole numbers with fewer than _EACH samples each.
+_FEW = 50
+_EACH = 10
 
 
 def draft(train: str, test: str = "", label: str | None = None) -> str:
@@ -37,12 +41,10 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
     Raises:
         DataError: The data cannot be read, or no built-in task suits its labels.
     """
-    options = ReadOptions(label=label)
-    part = _read(train, options)
+    columns = DraftColumns.of(train, label)
+    part = _read_all(train, test, columns, ReadOptions(label=label))
     info = part.info
     several = info.wants == "several"
-    if test:
-        read(test, options=options, like=replace(info, label_names=()) if several else info)
     name, others = _tasks(train, info)
     task = TASKS[name]
     lines = [
@@ -54,7 +56,9 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         f"train = {quoted(train)}",
         f"test = {quoted(test)}" if test else '# test = "FILE"  # evaluated at the end',
     ]
-    if info.columns:
+    if columns is not None:
+        lines += [*columns.lines(), *columns.section()]
+    elif info.columns:
         lines += _columns(info)
     elif label is not None:
         lines.append(f"label = {quoted(label)}")
@@ -82,6 +86,35 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
     return "\n".join(lines)
 
 
+def _read_all(train: str, test: str, columns: DraftColumns | None, options: ReadOptions) -> Part:
+    """Read the training data, and the test data as data to evaluate on; return the former.
+
+    Args:
+        train: Files to train on.
+        test: Files to evaluate on; "": none.
+        columns: Options for CSV, which are widened if something behind the beginning needs it; None: another
+            format.
+        options: Options for another format.
+
+    Raises:
+        DataError: The data cannot be read, or all labels are equal.
+    """
+    while True:
+        chosen = columns.options if columns is not None else options
+        try:
+            part = _read(train, chosen)
+            info = part.info
+            if test:
+                several = info.wants == "several"
+                like = replace(info, label_names=()) if several else info
+                read(test, options=chosen, like=like)
+            return part
+        except DataError:
+            files = [*files_of(train), *(files_of(test) if test else ())]
+            if columns is None or not columns.widened(files):
+                raise
+
+
 def _read(train: str, options: ReadOptions) -> Part:
     """Read the training data; its labels are numbers to be predicted if they do not look like classes.
 
@@ -91,6 +124,14 @@ def _read(train: str, options: ReadOptions) -> Part:
         DataError: The data cannot be read, or all labels are equal.
     """
     refused: DataError | None = None
+    if options.wants == "targets":
+        part = read(train, options=options)
+        low, high = part.info.target_range
+        if low == high:
+            raise DataError(
+                f"{train}: all samples have the label {low:g}; nothing can be learned from it"
+            )
+        return part
     try:
         part = read(train, options=options)
     except DataError as error:
@@ -103,8 +144,14 @@ def _read(train: str, options: ReadOptions) -> Part:
             raise DataError(
                 f"{train}: all samples have the label {info.class_names[0]}; nothing can be learned from it"
             )
+        if info.label_names and info.n_classes > _MOST_CLASSES:
+            raise DataError(
+                f"{train}: column '{info.label_column}' has {info.n_classes:,} distinct texts, which are too "
+                "many to be classes: name another column with --label"
+            )
         whole = all(label == int(label) for label in info.labels)
-        if whole and info.n_classes <= _MOST_CLASSES:
+        few = info.n_classes <= _FEW or info.n_samples_total >= _EACH * info.n_classes
+        if info.label_names or (whole and few and info.n_classes <= _MOST_CLASSES):
             return part
     try:
         part = read(train, options=replace_struct(options, wants="targets"))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import msgspec
 
 from mpips.data.arrays import check_crcs
 from mpips.data.bad_lines import BadLines
-from mpips.data.columns import KEY_BITS, TableColumns
+from mpips.data.columns import KEY_BITS, TableColumns, exactly
 from mpips.data.csv_table import CsvSource
 from mpips.data.info import check_class_count
 from mpips.data.libsvm import is_of_array
@@ -313,7 +312,7 @@ def _like_first(options: ReadOptions, columns: TableColumns) -> ReadOptions:
         options,
         label=columns.label.name if columns.label is not None else options.label,
         columns=tuple(column.name for column in columns.features),
-        categorical=tuple(escape(c.name) for c in columns.features if c.categorical),
+        categorical=tuple(exactly(c.name) for c in columns.features if c.categorical),
         finds_text=False,
     )
 

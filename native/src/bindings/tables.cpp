@@ -31,7 +31,8 @@ py::buffer_info text_of(const py::buffer& text) {
   return info;
 }
 
-data::CsvParser make_parser(const std::string& kinds, char delimiter) {
+data::CsvParser make_parser(const std::string& kinds, char delimiter,
+                            std::vector<std::string> missing) {
   std::vector<CellKind> found;
   for (const char kind : kinds) {
     const auto place = std::string("-nmt").find(kind);
@@ -39,7 +40,7 @@ data::CsvParser make_parser(const std::string& kinds, char delimiter) {
     found.push_back(static_cast<CellKind>(place));
   }
   if (found.empty()) throw py::value_error("kinds must name at least one column");
-  return {std::move(found), delimiter};
+  return {std::move(found), delimiter, std::move(missing)};
 }
 
 std::size_t checked(const data::CsvParser& parser, std::size_t column) {
@@ -178,8 +179,9 @@ py::tuple take_samples(const KeyArray& rows, const KeyArray& indptr, const KeyAr
 void register_tables(py::module_& m) {
   py::class_<data::CsvParser>(m, "CsvParser", "Parser of plain CSV. Not thread-safe.")
       .def(py::init(&make_parser), py::arg("kinds"), py::arg("delimiter"),
+           py::arg("missing") = std::vector<std::string>(),
            "`kinds`: for each column - (skipped), n (number), m (number that may be missing) or t\n"
-           "(text).")
+           "(text). `missing`: further texts of missing numbers, in small ASCII letters.")
       .def("parse", &parse, py::arg("text"), py::arg("most") = PY_SSIZE_T_MAX,
            "Parse whole records, at most `most`. Return None if the text is refused, else (number\n"
            "of records, of line ends, True if all is ASCII, for each column None, float64 numbers\n"

@@ -19,14 +19,17 @@ constexpr double kMissing = std::numeric_limits<double>::quiet_NaN();
 // ASCII white space as str.strip() of Python understands it.
 bool is_blank(char c) noexcept { return c == ' ' || (c >= 9 && c <= 13) || (c >= 28 && c <= 31); }
 
-// Return true for the cells of mpips/data/csv_dialect.py that stand for a missing number.
+char in_small_letters(char c) noexcept {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+}
+
+// Return true for the cells of mpips/data/words.py that stand for a missing number.
 bool is_missing(const char* begin, const char* end) noexcept {
   const auto length = static_cast<std::size_t>(end - begin);
   if (length == 0) return true;
   if (length > 4) return false;
   char small[5] = {};
-  for (std::size_t i = 0; i < length; ++i)
-    small[i] = begin[i] >= 'A' && begin[i] <= 'Z' ? static_cast<char>(begin[i] + 32) : begin[i];
+  for (std::size_t i = 0; i < length; ++i) small[i] = in_small_letters(begin[i]);
   for (const char* text : {"na", "n/a", "nan", "null", "none", "?"})
     if (std::strcmp(small, text) == 0) return true;
   return false;
@@ -39,8 +42,11 @@ bool begins_line_end(const char* text, const char* at) noexcept {
 
 }  // namespace
 
-CsvParser::CsvParser(std::vector<CellKind> kinds, char delimiter)
-    : kinds_(std::move(kinds)), delimiter_(delimiter), columns_(kinds_.size()) {}
+CsvParser::CsvParser(std::vector<CellKind> kinds, char delimiter, std::vector<std::string> missing)
+    : kinds_(std::move(kinds)),
+      delimiter_(delimiter),
+      missing_(std::move(missing)),
+      columns_(kinds_.size()) {}
 
 bool CsvParser::parse(const char* text, std::size_t length, std::size_t most) {
   for (ParsedColumn& column : columns_) column.n_words_before = column.words.size();
@@ -91,11 +97,22 @@ bool CsvParser::parse_number(const char* begin, const char* end, bool is_long, b
   if (is_long && parse_decimal(begin, end, value)) return true;
   while (begin != end && is_blank(*begin)) ++begin;
   while (begin != end && is_blank(end[-1])) --end;
-  if (is_missing(begin, end)) {
+  if (is_missing(begin, end) || is_also_missing(begin, end)) {
     value = kMissing;
     return optional;
   }
   return parse_double(begin, end, value) && std::fabs(value) <= kLargest;
+}
+
+bool CsvParser::is_also_missing(const char* begin, const char* end) const noexcept {
+  const auto length = static_cast<std::size_t>(end - begin);
+  for (const std::string& text : missing_) {
+    if (text.size() != length) continue;
+    if (std::equal(begin, end, text.begin(),
+                   [](char cell, char small) { return in_small_letters(cell) == small; }))
+      return true;
+  }
+  return false;
 }
 
 bool CsvParser::parse_record(Stops& stops, const char*& at) {

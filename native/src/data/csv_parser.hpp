@@ -28,7 +28,8 @@ class CsvParser {
   // The greatest number of bytes of a cell; csv.reader accepts as many characters.
   static constexpr std::size_t kMostCellBytes = 1 << 17;
 
-  CsvParser(std::vector<CellKind> kinds, char delimiter);
+  // `missing`: further texts, in small ASCII letters, that stand for a missing number.
+  CsvParser(std::vector<CellKind> kinds, char delimiter, std::vector<std::string> missing = {});
 
   // Parse whole records, at most `most`. Return false if the text is refused; the columns are
   // undefined then, and no words have come.
@@ -59,10 +60,12 @@ class CsvParser {
   bool parse_record(Stops& stops, const char*& at);
   bool find_quoted(Stops& stops, const char*& begin, const char*& close, const char*& stop);
   bool parse_number(const char* begin, const char* end, bool is_long, bool optional, double& value);
+  bool is_also_missing(const char* begin, const char* end) const noexcept;
   void make_room(std::size_t n_records);
 
   std::vector<CellKind> kinds_;
   char delimiter_;
+  std::vector<std::string> missing_;
   std::vector<ParsedColumn> columns_;
   std::string unquoted_;  // the text of a quoted cell that has doubled quotes
   std::size_t n_records_ = 0;

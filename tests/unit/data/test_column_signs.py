@@ -137,7 +137,7 @@ def test_codes_and_words_in_other_letters_are_named(tmp_path: Path) -> None:
     (zips,) = [note for note in notes if "leading zeros" in note]
     assert "column 'zip' has numbers with leading zeros ('07900')" in zips
     # The option names all columns of text, also those that are text without it.
-    assert 'set data.categorical = ["zip", "device", "city"]' in zips
+    assert 'set data.categorical = ["zip", "ad", "device", "city"]' in zips
     (ads,) = [note for note in notes if "more digits than float32" in note]
     assert f"column 'ad' has whole numbers with more digits than float32 has ('{10**15}')" in ads
     assert "40 values of the first 150 rows are 1 here" in ads
@@ -168,6 +168,7 @@ def test_a_click_log_as_people_have_it_says_what_to_do_with_each_column() -> Non
     with pytest.raises(DataError, match="column 'age' contains 'unknown'") as refused:
         read(path, options=ReadOptions(label="clicked"))
     assert "leave the cell empty (or NA) if its number is missing" in str(refused.value)
+    assert 'to read all columns, set data.missing = ["unknown"]' in str(refused.value)
     wanted = [*texts[:5], "age", *texts[5:]]
     assert f"set data.categorical = {json.dumps(wanted)}" in str(refused.value)
     # What the sentence says is enough.
@@ -181,11 +182,11 @@ def test_a_click_log_as_people_have_it_says_what_to_do_with_each_column() -> Non
     signs = {
         "row_id": "like an identifier",
         "ad_id": "more digits than float32",
-        "timestamp": "has dates",
-        "date_de": "has dates",
+        "timestamp": '"timestamp" = "time_ymd"',
+        "date_de": '"date_de" = "date_dmy"',
         "device": "upper and lower case",
         "zip": "leading zeros",
-        "bid": "amounts of money",
+        "bid": '"bid" = "decimal_point"',
     }
     for name, sign in signs.items():
         assert any(f"column '{name}' " in note and sign in note for note in result.notes), name

@@ -313,3 +313,15 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         outcome(np.zeros(2), [0, 1], [0, 2], 4)
     with pytest.raises(ValueError, match="a value for each column"):
         outcome(np.zeros(2), [0, 1], None, 4, (False,))
+
+
+def test_given_texts_mean_a_missing_number_in_any_letters() -> None:
+    parser = CsvParser("mn", ",", ["unknown", "\\n"])
+    found = parser.parse(b"Unknown,1\n 2 ,2\n\\N,3\nNA,4\n")
+    assert found is not None
+    assert np.isnan(found[3][0]).tolist() == [True, False, True, True]
+    assert found[3][1].tolist() == [1, 2, 3, 4]
+    # Where no number may be missing, the text is left to the caller.
+    assert parser.parse(b"1,unknown\n") is None
+    assert parser.parse(b"unknow,1\n") is None
+    assert CsvParser("m", ",").parse(b"unknown\n") is None

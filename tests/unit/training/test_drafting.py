@@ -139,10 +139,11 @@ def test_the_label_of_an_array_or_a_table_can_be_named(
         run("a.npy")
     run("a.npy", "--test", "a.npy", "--label", "-1", "-o", "array.toml")
     np.savetxt("a.csv", array, delimiter=",", header="a,b,c,clicked", comments="")
-    with pytest.raises(DataError, match=r"set data\.label to one of"):
-        run("a.csv")
+    with pytest.raises(DataError, match=r"no label column 'd'; set data\.label to one of 'a', 'b'"):
+        run("a.csv", "--label", "d")
+    run("a.csv", "-o", "found.toml")
     run("a.csv", "--label", "clicked", "-o", "table.toml")
-    for name, label in (("array", "-1"), ("table", "clicked")):
+    for name, label in (("array", "-1"), ("table", "clicked"), ("found", "clicked")):
         config = load_config(f"{name}.toml", [("train.epochs", 1)])
         assert (config.task, config.data.label) == ("mlp", label)
         assert train(config, "none", verbose=False).value.n_samples == 60
