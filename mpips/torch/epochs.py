@@ -181,6 +181,22 @@ class EpochLoops:
             self.restore()
         return Epochs(self, number, first, n, loaders, job)
 
+    def check_end(self) -> None:
+        """Check at the end of the script that it made the loop in which the checkpoint is.
+
+        Loops are known by their order. A script that leaves out a loop before that one, since a file of it is
+        there, would pass over another loop.
+
+        Raises:
+            ConfigError: It did not.
+        """
+        if self._resumed and 0 < len(self._states) <= self._resumed["loop"]:
+            raise ConfigError(
+                f"the checkpoint is of loop {self._resumed['loop'] + 1} over mpips.torch.epochs, and this "
+                f"launch made {len(self._states)}, so it has passed over epochs that it should have trained: "
+                "make the same loops after a restart, also those that are complete"
+            )
+
     def begin(self, loop: Epochs, epoch: int, loaders: Sequence[SeekingLoader]) -> None:
         """Note the epoch that a loop begins; its number of epochs at its end.
 

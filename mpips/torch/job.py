@@ -242,8 +242,8 @@ class TorchJob(ScriptJob):
                 self._coming[name] = position
             part.resume(position)
         self._waits = bool(self.loaders)
-        # A worker without a cursor is at the beginning of the run.
-        if "epochs" in cursor and all(everyone):
+        # In another number of workers, one without a cursor is at the beginning of the run.
+        if "epochs" in cursor and (not self.script.other_workers or all(everyone)):
             self.loops.resume(cursor["epochs"])
 
     def before_clock(self) -> None:
@@ -258,6 +258,7 @@ class TorchJob(ScriptJob):
     def end(self) -> None:
         """End what the script has left open; let the scheduler compare the steps of all workers."""
         self.skips.end()
+        self.loops.check_end()
         super().end()
 
 

@@ -140,12 +140,15 @@ class StepChecks:
     def __init__(self, job: TorchJob, loader: StartingLoader) -> None:
         """Begin a pass, when the loader has arrived at its place."""
         self._job = job
+        self._steps = job.steps
         self._schedules = job.schedules.watch(loader)
 
     def between(self, trains: bool) -> None:
         """Check what the script did with the newest batch. `trains`: the pass has made steps."""
-        # Behind a pass that trains, a scheduler may be stepped after the end of the clock.
-        if trains:
+        # Behind a pass that trains, a scheduler may be stepped after the end of the clock; and behind a batch
+        # without a step (accumulated gradients), what has changed since the last step is not late.
+        before, self._steps = self._steps, self._job.steps
+        if trains and self._steps != before:
             self._job.warn_of_late_changes()
         if self._schedules is not None and not self._schedules.next():
             self._schedules = None

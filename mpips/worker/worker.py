@@ -316,8 +316,9 @@ class Worker:
 
         Under BSP call this, `reduce` and `barrier` before the pushes of a clock. A full ring, and pulls of
         rows after a push, wait until workers with lower indices have ended the clock. These may wait here.
-        After a restart in memory pulls of rows may also wait before the pushes of a clock, and in inner steps
-        of LocalSGD and synchronous DiLoCo, in jobs with embedding tables and a codec with a residual.
+        After a restart in memory pulls of rows, and of dense tables under SSP and ASP, may also wait before
+        the pushes of a clock, and in inner steps of LocalSGD and synchronous DiLoCo, in jobs with a codec
+        that keeps a residual.
 
         Args:
             name: Name of the gather, the same on all workers.

@@ -7,6 +7,7 @@ import math
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -347,6 +348,37 @@ def test_a_scheduler_that_restarts_do_not_restore_is_an_error(job, given):
         return
     with pytest.raises(ConfigError, match="has a scheduler that was not given to prepare"):
         epochs(2)
+
+
+def test_a_script_that_leaves_out_the_loop_of_the_restart_does_not_end_well():
+    """A loop before it, whose result is in a file, was left out: the loop that is left is taken for that."""
+    loops = EpochLoops()
+    loops.resume({"loop": 1, "epoch": 2, "begun": [], "states": "[[], []]"})
+    assert list(loops.make(20, [], [], mock.Mock())) == []
+    with pytest.raises(
+        ConfigError, match=r"of loop 2 over mpips\.torch\.epochs, and this launch made 1, so"
+    ):
+        loops.check_end()
+    assert list(loops.make(4, [], [], mock.Mock())) == [2, 3]
+    loops.check_end()
+
+
+def test_a_state_that_changes_between_steps_of_accumulated_gradients_is_not_late():
+    with torch_job():
+        model: Any = nn.Linear(3, 1)
+        loader = prepare_loader(DataLoader(TensorDataset(torch.ones(16, 3)), batch_size=4))
+        model, optimizer = prepare(model, SGD(model.parameters(), 0.1))
+        state = {"epochs": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in epochs(3, state=state):
+                for i, (x,) in enumerate(loader):
+                    model(x).sum().backward()
+                    if i % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                steps()
+                state["epochs"] += 1
 
 
 def test_a_restart_with_other_states_is_an_error():
