@@ -9,6 +9,7 @@ import click
 from mpips.cli.runs import folder_option
 from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
+from mpips.terminal.screen import say
 
 _MOST_RUNS = 32
 
@@ -63,4 +64,4 @@ def command(
     if len(runs) > _MOST_RUNS:
         raise ConfigError(f"{len(runs)} runs: a picture shows at most {_MOST_RUNS}; give fewer")
     picture(runs, output, axis or "", charts, log)
-    click.echo(f"mpips plot: {output}", err=True)
+    say(f"mpips plot: {output}")

@@ -77,11 +77,11 @@ def test_trials_compute_the_metric_that_counts(program: Path) -> None:
 def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
     done = sweep(*JOB, "--grid", "train.epochs=1,2,3,5")
     assert "mpips sweep: 4 trials in sweeps/mlp" in done.stderr
-    assert "1/4  train.epochs=1: loss 2.5000, 1 epoch, 1.5 s" in done.stderr
+    assert "1/4  train.epochs=1: training loss 2.5000, 1 epoch, 1.5 s" in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["trial", "train.epochs", "loss", "accuracy", "epochs", "s", "state"]
     assert [line.split()[0] for line in lines[1:5]] == ["3", "2", "1", "4"]
-    assert lines[5].startswith("best: train.epochs=3, loss 0.5000, in sweeps/mlp/trial-3-")
+    assert lines[5].startswith("best: train.epochs=3, training loss 0.5000, in sweeps/mlp/trial-3-")
     order = Path("sweeps/mlp/order")
     assert order.read_text().split() == ["trial-1", "trial-2", "trial-3", "trial-4"]
     # Continued, it has nothing to do; it can be shown by another metric.
