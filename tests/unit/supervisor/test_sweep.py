@@ -79,7 +79,8 @@ def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
     assert "mpips sweep: 4 trials in sweeps/mlp" in done.stderr
     assert "1/4  train.epochs=1: training loss 2.5000, 1 epoch, 1.5 s" in done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["trial", "train.epochs", "loss", "accuracy", "epochs", "s", "state"]
+    heads = ["trial", "train.epochs", "training loss", "accuracy", "epochs", "s", "state"]
+    assert lines[0].split() == " ".join(heads).split()
     assert [line.split()[0] for line in lines[1:5]] == ["3", "2", "1", "4"]
     assert lines[5].startswith("best: train.epochs=3, training loss 0.5000, in sweeps/mlp/trial-3-")
     order = Path("sweeps/mlp/order")
