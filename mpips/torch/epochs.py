@@ -107,7 +107,7 @@ class EpochLoops:
         """Know no loop."""
         self._states: list[list[LoopState]] = []  # of each loop that was made
         self._active: weakref.ref[Epochs] | None = None
-        # Of the newest loop that has begun; empty: there is no such loop.
+        # Place of the newest loop that has begun; empty before the first one.
         self._place: dict[str, Any] = {}
         self._resumed: Mapping[str, Any] = {}  # place of the restart
         self._saved = ""  # states in the newest cursor

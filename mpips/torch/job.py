@@ -186,7 +186,7 @@ class TorchJob(ScriptJob):
     def warn_of_late_changes(self) -> None:
         """Warn if a scheduler or a state of the script was changed after the clock of its step had ended.
 
-        Called between two batches of a pass that trains.
+        Called behind a batch with a step, before the next batch.
         """
         if not self.is_open:
             self.loops.warn_if_late()

@@ -401,7 +401,7 @@ void ServerCore::drop_repeated(std::size_t worker, std::uint64_t clock) {
   if (first >= ring.inherited) return;
   find_end(worker, first);
   cut_off(worker);
-  // What was read of the records that are gone.
+  // Forget what was read of the dropped records: others get their numbers.
   ring.decoded_record = ring.verified = 0;
   ring.fetched = 0;
   ring.bad_since = 0.0;

@@ -185,6 +185,40 @@ def trained(
         return seen, values_of(model)
 
 
+def partly(folder, crash_at=-1):
+    """Train three epochs with a prepared loader and two without between; return rates by step, and values."""
+    options = {"save": folder, "every_steps": EVERY} if folder else {}
+    with torch_job(seed=4, **options) as script:
+        crash = Crash(script, folder, crash_at, "weight")
+        torch.manual_seed(1)
+        model: Any = nn.Linear(2, 1)
+        optimizer: Any = SGD(model.parameters(), 0.1)
+        loader: Any = prepare_loader(DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2))
+        scheduler = ExponentialLR(optimizer, 0.9)
+        model, optimizer = prepare(model, optimizer, scheduler=scheduler)
+        rates = {}
+        for epoch in epochs(5):
+            # Without a prepared loader the script leaves out the steps that are made.
+            own = [torch.full((2, 2), 1.0 + epoch)] * (8 + 3 * (epoch - 1) - steps())
+            for x in (batch[0] for batch in loader) if epoch not in (2, 3) else own:
+                crash.before(steps())
+                optimizer.zero_grad()
+                nn.functional.dropout(model(x)).square().mean().backward()
+                optimizer.step()
+                scheduler.step()
+                rates[steps()] = optimizer.param_groups[0]["lr"]
+        return rates, values_of(model)
+
+
+def test_an_epoch_without_a_prepared_loader_continues_with_its_rate_and_random_numbers(tmp_path):
+    rates, values = partly(None)
+    with pytest.raises(CrashError):
+        partly(tmp_path, 12)
+    found, again = partly(tmp_path)
+    assert found == {n: rate for n, rate in rates.items() if n > 12}
+    assert_equal(again, values)
+
+
 @pytest.mark.parametrize("crash_at", [4, 7, 8, 10, 13])
 def test_loaders_that_are_read_in_different_epochs_continue_at_their_places(tmp_path, crash_at):
     seen, values = trained(None, 4)

@@ -278,6 +278,17 @@ def test_copies_read_the_rows_of_the_job_and_pickles_have_them(trained):
     assert torch.equal(outputs(pickled), expected)
 
 
+def test_a_layer_of_a_model_has_its_rows_after_the_newest_step():
+    with torch_job():
+        model: Any = nn.Sequential(Embedding(2, optimizer=mpips.SGD(1.0), init="zeros"))
+        model, optimizer = prepare(model)
+        for step in range(1, 3):
+            model(torch.tensor([5])).sum().backward()
+            optimizer.step()
+            # The prepared model has no part in this call.
+            assert nn.Module.state_dict(model[0])["rows.values"].tolist() == [[-step, -step]]
+
+
 def test_a_layer_that_is_the_model_itself():
     with torch_job():
         layer, optimizer = prepare(Embedding(2, optimizer=mpips.SGD(1.0), init="zeros"))
