@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -145,12 +146,16 @@ def call(*arguments: str) -> None:
 @pytest.mark.parametrize(("name", "begin"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_a_picture_of_two_runs_is_written(tmp_path: Path, name: str, begin: bytes) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    # A name that matplotlib would take for a formula, or hide.
-    full_run(tmp_path, "_$x_1$")
+    # A name that matplotlib would take for a wrong formula, or hide, and that XML cannot have.
+    hostile = "_$\\frac$ \x01--<b>"
+    full_run(tmp_path, hostile)
     full_run(tmp_path, "second", loss=2.0)
     out = tmp_path / name
-    call("_$x_1$", "second", "--folder", str(tmp_path), "-o", str(out))
+    call(hostile, "second", "--folder", str(tmp_path), "-o", str(out))
     assert out.read_bytes().startswith(begin)
+    if name.endswith(".svg"):
+        assert ElementTree.parse(out).getroot().tag.endswith("svg")
+        assert "_$\\frac$ ?" in out.read_text()
 
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +171,16 @@ def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     RunFiles(tmp_path, "empty")
+    out = str(tmp_path / "a.png")
     with pytest.raises(ConfigError, match="empty: nothing to draw yet"):
-        call("empty", "--folder", str(tmp_path))
+        call("empty", "--folder", str(tmp_path), "-o", out)
     full_run(tmp_path)
     folder = str(tmp_path)
     with pytest.raises(ConfigError, match="--chart staleness: the run directory of job has no"):
-        call("job", "--folder", folder, "--chart", "staleness")
-    with pytest.raises(ConfigError, match=r"a\.xyz: cannot be written"):
-        call("job", "--folder", folder, "-o", str(tmp_path / "a.xyz"))
+        call("job", "--folder", folder, "-o", out, "--chart", "staleness")
+    for ending in (".xyz", ""):
+        with pytest.raises(ConfigError, match=f"ending '{ending}' of the file names no format"):
+            call("job", "--folder", folder, "-o", str(tmp_path / f"a{ending}"))
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
         call("job", "--folder", folder, "-o", str(tmp_path / "missing/a.png"))
 
