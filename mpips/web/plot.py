@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.monitor.about import epochs_at, higher_is_better, read_result
+from mpips.monitor.about import EvaluatedStep, best_of, epochs_at, higher_is_better, read_result
 from mpips.web.run_data import RunData, SentParts
 
 AXES = {
@@ -97,37 +97,34 @@ class PlottedRun:
 
     def best(self, metric: str, axis: str) -> tuple[float, float, int] | None:
         """Return place, value and epoch of the best evaluation by a metric; None: it is not known."""
-        known = [test for test in self.tests if test[3].get(metric) is not None]
-        higher, recorded = higher_is_better(metric), self.about.get("best") or {}
-        if higher is None:
-            known = [
-                t for t in known if recorded.get("metric") == metric and t[5] == recorded["epoch"]
-            ]
-        if not known:
+        tests = [test for test in self.tests if test[3].get(metric) is not None]
+        evaluations = [EvaluatedStep(test[1], test[5], test[3]) for test in tests]
+        best, recorded = best_of(evaluations, metric), self.about.get("best") or {}
+        # The direction of a metric of the task's own is not known here, but its best checkpoint may be.
+        if higher_is_better(metric) is None and recorded.get("metric") == metric:
+            best = next((each for each in evaluations if each.epochs == recorded["epoch"]), None)
+        if best is None:
             return None
-        sign = 1.0 if higher or higher is None else -1.0
-        found = max(known, key=lambda test: sign * float(test[3][metric]))
-        place = self._place(axis, {"time_s": found[0], "step": found[1], "samples": found[2]})
-        return place, float(found[3][metric]), int(found[5])
+        time_s, step, samples, metrics, *_ = tests[evaluations.index(best)]
+        place = self._place(axis, {"time_s": time_s, "step": step, "samples": samples})
+        return place, float(metrics[metric]), best.epochs
 
     def worker_shares(self) -> list[tuple[str, list[float]]]:
-        """Return of each worker of the newest attempt the share of its time for each activity."""
-        rows = self.history["rows"]
-        heads = [mark for mark in self.history["marks"] if mark["type"] == "head"]
-        if not rows or not heads:
-            return []
-        last = rows[-1]
+        """Return of each worker its shares of time by activity, in the newest attempt with counts."""
+        last = self.history["rows"][-1] if self.history["rows"] else {"generation": -1}
+        roles: list[str] = []
+        for mark in self.history["marks"]:
+            if mark["type"] == "head" and mark["generation"] == last["generation"]:
+                roles = mark["roles"]
         found = []
-        for rank, role in enumerate(heads[-1]["roles"]):
+        # A damaged line may have fewer values than there are ranks.
+        columns = [last.get(name, ()) for name in ("elapsed", *_ACTIVITIES[1:])]
+        for role, elapsed, *times in zip(roles, *columns, strict=False):
             worker = next((p for p in role.split(" + ") if p.split(" ")[0] == "worker"), None)
-            if (
-                worker is None
-                or rank >= len(last.get("elapsed", ()))
-                or not last["elapsed"][rank] > 0
-            ):
+            if worker is None or not elapsed > 0:
                 continue
-            parts = [max(float(last[name][rank]), 0.0) for name in _ACTIVITIES[1:]]
-            parts = [max(last["elapsed"][rank] - sum(parts), 0.0), *parts]
+            parts = [max(float(seconds), 0.0) for seconds in times]
+            parts = [max(elapsed - sum(parts), 0.0), *parts]
             found.append((worker, [part / sum(parts) for part in parts]))
         return found
 
