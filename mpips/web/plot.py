@@ -119,11 +119,12 @@ class PlottedRun:
         found = []
         # A damaged line may have fewer values than there are ranks.
         columns = [last.get(name, ()) for name in ("elapsed", *_ACTIVITIES[1:])]
-        for role, elapsed, *times in zip(roles, *columns, strict=False):
+        for role, seconds in zip(roles, zip(*columns, strict=False), strict=False):
             worker = next((p for p in role.split(" + ") if p.split(" ")[0] == "worker"), None)
+            elapsed, *times = map(float, seconds)
             if worker is None or not elapsed > 0:
                 continue
-            parts = [max(float(seconds), 0.0) for seconds in times]
+            parts = [max(part, 0.0) for part in times]
             parts = [max(elapsed - sum(parts), 0.0), *parts]
             found.append((worker, [part / sum(parts) for part in parts]))
         return found

@@ -12,17 +12,13 @@ from typing import Any
 
 import msgspec
 
+from mpips.data.metrics import BY_DEFAULT
 from mpips.monitor.about import higher_is_better
 from mpips.monitor.summary_text import metric_names
 from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.reading import DAMAGED, read_regular
 
-_FIRST = (
-    "log_loss",
-    "cross_entropy",
-    "rmse",
-    "loss",
-)  # metrics that count where sweep.json names none
+_FIRST = (*BY_DEFAULT, "loss")  # metrics that count where sweep.json names none
 _MOST_TRIALS = 1000  # trials that are shown
 
 

@@ -1,4 +1,4 @@
-"""What a run was about: its data, model, best evaluation, state in one sentence, epochs by step."""
+"""The description of a run: data, model, best evaluation, state in one sentence, epochs by step."""
 
 from __future__ import annotations
 

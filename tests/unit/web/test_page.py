@@ -401,7 +401,7 @@ def test_controls_and_keys_work(window: Browser, tmp_path: Path) -> None:
         assert order == ["axis", "smooth", "log", "theme"]
 
 
-def test_what_says_nothing_is_left_out(window: Browser, tmp_path: Path) -> None:
+def test_panels_without_information_are_left_out(window: Browser, tmp_path: Path) -> None:
     """One server, no codec, no staleness, as many updates of every table."""
     files = RunFiles(tmp_path, "plain")
     files.metrics(4)
