@@ -18,7 +18,7 @@ def output_options(default: str, more: str = "") -> Callable[[Command], Command]
 
     Args:
         default: Name of the file without --output.
-        more: What the help says about the file besides.
+        more: Further help about the file, after a space.
     """
     output = click.option(
         "-o",

@@ -47,7 +47,7 @@ def runs_named(names: Sequence[str], folder: str, most: int, what: str) -> list[
         names: Run directories, or beginnings of names of runs; see `mpips.monitor.runs.find_run`.
         folder: The folder of the runs.
         most: Greatest number of runs.
-        what: What shows at most so many, for the message.
+        what: Name of the result for the message, such as "a page".
 
     Raises:
         ConfigError: There is no such run, or there are more runs.
