@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from mpips.config.schema import JobConfig
-from mpips.data.metrics import HIGHER_IS_BETTER
+from mpips.data.metrics import BY_DEFAULT, HIGHER_IS_BETTER
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.top import look
@@ -32,8 +32,8 @@ FILE = "sweep.json"
 LOG = "sweep.log"  # in the folder of a run's logs: what its supervisor printed
 _LOOK_S = 0.5  # s between two looks at a trial that runs
 PREEMPTED = 75  # exit code of a run that wrote a checkpoint and ended because it was asked to
-_BY_DEFAULT = ("log_loss", "cross_entropy", "rmse", "loss")
-_METRICS = (*_BY_DEFAULT, "mae", *sorted(HIGHER_IS_BETTER))
+_FIRST = (*BY_DEFAULT, "loss")
+_METRICS = (*_FIRST, "mae", *sorted(HIGHER_IS_BETTER))
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ class Sweep:
             return self.content.metric
         there = {name for result in results for name in result.metrics}
         own = [name for name, better in self.content.own_metrics.items() if better != "none"]
-        return next((name for name in (*own, *_BY_DEFAULT) if name in there), "")
+        return next((name for name in (*own, *_FIRST) if name in there), "")
 
     def ranked(self) -> list[TrialResult]:
         """Return the results, the best first; those without the metric last, in the order of the trials."""
