@@ -20,6 +20,7 @@ from mpips.terminal import elapsed as elapsed_module
 from mpips.terminal.elapsed import Elapsed, show_elapsed
 from mpips.terminal.screen import (
     OF_RANKS,
+    Tee,
     columns,
     command_text,
     for_ranks,
@@ -89,8 +90,8 @@ def test_a_terminal_has_columns_and_colours(
 
 def test_a_file_has_neither(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
-        assert columns(file, {"COLUMNS": "80", "TERM": "xterm"}) == 0
-        assert not has_colour(file, {"TERM": "xterm"})
+        assert columns(file, {"COLUMNS": "80", "TERM": "xterm", OF_RANKS: "72 72"}) == 0
+        assert not has_colour(file, {"TERM": "xterm", OF_RANKS: "72 72"})
     assert columns(StringIO()) == 0
 
 
@@ -118,6 +119,22 @@ def test_messages_are_wrapped_only_at_a_terminal(
     say("mpips: error: one word and another one", err=False)
     assert written == ["mpips: error: one word and\n  another one\n"]
     assert out.getvalue() == "mpips: error: one word and another one\n"
+
+
+def test_the_log_of_a_rank_is_not_wrapped_for_the_terminal(
+    terminal: TextIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `mpips run` has a terminal of 30 columns; rank 0 writes to its log, and through a pipe to the launcher.
+    monkeypatch.setenv(OF_RANKS, "30 30")
+    here, there = os.pipe()
+    with (tmp_path / "rank-0.log").open("w+") as log, os.fdopen(there, "w") as shown:
+        monkeypatch.setattr(sys, "stderr", Tee(log, shown))
+        say("mpips: error: one word and another one")
+        assert columns(sys.stderr) == 30
+        assert os.read(here, 100) == b"mpips: error: one word and\n  another one\n"
+        log.seek(0)
+        assert log.read() == "mpips: error: one word and another one\n"
+    os.close(here)
 
 
 def test_a_narrow_table_omits_optional_columns_and_names_them() -> None:
