@@ -1,4 +1,4 @@
-"""What `mpips sweep` shows of the trial that runs."""
+"""The line that `mpips sweep` shows about the trial that runs."""
 
 from __future__ import annotations
 
@@ -87,3 +87,17 @@ def test_a_terminal_has_a_live_line_that_fits(rig: Any) -> None:
     assert rig.printed == []
     shown.close()
     assert line.closed
+
+
+def test_a_closed_output_ends_no_sweep(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def closed(text: str) -> None:
+        tried.append(text)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(trial_watch, "say", closed)
+    shown = watch()
+    for rig.now in (0.0, 60.0, 120.0):
+        shown.look(1)
+    assert len(tried) == 2

@@ -1,4 +1,4 @@
-"""What a terminal shows: whole words, its columns and colours, and elapsed time."""
+"""Text at a terminal: whole words, its columns and colours, and elapsed time."""
 
 from __future__ import annotations
 
@@ -159,7 +159,9 @@ def test_styles_change_no_column() -> None:
     assert found[2] == text_table(rows)[2] == "bb   failed"
 
 
-def test_show_elapsed_come_each_time_the_interval_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elapsed_time_is_printed_each_time_the_interval_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(elapsed_module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(elapsed_module, "columns", lambda stream: 80)
@@ -182,6 +184,22 @@ def test_the_time_of_a_block_that_prints_nothing_is_printed(
     seen = elapsed_module.threading.Event()
     with show_elapsed("reading", lambda line: seen.set()):
         assert seen.wait(60.0)
+
+
+def test_work_does_not_end_because_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(elapsed_module.time, "monotonic", lambda: now[0])
+    tried: list[str] = []
+
+    def closed(line: str) -> None:
+        tried.append(line)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 0)
+    elapsed = Elapsed("reading", closed)
+    for now[0] in (60.0, 61.0, 120.0):
+        elapsed.look()
+    assert tried == ["reading ... 60 s", "reading ... 120 s"]
 
 
 def test_messages_for_people_are_wrapped() -> None:
