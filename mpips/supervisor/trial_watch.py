@@ -40,7 +40,7 @@ class TrialWatch:
             self._number, self._began, self._last = number, now, now
         if self._line is not None:
             # A character in the last column makes some terminals begin a new line.
-            self._line.show(self._text(now - self._began, self._line.width() - 1))
+            self._line.show(self._text(now - self._began, max(self._line.width() - 1, 0)))
         elif now - self._last >= ELSEWHERE_S:
             self._last = now
             # The sweep does not end because its output is closed.
@@ -58,7 +58,8 @@ class TrialWatch:
             status = None
         if status is None or not status.ranks:
             return f"{head}  starting"[:width]
-        return f"{head}  {fit(fields(Snapshot.of(status.progress)), width - len(head) - 2)}"
+        text = fit(fields(Snapshot.of(status.progress)), width - len(head) - 2)
+        return f"{head}  {text}"[:width]
 
     def close(self) -> None:
         """Erase the live line, if there is one."""

@@ -68,7 +68,7 @@ def for_ranks(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def state_style(state: str) -> str:
-    """Return the style of a state of a run or of the status of a check; "": none."""
+    """Return the colour of a state of a run or of the status of a check."""
     if state in ("done", "PASS", "good"):
         return "green"
     return (

@@ -23,14 +23,15 @@ RUNNING = Status(
 
 
 class Line:
-    """A live line of 60 columns."""
+    """A live line."""
 
     def __init__(self, terminal: object) -> None:
+        self.columns = 60
         self.texts: list[str] = []
         self.closed = False
 
     def width(self) -> int:
-        return 60
+        return self.columns
 
     def show(self, text: str) -> None:
         self.texts.append(text)
@@ -87,6 +88,16 @@ def test_a_terminal_has_a_live_line_that_fits(rig: Any) -> None:
     assert rig.printed == []
     shown.close()
     assert line.closed
+
+
+def test_a_line_leaves_the_last_column_of_any_terminal_free(rig: Any) -> None:
+    rig.terminal = object()
+    shown = watch()
+    line: Any = shown._line
+    for rig.status in (None, RUNNING):
+        for line.columns in range(1, 90):
+            shown.look(1)
+            assert len(line.texts[-1]) < line.columns
 
 
 def test_a_closed_output_ends_no_sweep(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from mpips.terminal.screen import (
     for_ranks,
     has_colour,
     say,
+    state_style,
     styled,
     wrapped,
 )
@@ -66,6 +67,11 @@ def test_words_stay_whole_and_lines_that_fit_stay_as_they_are() -> None:
 def test_colours_take_no_columns() -> None:
     line = styled("x" * 10, "red") + " y"
     assert wrapped(line, 12) == line
+
+
+def test_states_have_colours() -> None:
+    states = ("done", "PASS", "failed", "FAIL", "running", "WARN")
+    assert [state_style(state) for state in states] == ["green"] * 2 + ["red"] * 2 + ["yellow"] * 2
 
 
 def test_a_copy_of_a_wrapped_command_is_the_command() -> None:
@@ -117,6 +123,8 @@ def test_messages_are_wrapped_only_at_a_terminal(
     out = StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     say("mpips: error: one word and another one", err=False)
+    monkeypatch.setattr(sys, "stdout", None)
+    say("mpips: nothing is printed in a process without this stream", err=False)
     assert written == ["mpips: error: one word and\n  another one\n"]
     assert out.getvalue() == "mpips: error: one word and another one\n"
 
