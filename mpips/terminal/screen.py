@@ -22,6 +22,7 @@ from mpips.terminal.device import launcher_terminal
 # Columns of the terminals at which stdout and stderr of `mpips run` end, such as "80 80"; 0: no terminal.
 OF_RANKS = "MPIPS_TERMINAL"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_GOES_ON = " \\"  # end of a line of a command that goes on in the next one
 # ANSI codes of the colours in use: they are readable on a dark and on a light background.
 _CODES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "faint": "2"}
 
@@ -85,7 +86,7 @@ def wrapped(text: str, width: int, hang: int = 2) -> str:
     """Return text in which no line is longer than `width`, unless a single word is. Words stay whole.
 
     Args:
-        text: Lines of text; those that fit are unchanged.
+        text: Lines of text. Those that fit are unchanged, and those of a command that end in a backslash.
         width: Characters of a line; 0: any number, so the text is unchanged.
         hang: Spaces in front of the continuation of a line, after the spaces at its beginning.
     """
@@ -93,7 +94,7 @@ def wrapped(text: str, width: int, hang: int = 2) -> str:
         return text
     lines = []
     for line in text.split("\n"):
-        if len(_ANSI.sub("", line)) <= width:
+        if len(_ANSI.sub("", line)) <= width or line.endswith(_GOES_ON):
             lines.append(line)
             continue
         indent = " " * (len(line) - len(line.lstrip(" ")) + hang)
@@ -123,7 +124,7 @@ def command_text(words: Sequence[str], width: int) -> str:
             lines[-1] += f" {word}"
         else:
             lines.append(f"  {word}" if lines else word)
-    return " \\\n".join(lines)
+    return f"{_GOES_ON}\n".join(lines)
 
 
 class Tee(io.TextIOBase):

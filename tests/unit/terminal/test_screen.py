@@ -80,6 +80,9 @@ def test_a_copy_of_a_wrapped_command_is_the_command() -> None:
     assert max(map(len, text.split("\n"))) <= 24
     assert text.replace(" \\\n ", "") == " ".join(words)
     assert command_text(words, 0) == " ".join(words)
+    # A word that is wider than the terminal leaves the backslash at the end of its line.
+    text = command_text(["/a/path/of/python/that/is/long", *words], 24)
+    assert wrapped(text, 24) == text
 
 
 def test_a_terminal_has_columns_and_colours(
