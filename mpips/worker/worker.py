@@ -206,8 +206,9 @@ class Worker:
     def paused(self) -> Iterator[None]:
         """Keep mpips from calling MPI in a thread of its own within the block.
 
-        A worker in a look-ahead (`mpips.lookahead`) has such a thread if a server is on another node. MPI
-        allows one thread at a time, so a program that calls MPI itself does so in this block. Blocks for less
+        A worker in a look-ahead (`mpips.lookahead`) has such a thread if a server is on another node. With
+        MPI_THREAD_SERIALIZED one thread at a time may call MPI, so a program that calls MPI itself does so in
+        this block. Blocks for less
         than a millisecond; without that thread it does nothing.
         """
         progress = self._connection.progress

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import processes
@@ -18,7 +19,7 @@ from mpips.cli.sweep import command
 from mpips.config.schema import load_config
 from mpips.errors import ConfigError
 from mpips.supervisor import child
-from mpips.supervisor.sweep import Sweep
+from mpips.supervisor.sweep import Sweep, _Forwarding
 
 PYTHON = sys.executable  # the fixture sets another one
 FINISHED = {"generation": 0, "time_s": 1.0, "step": 3, "checkpoint": ""}
@@ -64,6 +65,20 @@ def sweep(*arguments: str, code: int = 0) -> Any:
 
 
 JOB = ("mlp", "--train", "digits", "-n", "3")
+
+
+def test_a_trial_that_runs_is_watched_until_it_ends() -> None:
+    ends = [None, None, 3]
+
+    def wait(timeout_s: float) -> int:
+        if (code := ends.pop(0)) is None:
+            raise subprocess.TimeoutExpired("mpips", timeout_s)
+        return code
+
+    watched: list[int] = []
+    process: Any = SimpleNamespace(wait=wait)
+    assert _Forwarding().wait(process, lambda: watched.append(len(ends))) == 3
+    assert watched == [2, 1]
 
 
 def test_trials_compute_the_metric_that_counts(program: Path) -> None:
