@@ -1,7 +1,7 @@
 """A script that pulls rows, sums over workers, and pushes under BSP. Worker 0 prints a JSON line.
 
 usage: gathering.py STEPS STEP ...   In each STEP, once in a run, worker 1 is killed behind its pushes, before
-worker 0 has pushed.
+the others have pushed.
 """
 
 import json
@@ -19,12 +19,12 @@ KEYS = np.arange(40)
 
 
 def disturb(worker: mpips.Worker, step: int, died: Path) -> None:
-    """Kill worker 1; let worker 0 wait for the end of the launch, so that its clock does not end."""
+    """Kill worker 1; let the others wait for the end of the launch, so that all repeat this clock."""
     if worker.index == 1:
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while worker.index == 0:
+    while True:
         assert time.monotonic() < deadline, f"the launch has not ended in step {step}"
         time.sleep(0.01)
 
@@ -33,18 +33,16 @@ def main(worker: mpips.Worker) -> dict[str, object]:
     """Add 1 to each row in each step."""
     table, ones = worker.table("e"), np.ones((len(KEYS), 4), np.float32)
     first = int(worker.cursor.get("step", 0))
-    # A clock that only some workers repeat has no collective operation in the repetition.
-    begun = max(map(int, worker.gather("begun", str(first).encode())))
     for step in range(first, int(sys.argv[1])):
         assert (table.pull(KEYS) == -float(worker.n_workers * step)).all()
-        if step >= begun:
-            assert worker.reduce("workers", np.ones(1)) == worker.n_workers
+        # All look before the sum, behind which worker 1 writes the file.
         died = Path(f"died-{step}")
         is_last = str(step) in sys.argv[2:] and not died.exists()
-        if worker.index == 0 and is_last:
+        assert worker.reduce("workers", np.ones(1)) == worker.n_workers
+        if is_last and worker.index != 1:
             disturb(worker, step, died)
         table.push(KEYS, ones)
-        if worker.index == 1 and is_last:
+        if is_last and worker.index == 1:
             disturb(worker, step, died)
         worker.set_cursor({"step": step + 1})
         worker.clock()
