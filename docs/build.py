@@ -20,7 +20,7 @@ TOOLS = ("zensical", "mkdocstrings", "mkdocstrings_handlers")
 
 
 def lacking(parts_only: bool) -> str:
-    """Return what to install before this script can work; "" if nothing is missing."""
+    """Return a sentence that names the missing packages; "" if nothing is missing."""
     if importlib.util.find_spec("mpips") is None:
         return (
             "mpips is not installed for this Python: bash jobs/setup.sh, then use .venv/bin/python"

@@ -33,7 +33,8 @@ show() {
     printf '%s\n' "$1"
     return
   fi
-  size=$(stty size <&1 2>/dev/null) || size=
+  # Within $(...) descriptor 1 is a pipe, not the terminal.
+  { size=$(stty size <&7 2>/dev/null) || size=; } 7>&1
   size=${size##* }
   printf '%s\n' "$1" | fold -s -w "$((${size:-0} > 0 ? size : 80))"
 }
@@ -45,8 +46,8 @@ fail() {
   exit "$code"
 }
 
-# elapsed WHAT: say again and again for how long a step has run: every ten seconds at a terminal, else every minute.
-# Ends with the set-up. The timed read needs no child process, which would outlive this one.
+# elapsed WHAT: print for how long a step has run: every ten seconds at a terminal, else every minute.
+# Ends at the next line after the end of the set-up. The timed read needs no child process, which would outlive this one.
 elapsed() {
   local what=$1 every=60 began=$SECONDS
   [[ ! -t 1 ]] || every=10
@@ -59,7 +60,7 @@ elapsed() {
   done
 }
 
-# with_elapsed WHAT COMMAND...: run a command, and say for how long meanwhile; return its exit code.
+# with_elapsed WHAT COMMAND...: run a command and print its elapsed time; return its exit code.
 with_elapsed() {
   local what=$1 code=0 job
   shift

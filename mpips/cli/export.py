@@ -39,8 +39,8 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
     safetensors  the state dict of torch below; of other models tables and moments of the features.
                  Labels, columns, task and step are JSON in its metadata
     parquet      a file for each table: key and columns, or row and columns of a dense table
-    torch        logistic, softmax and mlp on rows of numbers: a state dict of
-                 mpips.inference.network.Network, which scales raw features itself;
+    torch        logistic, softmax and mlp with a dense table of weights: a state dict
+                 of mpips.inference.network.Network, which scales raw features itself;
                  torch.load(weights_only=True) reads it
     word2vec, word2vec-binary
                  vectors of the task word2vec, as text or binary, which gensim and others read:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mpips.cli.output import check_new, write_new
 from mpips.errors import ConfigError
 
 
@@ -35,16 +36,10 @@ def command(train: str, test: str, label: str | None, out: Path, task: str, forc
     from mpips.training.drafting import draft
     from mpips.training.drafting_own import draft_own
 
-    if out.exists() and not force:
-        raise ConfigError(
-            f"{out}: already exists; use --force to replace it, or -o for another name"
-        )
+    check_new(out, force)
     if task and label is not None:
         raise ConfigError(f"--label has no effect with --task {task}, whose files have no labels")
     text = draft_own(task, train, test) if task else draft(train, test, label)
-    try:
-        out.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
+    write_new(out, text.encode(), force)
     click.echo(text.partition("\n\n")[0])
     click.echo(f"mpips init: wrote {out}; start it with: mpips run {out}")

@@ -1,13 +1,19 @@
-"""The argument RUN and the option --folder of commands that concern one run."""
+"""The argument RUN and the option --folder of commands that concern runs, and the runs that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+
+from mpips.errors import ConfigError
+from mpips.monitor.runs import find_run
+
+if TYPE_CHECKING:
+    from mpips.web.run_data import RunData
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,3 +38,24 @@ folder_option = click.option(
     show_default=True,
     help="Folder of the run directories.",
 )
+
+
+def runs_named(names: Sequence[str], folder: str, most: int, what: str) -> list[RunData]:
+    """Return the runs that are named, each once; without names the newest one of the folder.
+
+    Args:
+        names: Run directories, or beginnings of names of runs; see `mpips.monitor.runs.find_run`.
+        folder: The folder of the runs.
+        most: Greatest number of runs.
+        what: Name of the result for the message, such as "a page".
+
+    Raises:
+        ConfigError: There is no such run, or there are more runs.
+    """
+    from mpips.web.run_data import RunData
+
+    found = [find_run(name, Path(folder)) for name in names or (None,)]
+    runs = list({run.path: RunData(run.path) for run in found}.values())
+    if len(runs) > most:
+        raise ConfigError(f"{len(runs)} runs: {what} shows at most {most}; give fewer")
+    return runs

@@ -66,6 +66,8 @@ HIGHER_IS_BETTER = frozenset(
     ("accuracy", "auc", "r2", "f1", "pr_auc", "micro_f1", "macro_f1", "mean_auc")
 )
 LOWER_IS_BETTER = frozenset(("log_loss", "cross_entropy", "rmse", "mae", "hamming_loss"))
+# Metrics that count where a job names none, in this order.
+BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")
 
 _ZERO = ExactSum()
 

@@ -48,7 +48,7 @@ class DenseLayers(Struct, frozen=True):
 
 
 def is_dense(model: Model) -> bool:
-    """Return True if the model consists of dense layers on rows of numbers."""
+    """Return True if the model consists of layers that are dense tables."""
     return _features(model) is not None and bool(_names(model))
 
 
@@ -62,8 +62,8 @@ def dense_layers(model: Model) -> DenseLayers:
     if features is None or not names:
         raise ConfigError(
             f"this model of task '{model.manifest.config['task']}' is no network of dense layers: only "
-            "logistic, softmax and mlp on rows of numbers become a module of PyTorch; model.tables has the "
-            "values of any task"
+            "logistic, softmax and mlp with a dense table of weights become a module of PyTorch; "
+            "model.tables has the values of any task"
         )
     weights = [np.asarray(model.tables[name]) for name in names]
     biases = [np.asarray(model.tables[name.replace("weight", "bias")]) for name in names]

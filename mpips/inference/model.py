@@ -207,7 +207,7 @@ class Model:
         """Return the model as a module of PyTorch that takes raw features and returns logits.
 
         Raises:
-            ConfigError: The model is not one of logistic, softmax or mlp on rows of numbers.
+            ConfigError: The model is not one of logistic, softmax or mlp with a dense table of weights.
             ImportError: PyTorch is missing.
         """
         from mpips.inference.network import network_of

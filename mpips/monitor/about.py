@@ -1,4 +1,4 @@
-"""Describes a run for its readers: what was trained, how far it came, how long it took, its best evaluation.
+"""The description of a run for people: what was trained, its best evaluation, its state in one sentence.
 
 `mpips web`, `mpips report` and `mpips plot` use it. All of it comes from files of the run directory, which
 may be damaged or missing; then a part of the description is missing as well.
@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from mpips.data.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER
-from mpips.monitor.best_epoch import BY_DEFAULT
+from mpips.data.metrics import BY_DEFAULT, HIGHER_IS_BETTER, LOWER_IS_BETTER
 from mpips.monitor.progress import duration, plural
-from mpips.monitor.summary_text import METRICS
+from mpips.monitor.summary_text import HASHED, METRICS
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Progress, Status
 from mpips.rundir.history import AttemptHead
@@ -184,7 +183,7 @@ def data_text(job: JobDescription, result: RunResult | None) -> str:
     if result is not None and result.n_samples > 0:
         text += f": {plural(result.n_samples, 'sample')}"
         # Hashed keys have no number of features.
-        if 0 < result.n_features < 1 << 60:
+        if 0 < result.n_features < HASHED:
             text += f", {plural(result.n_features, 'feature')}"
     if test := names_of(job.data.test):
         text += f"; test {test}"

@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from mpips.data.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER
+from mpips.data.metrics import BY_DEFAULT, HIGHER_IS_BETTER, LOWER_IS_BETTER
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.series import series
 
-BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")  # metrics that are watched if a job names none
 Rows = Mapping[int, Mapping[str, Any]]  # metrics by number of complete epochs
 _NONE: Mapping[str, Direction] = {}
 # Part of the best value, and of the improvement up to it, by which a worse last value is called overfitting.

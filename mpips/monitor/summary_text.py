@@ -16,7 +16,7 @@ from mpips.terminal.units import decimal_size
 _WIDTH = 79  # columns of the text
 _MARGIN = 14  # columns of the names
 _MOST_LINES = 3  # lines of options; summary.json contains all of them
-_HASHED = 1 << 60  # features, fewer than hashed keys can be
+HASHED = 1 << 60  # features, fewer than hashed keys can be
 _MOST_EPOCHS = 12  # epochs whose metrics are shown
 METRICS = (
     *("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2"),
@@ -202,7 +202,7 @@ def _data(s: Mapping[str, Any]) -> str:
 
 def _features(n: int) -> str:
     """Return the number of features as text; hashed keys have no number."""
-    return "hashed features" if n >= _HASHED else plural(n, "feature")
+    return "hashed features" if n >= HASHED else plural(n, "feature")
 
 
 def _trained(s: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import io
 import os
 import signal
 import socket
@@ -25,14 +24,14 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.launch import launched_rank
 from mpips.rundir import directory
-from mpips.terminal.screen import say
+from mpips.terminal.screen import Tee, say
 
 LEAVING = (
     "Leaving"  # `kind` of the report of a rank that ends on request after a durable checkpoint
@@ -76,33 +75,6 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     up_s: float = 0.0
 
 
-class _Tee(io.TextIOBase):
-    """A text stream that writes to the log, and on rank 0 to the terminal as well.
-
-    Errors of writing are ignored: a full disk or a closed terminal must not end a training.
-    """
-
-    def __init__(self, *ways: TextIO) -> None:
-        self._ways = ways
-
-    def write(self, text: str) -> int:
-        for way in self._ways:
-            with contextlib.suppress(OSError):
-                way.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        for way in self._ways:
-            with contextlib.suppress(OSError):
-                way.flush()
-
-    def fileno(self) -> int:
-        return self._ways[0].fileno()
-
-    def writable(self) -> bool:
-        return True
-
-
 class _ReportWriter:
     """Writes the log and the failure report of this process, a rank of a supervised run."""
 
@@ -137,9 +109,9 @@ class _ReportWriter:
         log = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
         if self._rank == 0:
             shown = os.fdopen(terminal, "w", buffering=1, encoding="utf-8", errors="replace")
-            sys.stderr = _Tee(log, shown)
+            sys.stderr = Tee(log, shown)
         else:
-            sys.stderr = _Tee(log)
+            sys.stderr = Tee(log)
             os.close(terminal)
         faulthandler.enable(log)
         faulthandler.register(signal.SIGUSR2, log, all_threads=True)

@@ -234,8 +234,8 @@ class Takeover:
         if any(not place.at_start and not place.state.cursor for place in self._places):
             return "main has stored no cursor; call worker.set_cursor before each worker.clock"
         if self.server is not None:
-            for w, place in enumerate(self._places):
-                self.server.core.drop_repeated(w, place.clock)
+            clocks = [place.clock for place in self._places]
+            self.server.drop_repeated(clocks, is_copied=c.server in copies)
         self.at = self._read_positions()
         if c.worker is not None:
             self.at = resumed_at(self.at, self._places[c.worker])

@@ -18,7 +18,7 @@ from typing import Any
 
 from mpips import _native
 from mpips.errors import MpipsError, ProtocolError, RecoveryError, RegionError
-from mpips.model.consistency import native
+from mpips.model.consistency import BSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
@@ -193,6 +193,20 @@ class Server:
             raise RecoveryError(f"server {self.index}: {error}") from None
         except _native.SharedMemoryError as error:
             raise RegionError(f"server {self.index}: {error}") from None
+
+    def drop_repeated(self, clocks: Sequence[int], is_copied: bool) -> None:
+        """Drop what waits in the workers' rings of clocks that they repeat; see server_recovery.cpp.
+
+        Args:
+            clocks: The clock of each worker.
+            is_copied: The memory is the copy of a lost server. That server may have applied and acknowledged
+                pushes under SSP and ASP which wait here behind those under BSP, and their values count: so
+                nothing is dropped where there are such tables.
+        """
+        if is_copied and not all(isinstance(table.consistency, BSP) for table in self._tables):
+            return
+        for worker, clock in enumerate(clocks):
+            self.core.drop_repeated(worker, clock)
 
     def _add(self, i: int, table: Table, placement: Placement) -> None:
         """Add table `i` to the core, with its memory; on a new server also the values of a dense part."""

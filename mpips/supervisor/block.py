@@ -17,6 +17,7 @@ from mpips.supervisor.attempt import Ended
 from mpips.supervisor.verdict import Death, Verdict
 
 WIDTH = 96  # columns of the block
+_LEAST_TEXT = 20  # columns of the text of a row, also at a terminal that is too narrow for it
 _DETAIL_LINES = 40  # lines of a traceback that are shown: the last ones
 
 
@@ -163,7 +164,8 @@ def failure_block(
 def _row(name: str, text: str, width: int) -> list[str]:
     """Return the lines of one row: a name of at most 15 characters, and its text, wrapped."""
     first, *rest = (text or "unknown").splitlines()
-    wrapper = textwrap.TextWrapper(width - 18, break_long_words=False, break_on_hyphens=False)
+    room = max(width - 18, _LEAST_TEXT)
+    wrapper = textwrap.TextWrapper(room, break_long_words=False, break_on_hyphens=False)
     parts = wrapper.wrap(first)
     for line in rest:
         parts += wrapper.wrap(line) or [""]

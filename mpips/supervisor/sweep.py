@@ -21,10 +21,10 @@ import msgspec
 from msgspec.structs import replace
 
 from mpips.config.schema import JobConfig
-from mpips.data.metrics import HIGHER_IS_BETTER
+from mpips.data.metrics import BY_DEFAULT, HIGHER_IS_BETTER
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
-from mpips.monitor.best_epoch import BY_DEFAULT, BestEpoch, best_epoch, is_higher, rows_of
+from mpips.monitor.best_epoch import BestEpoch, best_epoch, is_higher, rows_of
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json, replace_json
 from mpips.rundir.reading import DAMAGED
@@ -35,8 +35,8 @@ FILE = "sweep.json"
 LOG = "sweep.log"  # in the folder of a run's logs: what its supervisor printed
 _LOOK_S = 0.5  # s between two looks at a trial that runs
 PREEMPTED = 75  # exit code of a run that wrote a checkpoint and ended because it was asked to
-_BY_DEFAULT = (*BY_DEFAULT, "loss")
-_METRICS = (*_BY_DEFAULT, "mae", *sorted(HIGHER_IS_BETTER))
+_FIRST = (*BY_DEFAULT, "loss")
+_METRICS = (*_FIRST, "mae", *sorted(HIGHER_IS_BETTER))
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -229,7 +229,7 @@ class Sweep:
             return self.content.metric
         there = {name for result in results for name in result.metrics}
         own = [name for name, better in self.content.own_metrics.items() if better != "none"]
-        return next((name for name in (*own, *_BY_DEFAULT) if name in there), "")
+        return next((name for name in (*own, *_FIRST) if name in there), "")
 
     def ranked(self) -> list[TrialResult]:
         """Return the results by their best values, the best first; those without the metric last."""

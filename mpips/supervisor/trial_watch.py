@@ -1,4 +1,4 @@
-"""The line on the trial of a sweep that runs: a live one at a terminal, one now and then elsewhere."""
+"""The line on the trial of a sweep that runs: a live line at a terminal, one line a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpips.terminal.screen import say
 
 
 class TrialWatch:
-    """Shows how far the trial that runs has come, from the files of its run."""
+    """Shows the progress of the trial that runs, from the files of its run."""
 
     def __init__(self, sweep: Sweep) -> None:
         """Show nothing yet; take over stdout and stderr until `close` if they end at a terminal."""
@@ -31,16 +31,21 @@ class TrialWatch:
                 self._line = LiveLine(terminal)
 
     def look(self, number: int) -> None:
-        """Show trial `number`, counted from 1; without a live line only once a minute."""
+        """Show trial `number`, counted from 1; without a live line only once a minute.
+
+        Errors of writing are ignored.
+        """
         now = time.monotonic()
         if number != self._number:
             self._number, self._began, self._last = number, now, now
         if self._line is not None:
             # A character in the last column makes some terminals begin a new line.
-            self._line.show(self._text(now - self._began, self._line.width() - 1))
+            self._line.show(self._text(now - self._began, max(self._line.width() - 1, 0)))
         elif now - self._last >= ELSEWHERE_S:
             self._last = now
-            say(self._text(now - self._began, 10_000))
+            # The sweep does not end because its output is closed.
+            with contextlib.suppress(OSError, ValueError):
+                say(self._text(now - self._began, 10_000))
 
     def _text(self, seconds: float, width: int) -> str:
         """Return the line of the trial, of at most `width` characters."""
@@ -49,11 +54,12 @@ class TrialWatch:
         try:
             status = RunFolder(self._sweep.path / trials[self._number - 1].run).status()
         except ConfigError:
-            # The file cannot be read at this moment; the next look reads it again.
+            # The file cannot be read at this moment; the next call reads it again.
             status = None
         if status is None or not status.ranks:
             return f"{head}  starting"[:width]
-        return f"{head}  {fit(fields(Snapshot.of(status.progress)), width - len(head) - 2)}"
+        text = fit(fields(Snapshot.of(status.progress)), width - len(head) - 2)
+        return f"{head}  {text}"[:width]
 
     def close(self) -> None:
         """Erase the live line, if there is one."""

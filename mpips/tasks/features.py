@@ -44,7 +44,11 @@ class DenseFeatures:
 
     def __init__(self, info: DataInfo, task: str) -> None:
         """Raise DataError for data with no features, or with too many for a dense table."""
-        if info.n_features > MAX_DENSE_FEATURES or info.n_features < 1:
+        if info.n_features < 1:
+            raise DataError(
+                f"task '{task}' takes one feature or more, no sample of the data has any"
+            )
+        if info.n_features > MAX_DENSE_FEATURES:
             raise DataError(
                 f"task '{task}' takes rows of 1 to {MAX_DENSE_FEATURES:,} numbers, the data has "
                 f"{info.n_features:,}; write longer rows as LIBSVM, which may have any number of features"

@@ -71,10 +71,12 @@ class Mlp(LayeredTask):
     def __init__(self, info: DataInfo, options: MlpOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
         super().__init__(info, options, seed)
-        if not self.inputs.has_rows:
-            refuse_idle(options, "prior", has_rows=False)
         self._widths = (info.n_features, *options.hidden, self.outputs.n)
         self._n_layers = len(self._widths) - 1
+        if not self.inputs.has_rows:
+            refuse_idle(options, "prior", has_rows=False)
+        elif self._n_layers == 1:
+            refuse_idle(options, "l2", has_rows=True)
 
     def tables(self) -> list[Table]:
         """Return two tables per layer."""

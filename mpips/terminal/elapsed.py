@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from mpips.terminal.screen import columns, say
 
@@ -36,12 +36,14 @@ class Elapsed:
         return max(self._next - time.monotonic(), 0.0)
 
     def look(self) -> None:
-        """Print a line if it is due. Cheap: call it often."""
+        """Print a line if it is due; errors of writing are ignored. Cheap: call it often."""
         now = time.monotonic()
         if now < self._next or self._tell is None:
             return
         self._next = now + self._every_s
-        self._tell(f"{self._what} ... {now - self._began:.0f} s")
+        # Work does not end because its terminal is closed.
+        with suppress(OSError, ValueError):
+            self._tell(f"{self._what} ... {now - self._began:.0f} s")
 
 
 @contextmanager

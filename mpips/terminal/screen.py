@@ -7,6 +7,8 @@ columns; what counts then is where the launcher writes.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import stat
@@ -20,6 +22,7 @@ from mpips.terminal.device import launcher_terminal
 # Columns of the terminals at which stdout and stderr of `mpips run` end, such as "80 80"; 0: no terminal.
 OF_RANKS = "MPIPS_TERMINAL"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_GOES_ON = " \\"  # end of a line of a command that goes on in the next one
 # ANSI codes of the colours in use: they are readable on a dark and on a light background.
 _CODES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "faint": "2"}
 
@@ -31,6 +34,8 @@ def columns(stream: TextIO, env: Mapping[str, str] = os.environ) -> int:
         stream: sys.stdout or sys.stderr.
         env: Environment of this process.
     """
+    if isinstance(stream, Tee):
+        return max(stream.columns(env))
     try:
         file = stream.fileno()
         mode = os.fstat(file).st_mode
@@ -40,13 +45,13 @@ def columns(stream: TextIO, env: Mapping[str, str] = os.environ) -> int:
     if own:
         given = env.get("COLUMNS", "")
         return int(given) if given.isdigit() and int(given) else own
+    # Only a pipe, a socket or a pseudo-terminal may lead to a launcher; the log of a rank is a file.
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(file)):
+        return 0
     number = 1 if stream is sys.stdout else 2
     passed = env.get(OF_RANKS, "").split()
     if len(passed) == 2 and all(text.isdigit() for text in passed):
         return int(passed[number - 1])
-    # Only a pipe, a socket or a pseudo-terminal may lead to a launcher.
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(file)):
-        return 0
     terminal = launcher_terminal(number, env)
     return terminal.width() if terminal is not None else 0
 
@@ -64,7 +69,7 @@ def for_ranks(env: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def state_style(state: str) -> str:
-    """Return the style of a state of a run or of the status of a check; "": none."""
+    """Return the colour of a state of a run or of the status of a check."""
     if state in ("done", "PASS", "good"):
         return "green"
     return (
@@ -81,7 +86,7 @@ def wrapped(text: str, width: int, hang: int = 2) -> str:
     """Return text in which no line is longer than `width`, unless a single word is. Words stay whole.
 
     Args:
-        text: Lines of text; those that fit are unchanged.
+        text: Lines of text. Those that fit are unchanged, and those of a command that end in a backslash.
         width: Characters of a line; 0: any number, so the text is unchanged.
         hang: Spaces in front of the continuation of a line, after the spaces at its beginning.
     """
@@ -89,7 +94,7 @@ def wrapped(text: str, width: int, hang: int = 2) -> str:
         return text
     lines = []
     for line in text.split("\n"):
-        if len(_ANSI.sub("", line)) <= width:
+        if len(_ANSI.sub("", line)) <= width or line.endswith(_GOES_ON):
             lines.append(line)
             continue
         indent = " " * (len(line) - len(line.lstrip(" ")) + hang)
@@ -119,7 +124,49 @@ def command_text(words: Sequence[str], width: int) -> str:
             lines[-1] += f" {word}"
         else:
             lines.append(f"  {word}" if lines else word)
-    return " \\\n".join(lines)
+    return f"{_GOES_ON}\n".join(lines)
+
+
+class Tee(io.TextIOBase):
+    """A text stream that writes to several streams, such as a log and the terminal.
+
+    Errors of writing are ignored: a full disk or a closed terminal must not end a training.
+    """
+
+    def __init__(self, *ways: TextIO) -> None:
+        """Write to `ways`; the first one has the file descriptor."""
+        self._ways = ways
+
+    def columns(self, env: Mapping[str, str]) -> list[int]:
+        """Return the columns of each stream; see `columns`."""
+        return [columns(way, env) for way in self._ways]
+
+    def say(self, text: str, hang: int) -> None:
+        """Write text for people, wrapped only in the streams that end at a terminal. See `say`."""
+        for way in self._ways:
+            with contextlib.suppress(OSError):
+                way.write(wrapped(text, columns(way), hang) + "\n")
+
+    def write(self, text: str) -> int:
+        """Write text as it is."""
+        for way in self._ways:
+            with contextlib.suppress(OSError):
+                way.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush all streams."""
+        for way in self._ways:
+            with contextlib.suppress(OSError):
+                way.flush()
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the first stream."""
+        return self._ways[0].fileno()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
 
 
 def say(text: str, err: bool = True, hang: int = 2) -> None:
@@ -133,5 +180,8 @@ def say(text: str, err: bool = True, hang: int = 2) -> None:
     stream = sys.stderr if err else sys.stdout
     if stream is None:  # a process without this stream
         return
-    stream.write(wrapped(text, columns(stream), hang) + "\n")
+    if isinstance(stream, Tee):
+        stream.say(text, hang)
+    else:
+        stream.write(wrapped(text, columns(stream), hang) + "\n")
     stream.flush()

@@ -38,7 +38,14 @@ from mpips.model.table import EmbeddingTable
 from mpips.torch.device_memory import DeviceMemory
 from mpips.torch.job import TorchJob
 from mpips.torch.row_gradients import RowGradients, RowParameter
-from mpips.torch.row_state import KEYS, VALUES, LoadedRows, RefusedRowsError, rows_of_state
+from mpips.torch.row_state import (
+    KEYS,
+    VALUES,
+    LoadedRows,
+    RefusedRowsError,
+    repeat_rows,
+    rows_of_state,
+)
 from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.worker import Worker
 
@@ -170,6 +177,8 @@ class Embedding(torch.nn.Module):
 
     def load(self, rows: LoadedRows) -> None:
         """Take rows, which the servers get when a job of the layer starts. `load_checkpoint` calls this."""
+        if self._access is not None and self._access.layer is not self:
+            self._access = None  # a copy has rows of its own from here on
         self._loaded = rows
 
     def initial_rows(self) -> tuple[Int64, NDArray[np.float32]] | None:
@@ -345,8 +354,7 @@ class Embedding(torch.nn.Module):
         if self._saved is not None:
             newest, first = self._saved[0](), self._saved[1]
             if newest is not None and destination.get(first + KEYS) is newest and first != prefix:
-                for name in (KEYS, VALUES):
-                    destination[prefix + name] = destination[first + name]
+                repeat_rows(destination, first, prefix)
                 return
         self._rows_now().save(destination, prefix)
         self._saved = weakref.ref(destination[prefix + KEYS]), prefix

@@ -107,7 +107,7 @@ class EpochLoops:
         """Know no loop."""
         self._states: list[list[LoopState]] = []  # of each loop that was made
         self._active: weakref.ref[Epochs] | None = None
-        # Of the newest loop that has begun; empty: there is no such loop.
+        # Place of the newest loop that has begun; empty before the first one.
         self._place: dict[str, Any] = {}
         self._resumed: Mapping[str, Any] = {}  # place of the restart
         self._saved = ""  # states in the newest cursor
@@ -180,6 +180,22 @@ class EpochLoops:
         if place and number <= place["loop"]:
             self.restore()
         return Epochs(self, number, first, n, loaders, job)
+
+    def check_end(self) -> None:
+        """Check at the end of the script that it made the loop in which the checkpoint is.
+
+        Loops are known by their order. A script that leaves out a loop before that one, since a file of it is
+        there, would pass over another loop.
+
+        Raises:
+            ConfigError: It did not.
+        """
+        if self._resumed and 0 < len(self._states) <= self._resumed["loop"]:
+            raise ConfigError(
+                f"the checkpoint is of loop {self._resumed['loop'] + 1} over mpips.torch.epochs, and this "
+                f"launch made {len(self._states)}, so it has passed over epochs that it should have trained: "
+                "make the same loops after a restart, also those that are complete"
+            )
 
     def begin(self, loop: Epochs, epoch: int, loaders: Sequence[SeekingLoader]) -> None:
         """Note the epoch that a loop begins; its number of epochs at its end.

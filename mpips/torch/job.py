@@ -186,7 +186,7 @@ class TorchJob(ScriptJob):
     def warn_of_late_changes(self) -> None:
         """Warn if a scheduler or a state of the script was changed after the clock of its step had ended.
 
-        Called between two batches of a pass that trains.
+        Called behind a batch with a step, before the next batch.
         """
         if not self.is_open:
             self.loops.warn_if_late()
@@ -242,8 +242,8 @@ class TorchJob(ScriptJob):
                 self._coming[name] = position
             part.resume(position)
         self._waits = bool(self.loaders)
-        # A worker without a cursor is at the beginning of the run.
-        if "epochs" in cursor and all(everyone):
+        # In another number of workers, one without a cursor is at the beginning of the run.
+        if "epochs" in cursor and (not self.script.other_workers or all(everyone)):
             self.loops.resume(cursor["epochs"])
 
     def before_clock(self) -> None:
@@ -258,6 +258,7 @@ class TorchJob(ScriptJob):
     def end(self) -> None:
         """End what the script has left open; let the scheduler compare the steps of all workers."""
         self.skips.end()
+        self.loops.check_end()
         super().end()
 
 

@@ -125,7 +125,7 @@ class _SettlingBatches(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._clocks.next():
-            self._checks.between(self._clocks.trains)
+            self._checks.between()
         self._job.settle()
         try:
             return next(self._batches)
@@ -140,12 +140,15 @@ class StepChecks:
     def __init__(self, job: TorchJob, loader: StartingLoader) -> None:
         """Begin a pass, when the loader has arrived at its place."""
         self._job = job
+        self._steps = job.steps
         self._schedules = job.schedules.watch(loader)
 
-    def between(self, trains: bool) -> None:
-        """Check what the script did with the newest batch. `trains`: the pass has made steps."""
-        # Behind a pass that trains, a scheduler may be stepped after the end of the clock.
-        if trains:
+    def between(self) -> None:
+        """Check what the script did with the newest batch."""
+        # Behind a batch without a step (in an evaluation, or of accumulated gradients) nothing is late: a
+        # scheduler, or a state, may be changed after the end of the clock of the last step.
+        before, self._steps = self._steps, self._job.steps
+        if self._steps != before:
             self._job.warn_of_late_changes()
         if self._schedules is not None and not self._schedules.next():
             self._schedules = None
@@ -243,7 +246,7 @@ def _settled(job: TorchJob, loader: Any, ahead: Iterator[tuple[int, Batch]]) -> 
     checks: StepChecks | None = None
     while True:
         if clocks is not None and clocks.next() and checks is not None:
-            checks.between(clocks.trains)
+            checks.between()
         job.settle()
         numbered = next(ahead, None)
         if numbered is None:

@@ -80,6 +80,21 @@ class LoadedRows:
             metadata.setdefault(prefix[:-1], {})[_ORIGIN] = origin
 
 
+def repeat_rows(destination: dict[str, Any], first: str, prefix: str) -> None:
+    """Put the rows of a layer into a state dict at a second path.
+
+    Args:
+        destination: The state dict.
+        first: The path where they are, with a dot behind it.
+        prefix: The second path, likewise.
+    """
+    for name in (KEYS, VALUES):
+        destination[prefix + name] = destination[first + name]
+    metadata = getattr(destination, "_metadata", None)
+    if metadata is not None:
+        metadata.setdefault(prefix[:-1], {})[_ORIGIN] = metadata[first[:-1]][_ORIGIN]
+
+
 class RefusedRowsError(Exception):
     """The rows of a state dict do not fit the layer; the text is one sentence."""
 

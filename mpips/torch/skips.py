@@ -283,13 +283,11 @@ class BatchClocks:
 
     Attributes:
         early: Places of the loaders behind each batch, until a step or a training forward pass comes.
-        trains: True if a step or a training forward pass had come before the newest `next`.
     """
 
     def __init__(self, skips: Skips) -> None:
         """Begin a pass."""
         self.early: list[Places] = []
-        self.trains = False
         self._skips = skips
         self._ended: tuple[int, int] | None = None  # steps and batches, when the newest was read
         self._so_far = 0, 0  # steps and training forward passes, at the beginning
@@ -298,9 +296,9 @@ class BatchClocks:
     def next(self) -> bool:
         """End the clocks of the batch before, but for the last one; return False before the first batch."""
         skips, is_later = self._skips, self._ended is not None
-        self.trains = self._so_far != (skips.n_steps, skips.n_trainings)
+        trains = self._so_far != (skips.n_steps, skips.n_trainings)
         has_ended = self._ended != (skips.n_steps, skips.n_left)
-        skips.begin_batch(not is_later or has_ended, None if self.trains else self.early)
+        skips.begin_batch(not is_later or has_ended, None if trains else self.early)
         if not is_later:
             self._so_far = skips.n_steps, skips.n_trainings
         self._ended = skips.n_steps, skips.n_left

@@ -22,6 +22,7 @@ import numpy as np
 from mpips.config.sections import TrainConfig
 from mpips.data.metrics import (
     BINARY_METRICS,
+    BY_DEFAULT,
     CLASS_METRICS,
     HIGHER_IS_BETTER,
     LABEL_METRICS,
@@ -37,7 +38,6 @@ from mpips.model.table import Table
 from mpips.monitor.summary_text import metric_label
 from mpips.worker.worker import Worker
 
-_BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")
 _FIELDS = ("best", "best_epoch", "waited")
 _NONE_OWN: Mapping[str, Direction] = {}
 
@@ -150,7 +150,7 @@ def watched(
         *(name for name, direction in own.items() if direction != "none"),
     }
     given = (
-        *(metrics or (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))),
+        *(metrics or (*BY_DEFAULT, *sorted(HIGHER_IS_BETTER))),
         *more_metrics(metrics, own),
     )
     known = [name for name in given if name in directed]
@@ -158,7 +158,7 @@ def watched(
         raise ConfigError(f"{why}: no metric of this task has better values; set {option} = {off}")
     metric: str = options.metric
     if metric == "auto":
-        metric = next((name for name in _BY_DEFAULT if name in known), known[0])
+        metric = next((name for name in BY_DEFAULT if name in known), known[0])
     if metric not in known:
         raise ConfigError(
             f"train.metric = {metric!r}: the metrics of this task are {', '.join(known)}"

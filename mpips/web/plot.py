@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.monitor.about import VALIDATION, epochs_at, higher_is_better, metric_of, read_result
+from mpips.monitor.about import (
+    VALIDATION,
+    EvaluatedStep,
+    best_of,
+    epochs_at,
+    higher_is_better,
+    metric_of,
+    read_result,
+)
 from mpips.web.run_data import RunData, SentParts
 
 AXES = {
@@ -27,7 +34,6 @@ _ACTIVITY_COLOURS = ("#0072b2", "#e69f00", "#00966d", "#cc79a7", "#55606f")
 _MOST_BARS = 32  # workers that have a bar each; of more the mean of each run is drawn
 _MOST_METRICS = 12
 _MOST_STALENESS = 64  # the last bin counts this staleness and more
-_READ_S = 600.0  # s that reading a run may take
 _SIZE = (6.4, 3.6)  # of a chart, inches
 
 Point = tuple[float, float]
@@ -43,12 +49,7 @@ class PlottedRun:
         Raises:
             ConfigError: It cannot be read within some minutes.
         """
-        end = time.monotonic() + _READ_S
-        run.refresh()
-        while run.is_loading:
-            if time.monotonic() > end:
-                raise ConfigError(f"{run.run.path}: could not be read within {_READ_S:.0f} s")
-            run.refresh()
+        run.read_all()
         parts = json.loads(run.parts(SentParts()) or b"{}")
         self.name = run.name
         state, curve = parts["state"], parts.get("curve", {"columns": [], "rows": [], "tests": []})
@@ -104,38 +105,37 @@ class PlottedRun:
 
     def best(self, metric: str, axis: str) -> tuple[float, float, int] | None:
         """Return place, value and epoch of the best evaluation by a metric; None: it is not known."""
-        known = [test for test in self.tests if test[3].get(metric) is not None]
+        tests = [test for test in self.tests if test[3].get(metric) is not None]
+        evaluations = [EvaluatedStep(test[1], test[5], test[3]) for test in tests]
         own, recorded = metric_of(metric), self.about.get("best") or {}
         higher = higher_is_better(own)
-        if higher is None:
-            known = [
-                t for t in known if recorded.get("metric") == own and t[5] == recorded["epoch"]
-            ]
-        if not known:
+        best = best_of(evaluations, metric, higher)
+        # The direction of a metric of the task's own is not known here, but its best checkpoint may be.
+        if higher is None and recorded.get("metric") == own:
+            best = next((each for each in evaluations if each.epochs == recorded["epoch"]), None)
+        if best is None:
             return None
-        sign = 1.0 if higher or higher is None else -1.0
-        found = max(known, key=lambda test: sign * float(test[3][metric]))
-        place = self._place(axis, {"time_s": found[0], "step": found[1], "samples": found[2]})
-        return place, float(found[3][metric]), int(found[5])
+        time_s, step, samples, metrics, *_ = tests[evaluations.index(best)]
+        place = self._place(axis, {"time_s": time_s, "step": step, "samples": samples})
+        return place, float(metrics[metric]), best.epochs
 
     def worker_shares(self) -> list[tuple[str, list[float]]]:
-        """Return of each worker of the newest attempt the share of its time for each activity."""
-        rows = self.history["rows"]
-        heads = [mark for mark in self.history["marks"] if mark["type"] == "head"]
-        if not rows or not heads:
-            return []
-        last = rows[-1]
+        """Return of each worker its shares of time by activity, in the newest attempt with counts."""
+        last = self.history["rows"][-1] if self.history["rows"] else {"generation": -1}
+        roles: list[str] = []
+        for mark in self.history["marks"]:
+            if mark["type"] == "head" and mark["generation"] == last["generation"]:
+                roles = mark["roles"]
         found = []
-        for rank, role in enumerate(heads[-1]["roles"]):
+        # A damaged line may have fewer values than there are ranks.
+        columns = [last.get(name, ()) for name in ("elapsed", *_ACTIVITIES[1:])]
+        for role, seconds in zip(roles, zip(*columns, strict=False), strict=False):
             worker = next((p for p in role.split(" + ") if p.split(" ")[0] == "worker"), None)
-            if (
-                worker is None
-                or rank >= len(last.get("elapsed", ()))
-                or not last["elapsed"][rank] > 0
-            ):
+            elapsed, *times = map(float, seconds)
+            if worker is None or not elapsed > 0:
                 continue
-            parts = [max(float(last[name][rank]), 0.0) for name in _ACTIVITIES[1:]]
-            parts = [max(last["elapsed"][rank] - sum(parts), 0.0), *parts]
+            parts = [max(part, 0.0) for part in times]
+            parts = [max(elapsed - sum(parts), 0.0), *parts]
             found.append((worker, [part / sum(parts) for part in parts]))
         return found
 
@@ -156,30 +156,36 @@ def axis_of(runs: Sequence[PlottedRun], wanted: str) -> str:
 
 def picture(
     runs: Sequence[RunData],
-    path: Path,
+    ending: str,
     axis: str = "",
     charts: Sequence[str] = (),
     log: bool = False,
-) -> None:
-    """Draw runs into the file `path`, whose ending names the format. Blocks until the runs are read.
+) -> bytes:
+    """Return a picture of runs as the content of a file. Blocks until the runs are read.
 
     Args:
         runs: The runs, at least one; each has a colour.
-        path: The file, which is replaced: .png, .svg, .pdf or another format of matplotlib.
+        ending: Ending of the file's name: ".png", ".svg", ".pdf" or another format of matplotlib.
         axis: A key of AXES; "": epochs if all runs count them, else samples.
         charts: Names of CHARTS; (): all that have something to show.
         log: Draw the loss on a logarithmic scale.
 
     Raises:
         CapabilityError: matplotlib is not installed.
-        ConfigError: There is nothing to draw, the file cannot be written, or a run cannot be read.
+        ConfigError: There is nothing to draw, the ending names no format, or a run cannot be read.
     """
     try:
+        from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure
     except ImportError:
         raise CapabilityError(
             "mpips plot needs matplotlib, which is not installed: pip install matplotlib"
         ) from None
+    kind = ending.removeprefix(".").lower()
+    if kind not in FigureCanvasBase.get_supported_filetypes():
+        raise ConfigError(
+            f"the ending {ending!r} of the file names no format of a picture: use .png, .svg or .pdf"
+        )
     plotted = [PlottedRun(run) for run in runs]
     axis = axis_of(plotted, axis)
     made = {
@@ -212,12 +218,9 @@ def picture(
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             keys.setdefault(label, handle)
     figure.legend(keys.values(), keys.keys(), loc="outside upper left", ncols=3, frameon=False)
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}") from None
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=130)
+    return content.getvalue()
 
 
 def _curves(axes: Any, axis: str, title: str) -> None:
@@ -229,8 +232,12 @@ def _curves(axes: Any, axis: str, title: str) -> None:
 
 
 def _label(text: str) -> str:
-    """Return a name as matplotlib shows it: "$" would begin a formula, "_" hide the entry of a legend."""
-    return " " * text.startswith("_") + text.replace("$", r"\$")
+    """Return a name as matplotlib shows it: "$" would begin a formula, "_" hide the entry of a legend.
+
+    Characters that XML, and so SVG, cannot have are "?".
+    """
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return " " * shown.startswith("_") + shown.replace("$", r"\$")
 
 
 def _without_time(name: str) -> str:

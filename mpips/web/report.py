@@ -15,14 +15,12 @@ from typing import Any
 
 import msgspec
 
-from mpips.errors import ConfigError
 from mpips.web.files import SCRIPTS, STYLES, page_file
 from mpips.web.log_text import log_tail, logs_of
 from mpips.web.run_data import RunData, SentParts
 
 _LOG_BYTES = 32 << 10  # bytes from the end of each log that are embedded
 _MOST_LOG_BYTES = 4 << 20  # bytes of all logs of a run
-_READ_S = 600.0  # s that reading a run may take
 
 
 def report(
@@ -41,21 +39,12 @@ def report(
     data: dict[str, Any] = {"made_s": time.time() if now is None else now, "runs": [], "logs": {}}
     data["sweep"] = sweep
     for run in runs:
-        _read(run, now)
+        run.read_all(now)
         found = run.parts(SentParts())
         assert found is not None
         data["runs"].append(msgspec.Raw(found))
         data["logs"][run.name] = _logs(run)
     return _fill(msgspec.json.encode(data).decode())
-
-
-def _read(run: RunData, now: float | None) -> None:
-    end = time.monotonic() + _READ_S
-    run.refresh(now)
-    while run.is_loading:
-        if time.monotonic() > end:
-            raise ConfigError(f"{run.run.path}: could not be read within {_READ_S:.0f} s")
-        run.refresh(now)
 
 
 def _logs(run: RunData) -> dict[str, Any]:

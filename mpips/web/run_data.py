@@ -41,6 +41,7 @@ _BYTES_PER_ROW = (
     400_000  # bytes of a long file divided by this: lines that become one row, of about 200 bytes
 )
 _MOST_LOSSES = 100  # epochs whose losses are sent, for a run too short to have a curve
+_READ_S = 600.0  # s that reading a run to the ends of its files may take
 _SETTLED_S = 10.0  # s after the end of a run from which its files no longer change
 _N_SAMPLES = 2000  # lines of that sample
 _MOST_VALUES = 6000  # ranks times lines of history that are held
@@ -158,6 +159,19 @@ class RunData:
                 if state != self._state:
                     self._state = state
                     self._numbers.state += 1
+
+    def read_all(self, now: float | None = None) -> None:
+        """Read all files to their ends. Blocks until then. `now`: as of `refresh`.
+
+        Raises:
+            ConfigError: That takes more than some minutes.
+        """
+        end = time.monotonic() + _READ_S
+        self.refresh(now)
+        while self.is_loading:
+            if time.monotonic() > end:
+                raise ConfigError(f"{self.run.path}: could not be read within {_READ_S:.0f} s")
+            self.refresh(now)
 
     def _refresh(self, now: float | None) -> None:
         state = self._read_state(now)

@@ -6,22 +6,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mpips.data.metrics import BY_DEFAULT
 from mpips.monitor.about import higher_is_better
 from mpips.monitor.summary_text import metric_names
 from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.reading import DAMAGED, read_regular
 
-_FIRST = (
-    "log_loss",
-    "cross_entropy",
-    "rmse",
-    "loss",
-)  # metrics that count where sweep.json names none
+_FIRST = (*BY_DEFAULT, "loss")  # metrics that count where sweep.json names none
 _MOST_TRIALS = 1000  # trials that are shown
 
 
@@ -68,7 +65,7 @@ class SweepData:
         trials = [
             self._trial(i + 1, trial, states.get(trial.run, ""))
             for i, trial in enumerate(sweep.trials[:_MOST_TRIALS])
-            if Path(trial.run).name == trial.run
+            if _is_name(trial.run)
         ]
         there = {name for trial in trials for name in trial["metrics"]}
         own = {name: better for name, better in sweep.own_metrics.items() if better != "none"}
@@ -96,7 +93,7 @@ class SweepData:
         if known is None or known[0] != version:
             known = self._results[trial.run] = version, _result(run)
         # The list of states has the newest runs of the folder only.
-        state = state or ("done" if run.finished_file.is_file() else "")
+        state = state or ("done" if any(version_of(run.finished_file)) else "")
         # A trial that is continued has the result of its last end until it is done.
         result = known[1] if state == "done" else {}
         return {
@@ -108,6 +105,11 @@ class SweepData:
             "seconds": result.get("seconds"),
             "metrics": result.get("metrics", {}),
         }
+
+
+def _is_name(name: str) -> bool:
+    """Return True for the name of a folder in a folder, False for a path that leads elsewhere."""
+    return name not in ("", "..") and "\0" not in name and Path(name).name == name
 
 
 def _result(run: RunFolder) -> dict[str, Any]:
@@ -129,4 +131,5 @@ def _result(run: RunFolder) -> dict[str, Any]:
 def _number(value: Any) -> float | None:
     """Return a finite number; None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else None
+    # JSON has integers that no float holds.
+    return value if is_number and abs(value) <= sys.float_info.max else None

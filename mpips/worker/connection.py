@@ -260,6 +260,11 @@ class Connection:
         if self._behind:
             self._send_ticks_behind()
 
+    def write_tick_behind(self, server: int) -> None:
+        """Wait for room until no tick is owed to a server: the next record then has `next_sequence`."""
+        while server in self._behind and self.channels[server].writer.owes_tick:
+            self.wait_credit(server)
+
     def _send_ticks_behind(self) -> None:
         """Send the ticks of `end_clock_behind` for which there is room."""
         for server in self._behind:

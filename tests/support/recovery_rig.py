@@ -133,8 +133,7 @@ class Launches:
             for w in range(self.n_workers if generation else 0)
         )
         for server in self.servers:
-            for w, at_place in enumerate(self.places):
-                server.core.drop_repeated(w, at_place.clock)
+            server.drop_repeated([place.clock for place in self.places], is_copied=False)
         at = [self._positions(server) for server in self.servers] if generation else []
         self._behind: list[tuple[int, ...]] = [()] * self.n_workers
         for w, goes_on in enumerate(self.places):

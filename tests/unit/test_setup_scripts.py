@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shutil
+import termios
 from pathlib import Path
 
 import pytest
@@ -164,6 +166,31 @@ def test_a_step_that_takes_long_prints_its_time(machine: Machine, tmp_path: Path
     assert re.search(r"^mpips set-up: building \.\.\. \d+ s$", done.stdout, re.M), done.stderr
     quick = machine.call('mkdir -p "$state"; logged "building" true; echo "end"')
     assert quick.stdout == "end\n"
+
+
+@pytest.mark.parametrize(
+    ("tools", "lines"),
+    [
+        (("fold", "stty"), ["mpips set-up: one ", "two three four five ", "six"]),
+        (("fold",), ["mpips set-up: one two three four five six"]),
+        ((), ["mpips set-up: one two three four five six"]),
+    ],
+)
+def test_lines_fit_the_terminal_whose_size_is_known(
+    machine: Machine, tools: tuple[str, ...], lines: list[str]
+) -> None:
+    for tool in ("fold", "stty"):
+        (machine.bin / tool).unlink(missing_ok=True)
+        found = shutil.which(tool)
+        if tool in tools and found:
+            (machine.bin / tool).symlink_to(found)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (25, 20))
+    done = machine.call(f'exec >{os.ttyname(theirs)}; say "one two three four five six"')
+    assert done.returncode == 0, done.stderr
+    assert os.read(ours, 1000).decode().splitlines() == lines
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_sources_change_with_any_file_of_native_and_any_module_that_comes_or_goes(

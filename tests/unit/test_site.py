@@ -49,14 +49,14 @@ class Links(HTMLParser):
 
 
 @pytest.mark.parametrize(
-    ("hidden", "arguments", "says"),
+    ("hidden", "arguments", "message"),
     [
         ("zensical", [], "not installed; pip install -e '.[docs]'"),
         ("mkdocstrings", [], "mkdocstrings"),
         ("mpips", ["--parts"], "mpips is not installed for this Python"),
     ],
 )
-def test_the_build_says_what_to_install(hidden: str, arguments: list[str], says: str) -> None:
+def test_the_build_names_missing_packages(hidden: str, arguments: list[str], message: str) -> None:
     program = (
         "import importlib.util, runpy, sys\n"
         "find = importlib.util.find_spec\n"
@@ -70,7 +70,7 @@ def test_the_build_says_what_to_install(hidden: str, arguments: list[str], says:
     assert done.returncode == 69
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.skipif(

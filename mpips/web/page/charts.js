@@ -84,7 +84,7 @@ const rangeOfY = (options) => (u, low, high) => {
   return [options.zero ? Math.min(low, 0) : low - pad, high + pad];
 };
 
-// What a reader does with a chart: Tab, arrow keys, a zoom that stays when the page is drawn again.
+// Keys and pointer of a chart: Tab, arrow keys, a zoom that stays when the page is drawn again.
 const interactive = (chart, key, text, say) => {
   const root = chart.root, xs = chart.data[0];
   let place = null;

@@ -66,7 +66,7 @@ const legendOf = (series, y) => make("div", {class: "legend"}, series.map((s) =>
   return make("span", {"data-series": s.name}, mark, " ", s.name, " ", make("b", {}, last ? y(last[1]) : "-"), s.bestText ? make("span", {class: "best-text"}, " ", s.bestText) : null);
 }));
 
-// A card with curves; null if none has a value, or all values are 0 and then say nothing, or with `several` if each is a point.
+// A card with curves; null if none has a value, or all values are 0, or with `several` if each is a point.
 const chartCard = (id, title, unit, series, options) => {
   const there = series.filter((s) => s.points.some((p) => isNumber(p[1])));
   const few = there.every((s) => s.points.filter((p) => isNumber(p[1])).length < 2);

@@ -199,7 +199,7 @@ const page = (() => {
     return cards;
   };
 
-  // A page at work says so; a page of a run that is done, and a report, wait for nothing.
+  // The state of the connection. A page of a run that is done, and a report, have none.
   const linkText = () => {
     if (embedded) return "report of " + date(embedded.made_s);
     if (over) return "complete";

@@ -1,6 +1,6 @@
 "use strict";
 // The panels of one run: what its machine did. Each takes what the page holds of the run, and returns a card, or null if the
-// run directory has no such numbers or they say nothing, such as a staleness of 0 or bytes without compression.
+// run directory has no such numbers or they contain no information, such as a staleness of 0 or bytes without compression.
 
 const ACTIVITIES = ["compute", "wait", "push", "pull", "snapshot"];
 const MOST_COLUMNS = 400; // of charts of counts

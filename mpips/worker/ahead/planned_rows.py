@@ -99,6 +99,7 @@ class PlannedRows:
             done, channel = 0, connection.channels[server]
             while True:
                 if done == 0:
+                    connection.write_tick_behind(server)
                     starts[server] = channel.writer.next_sequence
                 try:
                     done = channel.writer.pull_planned(

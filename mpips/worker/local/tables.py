@@ -19,8 +19,9 @@ counts from values of the servers that contain its earlier outer steps. All othe
 steps since their last outer step, which the next one pushes, whichever fragment they are in. A worker
 that continues in memory starts from the image of its clock and repeats the inner steps up to the next outer
 step. If it had ended that step before, the image of the next clock is there: then its content replaces what
-the repetition has computed, since servers may have had newer values during the repetition, and have the push
-of the first time in any case. Without that image no server has the tick of the step, and none has applied it.
+the repetition has computed, since servers may have had newer values during the repetition. Servers have the
+push of the first time, or that of the repetition where it still waited in a ring at the restart: both are of
+the same samples. Without that image no server has the tick of the step, and none has applied it.
 
 Asynchronous outer steps. The tick of a worker has no effect on others, and settling waits for no other
 worker, except with a bound: then the worker first waits until no other one is more outer steps behind.

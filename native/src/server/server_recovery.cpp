@@ -380,11 +380,11 @@ void ServerCore::cut_off(std::size_t worker) {
 // pushes has no place for a pull at all. Without the waiting records the repetition meets what the
 // first time met.
 //
-// Why nothing is lost. No server has the tick of the clock, or its worker would not repeat it. So
-// the worker makes all pushes of the clock again; those that this server has consumed are the first
-// ones, and are skipped (ring_replay.cpp). The state is that of a worker that was killed before it
-// had written the rest to this server, except that another server may have later pushes of the
-// clock: each server counts its own. Some records stay, with all before them:
+// Why nothing is lost. The worker repeats the clock from its beginning, so it makes all pushes of
+// the clock again (in most cases since no server has its tick); those that this server has consumed
+// are the first ones, and are skipped (ring_replay.cpp). The state is that of a worker that was
+// killed before it had written the rest to this server, except that another server may have later
+// pushes of the clock: each server counts its own. Some records stay, with all before them:
 // - the rest of a push whose first segments are consumed;
 // - a push with a residual, since the half of the residual before it may be overwritten
 //   (mpips/worker/feedback/residuals.py);
@@ -401,7 +401,7 @@ void ServerCore::drop_repeated(std::size_t worker, std::uint64_t clock) {
   if (first >= ring.inherited) return;
   find_end(worker, first);
   cut_off(worker);
-  // What was read of the records that are gone.
+  // Forget what was read of the dropped records: others get their numbers.
   ring.decoded_record = ring.verified = 0;
   ring.fetched = 0;
   ring.bad_since = 0.0;

@@ -23,10 +23,14 @@ PERIOD = 6
 MADE = {path.name for path in Path().glob("*-*-*")}  # marks of earlier launches
 
 
-def has_checkpoint() -> bool:
-    """Return True if the run has a checkpoint. Else wait a little: for each cut the worker must go on."""
+def has_checkpoint(step: int) -> bool:
+    """Return True if the run has a checkpoint. In the last step wait for it, in others only a little.
+
+    For a cut the worker must go on. The first one is made long before the last step, and to write it the
+    servers need no worker.
+    """
     latest = Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints" / "latest"
-    deadline = time.monotonic() + 0.3
+    deadline = time.monotonic() + (60 if step == int(sys.argv[1]) - 1 else 0.3)
     while not latest.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return latest.exists()
@@ -48,7 +52,7 @@ def disturb(worker: mpips.Worker, step: int) -> None:
             continue
         # A worker may be ahead of another one by the delay of an outer step, so also of an earlier kill.
         in_order = MADE.issuperset(earlier.replace(":", "-") for earlier in sys.argv[2 : 2 + i])
-        if step == int(at) if how == "kill" else in_order and has_checkpoint():
+        if step == int(at) if how == "kill" else in_order and has_checkpoint(step):
             mark.touch()
             if how == "lose":
                 lose_memory(rf"-l{index}g\d+")

@@ -88,6 +88,8 @@ def test_attributes_of_file_and_tables_explain_themselves(written: Path) -> None
             own = {name for name in group.attrs if not name.startswith("optimizer.")}
             assert explained == own - {"meaning"}
             assert all(line.partition(": ")[2] for line in lines)
+            if "state" in group:
+                assert group["state"].attrs["meaning"].startswith(b"state of the optimizer")
 
 
 def test_keys_are_the_dimension_scale_of_rows(written: Path) -> None:

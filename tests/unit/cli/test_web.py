@@ -1,4 +1,4 @@
-"""The commands `mpips web` and `mpips report`: what they print, refuse and write."""
+"""The commands `mpips web`, `mpips report` and `mpips plot`: texts, refusals and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 from run_files import full_run
 
-from mpips.cli import report, web
+from mpips.cli import plot, report, web
+from mpips.cli.output import check_new, write_new
 from mpips.errors import CapabilityError, ConfigError
 
 SERVES = [sys.executable, "-m", "mpips", "web"]
@@ -98,15 +99,35 @@ def test_report_writes_one_file_for_the_runs_that_are_named(tmp_path: Path) -> N
     assert '"run":"first"' not in out.read_text(), "the newest run alone"
 
 
-def test_report_replaces_no_file_unless_it_is_asked_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "name", "begin"),
+    [(report.command, "mine.html", "<!"), (plot.command, "mine.svg", "<?xml")],
+)
+def test_no_file_is_replaced_without_force(
+    tmp_path: Path, command: object, name: str, begin: str
+) -> None:
+    if command is plot.command:
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     full_run(tmp_path, "job")
-    out = tmp_path / "mine.html"
+    out = tmp_path / name
     out.write_text("mine")
-    with pytest.raises(ConfigError, match=r"mine\.html: exists already; .* \(--force\)"):
-        run(report.command, "job", "--folder", str(tmp_path), "-o", str(out))
+    given = ("job", "--folder", str(tmp_path), "-o", str(out))
+    with pytest.raises(ConfigError, match=rf"{name}: already exists; use --force to replace it"):
+        run(command, *given)
     assert out.read_text() == "mine"
-    run(report.command, "job", "--folder", str(tmp_path), "-o", str(out), "--force")
-    assert out.read_text().startswith("<!")
+    run(command, *given, "--force")
+    assert out.read_text().startswith(begin)
+
+
+def test_a_file_that_is_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out.html"
+    check_new(out, force=False)
+    out.write_text("mine")
+    with pytest.raises(ConfigError, match=r"out\.html: already exists"):
+        write_new(out, b"new", force=False)
+    with pytest.raises(ConfigError, match=r"out\.html: already exists"):
+        check_new(out, force=False)
+    assert out.read_text() == "mine"
 
 
 def test_report_says_what_it_cannot_do(tmp_path: Path) -> None:

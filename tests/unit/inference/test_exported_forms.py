@@ -156,7 +156,9 @@ def test_logistic_on_numbers_becomes_a_module_with_a_logit_for_each_class(
 def test_rows_of_a_softmax_are_no_dense_layers(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("".join(f"{k % 3} {k % 3 + (1 << 17)}:1\n" for k in K))
     model = mpips.fit("softmax", str(tmp_path / "a.svm"), epochs=1, folder=tmp_path / "m").model
-    with pytest.raises(ConfigError, match="only logistic, softmax and mlp on rows of numbers"):
+    with pytest.raises(
+        ConfigError, match="only logistic, softmax and mlp with a dense table of weights"
+    ):
         model.to_torch()
     with np.load(exported(tmp_path / "m", "npz")) as arrays:
         assert arrays["tables/weight/values"].shape == (3, 3)

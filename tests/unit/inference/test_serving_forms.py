@@ -97,7 +97,7 @@ def without(*names: str, **more: Any) -> dict[str, Any]:
 
 REST = "'c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7'"
 COLUMNS = f"the columns are 'colour', 'size', {REST} and 4 more"
-NO_COLOUR = "rows[1] lacks 'colour' ('Colur' is no column, did you mean 'colour'?); " + COLUMNS
+NO_COLOUR = "rows[1] lacks 'colour' ('COLUR' is no column, did you mean 'colour'?); " + COLUMNS
 NONE_OF_THEM = f"rows[1] lacks 'colour', 'size', {REST} and 4 more; {COLUMNS}"
 TWO_HINTS = (
     "rows[1] lacks 'colour', 'size' ('colr' is no column, did you mean 'colour'? 'sizes' is no column, did "
@@ -110,12 +110,12 @@ TWO_HINTS = (
     [
         (without("size"), f"rows[1] lacks 'size'; {COLUMNS}", ""),
         (without("size", other=1), f"rows[1] lacks 'size'; {COLUMNS}", ""),
-        (without("colour", Colur="red"), NO_COLOUR, NO_COLOUR),
+        (without("colour", COLUR="red"), NO_COLOUR, NO_COLOUR),
         (without("colour", "size", colr="red", sizes=1), TWO_HINTS, TWO_HINTS),
         ({}, NONE_OF_THEM, NONE_OF_THEM),
         ({"other": 1}, NONE_OF_THEM, NONE_OF_THEM),
         # A name that is near to a column that the row has is only one more.
-        (without(colur="red"), "", ""),
+        (without("size", colur="red"), f"rows[1] lacks 'size'; {COLUMNS}", ""),
     ],
 )
 def test_columns_that_are_missing_are_refused_or_empty(

@@ -1,4 +1,4 @@
-"""What a run was about: its data, model, best evaluation, state in one sentence, epochs by step."""
+"""The description of a run: data, model, best evaluation, state in one sentence, epochs by step."""
 
 from __future__ import annotations
 
@@ -154,6 +154,7 @@ def test_the_size_of_dense_tables_is_known_before_a_checkpoint() -> None:
     assert size((4096, 2048), (4, 0)) == about.ModelSize(1537, 2)
     assert size((4096,), (-1,)) is None
     assert size((4096,), ()) is None
+    assert size((4096,), (0, 0)) is None, "a replicated table is on no server"
     assert size() is None
     assert about.size_from_head(None) is None
 

@@ -280,3 +280,49 @@ def test_a_tick_that_is_owed_is_written_at_once_where_there_is_room(make_rig):
     rig.writers[1].owe_tick(0)
     assert not rig.writers[1].owes_tick
     assert rig.writers[1].next_sequence == 2
+
+
+@pytest.mark.parametrize("other", [BOTH, ASP()], ids=["bsp", "asp"])
+def test_a_copy_of_a_lost_server_keeps_what_that_may_have_acknowledged(make_rig, other):
+    """Pushes under ASP wait for no worker, but here for a push under BSP in front of them."""
+    rig = make_rig(dense(8, "a", consistency=BOTH), dense(8, "b", consistency=other))
+    push(rig.writers[1], 0)
+    push(rig.writers[1], 0, table=1)
+    rig.repeat()
+    rig.server.drop_repeated([0, 0], is_copied=True)
+    assert rig.core.position(1)["pushes"] == (2 if other != BOTH else 0)
+    rig.server.drop_repeated([0, 0], is_copied=False)
+    assert rig.core.position(1)["pushes"] == 0
+
+
+def fill_and_end_on_server_0_only(launches):
+    """Fill the rings of servers that consume nothing; only server 0 gets the tick."""
+    launches.idle = True
+    worker = launches.workers[0]
+    connection = connection_of(worker)
+    table, by_server = worker.table("e"), launches.placement.partitioners["e"]
+    own = [KEYS[by_server.owners(KEYS) == s] for s in range(2)]
+    connection.counts_places, connection.left = False, 1
+    worker.set_cursor({"step": 1})
+    # The place and the tick take two records; server 1 has room for the place alone.
+    n_slots = launches.placement.layouts[1].geometry.n_slots
+    for _ in range(n_slots - 1):
+        table.push(own[1], np.ones((len(own[1]), 4), np.float32))
+    with contextlib.suppress(KilledError):
+        worker.clock()
+
+
+def test_a_pull_behind_a_tick_that_was_owed_has_the_version_of_its_own_reply(make_launches):
+    launches = make_launches(rows(consistency=ASP()), n_servers=2, n_slots=4)
+    fill_and_end_on_server_0_only(launches)
+    launches.again()
+    connection = connection_of(launches.workers[0])
+    assert [channel.writer.owes_tick for channel in connection.channels] == [False, True]
+    # The server makes room while the worker does something else.
+    launches.idle = False
+    launches.servers[1].core.drain(0.0, 0)
+    found = []
+    access = launches.workers[0].table("e")._access()
+    access.fetch(KEYS, lambda rows, least, versions: found.append((least, versions))).wait()
+    ((_, versions),) = found
+    assert set(versions.tolist()) == {0, 3}

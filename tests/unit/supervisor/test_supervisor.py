@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 from supervisor_rig import Case, running
 
 from mpips.errors import CapabilityError
-from mpips.supervisor import restarts, supervise, verdict
+from mpips.supervisor import conclusion, restarts, supervise, verdict
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 from mpips.supervisor.hosts import Host, HostPool, HostsError
 from mpips.supervisor.launcher import Launcher
+from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.supervise import Supervisor
 from mpips.supervisor.verdict import Verdict
+from mpips.terminal import elapsed, screen
 
 RULE = "-" * 74
 KILLED = f"""{RULE}
@@ -207,6 +210,37 @@ def test_too_few_hosts_end_the_run_with_their_reasons(case: Case) -> None:
     ):
         case.run({"finish": True})
     assert case.state == "failed"
+
+
+def test_the_columns_of_the_terminal_reach_the_block_and_the_ranks(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "columns", lambda stream, env=os.environ: 50)
+    monkeypatch.setattr(conclusion, "columns", lambda stream: 50)
+    case.max_restarts = 0
+    assert case.run({"code": 3}) != 0
+    assert "-" * 50 in case.text.splitlines()
+    plan = SupervisionPlan(case.run_folder, case.config, case.pool, case.launcher, 0)
+    assert plan.environment(0)[screen.OF_RANKS] == "50 50"
+    monkeypatch.setattr(screen, "columns", lambda stream, env=os.environ: 0)
+    assert screen.OF_RANKS not in plan.environment(0)
+
+
+def test_a_start_that_takes_long_prints_its_elapsed_time(
+    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Printed(list[str]):
+        def append(self, text: str) -> None:
+            super().append(text)
+            if text.startswith("mpips run: starting the ranks ... "):
+                (tmp_path / "printed").touch()
+
+    monkeypatch.setattr(elapsed, "AT_TERMINAL_S", 0.0)
+    monkeypatch.setattr(elapsed, "ELSEWHERE_S", 0.0)
+    case.printed = Printed()
+    # The ranks are at work when that line is printed.
+    assert case.run({"finish": True, "awaits": str(tmp_path / "printed")}) == 0
+    assert (tmp_path / "printed").exists()
 
 
 def test_an_attempt_that_is_done_between_two_looks_was_at_work(case: Case) -> None:

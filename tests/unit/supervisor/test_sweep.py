@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import processes
@@ -18,7 +19,7 @@ from mpips.cli.sweep import command
 from mpips.config.schema import load_config
 from mpips.errors import ConfigError
 from mpips.supervisor import child
-from mpips.supervisor.sweep import Sweep
+from mpips.supervisor.sweep import Sweep, _Forwarding
 
 PYTHON = sys.executable  # the fixture sets another one
 FINISHED = {"generation": 0, "time_s": 1.0, "step": 3, "checkpoint": ""}
@@ -71,6 +72,20 @@ def sweep(*arguments: str, code: int = 0) -> Any:
 JOB = ("mlp", "--train", "digits", "-n", "3")
 
 
+def test_a_trial_that_runs_is_watched_until_it_ends() -> None:
+    ends = [None, None, 3]
+
+    def wait(timeout_s: float) -> int:
+        if (code := ends.pop(0)) is None:
+            raise subprocess.TimeoutExpired("mpips", timeout_s)
+        return code
+
+    watched: list[int] = []
+    process: Any = SimpleNamespace(wait=wait)
+    assert _Forwarding().wait(process, lambda: watched.append(len(ends))) == 3
+    assert watched == [2, 1]
+
+
 def test_trials_compute_the_metric_that_counts(program: Path) -> None:
     sweep(*JOB, "--grid", "train.epochs=1,2", "--metric", "pr_auc")
     sweep(*JOB, "--grid", "train.epochs=1,2", "--metric", "auc", "--folder", "other")
@@ -82,12 +97,12 @@ def test_trials_compute_the_metric_that_counts(program: Path) -> None:
 def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
     done = sweep(*JOB, "--grid", "train.epochs=1,2,3,5")
     assert "mpips sweep: 4 trials in sweeps/mlp" in done.stderr
-    assert "1/4  train.epochs=1: loss 2.5000, 1 epoch, 1.5 s" in done.stderr
+    assert "1/4  train.epochs=1: training loss 2.5000, 1 epoch, 1.5 s" in done.stderr
     lines = done.stdout.splitlines()
-    heads = ["trial", "train.epochs", "loss", "epoch", "accuracy", "epochs", "s", "state"]
-    assert lines[0].split() == heads
+    heads = "trial train.epochs training loss epoch accuracy epochs s state"
+    assert lines[0].split() == heads.split()
     assert [line.split()[0] for line in lines[1:5]] == ["3", "2", "1", "4"]
-    assert lines[5].startswith("best: train.epochs=3, loss 0.5000, in sweeps/mlp/trial-3-")
+    assert lines[5].startswith("best: train.epochs=3, training loss 0.5000, in sweeps/mlp/trial-3-")
     order = Path("sweeps/mlp/order")
     assert order.read_text().split() == ["trial-1", "trial-2", "trial-3", "trial-4"]
     # Continued, it has nothing to do; it can be shown by another metric.

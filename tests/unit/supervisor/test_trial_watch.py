@@ -1,4 +1,4 @@
-"""What `mpips sweep` shows of the trial that runs."""
+"""The line that `mpips sweep` shows about the trial that runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ RUNNING = Status(
 
 
 class Line:
-    """A live line of 60 columns."""
+    """A live line."""
 
     def __init__(self, terminal: object) -> None:
+        self.columns = 60
         self.texts: list[str] = []
         self.closed = False
 
     def width(self) -> int:
-        return 60
+        return self.columns
 
     def show(self, text: str) -> None:
         self.texts.append(text)
@@ -87,3 +88,27 @@ def test_a_terminal_has_a_live_line_that_fits(rig: Any) -> None:
     assert rig.printed == []
     shown.close()
     assert line.closed
+
+
+def test_a_line_leaves_the_last_column_of_any_terminal_free(rig: Any) -> None:
+    rig.terminal = object()
+    shown = watch()
+    line: Any = shown._line
+    for rig.status in (None, RUNNING):
+        for line.columns in range(1, 90):
+            shown.look(1)
+            assert len(line.texts[-1]) < line.columns
+
+
+def test_a_closed_output_ends_no_sweep(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def closed(text: str) -> None:
+        tried.append(text)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(trial_watch, "say", closed)
+    shown = watch()
+    for rig.now in (0.0, 60.0, 120.0):
+        shown.look(1)
+    assert len(tried) == 2

@@ -36,6 +36,7 @@ from mpips.tasks import features as features_module
 WIDE = 1 << 17  # features, more than a dense table has
 WORDS = 1 << 62
 PRIOR, L2 = 3.0, 0.05
+PRESENT = np.bincount(sparse_data().indices)  # samples with each feature
 
 
 def case(kind: str, n_classes: int) -> tuple[Any, DataInfo]:
@@ -83,10 +84,8 @@ def penalty(name: str, batch: Batch, kind: str, values: Values) -> float:
         factor = PRIOR / 40 if name == "logistic" else L2
         return factor / 2 * sum(float((w * w).sum()) for w in weights)
     assert isinstance(batch, SparseBatch)
-    keys = sparse_data().indices
     rows = sum(
-        float((weights[0][key + 1] ** 2).sum()) / np.count_nonzero(keys == key)
-        for key in batch.keys
+        float((weights[0][key + 1] ** 2).sum()) / PRESENT[key] for key in batch.keys.tolist()
     )
     others = sum(float((w * w).sum()) for w in weights[1:])
     return PRIOR / 2 * rows / batch.n + L2 / 2 * others
@@ -96,7 +95,7 @@ def options_of(name: str, kind: str, hidden: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {"hidden": hidden} if name == "mlp" else {}
     if kind != "dense" or name == "logistic":
         found["prior"] = PRIOR
-    if name == "mlp" or (name == "softmax" and kind == "dense"):
+    if hidden or (name != "logistic" and kind == "dense"):
         found["l2"] = L2
     return found
 
@@ -127,9 +126,10 @@ def test_step_pushes_the_gradient_of_the_objective(
     batch = data.take(np.array(chosen), weight=0.75)
 
     result = task.step(worker, batch)
+    x = matrix(batch, kind, moments)
 
     def losses(values: Values) -> float:
-        logits = outputs(matrix(batch, kind, moments), values)
+        logits = outputs(x, values)
         pairs = zip(logits, batch.labels, strict=True)
         return sum(log_sum_exp(z) - float(z[label]) for z, label in pairs)
 
@@ -196,6 +196,29 @@ def test_a_word_that_has_received_no_update_counts_nothing(hidden: list[int]) ->
     assert task.predict(worker, unseen).tobytes() == without.tobytes()
 
 
+@pytest.mark.parametrize("name", ["logistic", "softmax", "mlp"])
+def test_a_feature_of_rows_counts_in_predictions_as_in_training(name: str) -> None:
+    entries = sparse_data(3, empty=())
+    data = SparseData(entries.indptr, entries.indices, entries.values, entries.labels, WIDE)
+    moments = Moments.of(data)
+    task = make_task(TASKS[name], info("sparse", 3, WIDE), {}, seed=0)
+    worker = FakeWorker(task.tables())
+    task.prepare(worker, moments)
+
+    def predicted(keys: list[int], values: list[float]) -> bytes:
+        entries = np.array([0, len(keys)]), np.array(keys), np.array(values, np.float32)
+        return task.predict(worker, SparseBatch(*entries, np.array([0]))).tobytes()
+
+    # Feature 1 is in all samples, so it is centred: a sample without it has the value 0 there.
+    assert moments.centred()[1]
+    own = predicted([1, 2], [0.0, 2.0])
+    assert predicted([2, 1], [2.0, 0.0]) == own
+    assert predicted([2], [2.0]) == own
+    # No training sample has the last one.
+    assert predicted([1, 2, N_FEATURES + 5], [0.0, 2.0, 9.0]) == own
+    assert predicted([1, 2], [0.0, 3.0]) != own
+
+
 @pytest.mark.parametrize(("name", "table"), [("softmax", "weight"), ("mlp", "weight0")])
 def test_the_rows_of_a_batch_are_announced(name: str, table: str) -> None:
     data, description = case("words", 2)
@@ -226,6 +249,8 @@ def test_rows_begin_at_0_where_the_problem_is_convex() -> None:
         ("softmax", "dense", {"prior": 2.0}, r"options\.prior = 2 has no effect.*a dense table"),
         ("mlp", "sparse", {"prior": 2.0}, r"options\.prior = 2 has no effect.*options\.l2"),
         ("softmax", "words", {"l2": 1.0}, r"options\.l2 = 1 has no effect.*options\.prior"),
+        ("softmax", "words", {"l2": 0.0}, r"options\.l2 = 0 has no effect"),
+        ("mlp", "wide", {"hidden": [], "l2": 1.0}, r"options\.l2 = 1 has no effect"),
     ],
 )
 def test_a_penalty_without_effect_is_refused(

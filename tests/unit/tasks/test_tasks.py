@@ -259,7 +259,7 @@ def test_losses_of_huge_logits_are_finite_and_exact() -> None:
         ("fm", info(n_classes=1), "takes two classes, the data has 1"),
         ("softmax", info("dense", n_classes=1), "needs two classes or more, the data has 1"),
         ("mlp", info("dense", n_features=1 << 17), "takes rows of 1 to 65,536 numbers"),
-        ("softmax", info(n_features=0), "the data has 0"),
+        ("softmax", info(n_features=0), "takes one feature or more, no sample of the data has any"),
     ],
 )
 def test_data_that_does_not_suit_is_refused(name: str, data: DataInfo, complaint: str) -> None:

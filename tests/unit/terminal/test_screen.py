@@ -1,4 +1,4 @@
-"""What a terminal shows: whole words, its columns and colours, and elapsed time."""
+"""Text at a terminal: whole words, its columns and colours, and elapsed time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from mpips.terminal import elapsed as elapsed_module
 from mpips.terminal.elapsed import Elapsed, show_elapsed
 from mpips.terminal.screen import (
     OF_RANKS,
+    Tee,
     columns,
     command_text,
     for_ranks,
     has_colour,
     say,
+    state_style,
     styled,
     wrapped,
 )
@@ -67,12 +69,20 @@ def test_colours_take_no_columns() -> None:
     assert wrapped(line, 12) == line
 
 
+def test_states_have_colours() -> None:
+    states = ("done", "PASS", "failed", "FAIL", "running", "WARN")
+    assert [state_style(state) for state in states] == ["green"] * 2 + ["red"] * 2 + ["yellow"] * 2
+
+
 def test_a_copy_of_a_wrapped_command_is_the_command() -> None:
     words = ["mpirun", "-n", "4", "'a b'", "python", "-m", "mpips", "train"]
     text = command_text(words, 24)
     assert max(map(len, text.split("\n"))) <= 24
     assert text.replace(" \\\n ", "") == " ".join(words)
     assert command_text(words, 0) == " ".join(words)
+    # A word that is wider than the terminal leaves the backslash at the end of its line.
+    text = command_text(["/a/path/of/python/that/is/long", *words], 24)
+    assert wrapped(text, 24) == text
 
 
 def test_a_terminal_has_columns_and_colours(
@@ -89,8 +99,8 @@ def test_a_terminal_has_columns_and_colours(
 
 def test_a_file_has_neither(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
-        assert columns(file, {"COLUMNS": "80", "TERM": "xterm"}) == 0
-        assert not has_colour(file, {"TERM": "xterm"})
+        assert columns(file, {"COLUMNS": "80", "TERM": "xterm", OF_RANKS: "72 72"}) == 0
+        assert not has_colour(file, {"TERM": "xterm", OF_RANKS: "72 72"})
     assert columns(StringIO()) == 0
 
 
@@ -116,8 +126,26 @@ def test_messages_are_wrapped_only_at_a_terminal(
     out = StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     say("mpips: error: one word and another one", err=False)
+    monkeypatch.setattr(sys, "stdout", None)
+    say("mpips: nothing is printed in a process without this stream", err=False)
     assert written == ["mpips: error: one word and\n  another one\n"]
     assert out.getvalue() == "mpips: error: one word and another one\n"
+
+
+def test_the_log_of_a_rank_is_not_wrapped_for_the_terminal(
+    terminal: TextIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `mpips run` has a terminal of 30 columns; rank 0 writes to its log, and through a pipe to the launcher.
+    monkeypatch.setenv(OF_RANKS, "30 30")
+    here, there = os.pipe()
+    with (tmp_path / "rank-0.log").open("w+") as log, os.fdopen(there, "w") as shown:
+        monkeypatch.setattr(sys, "stderr", Tee(log, shown))
+        say("mpips: error: one word and another one")
+        assert columns(sys.stderr) == 30
+        assert os.read(here, 100) == b"mpips: error: one word and\n  another one\n"
+        log.seek(0)
+        assert log.read() == "mpips: error: one word and another one\n"
+    os.close(here)
 
 
 def test_a_narrow_table_omits_optional_columns_and_names_them() -> None:
@@ -142,7 +170,9 @@ def test_styles_change_no_column() -> None:
     assert found[2] == text_table(rows)[2] == "bb   failed"
 
 
-def test_show_elapsed_come_each_time_the_interval_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elapsed_time_is_printed_each_time_the_interval_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(elapsed_module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(elapsed_module, "columns", lambda stream: 80)
@@ -165,6 +195,22 @@ def test_the_time_of_a_block_that_prints_nothing_is_printed(
     seen = elapsed_module.threading.Event()
     with show_elapsed("reading", lambda line: seen.set()):
         assert seen.wait(60.0)
+
+
+def test_work_does_not_end_because_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(elapsed_module.time, "monotonic", lambda: now[0])
+    tried: list[str] = []
+
+    def closed(line: str) -> None:
+        tried.append(line)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 0)
+    elapsed = Elapsed("reading", closed)
+    for now[0] in (60.0, 61.0, 120.0):
+        elapsed.look()
+    assert tried == ["reading ... 60 s", "reading ... 120 s"]
 
 
 def test_messages_for_people_are_wrapped() -> None:

@@ -7,6 +7,7 @@ import math
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -184,6 +185,40 @@ def trained(
         return seen, values_of(model)
 
 
+def partly(folder, crash_at=-1):
+    """Train three epochs with a prepared loader and two without between; return rates by step, and values."""
+    options = {"save": folder, "every_steps": EVERY} if folder else {}
+    with torch_job(seed=4, **options) as script:
+        crash = Crash(script, folder, crash_at, "weight")
+        torch.manual_seed(1)
+        model: Any = nn.Linear(2, 1)
+        optimizer: Any = SGD(model.parameters(), 0.1)
+        loader: Any = prepare_loader(DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2))
+        scheduler = ExponentialLR(optimizer, 0.9)
+        model, optimizer = prepare(model, optimizer, scheduler=scheduler)
+        rates = {}
+        for epoch in epochs(5):
+            # Without a prepared loader the script leaves out the steps that are made.
+            own = [torch.full((2, 2), 1.0 + epoch)] * (8 + 3 * (epoch - 1) - steps())
+            for x in (batch[0] for batch in loader) if epoch not in (2, 3) else own:
+                crash.before(steps())
+                optimizer.zero_grad()
+                nn.functional.dropout(model(x)).square().mean().backward()
+                optimizer.step()
+                scheduler.step()
+                rates[steps()] = optimizer.param_groups[0]["lr"]
+        return rates, values_of(model)
+
+
+def test_an_epoch_without_a_prepared_loader_continues_with_its_rate_and_random_numbers(tmp_path):
+    rates, values = partly(None)
+    with pytest.raises(CrashError):
+        partly(tmp_path, 12)
+    found, again = partly(tmp_path)
+    assert found == {n: rate for n, rate in rates.items() if n > 12}
+    assert_equal(again, values)
+
+
 @pytest.mark.parametrize("crash_at", [4, 7, 8, 10, 13])
 def test_loaders_that_are_read_in_different_epochs_continue_at_their_places(tmp_path, crash_at):
     seen, values = trained(None, 4)
@@ -347,6 +382,37 @@ def test_a_scheduler_that_restarts_do_not_restore_is_an_error(job, given):
         return
     with pytest.raises(ConfigError, match="has a scheduler that was not given to prepare"):
         epochs(2)
+
+
+def test_a_script_that_leaves_out_the_loop_of_the_restart_does_not_end_well():
+    """A loop before it, whose result is in a file, was left out: the loop that is left is taken for that."""
+    loops = EpochLoops()
+    loops.resume({"loop": 1, "epoch": 2, "begun": [], "states": "[[], []]"})
+    assert list(loops.make(20, [], [], mock.Mock())) == []
+    with pytest.raises(
+        ConfigError, match=r"of loop 2 over mpips\.torch\.epochs, and this launch made 1, so"
+    ):
+        loops.check_end()
+    assert list(loops.make(4, [], [], mock.Mock())) == [2, 3]
+    loops.check_end()
+
+
+def test_a_state_that_changes_between_steps_of_accumulated_gradients_is_not_late():
+    with torch_job():
+        model: Any = nn.Linear(3, 1)
+        loader = prepare_loader(DataLoader(TensorDataset(torch.ones(16, 3)), batch_size=4))
+        model, optimizer = prepare(model, SGD(model.parameters(), 0.1))
+        state = {"epochs": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in epochs(3, state=state):
+                for i, (x,) in enumerate(loader):
+                    model(x).sum().backward()
+                    if i % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                steps()
+                state["epochs"] += 1
 
 
 def test_a_restart_with_other_states_is_an_error():

@@ -242,6 +242,8 @@ def test_a_layer_at_two_paths_is_read_once():
             state = model.state_dict()
             assert state["0.rows.values"] is state["1.rows.values"]
             assert state["1.rows.keys"].tolist() == list(range(1, step + 1))
+            origins = [state._metadata[name]["mpips_rows"] for name in ("0", "1")]
+            assert origins[0] == origins[1]
         # The same destination gets new rows.
         model[1](torch.tensor([1])).sum().backward()
         optimizer.step()
@@ -267,10 +269,24 @@ def test_copies_read_the_rows_of_the_job_and_pickles_have_them(trained):
         # A copy that loads rows has its own ones, and the job goes on.
         copied.load_state_dict(state)
         assert torch.equal(outputs(copied), expected)
+        other = copy.deepcopy(model)
+        other[0].load(copied[0]._rows_now())
+        assert torch.equal(other.state_dict()["0.rows.values"], state["0.rows.values"])
         assert torch.equal(model.state_dict()["0.rows.values"], now)
         train(model, optimizer, 1)
         assert not torch.equal(model.state_dict()["0.rows.values"], now)
     assert torch.equal(outputs(pickled), expected)
+
+
+def test_a_layer_of_a_model_has_its_rows_after_the_newest_step():
+    with torch_job():
+        model: Any = nn.Sequential(Embedding(2, optimizer=mpips.SGD(1.0), init="zeros"))
+        model, optimizer = prepare(model)
+        for step in range(1, 3):
+            model(torch.tensor([5])).sum().backward()
+            optimizer.step()
+            # The prepared model has no part in this call.
+            assert nn.Module.state_dict(model[0])["rows.values"].tolist() == [[-step, -step]]
 
 
 def test_a_layer_that_is_the_model_itself():

@@ -60,6 +60,14 @@ def test_an_epoch_has_every_sample_and_epochs_differ() -> None:
     assert flat(other) != first
 
 
+def test_a_loader_that_seeks_an_epoch_is_at_its_beginning() -> None:
+    (first, *_), (second, *_) = (workers_of(2, n=8, shuffle=True) for _ in range(2))
+    expected = epochs(first, 3)[-1]
+    second.seek(2)
+    assert second.position() == {"epoch": 1, "batch": 0}
+    assert epochs(second, 1) == [expected]
+
+
 def test_an_incomplete_step_is_divided_and_completed_from_the_beginning() -> None:
     # 17 = 12 + 5: the last step has 5 samples and one repeated for 3 workers.
     loaders = workers_of(3, n=17, batch_size=4)

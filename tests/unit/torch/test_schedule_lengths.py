@@ -183,6 +183,11 @@ def test_steps_of_several_batches_count_as_one(every, total, warns):
     assert len(warned(lambda o: CosineAnnealingLR(o, total), every=every)) == warns
 
 
+def test_a_step_of_an_epoch_or_more_is_the_same_before_and_after_the_division(monkeypatch):
+    monkeypatch.setattr(Divided, "n_undivided", NOW + 1)
+    assert warned(lambda o: CosineAnnealingLR(o, 30), None, False, every=NOW - 1) == []
+
+
 def test_a_scheduler_of_epochs_is_not_compared():
     assert warned(lambda o: CosineAnnealingLR(o, BEFORE), None, False, every=0) == []
     assert len(warned(lambda o: CosineAnnealingLR(o, BEFORE), None, False)) == 1

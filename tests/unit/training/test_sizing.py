@@ -13,6 +13,7 @@ from mpips.checkpoint.folder import list_checkpoints
 from mpips.checkpoint.structure import hdf5_kind
 from mpips.config.schema import JobConfig, load_config
 from mpips.data import Sampling
+from mpips.model.table import EmbeddingTable
 from mpips.plan.planning import read_inputs
 from mpips.tasks import logistic
 from mpips.training.train import rehearse, train
@@ -102,7 +103,7 @@ def test_a_dry_run_asks_for_the_batches_of_its_workers(
 ) -> None:
     schedules = []
     monkeypatch.setattr(logistic.Logistic, "schedule", lambda _, found: schedules.append(found))
-    monkeypatch.setattr(logistic.Logistic, "tables", lambda self: [logistic.EmbeddingTable("w", 1)])
+    monkeypatch.setattr(logistic.Logistic, "tables", lambda self: [EmbeddingTable("w", 1)])
     rehearse(job(svm, 16), n_ranks)
     last = schedules[-1]
     assert (last.n_workers, last.batch_size) == (n_workers, batches(job(svm, 16), n_workers))

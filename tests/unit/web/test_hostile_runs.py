@@ -286,7 +286,7 @@ def test_an_error_nobody_has_thought_of_makes_its_run_damaged(
 def test_a_long_line_without_its_end_neither_loops_nor_fails_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpips.web.report._READ_S", 5.0)
+    monkeypatch.setattr("mpips.web.run_data._READ_S", 5.0)
     files = full_run(tmp_path)
     with files.run.metrics_file.open("ab") as file:
         file.write(b"\0" * (5 << 20))

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from run_files import RunFiles, full_run
 
 from mpips.rundir.directory import replace_json
+from mpips.rundir.files import RankRow, Ranks
 from mpips.rundir.history import AttemptHead
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
@@ -400,7 +401,7 @@ def test_controls_and_keys_work(window: Browser, tmp_path: Path) -> None:
         assert order == ["axis", "smooth", "log", "theme"]
 
 
-def test_what_says_nothing_is_left_out(window: Browser, tmp_path: Path) -> None:
+def test_panels_without_information_are_left_out(window: Browser, tmp_path: Path) -> None:
     """One server, no codec, no staleness, as many updates of every table."""
     files = RunFiles(tmp_path, "plain")
     files.metrics(4)
@@ -423,11 +424,18 @@ def test_what_says_nothing_is_left_out(window: Browser, tmp_path: Path) -> None:
         short = {name: (getattr(row, name)[1], getattr(row, name)[3]) for name in names}
         nothing = dict.fromkeys(("push_saved", "pull_saved", "staleness", "queue"), (0, 0))
         files.history(replace(row, **{**short, **nothing}, updates={0: 20 * n, 1: 20 * n}))
+    # The one link has what the curves of pushes and pulls show.
+    worker = RankRow(
+        rank=1, role="worker 0", host="node", pid=9, state="", links=((70_000, 10_000),)
+    )
+    ranks = Ranks(generation=0, time_s=files.begin + 4.0, ranks=(worker,))
+    replace_json(files.run.ranks_file, ranks)
     files.finish()
     with shown(window, tmp_path):
         panels = window.run("return [...document.querySelectorAll('.card')].map((e) => e.id);")
         assert [name.removeprefix("panel-") for name in panels] == [
-            "loss", "throughput", "push", "pull", "events", "time", "load", "server-memory", "memory"
+            "loss", "throughput", "push", "pull", "events", "time", "load", "server-memory", "memory",
+            "ranks",
         ]  # fmt: skip
         # The model is known by the placement of its tables.
         assert "model 1,025 values 2 tables, 4.1 kB" in squeezed(window.text(".head"))

@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -59,6 +60,7 @@ def test_curves_have_the_numbers_of_the_files_over_every_axis(tmp_path: Path) ->
     assert run.evaluations("accuracy", "step") == [(20.0, 0.875), (40.0, 0.9375)]
     assert run.best("accuracy", "step") == (40.0, 0.9375, 1)
     assert run.best("log_loss", "step") == (40.0, 0.125, 1)
+    assert run.best("missing", "step") is None
 
 
 def test_an_attempt_is_not_joined_and_what_it_repeats_is_left_out(tmp_path: Path) -> None:
@@ -97,6 +99,18 @@ def test_the_best_evaluation_is_marked(tmp_path: Path) -> None:
     assert log_loss.of("set_xlabel")[0][0] == ("steps",)
 
 
+def test_the_best_value_of_a_metric_of_the_task_is_that_of_the_best_checkpoint(
+    tmp_path: Path,
+) -> None:
+    files = full_run(tmp_path)
+    files.evaluation(1, own=2.0)
+    assert run_of(files).best("own", "step") is None, "its better values are not known"
+    best = {"metric": "own", "value": 2.0, "epoch": 1, "path": "checkpoints/a"}
+    files.run.result_file.write_text(json.dumps({"best": best}))
+    assert run_of(files).best("own", "step") == (40.0, 2.0, 1)
+    assert run_of(files).best("accuracy", "step") == (40.0, 0.9375, 1)
+
+
 def test_staleness_is_a_histogram_unless_no_update_was_stale(tmp_path: Path) -> None:
     stale, fresh = full_run(tmp_path, "stale"), full_run(tmp_path, "fresh")
     stale.run.result_file.write_text('{"staleness": [6, 3, 0, 1]}')
@@ -118,6 +132,23 @@ def test_the_time_of_workers_is_stacked(tmp_path: Path) -> None:
     assert parts["wait"] == pytest.approx([0.1, 0.2])
     assert parts["snapshot"] == pytest.approx([0.0, 0.1])
     assert axes.of("set_yticks")[0][0][1] == ["worker 0", "worker 1"]
+
+
+def test_the_time_of_workers_is_that_of_the_newest_attempt_with_counts(tmp_path: Path) -> None:
+    files = full_run(tmp_path)
+    path = files.path / "history.jsonl"
+    head = json.loads(path.read_text().splitlines()[0])
+    # A later attempt has other ranks, and no counts yet.
+    later = {**head, "generation": 7, "roles": ["scheduler", "worker 0", "worker 1", "worker 2"]}
+    with path.open("a") as file:
+        file.write(json.dumps(later) + "\n")
+    assert dict(run_of(files).worker_shares())["worker 0"][0] == pytest.approx(0.7)
+    # Its counts are of two ranks alone.
+    counts = {"type": "counts", "generation": 7, "time_s": head["time_s"] + 99}
+    times = {name: [0.0, 4.0] for name in ("wait", "push", "pull", "snapshot")}
+    with path.open("a") as file:
+        file.write(json.dumps({**counts, **times, "elapsed": [0.0, 16.0, 16.0, 16.0]}) + "\n")
+    assert run_of(files).worker_shares() == [("worker 0", [0.0, 0.25, 0.25, 0.25, 0.25])]
 
 
 def test_many_workers_are_one_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,12 +176,16 @@ def call(*arguments: str) -> None:
 @pytest.mark.parametrize(("name", "begin"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_a_picture_of_two_runs_is_written(tmp_path: Path, name: str, begin: bytes) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    # A name that matplotlib would take for a formula, or hide.
-    full_run(tmp_path, "_$x_1$")
+    # A name that matplotlib would take for a wrong formula, or hide, and that XML cannot have.
+    hostile = "_$\\frac$ \x01--<b>"
+    full_run(tmp_path, hostile)
     full_run(tmp_path, "second", loss=2.0)
     out = tmp_path / name
-    call("_$x_1$", "second", "--folder", str(tmp_path), "-o", str(out))
+    call(hostile, "second", "--folder", str(tmp_path), "-o", str(out))
     assert out.read_bytes().startswith(begin)
+    if name.endswith(".svg"):
+        assert ElementTree.parse(out).getroot().tag.endswith("svg")
+        assert "_$\\frac$ ?" in out.read_text()
 
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +201,16 @@ def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     RunFiles(tmp_path, "empty")
+    out = str(tmp_path / "a.png")
     with pytest.raises(ConfigError, match="empty: nothing to draw yet"):
-        call("empty", "--folder", str(tmp_path))
+        call("empty", "--folder", str(tmp_path), "-o", out)
     full_run(tmp_path)
     folder = str(tmp_path)
     with pytest.raises(ConfigError, match="--chart staleness: the run directory of job has no"):
-        call("job", "--folder", folder, "--chart", "staleness")
-    with pytest.raises(ConfigError, match=r"a\.xyz: cannot be written"):
-        call("job", "--folder", folder, "-o", str(tmp_path / "a.xyz"))
+        call("job", "--folder", folder, "-o", out, "--chart", "staleness")
+    for ending in (".xyz", ""):
+        with pytest.raises(ConfigError, match=f"ending '{ending}' of the file names no format"):
+            call("job", "--folder", folder, "-o", str(tmp_path / f"a{ending}"))
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
         call("job", "--folder", folder, "-o", str(tmp_path / "missing/a.png"))
 

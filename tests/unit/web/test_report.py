@@ -15,6 +15,7 @@ from run_files import RunFiles, full_run
 from mpips.cli import report as command
 from mpips.errors import ConfigError
 from mpips.web import report as module
+from mpips.web import run_data
 from mpips.web.report import report
 from mpips.web.run_data import RunData
 
@@ -107,7 +108,7 @@ def test_a_run_that_takes_too_long_to_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunData, "is_loading", True)
-    monkeypatch.setattr(module, "_READ_S", 0.0)
+    monkeypatch.setattr(run_data, "_READ_S", 0.0)
     with pytest.raises(ConfigError, match="could not be read within"):
         report([RunData(full_run(tmp_path).path)])
 
@@ -118,7 +119,9 @@ def test_the_report_of_a_sweep_lists_its_trials(window: Browser, tmp_path: Path)
         report_of = {"epochs": 2, "seconds": 2.5, "history": [{"log_loss": loss}], "log_loss": loss}
         files.run.result_file.write_text(json.dumps(report_of))
     hostile = "</script><img src=x onerror=window.hacked=1>"
-    trials = [{"run": name, "assignments": [f"</script><b>={i}.0"]} for i, name in enumerate("ab")]
+    # The files of the third trial were removed.
+    names = ("a", "b", "c" * 300)
+    trials = [{"run": name, "assignments": [f"</script><b>={i}.0"]} for i, name in enumerate(names)]
     (tmp_path / "sweep.json").write_text(json.dumps({"job": hostile, "trials": trials}))
     out = tmp_path / "report.html"
     done = CliRunner().invoke(command.command, [str(tmp_path), "-o", str(out)])
@@ -131,6 +134,7 @@ def test_the_report_of_a_sweep_lists_its_trials(window: Browser, tmp_path: Path)
     assert [re.sub(r"\s+", " ", row).strip() for row in rows] == [
         "trial 2 best 1 0.25 2 2.5 s done",
         "trial 1 0 0.5 2 2.5 s done",
+        "trial 3 2 - - - -",
     ]
     assert hostile in window.text("#panel-trials h2")
     assert window.text("#panel-trials th:nth-child(2)") == "</script><b>"

@@ -105,15 +105,19 @@ def test_names_lead_to_no_other_folder(tmp_path: Path) -> None:
     trial(tmp_path, "outside", log_loss=0.5)
     folder = tmp_path / "sweep"
     full_run(folder)
-    trials = [{"run": "../outside", "assignments": []}, {"run": str(tmp_path / "outside")}]
-    (folder / "sweep.json").write_text(json.dumps({"trials": trials}))
-    assert read(folder)["trials"] == []
+    names = ("../outside", str(tmp_path / "outside"), "..", ".", "", "a\0b", "a" * 5000, "job")
+    (folder / "sweep.json").write_text(json.dumps({"trials": [{"run": name} for name in names]}))
+    # A name that is too long for a folder is that of a trial without files.
+    assert [(t["run"][:4], t["state"]) for t in read(folder)["trials"]] == [
+        ("aaaa", ""),
+        ("job", "done"),
+    ]
 
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     sweep(tmp_path)
     rows = '[{"log_loss": 1, "x": [], "y": null}]'
-    text = f'{{"epochs": true, "seconds": "2", "history": {rows}, "log_loss": "1"}}'
+    text = f'{{"epochs": true, "seconds": {"9" * 400}, "history": {rows}, "log_loss": "1"}}'
     (tmp_path / "a/result.json").write_text(text)
     (found,) = [t for t in read(tmp_path)["trials"] if t["run"] == "a"]
     assert (found["epochs"], found["seconds"], found["metrics"]) == (None, None, {})

@@ -1,0 +1,28 @@
+"""The block that `mpips run` prints about a failed attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mpips.rundir.directory import RunFolder
+from mpips.supervisor.attempt import Ended
+from mpips.supervisor.block import WIDTH, Newest, failure_block
+from mpips.supervisor.verdict import Death, Verdict
+
+
+def block(width: int) -> list[str]:
+    verdict = Verdict("crashed", 1, Death("killed by SIGKILL (signal 9)", 4, "worker 1"))
+    run = RunFolder(Path("runs/job"))
+    ended = Ended(1, 1, 71.3, "")
+    text = failure_block(run, 0, verdict, ended, Newest(), "restart 1 of 3", 0.0, width=width)
+    return text.splitlines()
+
+
+def test_a_terminal_of_few_columns_gets_the_same_words() -> None:
+    words = " ".join(block(WIDTH)[1:-1]).split()
+    for width in (1, 18, 20, 60):
+        narrow = block(width)
+        assert narrow[0] == narrow[-1] == "-" * width
+        assert " ".join(narrow[1:-1]).split() == words
+    # At 60 columns nothing but the title, which `say` wraps, and the path of the logs is longer.
+    assert all(len(line) <= 60 for line in block(60)[2:])
