@@ -1,7 +1,7 @@
 """Build the documentation into build/site.
 
-The parts of the reference that come from the code are generated first; then the site is built, strictly. With
-`--parts` only the parts are written, into build/docs, for `zensical serve`.
+The parts of pages that come from the code are written into them first (see parts.py); then the site is built,
+strictly. `--parts` writes the parts alone.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ROOT / "build/docs"
 SITE = ROOT / "build/site"
-# Modules that build the site, all of the extra "docs". The parts need mpips alone.
-TOOLS = ("zensical", "mkdocstrings", "mkdocstrings_handlers")
+# Modules that build the site, all of the extra "docs"; the parts need the last one alone.
+TOOLS = ("zensical", "mkdocstrings", "mkdocstrings_handlers", "griffe")
 
 
 def lacking(parts_only: bool) -> str:
@@ -25,8 +24,9 @@ def lacking(parts_only: bool) -> str:
         return (
             "mpips is not installed for this Python: bash jobs/setup.sh, then use .venv/bin/python"
         )
-    missing = [name for name in TOOLS if importlib.util.find_spec(name) is None]
-    if missing and not parts_only:
+    tools = TOOLS[-1:] if parts_only else TOOLS
+    missing = [name for name in tools if importlib.util.find_spec(name) is None]
+    if missing:
         return f"{', '.join(missing)}: not installed; pip install -e '.[docs]' (in .venv)"
     return ""
 
@@ -43,7 +43,7 @@ def build() -> int:
     sys.path.insert(0, str(ROOT))  # parts.py imports tests.bench
     from parts import write_parts
 
-    write_parts(PARTS)
+    write_parts()
     if "--parts" in sys.argv[1:]:
         return 0
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]

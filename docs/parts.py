@@ -1,10 +1,17 @@
-"""The parts that come from the code: commands, options, errors, files; bars and history of benchmarks.
+"""The parts of pages that come from the code: commands, options, errors, files, names, bars, history.
 
-Pages include them as snippets (`--8<-- "NAME.md"`), so no table of an option or a command is written by hand.
+No table of an option or a command is written by hand. Two comments of a page enclose a part:
+
+    <!-- part NAME -->
+    <!-- end part -->
+
+A block of code behind `<!-- test: example NAME.py -->` is the program of this name in docs/examples.
+`python docs/build.py --parts` writes both into the pages, and a test compares them.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 import types
@@ -46,21 +53,37 @@ from mpips.tasks import TASKS
 from tests.bench import bars, history
 from tests.bench import suites as of_developers
 
+DOCS = Path(__file__).parent
 # Sections of a job file whose structs are no sections of their own.
 _NOT_SECTIONS = ("task", "tables", "options")
 _COLUMNS = 4  # newest entries of a suite in its table of the history
 
 
-def write_parts(folder: Path) -> None:
-    """Write every part into `folder` as a Markdown file.
+_PART = re.compile(r"^(<!-- part (\w+) -->\n).*?^(<!-- end part -->)$", re.M | re.S)
+_EXAMPLE = re.compile(r"^(<!-- test: example (\w+\.py) -->\n```python\n).*?^(```)$", re.M | re.S)
 
-    Files that have not changed are left alone.
+
+def write_parts() -> None:
+    """Write the parts into all pages. Pages that have not changed are left alone."""
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text()
+        if (new := with_parts(text)) != text:
+            path.write_text(new)
+
+
+def with_parts(text: str) -> str:
+    """Return the text of a page with its parts and programs as they are now.
+
+    Raises:
+        KeyError: There is no such part.
+        OSError: There is no such program.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, make in PARTS.items():
-        path, text = folder / f"{name}.md", make()
-        if not path.is_file() or path.read_text() != text:
-            path.write_text(text)
+
+    def made(name: str) -> str:
+        return names_of(text) if name == "names" else PARTS[name]()
+
+    text = _PART.sub(lambda m: f"{m[1]}\n{made(m[2]).strip()}\n\n{m[3]}", text)
+    return _EXAMPLE.sub(lambda m: m[1] + (DOCS / "examples" / m[2]).read_text() + m[3], text)
 
 
 # --- Commands ------------------------------------------------------------------------------------
@@ -380,6 +403,31 @@ def history_of(entries: list[history.Entry]) -> str:
             lines.append(f"- {entry.version}, {entry.date}: {_escaped('; '.join(parts))}")
         lines.append("")
     return "\n".join(lines)
+
+
+@functools.cache
+def _sources() -> Any:
+    """Return the objects of mpips by name, from the sources alone: frameworks need not be installed."""
+    import griffe
+
+    loader = griffe.GriffeLoader(search_paths=[DOCS.parent])
+    loader.load("mpips")
+    loader.resolve_aliases(implicit=False, external=False)
+    return loader.modules_collection
+
+
+def names_of(page: str) -> str:
+    """Return a table of the names whose docstrings a page of the site shows: what they are, and where."""
+    rows = []
+    for name in re.findall(r"^::: (\S+)$", page, re.M):
+        found = _sources()[name]
+        found = found.final_target if found.is_alias else found
+        if found.is_module:
+            found = found.members.get(name.rpartition(".")[2], found)  # a function of the same name
+        what = " ".join(_dedented(found.docstring.value).partition("\n\n")[0].split())
+        place = found.filepath.relative_to(DOCS.parent)
+        rows.append((f"`{name}`", _escaped(what), f"`{place}`"))
+    return "\n".join(_table(("name", "meaning", "docstring in"), rows)) + "\n"
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -13,7 +13,7 @@ from mpips.errors import ConfigError
 @click.command(short_help="Write a commented job file for a data file.")
 @click.argument("train")
 @click.option("--test", default="", help="File to evaluate on.")
-@click.option("--label", help="Where the labels are, as data.label, if no name tells it.")
+@click.option("--label", help="Column of the labels, as data.label, where none has a usual name.")
 @click.option(
     "-o",
     "--out",

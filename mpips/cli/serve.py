@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(0),
     default=5.0,
     show_default=True,
-    help="Seconds between two looks for a newer checkpoint; 0: never.",
+    help="Seconds between two checks for a newer checkpoint; 0: none.",
 )
 @click.option(
     "--missing",

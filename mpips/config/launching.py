@@ -13,11 +13,11 @@ from mpips.errors import ConfigError
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """[slurm]: what `mpips submit` requests from Slurm. `mpips train` does not use it."""
+    """[slurm]: options of the jobs that `mpips submit` requests from Slurm. `mpips train` does not use it."""
 
     launcher: Annotated[
         Literal["mpirun", "srun", "restart"],
-        Meta(description="What starts the ranks in the allocation; see jobs/README.md."),
+        Meta(description="Launcher of the ranks in the allocation; see jobs/README.md."),
     ] = "mpirun"
     nodes: Annotated[int, Meta(ge=1, description="Number of nodes, without spares.")] = 1
     ranks_per_node: Annotated[int, Meta(ge=1, description="Ranks per node.")] = 4
@@ -97,7 +97,7 @@ def _slurm_seconds(text: str) -> float | None:
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """[run]: how `mpips run` starts a job and restarts it after failures. `mpips train` does not use it."""
+    """[run]: options of `mpips run`, which restarts a job after failures. `mpips train` does not use it."""
 
     name: Annotated[
         str, Meta(description="Name of the run. Empty: that of the file, or of the task.")

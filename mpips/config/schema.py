@@ -61,7 +61,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         int,
         Meta(
             ge=0,
-            description="Steps: the first checkpoint at or after each multiple stays, too. 0: off.",
+            description="Steps: the first checkpoint at or after each multiple is also kept. 0: off.",
         ),
     ] = 0
     keep_best: Annotated[

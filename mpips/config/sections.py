@@ -231,7 +231,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """[schedule]: how learning rates change in a run, as a factor on the rate of every table."""
+    """[schedule]: learning rates that change during a run, as a factor on the rate of every table."""
 
     name: Annotated[
         Literal["constant", "linear", "cosine", "step", "one_cycle"],

@@ -5,7 +5,7 @@ output is compared with what the block shows. A comment above the block, which n
 something else:
 
     <!-- test: file job.toml -->       the block is also written to this file, for the blocks after it
-    <!-- test: example -->             the block includes a program of docs/examples, which is a file, too
+    <!-- test: example NAME.py -->     the block is a program of docs/examples, and a file for those after it
     <!-- test: usage -->               the commands and the options that it names exist
     <!-- test: shows summary -->       an example of an output, by tests/unit/test_documents.py
     <!-- test: paths -->               the files and folders that it names exist
@@ -36,7 +36,7 @@ DOCUMENTS = [
     if path.name != "CHANGELOG.md"
 ]
 _MARK = re.compile(r"<!-- test: (\S+) ?(.*?) *-->")
-_SNIPPET = re.compile(r'--8<-- "docs/examples/(\w+\.py)"\n')
+_PART, _END = re.compile(r"<!-- part \w+ -->"), "<!-- end part -->"
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ def blocks(path: Path) -> list[Block]:
 def _blocks(path: Path) -> Iterator[Block]:
     lines = path.read_text().splitlines()
     start: int | None = None
+    is_made = False  # by docs/parts.py, from the help of commands
     for number, line in enumerate(lines):
         if not line.startswith("```"):
+            is_made = bool(_PART.fullmatch(line)) or (is_made and line != _END)
             continue
         if start is None:
             start = number
@@ -88,10 +90,8 @@ def _blocks(path: Path) -> Iterator[Block]:
         text = "\n".join(lines[start + 1 : number]) + "\n"
         language = lines[start].removeprefix("```").strip()
         kind, argument = mark.groups() if mark else ("", "")
-        if kind == "example" and (included := _SNIPPET.fullmatch(text)):
-            argument = included[1]
-            text = (EXAMPLES / argument).read_text()
-        yield Block(path, start + 2, language, text, kind, argument)
+        if not is_made:
+            yield Block(path, start + 2, language, text, kind, argument)
         start = None
 
 
