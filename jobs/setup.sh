@@ -404,7 +404,8 @@ install_libraries() {
   done <<<"$1"
   ((${#lack[@]})) || return 0
   say "installing what only tests use: ${lack[*]} ..."
-  (pip_install "installing ${lack[*]}" "${lack[@]}") 2>/dev/null && return 0
+  # Python compiles what is imported: most modules of these libraries never are.
+  (pip_install "installing ${lack[*]}" --no-compile "${lack[@]}") 2>/dev/null && return 0
   while read -r name package part; do
     [[ " ${lack[*]} " == *" $package "* ]] || continue
     (pip_install "installing $package" "$package") 2>/dev/null && continue
