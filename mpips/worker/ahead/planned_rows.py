@@ -144,9 +144,19 @@ class PlannedRows:
             finish,
             late,
             connection.timeout_s,
-            connection.poll,
-            connection.spent.fetched,
+            self._poll,
+            self._waited,
         )
+
+    def _poll(self) -> None:
+        """Take messages while rows have not come, and show the activity, in waits of more than 20 ms."""
+        self._connection.control.state = self._pulling
+        self._connection.poll()
+
+    def _waited(self, seconds: float) -> None:
+        """Add the time of a wait for rows, and end its activity."""
+        self._connection.control.state = "computing"
+        self._connection.spent.fetched(seconds)
 
     def _versions(self, starts: dict[int, int]) -> dict[int, int]:
         """Return the versions that a pull has fetched, by server; `starts`: its first records."""

@@ -194,3 +194,20 @@ def test_rows_that_are_set_begin_with_the_state_of_new_rows():
     assert np.array_equal(content, np.hstack([VALUES, np.zeros((11, 3), np.float32)]))
     with pytest.raises(ValueError, match=r"values must have shape \(number of keys, dim\)"):
         rig.core.set_rows(0, KEYS, np.zeros((11, 2), np.float32))
+
+
+def test_the_activity_of_a_worker_that_waits_for_rows_is_known(monkeypatch):
+    rig = Rig(rows(2, init="zeros", consistency=BSP()), n_workers=2, n_slots=8)
+    worker = rig.worker(timeout_s=0.05)
+    control = connection_of(worker).control
+    worker.clock()
+    request = worker.table("e").prefetch(np.array([4]))
+    assert control.state == "computing"
+    with pytest.raises(StallError, match="server 0 has not answered a pull of table 'e'"):
+        request.wait()
+    assert control.state == "pulling 'e'"
+    request = worker.table("e").prefetch(np.array([4]))
+    # The other worker ends its clock while this one waits.
+    monkeypatch.setattr(connection_of(worker), "poll", lambda: rig.writers[1].tick(0))
+    request.wait(20.0)
+    assert control.state == "computing"
