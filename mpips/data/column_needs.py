@@ -4,6 +4,7 @@ The rules, from the texts of a column (`csv_survey.py`):
 
 - numbers, and texts that usually mean a missing value (`mpips.data.missing.USUAL`): numbers;
 - all texts in one notation of `mpips.data.conversions`: that notation;
+- both but for few cells: these are missing values;
 - numbers and other words, or codes such as 00123 and whole numbers beyond float32: words;
 - no value, one value, the numbers of the rows, or nearly another text in each row: left out.
 """
@@ -26,7 +27,7 @@ from mpips.data.columns import (
     notation_of,
     toml_table,
 )
-from mpips.data.conversions import find_notation, has_time, reads
+from mpips.data.conversions import CANDIDATES, find_notation, has_time, nearly_in, reads
 from mpips.data.csv_dialect import number
 from mpips.data.csv_survey import Survey, SurveyedColumn
 from mpips.data.missing import USUAL, Missing
@@ -48,6 +49,10 @@ _TOLD_APART = 0.9  # share of whole numbers that float32 tells apart in columns 
 # Seconds from 1990 to 2100; milliseconds are 1000 times as many.
 _SECONDS = (631152000.0, 4102444800.0)
 _SHOWN = 5  # texts that a sentence shows
+# Other texts in a column of many numbers or dates are rather mistakes if they and their cells are few.
+_MOST_ODD = 5
+_ODD_SHARE = 0.02
+_LEAST_TEXTS = 20
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -57,6 +62,7 @@ class Need(msgspec.Struct, frozen=True):
         kind: "numbers", "words", "notation" or "nothing": it is left out.
         notation: The notation.
         missing: Texts in it that mean an empty cell, beside the usual ones.
+        odd: Those of them that do not usually mean it.
         why: Reason, for people; "": it goes without saying.
         has_empty: Cells are empty, or mean it.
     """
@@ -64,6 +70,7 @@ class Need(msgspec.Struct, frozen=True):
     kind: Literal["numbers", "words", "notation", "nothing"]
     notation: Conversion | Literal[""] = ""
     missing: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()
     why: str = ""
     has_empty: bool = False
 
@@ -90,9 +97,40 @@ def need_of(own: SurveyedColumn) -> Need:
     notation = find_notation(rest) if rest else ""
     if notation:
         return Need(
-            "notation", notation, tuple(usual), f"such as {rest[0]}", has_empty or bool(usual)
+            "notation",
+            notation,
+            tuple(usual),
+            why=f"such as {rest[0]}",
+            has_empty=has_empty or bool(usual),
         )
-    return _of_words(there, odd, plain)
+    return _but_for_few(own, there, usual) or _of_words(there, odd, plain)
+
+
+def _but_for_few(
+    own: SurveyedColumn, there: Mapping[str, int], usual: Sequence[str]
+) -> Need | None:
+    """Return what a column needs whose cells are numbers, or have one notation, but for few; None: others."""
+    n = sum(there.values())
+    rest = [text for text in there if text not in usual]
+    if n < LEAST_ROWS or len(rest) <= _LEAST_TEXTS:
+        return None
+    odd: list[str] = []
+    for text in rest:
+        if not _is_number(text):
+            odd.append(text)
+            if len(odd) > _MOST_ODD:
+                break
+    ways: list[tuple[str, list[str] | None]] = [("", odd if len(odd) <= _MOST_ODD else None)]
+    ways += [(name, nearly_in(name, rest, _MOST_ODD)) for name in CANDIDATES]
+    for name, found in ways:
+        if not found or sum(there[text] for text in found) > _ODD_SHARE * n:
+            continue
+        good = {text: there[text] for text in rest if text not in found}
+        need = need_of(SurveyedColumn(own.name, good, False))
+        if need.kind == ("notation" if name else "numbers"):
+            missing = (*usual, *found)
+            return msgspec.structs.replace(need, missing=missing, odd=tuple(found), has_empty=True)
+    return None
 
 
 def _of_numbers(own: SurveyedColumn, there: Mapping[str, int], has_empty: bool) -> Need:
@@ -215,10 +253,12 @@ class Wanted:
         missing: Texts that mean an empty cell, in the order in which they come.
         words: Columns of words, and why.
         notations: Columns with a notation.
+        odd: Texts of `missing` that do not usually mean it, and a column that has them.
     """
 
     def __init__(self) -> None:
         """Begin with nothing."""
+        self.odd: dict[str, str] = {}
         self.names: tuple[str, ...] = ()
         self.missing: list[str] = []
         self.words: dict[str, str] = {}
@@ -233,9 +273,14 @@ class Wanted:
             usual = [text for text in odd if text.lower() in USUAL]
             if len(usual) < len(odd):
                 need, given = need_of(own), notation_of(own.name, options)
-                if need.notation and not given:
+                if need.kind in ("numbers", "notation") and need.notation == given:
+                    # But for few cells, the options are right.
+                    usual = [text for text in need.missing if text in odd]
+                    self.odd |= dict.fromkeys(need.odd, own.name)
+                elif need.notation and not given:
                     self.notations[own.name] = need.notation
                     usual = list(need.missing)
+                    self.odd |= dict.fromkeys(need.odd, own.name)
                 else:
                     strange = [text for text in odd if text not in usual]
                     self.words[own.name] = f"also has {_shown(strange)}"
