@@ -27,7 +27,7 @@ from pathlib import Path
 _ORDER = ("skipped", "passed", "failed")
 # Processor times of an earlier run: tests of at least _STORED_S seconds by name.
 _STORED = Path(__file__).with_name("cpu.json")
-_STORED_S = 0.5
+_STORED_S = 0.2
 # Words by which reasons of skips name libraries.
 _WORDS = {"torch": r"\btorch\b|PyTorch", "keras": r"\b[Kk]eras\b", "jax": r"\b(jax|JAX)\b"}
 # Wall-clock seconds of the work in `pace` on the idle machine on which the budgets of run.sh were measured.

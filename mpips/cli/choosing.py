@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
+
+from mpips.terminal.screen import say
 
 best_option = click.option(
     "--best",
     is_flag=True,
     help="Take the best checkpoint of the run, which checkpoint.keep_best = true marks, not the newest one.",
 )
+
+
+def say_better(model: Path, taken: Path) -> None:
+    """Print a note if a run has marked a checkpoint as better than the newest one, which is taken.
+
+    Args:
+        model: What the user has named.
+        taken: The checkpoint that is taken.
+    """
+    from mpips.checkpoint.find import is_checkpoint, order
+    from mpips.checkpoint.folder import find_folder
+    from mpips.checkpoint.reader import open_checkpoint
+    from mpips.errors import CheckpointError, ConfigError
+
+    if is_checkpoint(model):
+        return
+    try:
+        best = order(find_folder(model)).best
+        if best is None or best.path == taken:
+            return
+        with open_checkpoint(best.path) as checkpoint:
+            mark = checkpoint.manifest.best
+    except (CheckpointError, ConfigError):
+        return  # a checkpoint has just been removed
+    if mark is not None:
+        why = f"{mark.metric.replace('_', ' ')} {mark.value:.4f} after epoch {mark.epoch}"
+        say(
+            f"{taken.name} is the newest checkpoint, {best.path.name} the best one ({why}): --best takes that"
+        )

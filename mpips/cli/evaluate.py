@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpips.cli.choosing import best_option
+from mpips.cli.choosing import best_option, say_better
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
 from mpips.terminal.table import text_table
@@ -84,6 +84,8 @@ def command(
     from mpips.monitor.summary_text import metrics_text
 
     loaded = load(model, best=best)
+    if not best:
+        say_better(model, loaded.path)
     files = ", ".join(data)
     if importance:
         _show_importance(loaded, data, metrics, (repeats, seed, samples), as_json)

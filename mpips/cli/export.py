@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mpips.cli.choosing import best_option
+from mpips.cli.choosing import best_option, say_better
 from mpips.terminal.screen import say
 
 
@@ -50,5 +50,7 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
     from mpips.inference.loading import load
 
     loaded = load(model, best=best)
+    if not best:
+        say_better(model, loaded.path)
     export(loaded, kind, out, force)
     say(f"mpips export: {loaded.path} in {out}")

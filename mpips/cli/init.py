@@ -42,4 +42,6 @@ def command(train: str, test: str, label: str | None, out: Path, task: str, forc
     text = draft_own(task, train, test) if task else draft(train, test, label)
     write_new(out, text.encode(), force)
     click.echo(text.partition("\n\n")[0])
-    click.echo(f"mpips init: wrote {out}; start it with: mpips run {out}")
+    click.echo(
+        f"mpips init: wrote {out}; start it with: mpips run {out}, or mpips train {out} --save FOLDER"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mpips.cli.choosing import best_option
+from mpips.cli.choosing import best_option, say_better
 from mpips.config.schema import parse_assignment
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
@@ -78,6 +78,8 @@ def command(
     if launched_rank() == 0:
         sys.stdout.flush()
         if out is not None:
+            if not best:
+                say_better(model, written.model)
             say(f"mpips predict: {written.n:,} predictions of {written.model} in {out}")
 
 

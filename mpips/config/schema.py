@@ -29,7 +29,6 @@ from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
-from mpips.config.suggestions import with_suggestion
 from mpips.config.table_section import TableConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
 from mpips.errors import ConfigError
@@ -182,6 +181,8 @@ def load_config(
     try:
         check_known(raw, JobConfig, "")
     except UnknownKeyError as error:
+        from mpips.config.suggestions import with_suggestion
+
         raise with_suggestion(error, JobConfig, options_of(str(raw.get("task", "")))) from None
     label = raw["data"].get("label") if isinstance(raw.get("data"), dict) else None
     if isinstance(label, int) and not isinstance(label, bool):

@@ -23,7 +23,7 @@ from mpips.data.conversions import NUMBERS, YEAR, parts_of
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part, describe
 from mpips.data.options import Conversion, ReadOptions
-from mpips.data.words import VALUES
+from mpips.data.words import SCALED
 from mpips.errors import DataError
 
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ class Column(msgspec.Struct, frozen=True):
     place: int
     name: str
     categorical: bool
-    words: int = VALUES
+    words: int = SCALED
     convert: Conversion | Literal[""] = ""
     part: str = ""
     missing: tuple[str, ...] = ()

@@ -167,6 +167,13 @@ class Moments:
         variance = self.squares / n + self.mean * self.mean * share * (1 - share)
         return mean, _inverse_root(variance, self.mean)
 
+    def standardise_filled(self) -> tuple[Vector, Vector]:
+        """Return mean and 1 / standard deviation over the samples that contain a feature, each shape (d,).
+
+        The second array is 0 for a feature that is constant there.
+        """
+        return self.mean, _inverse_root(self.squares / np.maximum(self.present, 1), self.mean)
+
     def constant(self) -> Flags:
         """Return True for features that have the same value in all samples, bool, shape (d,)."""
         constant: Flags = self.standardise()[1] == 0

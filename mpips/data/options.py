@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from mpips.data.shares import Shares, check_shares, owners
-from mpips.data.words import VALUES
+from mpips.data.words import SCALED
 
 # The labels that a task needs. "several": k labels of a sample, each 0 or 1. "none": no labels, and all of
 # its metrics are its own.
@@ -176,7 +176,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     as_is: tuple[str, ...] = ()
     labelled: bool = True
     on_bad: OnBad = "error"
-    words: int = VALUES
+    words: int = SCALED
     n_features: int = 0
     split: Literal["train", "test"] = "train"
     split_seed: int = 0

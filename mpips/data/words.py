@@ -10,7 +10,8 @@ word:
 - any other text is the word itself, without white space around it: `3.1` and `3.10` are two words.
 
 A checkpoint has the number of the rule with which its model was trained (`DataInfo.words`). Rule 0 is that of
-earlier versions: each text that is not empty is a word.
+early versions: each text that is not empty is a word. Rule 2 has the words of rule 1, and all tasks
+standardise the numbers that are beside words; with earlier rules only `wide_deep`, `deepfm` and `dcnv2` do.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-TEXTS, VALUES = 0, 1  # numbers of the rules
+TEXTS, VALUES, SCALED = 0, 1, 2  # numbers of the rules
 
 # Cells, in small letters, that stand for a missing one.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})

@@ -11,7 +11,7 @@ from mpips.data.dataset import Batch, Fields, SparseBatch
 from mpips.data.info import DataInfo
 from mpips.data.moments import Moments
 from mpips.errors import DataError
-from mpips.tasks.features import MAX_DEVIATION, Entries, SparseFeatures, only
+from mpips.tasks.features import MAX_DEVIATION, Entries, SparseFeatures, columns_of, only
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class ColumnFeatures:
                 f"task '{task}' takes CSV in which some columns are text or are set in data.categorical, the "
                 f"data has {found}; use task 'mlp' for numbers, or for LIBSVM"
             )
-        self._keys = SparseFeatures(info, task)
+        self._keys = SparseFeatures(info, task, has_numbers=False)
         is_text = np.array([name in info.categorical for name in info.columns])
         self._all_names = np.array(info.columns)
         self._names = self._all_names[~is_text]
@@ -110,10 +110,8 @@ class ColumnFeatures:
             raise DataError("the moments of the columns of the training data are missing")
         self._keys.prepare(moments)
         present = columns.present[~self._is_text]
-        self._mean = columns.mean[~self._is_text]
-        variance = columns.squares[~self._is_text] / np.maximum(present, 1)
-        varies = variance > (1e-14 * self._mean) ** 2
-        self._scale = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1.0)), 0.0)
+        mean, scale = columns.standardise_filled()
+        self._mean, self._scale = mean[~self._is_text], scale[~self._is_text]
         self._has_empty = present < columns.count
         texts = np.flatnonzero(self._is_text)
         self._has_no_word = self._all_names[texts[columns.present[texts] < columns.count]]
@@ -174,12 +172,9 @@ def _with_fields(batch: Batch) -> tuple[SparseBatch, Fields]:
     Raises:
         DataError: The entries do not come from named columns.
     """
-    if isinstance(batch, SparseBatch) and batch.fields is not None:
-        return batch, batch.fields
-    raise DataError(
-        "this model takes samples with named columns: a CSV file, or a frame with the columns of the "
-        "training data"
-    )
+    fields = columns_of(batch)
+    assert isinstance(batch, SparseBatch)
+    return batch, fields
 
 
 def _listed(names: npt.NDArray[np.str_]) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
 from mpips import _native
-from mpips.data.dataset import Batch, Features, SparseBatch
+from mpips.data.dataset import Batch, Features, Fields, SparseBatch
 from mpips.data.info import DataInfo
 from mpips.data.moments import MAX_FEATURES, Moments, Vector
+from mpips.data.words import SCALED
 from mpips.errors import DataError
 
 Float32: TypeAlias = npt.NDArray[np.float32]
@@ -247,8 +248,17 @@ class _Transposed:
 class SparseFeatures:
     """Scaled features by unique key; stores the entries of the batch that was announced."""
 
-    def __init__(self, info: DataInfo, task: str) -> None:
-        """Raise DataError for data that is not sparse."""
+    def __init__(self, info: DataInfo, task: str, *, has_numbers: bool = True) -> None:
+        """Take the kind of the features.
+
+        Args:
+            info: The training data.
+            task: Name of the task, for errors.
+            has_numbers: Batches also have the columns of numbers that are beside words.
+
+        Raises:
+            DataError: The data is not sparse.
+        """
         if info.kind != "sparse":
             raise DataError(
                 f"task '{task}' takes LIBSVM, sparse arrays and CSV with columns of text "
@@ -256,6 +266,7 @@ class SparseFeatures:
             )
         # Hashed keys have no moments.
         self.hashed = info.n_features > MAX_FEATURES
+        self._info = info
         self._shift: Features | None = None
         self._scale: Features | None = None
         self._present: Float32 | None = None  # training samples with each feature, at least 1
@@ -264,11 +275,30 @@ class SparseFeatures:
         # For hashed keys: map from key to place in `_counts`, and training samples with each key.
         self._rows: _native.RowMap | None = None
         self._counts = np.zeros(0, np.float32)
+        # Columns of numbers that are beside hashed words, bool, one for each column.
+        self._is_number = np.zeros(0, np.bool_)
+        if has_numbers and self.hashed and info.words >= SCALED:
+            self._is_number = np.array(
+                [name not in info.categorical for name in info.columns], bool
+            )
+        self._columns: tuple[Features, Features] | None = None  # shift and scale of each column
         self._announced: tuple[Batch, Entries] | None = None
         self._plans = Plans()
 
     def prepare(self, moments: Moments) -> None:
-        """Take the scale of each feature from the moments; of hashed keys only the counts."""
+        """Take the scale of each feature from the moments; of hashed keys the counts, and that of columns.
+
+        Raises:
+            DataError: The moments are not those of data with columns.
+        """
+        if self._is_number.any():
+            columns = moments.columns
+            if columns is None or columns.n_features != len(self._is_number):
+                raise DataError("the moments of the columns of the training data are missing")
+            mean, scale = columns.standardise_filled()
+            self._columns = _as_precise_as_needed(
+                np.where(self._is_number, mean, 0.0), np.where(self._is_number, scale, 1.0)
+            )
         if moments.n_features:
             shift, scale = moments.standardise_present()
             self._shift, self._scale = _as_precise_as_needed(shift, scale)
@@ -312,6 +342,14 @@ class SparseFeatures:
 
     def report(self) -> str:
         """Return a line: how many features were scaled in which way."""
+        if self._columns is not None:
+            varies = self._is_number & (self._columns[1] != 0)
+            constant = _named(np.flatnonzero(self._is_number & ~varies), self._info)
+            return (
+                f"{np.count_nonzero(~self._is_number):,} columns of words, {np.count_nonzero(varies):,} of "
+                "numbers (standardised)"
+                + (f"; constant, without influence: {constant}" if constant else "")
+            )
         if self._shift is None or self._present is None:
             return "features are hashed keys: not scaled"
         n_seen = np.count_nonzero(self._seen)
@@ -323,12 +361,11 @@ class SparseFeatures:
         )
 
     def _scaled(self, batch: SparseBatch) -> Float32:
+        if self._columns is not None:
+            return _standardised(batch.values, columns_of(batch), *self._columns)
         if self._shift is None or self._scale is None:
             return batch.values
-        values = batch.values - self._shift.take(batch.keys)
-        values *= self._scale.take(batch.keys)
-        values = values.astype(np.float32, copy=False)
-        return np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
+        return _standardised(batch.values, batch.keys, self._shift, self._scale)
 
     def _samples_with(self, keys: Int64) -> Float32 | None:
         """Return the number of training samples with each key, at least 1; None if unknown."""
@@ -342,6 +379,30 @@ class SparseFeatures:
         if not isinstance(batch, SparseBatch):
             raise TypeError(f"expected a SparseBatch, got {type(batch).__name__}")
         return Entries(batch, self._plans)
+
+
+def columns_of(batch: Batch) -> Fields:
+    """Return the column of each entry, shape (nnz,).
+
+    Raises:
+        DataError: The entries do not come from named columns.
+    """
+    if isinstance(batch, SparseBatch) and batch.fields is not None:
+        return batch.fields
+    raise DataError(
+        "this model takes samples with named columns: a CSV file, or a frame with the columns of the "
+        "training data"
+    )
+
+
+def _standardised(
+    values: Features, places: npt.NDArray[np.integer[Any]], shift: Features, scale: Features
+) -> Float32:
+    """Return (value - shift) * scale, clipped, float32, shape (nnz,); `places`: those in the two arrays."""
+    found = values - shift.take(places)
+    found *= scale.take(places)
+    narrow = found.astype(np.float32, copy=False)
+    return np.clip(narrow, -MAX_DEVIATION, MAX_DEVIATION, out=narrow)
 
 
 def only(batch: SparseBatch, wanted: npt.NDArray[np.bool_]) -> SparseBatch:

@@ -23,12 +23,14 @@ from mpips.training.drafting_lines import (
     last_sections,
     quoted,
     train_section,
+    validation_line,
 )
 
 _MOST_CLASSES = 1000  # more distinct labels are rather numbers to be predicted
 # So are more than _FEW whole numbers with fewer than _EACH samples each.
 _FEW = 50
 _EACH = 10
+_LEAST_SAMPLES = 2000  # of which a tenth can tell epochs apart
 
 
 def draft(train: str, test: str = "", label: str | None = None) -> str:
@@ -48,6 +50,7 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
     several = info.wants == "several"
     name, others = _tasks(train, info)
     task = TASKS[name]
+    holds_out = info.n_samples_total >= _LEAST_SAMPLES
     lines = [
         as_comment(summarise(train, info).removeprefix("data: ")),
         *map(as_comment, part.notes),
@@ -59,7 +62,8 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         "",
         "[data]",
         f"train = {quoted(train)}",
-        f"test = {quoted(test)}" if test else '# test = "FILE"  # evaluated at the end',
+        validation_line(holds_out),
+        f"test = {quoted(test)}" if test else '# test = "FILE"  # evaluated once, at the end',
     ]
     if columns is not None:
         lines += [*columns.lines(), *columns.section()]
@@ -77,7 +81,7 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         lines += ["", "[options]", 'labels = "targets"  # numbers to be predicted, not classes']
     lines += [
         "",
-        *train_section(task),
+        *train_section(task, holds_out),
         "",
         "# [schedule]",
         '# name = "cosine"  # rates fall over the run; not with FTRL, the default of logistic, fm',
@@ -86,7 +90,7 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         CONSISTENCY,
         '# optimizer = { name = "adagrad", lr = 0.05 }',
         "",
-        *last_sections(),
+        *last_sections(holds_out),
     ]
     return "\n".join(lines)
 

@@ -36,7 +36,7 @@ from mpips.data.options import Share, Wants
 from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.stream import StreamedData
 from mpips.data.summary import matching_text, summarise, summarise_test, summarise_validation
-from mpips.data.words import VALUES
+from mpips.data.words import SCALED
 from mpips.errors import ConfigError
 from mpips.model.distinct import distinct_counts
 from mpips.model.partition import FrequencyPartition
@@ -63,7 +63,7 @@ from mpips.worker.worker import Worker, connection_of
 
 
 def read_options(
-    config: JobConfig, split: str, wants: Wants = "classes", words: int = VALUES
+    config: JobConfig, split: str, wants: Wants = "classes", words: int = SCALED
 ) -> ReadOptions:
     """Return the readers' options of [data].
 
@@ -128,7 +128,7 @@ def prepare(
     reads, given = reader_of(task_class), task_options(task_class, config.options)
     wants = wants_of(config, task_class, given)
     own_metrics = getattr(task_class, "own_metrics", {})
-    rule = earlier_words(ranks, config) if reads is None else VALUES
+    rule = earlier_words(ranks, config) if reads is None else SCALED
     own: dict[str, Any] = {}
     skipped: dict[str, int] = {}
     holdout = config.data.holdout(config.cluster.seed)

@@ -11,7 +11,7 @@ from mpips.checkpoint.find import order
 from mpips.config.overrides import apply_overrides
 from mpips.config.schema import JobConfig
 from mpips.data import Sampling
-from mpips.data.words import TEXTS, VALUES
+from mpips.data.words import SCALED, TEXTS
 from mpips.errors import MpipsError
 from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
@@ -108,7 +108,7 @@ def earlier_words(ranks: JobRanks, config: JobConfig) -> int:
     Collective over the ranks; blocks.
     """
     if not _may_start(config):
-        return VALUES
+        return SCALED
 
     def look() -> int | None:
         manifest = _start(config) if ranks.is_scheduler else None
@@ -117,7 +117,7 @@ def earlier_words(ranks: JobRanks, config: JobConfig) -> int:
         return int(manifest.data.get("words", TEXTS))
 
     rows = ranks.agree("looking for the words of a checkpoint", look, True)
-    return next((row for row in rows if row is not None), VALUES)
+    return next((row for row in rows if row is not None), SCALED)
 
 
 def _may_start(config: JobConfig) -> bool:

@@ -1,6 +1,6 @@
 """The matrix of faults (mpips/testing/matrix.py): a fixed sample of it, and every update counts once.
 
-One run of a job has two faults or three, one after the other. By day a quarter of the sample runs, another
+One run of a job has two faults or three, one after the other. By day a tenth of the sample runs, another
 one for each commit, and all runs with a row that is new or changed (tests/support/matrix_rows.py). To run one
 again: its id names it, and the order of the sample is always the same.
 """
@@ -16,7 +16,7 @@ from tests.bench import kills
 
 CHANGED = set(matrix_rows.changed())
 SAMPLE = taking_turns(
-    matrix.sample(), 6, always=lambda run: not CHANGED.isdisjoint(matrix_rows.rows_of(run))
+    matrix.sample(), 10, always=lambda run: not CHANGED.isdisjoint(matrix_rows.rows_of(run))
 )
 
 

@@ -151,9 +151,9 @@ def test_what_was_skipped_keeps_its_stored_time(tallying: ModuleType, tmp_path: 
 
 
 def test_tests_that_grew_are_named_and_a_slower_machine_is_no_growth(tallying: ModuleType) -> None:
-    before = {"a": 1.0, "b": 2.0, "c": 4.0, "small": 0.1}
+    before = {"a": 1.0, "b": 2.0, "c": 4.0, "small": 0.05}
     assert tallying.grown({name: 2 * s for name, s in before.items()}, before, 10) == []
-    now = {"a": 2.0, "b": 9.0, "c": 8.0, "small": 0.2, "new": 3.0}
+    now = {"a": 2.0, "b": 9.0, "c": 8.0, "small": 0.1, "new": 3.0}
     lines = [line.split() for line in tallying.grown(now, before, 10)]
     assert lines == [["9.0", "s", "+5.0", "s", "b"], ["3.0", "s", "+3.0", "s", "new", "(new)"]]
     assert len(tallying.grown(now, before, 1)) == 1
@@ -259,7 +259,7 @@ def turns(tmp_path: Path) -> Path:
         "tests/conftest.py": (ROOT / "tests/conftest.py").read_text(),
         "tests/support/long_runs.py": (ROOT / "tests/support/long_runs.py")
         .read_text()
-        .replace('"fault": 8}', '"fault": 2}'),
+        .replace('"fault": 10}', '"fault": 2}'),
         "tests/fault/test_few.py": TURNS,
         "pytest.ini": "[pytest]\nmarkers =\n  long\n  sampled\n",
     }

@@ -323,5 +323,5 @@ def test_given_texts_mean_a_missing_number_in_any_letters() -> None:
     assert found[3][1].tolist() == [1, 2, 3, 4]
     # Where no number may be missing, the text is left to the caller.
     assert parser.parse(b"1,unknown\n") is None
-    assert parser.parse(b"unknow,1\n") is None
+    assert parser.parse(b"unknowns,1\n") is None
     assert CsvParser("m", ",").parse(b"unknown\n") is None

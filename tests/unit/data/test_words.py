@@ -13,7 +13,7 @@ import mpips
 from mpips.config.schema import load_config
 from mpips.data import DataInfo, ReadOptions, read
 from mpips.data.known_words import KnownWords
-from mpips.data.words import TEXTS, VALUES, text_of, whole, word_of
+from mpips.data.words import SCALED, TEXTS, VALUES, text_of, whole, word_of
 from mpips.model.distinct import distinct
 from mpips.training.train import train
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_without_a_rule_keeps_the_words_that_it_was_trained_with(
     model: Any, tmp_path: Path
 ) -> None:
     config = model.info.to_config()
-    assert config["words"] == VALUES
+    assert config["words"] == SCALED
     del config["words"]
     old = DataInfo.from_config(config)
     assert old.words == TEXTS
@@ -184,8 +184,9 @@ def test_a_checkpoint_without_a_rule_keeps_the_words_that_it_was_trained_with(
     assert len(distinct(own[1])) == 1
 
 
+@pytest.mark.parametrize("rule", [TEXTS, VALUES])
 def test_training_that_goes_on_keeps_the_rule_of_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: int
 ) -> None:
     data = frame()
     data["k"] = data["k"].astype(float)
@@ -203,11 +204,11 @@ def test_training_that_goes_on_keeps_the_rule_of_its_checkpoint(
         return mpips.load(tmp_path / "m")
 
     with monkeypatch.context() as patch:
-        patch.setattr("mpips.training.prepare.VALUES", TEXTS)
-        patch.setattr("mpips.training.prepare.earlier_words", lambda *_: TEXTS)
-        assert run(1).info.words == TEXTS
+        patch.setattr("mpips.training.prepare.SCALED", rule)
+        patch.setattr("mpips.training.prepare.earlier_words", lambda *_: rule)
+        assert run(1).info.words == rule
     later = run(2)
-    assert later.info.words == TEXTS
+    assert later.info.words == rule
     assert later.predict(tmp_path / "a.csv").shape == (240,)
     assert not later.notes
 
@@ -248,4 +249,4 @@ def test_truth_values_are_numbers_where_the_training_had_numbers(tmp_path: Path)
 
 
 def test_options_have_the_rule_of_this_version() -> None:
-    assert ReadOptions().words == VALUES
+    assert ReadOptions().words == SCALED

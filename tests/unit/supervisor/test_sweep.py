@@ -136,7 +136,7 @@ def test_trials_are_ranked_by_their_best_epochs(program: Path) -> None:
     done = sweep(*JOB, "--grid", "train.epochs=4,3")
     assert "2/2  train.epochs=3: cross entropy 0.2500 after epoch 2, 3 epochs, 1.5 s" in done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    heads = "trial train.epochs cross entropy epoch accuracy loss epochs s state"
+    heads = "trial train.epochs cross entropy epoch accuracy training loss epochs s state"
     assert " ".join(lines[0]) == heads
     # The other metrics are those of the same epoch.
     assert lines[1] == ["2", "3", "0.2500", "2", "0.1000", "0.5000", "3", "1.5", "done"]
@@ -173,14 +173,12 @@ def test_folds_are_runs_of_each_trial_with_mean_and_spread(program: Path) -> Non
     job = ("softmax", "--train", "data.svm", "-n", "3", "--folds", "3")
     done = sweep(*job, "--grid", "train.epochs=2,3")
     assert "mpips sweep: 2 trials, 3 folds each, in sweeps/softmax" in done.stderr
-    assert "1/2  train.epochs=2 fold 3: loss 2.2500, 2 epochs, 2.0 s" in done.stderr
+    assert "1/2  train.epochs=2 fold 3: training loss 2.2500, 2 epochs, 2.0 s" in done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     # Losses 0.75, 1 and 1.25, and 1 more with two epochs.
     assert lines[1] == ["2", "3", "1.0000", "±", "0.2500", "3", "0.9500", "3", "6.0", "done"]
     assert lines[2][:5] == ["1", "2", "2.0000", "±", "0.2500"]
-    best = (
-        "best: train.epochs=3, loss 1.0000 ± 0.2500 over 3 folds, in sweeps/softmax/trial-2-fold-1-"
-    )
+    best = "best: train.epochs=3, training loss 1.0000 ± 0.2500 over 3 folds, in sweeps/softmax/trial-2-"
     assert done.stdout.splitlines()[3].startswith(best)
     shown = sweep("sweeps/softmax", "--show", "--json").stdout.splitlines()
     assert json.loads(shown[0])["folds"] == [0.75, 1.0, 1.25]

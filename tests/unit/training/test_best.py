@@ -17,6 +17,8 @@ from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
 from mpips.cli.ckpt import command as ckpt
 from mpips.cli.evaluate import command as evaluate_command
+from mpips.cli.export import command as export_command
+from mpips.cli.predict import command as predict_command
 from mpips.config.schema import load_config
 from mpips.errors import CheckpointError, ConfigError
 from mpips.model.best_value import BestValue
@@ -81,6 +83,19 @@ def test_commands_use_mark_and_keep_the_best_one(tmp_path: Path) -> None:
     found = runner.invoke(evaluate_command, [str(tmp_path), "--best", "--data", "digits"])
     assert name in found.stdout
     assert f"accuracy {result.best['value']:.4f}" in found.stdout
+    assert "--best" not in found.output
+    newest = list_checkpoints(tmp_path)[-1].path
+    assert newest.name != name
+    why = f"accuracy {result.best['value']:.4f} after epoch {result.best['epoch']}"
+    note = f"{newest.name} is the newest checkpoint, {name} the best one ({why}): --best takes that"
+    out = str(tmp_path / "out")
+    for use, words in (
+        (evaluate_command, ["--data", "digits"]),
+        (predict_command, ["--data", "digits", "--out", f"{out}.csv"]),
+        (export_command, ["--format", "npz", "--out", f"{out}.npz"]),
+    ):
+        assert note in " ".join(runner.invoke(use, [str(tmp_path), *words]).output.split())
+        assert "--best" not in runner.invoke(use, [str(newest), *words]).output
     pruned = runner.invoke(ckpt, ["prune", str(tmp_path), "--keep-last", "1"])
     assert pruned.exit_code == 0, pruned.output
     assert name in {c.path.name for c in list_checkpoints(tmp_path)}

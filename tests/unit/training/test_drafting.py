@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from model_rig import dense_csv, hashed_csv, several_svm, svm
 
+import mpips
 from mpips.cli.init import command
 from mpips.config.schema import load_config
 from mpips.errors import ConfigError, DataError
@@ -41,7 +42,8 @@ def test_the_job_file_trains(
     said = run(name, "--test", f"test {name}", "-o", "new.toml")
     assert f'task = "{task}"' in said
     assert "200 samples" in said
-    assert said.endswith("mpips init: wrote new.toml; start it with: mpips run new.toml\n")
+    start = ("mpips run new.toml", "or mpips train new.toml --save FOLDER")
+    assert said.endswith(f"mpips init: wrote new.toml; start it with: {', '.join(start)}\n")
     text = Path("new.toml").read_text()
     config = load_config("new.toml", [("train.epochs", 1)])
     assert (config.task, config.data.train, config.data.test) == (task, name, f"test {name}")
@@ -55,6 +57,25 @@ def test_the_job_file_trains(
     assert len(optional) == 7
     Path("all.toml").write_text("\n".join([*optional, ""]))
     load_config("all.toml", [("task", "mlp"), ("data.train", "x")])
+
+
+@pytest.mark.parametrize("n", [1999, 2000])
+def test_a_draft_holds_samples_out_where_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    svm(tmp_path / "a.svm", n, 1)
+    run("a.svm")
+    config = load_config("job.toml", [])
+    has = n == 2000
+    assert config.data.validation == (0.1 if has else 0)
+    assert config.train.patience == (5 if has else 0)
+    assert config.checkpoint.keep_best == has
+    if has:
+        folder = [("checkpoint.folder", "m"), ("train.epochs", 2)]
+        outcome = train(load_config("job.toml", folder), "none", verbose=False)
+        assert outcome.value.evaluated_data == "validation"
+        assert mpips.load("m", best=True).manifest.step > 0
 
 
 def test_an_existing_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
