@@ -291,6 +291,50 @@ def test_a_file_without_a_draft_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("decimal", [comma, value])
+def test_points_are_thousands_only_beside_decimal_commas(
+    tmp_path: Path, decimal: Callable[[int], object]
+) -> None:
+    columns: dict[str, Callable[[int], object]] = {
+        "a": decimal,
+        "n": lambda i: f"{i * 511 % 9000:,}".replace(",", "."),
+        "x": lambda i: f"0.{i:03d}",
+        "bid": lambda i: f"${i % 9}",
+        "y": FLAG,
+    }
+    path = written(tmp_path / "a.csv", table(columns, delimiter=";"))
+    (tmp_path / "job.toml").write_text(draft(path))
+    data = load_config(str(tmp_path / "job.toml"), []).data
+    assert set(data.convert) == ({"a", "n", "bid"} if decimal is comma else {"bid"})
+    assert data.categorical == ()
+
+
+def test_many_cells_of_another_kind_are_no_missing_values(tmp_path: Path) -> None:
+    columns: dict[str, Callable[[int], object]] = {
+        "a": lambda i: "oops" if i % 20 == 0 else value(i),
+        "b": value,
+        "y": FLAG,
+    }
+    text = draft(written(tmp_path / "a.csv", table(columns)))
+    assert "missing" not in text
+    assert '"a",  # has ' in text
+
+
+def test_few_cells_that_come_late_are_missing_values(tmp_path: Path) -> None:
+    columns: dict[str, Callable[[int], object]] = {
+        "a": value,
+        "day": days("%Y-%m-%d"),
+        "y": FLAG,
+    }
+    train_file = written(tmp_path / "a.csv", table(columns))
+    columns |= {"a": lambda i: "oops" if i == 9 else value(i)}
+    columns |= {"day": lambda i: "soon" if i == 5 else days("%Y-%m-%d")(i)}
+    text = draft(train_file, written(tmp_path / "b.csv", table(columns)))
+    assert 'missing = ["oops", "soon"]' in text
+    assert '"day" = "date_ymd"' in text
+    assert "categorical" not in text
+
+
 def test_text_of_vowpal_wabbit_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.txt", "1 |user id:1 old |ad size:2.5\n-1 'x |user id:2\n" * 9)
     with pytest.raises(MpipsError, match=r"Vowpal Wabbit.*LIBSVM"):
