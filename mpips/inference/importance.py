@@ -181,7 +181,7 @@ def shuffled(data: Dataset, column: Sequence[int], order: npt.NDArray[np.int64])
     """
     if isinstance(data, DenseData):
         x = data.x.copy()
-        x[:, list(column)] = data.x[np.ix_(order, column)]
+        x[:, list(column)] = data.x[np.ix_(order, np.asarray(column, np.int64))]
         return msgspec.structs.replace(data, x=x)
     groups = data.fields if data.fields is not None else data.indices
     rows = np.repeat(np.arange(data.n), np.diff(data.indptr))
