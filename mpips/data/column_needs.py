@@ -27,7 +27,14 @@ from mpips.data.columns import (
     notation_of,
     toml_table,
 )
-from mpips.data.conversions import CANDIDATES, find_notation, has_time, nearly_in, reads
+from mpips.data.conversions import (
+    CANDIDATES,
+    DATES,
+    find_notation,
+    has_time,
+    nearly_in,
+    reads,
+)
 from mpips.data.csv_dialect import number
 from mpips.data.csv_survey import Survey, SurveyedColumn
 from mpips.data.missing import USUAL, Missing
@@ -48,6 +55,11 @@ _TIME_NAME = re.compile(
 _TOLD_APART = 0.9  # share of whole numbers that float32 tells apart in columns of numbers
 # Seconds from 1990 to 2100; milliseconds are 1000 times as many.
 _SECONDS = (631152000.0, 4102444800.0)
+_WITH_UNIT = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*\s*([^\W\d_]+(?:[/^]?[^\W_]+)?)")
+_MONTH = re.compile(
+    r"(?i)(?=.*[0-9])\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|sept|oct|nov|dec)(?:[a-z]{2,6})?\b.*[0-9]{2}"
+)
+_LOOKED_AT = 1000  # texts of a column of words whose form is compared
 _SHOWN = 5  # texts that a sentence shows
 # Other texts in a column of many numbers or dates are rather mistakes if they and their cells are few.
 _MOST_ODD = 5
@@ -182,11 +194,11 @@ def _of_words(there: Mapping[str, int], odd: Sequence[str], plain: int) -> Need:
     n = sum(there.values())
     if n >= LEAST_ROWS and 2 * len(there) > n:
         why = _identifier(len(there), n)
-        return Need("nothing", why=f"{why}{_both_orders(list(there))}")
+        return Need("nothing", why=f"{why}{_both_orders(list(there)) or _unreadable(list(there))}")
     if plain:
         few = f"; to read numbers, data.missing = {as_json(odd)}" if len(odd) <= _SHOWN else ""
         return Need("words", why=f"numbers and words, such as {_shown(odd)}{few}")
-    both = _both_orders(list(there))
+    both = _both_orders(list(there)) or _unreadable(list(there))
     if both:
         return Need("words", why=both.lstrip("; "))
     for divider in "|;":
@@ -205,6 +217,19 @@ def _both_orders(texts: Sequence[str]) -> str:
         f"; dates such as {texts[0]}, in which day and month look alike: name {pair[0]} or {pair[1]} in "
         "[data.convert]"
     )
+
+
+def _unreadable(texts: Sequence[str]) -> str:
+    """Return a sentence on dates and numbers that no notation reads; "": the texts are others."""
+    some = texts[:_LOOKED_AT]
+    if all(any(reads(name)(text) for name in DATES) for text in some):
+        return f"; dates in several notations, such as {texts[0]}: write all of them alike"
+    if all(map(_MONTH.search, some)):
+        return f"; dates with names of months, such as {texts[0]}: write them as 2026-12-31"
+    units = {found[1] if (found := _WITH_UNIT.fullmatch(text)) else "" for text in some}
+    if len(units) == 1 and "" not in units:
+        return f"; numbers with a unit, such as {texts[0]}: write the numbers alone"
+    return ""
 
 
 def _identifier(n_distinct: int, n: int) -> str:

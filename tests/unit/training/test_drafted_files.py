@@ -216,6 +216,26 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
         table({"day": days("%y-%m-%d"), "a": value, "y": FLAG}),
         ['"day",  # has'],
     ),
+    "what no notation reads": (
+        table(
+            {
+                "mixed": lambda i: days("%Y-%m-%d" if i % 2 else "%d.%m.%Y")(i),
+                "month": days("%d %b %Y"),
+                "mass": lambda i: f"{value(i)} kg",
+                "size": words("1 m", "2 m"),
+                "v": words("5 m", "3 km"),
+                "a": value,
+                "y": FLAG,
+            }
+        ),
+        [
+            '"mixed",  # has 120 values in 120 cells, like an identifier; dates in several notations',
+            "; dates with names of months, such as 03 Nov 2025: write",
+            "; numbers with a unit, such as ",
+            '"size",  # numbers with a unit, such as 1 m',
+            '    "v",\n',
+        ],
+    ),
     "labels in two ways": (
         table({"a": value, "y": words("Yes", "yes", "No", "NA")}),
         ["labels 'Yes' and 'yes' are two classes here", "label 'NA', of 30 samples, is a class"],
