@@ -19,7 +19,7 @@ def say_better(model: Path, taken: Path) -> None:
     """Print a note if a run has marked a checkpoint as better than the newest one, which is taken.
 
     Args:
-        model: What the user has named.
+        model: The argument of the command: a checkpoint, a folder of checkpoints or a run directory.
         taken: The checkpoint that is taken.
     """
     from mpips.checkpoint.find import is_checkpoint, order
