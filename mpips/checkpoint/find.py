@@ -46,7 +46,8 @@ class Ordered(msgspec.Struct, frozen=True):
         refused: All other checkpoints, among them those of a newer format.
         newer: Error about a checkpoint of a newer format; "": no such checkpoint.
         best: The best checkpoint of the run that wrote the newest one; None: it marked none as best. Values
-            of another metric than the last one that the run watched do not count. The newest of equal ones.
+            of another metric than the last one that the run watched, or on other data, do not count. The
+            newest of equal ones.
     """
 
     readable: tuple[CheckpointName, ...]
@@ -91,7 +92,7 @@ def _best(
         mark = manifest.best
         if mark is None or manifest.run_id != manifests[names[0].path].run_id:
             continue
-        if best is None or (mark.metric == best.metric and mark.is_better(best)):
+        if best is None or (mark.is_comparable(best) and mark.is_better(best)):
             found, best = name, mark
     return found
 

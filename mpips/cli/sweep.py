@@ -108,8 +108,11 @@ def command(
         options = {key: given.pop(key) for key in _PLACE_KEYS}
         path = Path(folder) if folder is not None else Path("sweeps") / _name(job)
         wanted = variation.trials(grid, random, n_draws, seed)
-        if wanted == [()]:
-            raise ConfigError("nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH")
+        if wanted == [()] and folds is None:
+            raise ConfigError(
+                "nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH, or --folds N to validate "
+                "one job N times"
+            )
         if folds is not None:
             _refuse_other_folds(wanted, folds)
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
@@ -284,4 +287,5 @@ def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
     if leader.best is not None:
         tested = f", test {metrics_text(leader.test_metrics)}" if leader.test_metrics else ""
         text = f"{_metric_text(chosen, leader)}{tested}"
-        say(f"best: {' '.join(leader.assignments)}, {text}, in {leader.run}", err=False)
+        which = f"best: {' '.join(leader.assignments)}, " if leader.assignments else ""
+        say(f"{which}{text}, in {leader.run}", err=False)

@@ -4,6 +4,7 @@ The rules, from the texts of a column (`csv_survey.py`):
 
 - numbers, and texts that usually mean a missing value (`mpips.data.missing.USUAL`): numbers;
 - all texts in one notation of `mpips.data.conversions`: that notation;
+- both but for few cells: these are missing values;
 - numbers and other words, or codes such as 00123 and whole numbers beyond float32: words;
 - no value, one value, the numbers of the rows, or nearly another text in each row: left out.
 """
@@ -26,7 +27,14 @@ from mpips.data.columns import (
     notation_of,
     toml_table,
 )
-from mpips.data.conversions import find_notation, has_time, reads
+from mpips.data.conversions import (
+    CANDIDATES,
+    DATES,
+    find_notation,
+    has_time,
+    nearly_in,
+    reads,
+)
 from mpips.data.csv_dialect import number
 from mpips.data.csv_survey import Survey, SurveyedColumn
 from mpips.data.missing import USUAL, Missing
@@ -47,7 +55,16 @@ _TIME_NAME = re.compile(
 _TOLD_APART = 0.9  # share of whole numbers that float32 tells apart in columns of numbers
 # Seconds from 1990 to 2100; milliseconds are 1000 times as many.
 _SECONDS = (631152000.0, 4102444800.0)
+_WITH_UNIT = re.compile(r"[-+]?[0-9]+(?:[.,][0-9]+)*\s*([^\W\d_]+(?:[/^]?[^\W_]+)?)")
+_MONTH = re.compile(
+    r"(?i)(?=.*[0-9])\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|sept|oct|nov|dec)(?:[a-z]{2,6})?\b.*[0-9]{2}"
+)
+_LOOKED_AT = 1000  # texts of a column of words whose form is compared
 _SHOWN = 5  # texts that a sentence shows
+# Other texts in a column of many numbers or dates are rather mistakes if they and their cells are few.
+_MOST_ODD = 5
+_ODD_SHARE = 0.02
+_LEAST_TEXTS = 20
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -57,6 +74,7 @@ class Need(msgspec.Struct, frozen=True):
         kind: "numbers", "words", "notation" or "nothing": it is left out.
         notation: The notation.
         missing: Texts in it that mean an empty cell, beside the usual ones.
+        odd: Those of them that do not usually mean it.
         why: Reason, for people; "": it goes without saying.
         has_empty: Cells are empty, or mean it.
     """
@@ -64,6 +82,7 @@ class Need(msgspec.Struct, frozen=True):
     kind: Literal["numbers", "words", "notation", "nothing"]
     notation: Conversion | Literal[""] = ""
     missing: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()
     why: str = ""
     has_empty: bool = False
 
@@ -90,9 +109,40 @@ def need_of(own: SurveyedColumn) -> Need:
     notation = find_notation(rest) if rest else ""
     if notation:
         return Need(
-            "notation", notation, tuple(usual), f"such as {rest[0]}", has_empty or bool(usual)
+            "notation",
+            notation,
+            tuple(usual),
+            why=f"such as {rest[0]}",
+            has_empty=has_empty or bool(usual),
         )
-    return _of_words(there, odd, plain)
+    return _but_for_few(own, there, usual) or _of_words(there, odd, plain)
+
+
+def _but_for_few(
+    own: SurveyedColumn, there: Mapping[str, int], usual: Sequence[str]
+) -> Need | None:
+    """Return what a column needs whose cells are numbers, or have one notation, but for few; None: others."""
+    n = sum(there.values())
+    rest = [text for text in there if text not in usual]
+    if n < LEAST_ROWS or len(rest) <= _LEAST_TEXTS:
+        return None
+    odd: list[str] = []
+    for text in rest:
+        if not _is_number(text):
+            odd.append(text)
+            if len(odd) > _MOST_ODD:
+                break
+    ways: list[tuple[str, list[str] | None]] = [("", odd if len(odd) <= _MOST_ODD else None)]
+    ways += [(name, nearly_in(name, rest, _MOST_ODD)) for name in CANDIDATES]
+    for name, found in ways:
+        if not found or sum(there[text] for text in found) > _ODD_SHARE * n:
+            continue
+        good = {text: there[text] for text in rest if text not in found}
+        need = need_of(SurveyedColumn(own.name, good, False))
+        if need.kind == ("notation" if name else "numbers"):
+            missing = (*usual, *found)
+            return msgspec.structs.replace(need, missing=missing, odd=tuple(found), has_empty=True)
+    return None
 
 
 def _of_numbers(own: SurveyedColumn, there: Mapping[str, int], has_empty: bool) -> Need:
@@ -144,11 +194,11 @@ def _of_words(there: Mapping[str, int], odd: Sequence[str], plain: int) -> Need:
     n = sum(there.values())
     if n >= LEAST_ROWS and 2 * len(there) > n:
         why = _identifier(len(there), n)
-        return Need("nothing", why=f"{why}{_both_orders(list(there))}")
+        return Need("nothing", why=f"{why}{_both_orders(list(there)) or _unreadable(list(there))}")
     if plain:
         few = f"; to read numbers, data.missing = {as_json(odd)}" if len(odd) <= _SHOWN else ""
         return Need("words", why=f"numbers and words, such as {_shown(odd)}{few}")
-    both = _both_orders(list(there))
+    both = _both_orders(list(there)) or _unreadable(list(there))
     if both:
         return Need("words", why=both.lstrip("; "))
     for divider in "|;":
@@ -167,6 +217,19 @@ def _both_orders(texts: Sequence[str]) -> str:
         f"; dates such as {texts[0]}, in which day and month look alike: name {pair[0]} or {pair[1]} in "
         "[data.convert]"
     )
+
+
+def _unreadable(texts: Sequence[str]) -> str:
+    """Return a sentence on dates and numbers that no notation reads; "": the texts are others."""
+    some = texts[:_LOOKED_AT]
+    if all(any(reads(name)(text) for name in DATES) for text in some):
+        return f"; dates in several notations, such as {texts[0]}: write all of them alike"
+    if all(map(_MONTH.search, some)):
+        return f"; dates with names of months, such as {texts[0]}: write them as 2026-12-31"
+    units = {found[1] if (found := _WITH_UNIT.fullmatch(text)) else "" for text in some}
+    if len(units) == 1 and "" not in units:
+        return f"; numbers with a unit, such as {texts[0]}: write the numbers alone"
+    return ""
 
 
 def _identifier(n_distinct: int, n: int) -> str:
@@ -215,10 +278,12 @@ class Wanted:
         missing: Texts that mean an empty cell, in the order in which they come.
         words: Columns of words, and why.
         notations: Columns with a notation.
+        odd: Texts of `missing` that do not usually mean it, and a column that has them.
     """
 
     def __init__(self) -> None:
         """Begin with nothing."""
+        self.odd: dict[str, str] = {}
         self.names: tuple[str, ...] = ()
         self.missing: list[str] = []
         self.words: dict[str, str] = {}
@@ -233,9 +298,14 @@ class Wanted:
             usual = [text for text in odd if text.lower() in USUAL]
             if len(usual) < len(odd):
                 need, given = need_of(own), notation_of(own.name, options)
-                if need.notation and not given:
+                if need.kind in ("numbers", "notation") and need.notation == given:
+                    # But for few cells, the options are right.
+                    usual = [text for text in need.missing if text in odd]
+                    self.odd |= dict.fromkeys(need.odd, own.name)
+                elif need.notation and not given:
                     self.notations[own.name] = need.notation
                     usual = list(need.missing)
+                    self.odd |= dict.fromkeys(need.odd, own.name)
                 else:
                     strange = [text for text in odd if text not in usual]
                     self.words[own.name] = f"also has {_shown(strange)}"

@@ -203,9 +203,11 @@ def _find_label(path: str, header: Sequence[str], options: ReadOptions) -> Colum
     if wanted is None:
         wanted = _default_label(path, header)
     if wanted not in header:
-        raise DataError(
-            f"{path}: no label column '{wanted}'; set data.label to one of {listed(header)}"
-        )
+        way = "set data.label to one of"
+        if options.columns:
+            # The label is that of the training data.
+            way = "the column of the labels must have this name: the file has"
+        raise DataError(f"{path}: no label column '{wanted}'; {way} {listed(header)}")
     return Column(
         header.index(wanted),
         wanted,

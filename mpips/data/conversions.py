@@ -3,7 +3,9 @@
 A column has one notation, which the job names, so no cell is ever guessed. Numbers have separators of
 thousands, a decimal point or comma, a currency in front or behind, or a per cent sign, which divides by 100.
 A date gives several features: the year, a number, and month, weekday and hour, which are words such as `2`,
-`mon` and `17`. The parts are those that the text shows: an offset from UTC behind it changes nothing.
+`mon` and `17`. The parts are those that the text shows: an offset from UTC behind it changes nothing. The
+number of a year counts decades since 2000, so it is about 1 like the values of words, which most tasks need:
+they do not scale hashed columns.
 """
 
 from __future__ import annotations
@@ -58,6 +60,10 @@ def _number(thousands: str, decimal: str) -> re.Pattern[str]:
 
 
 _NUMBER = {"decimal_point": _number(",", r"\."), "decimal_comma": _number(r"\.", ",")}
+# Accountants write -5 as (5), some programs as 5.00-.
+_IN_PARENTHESES = re.compile(rf"((?:{_MONEY}\s*)?)\(([^()]*)\)((?:\s*(?:%|{_MONEY}))?)")
+_SIGN_BEHIND = re.compile(r"(.*[0-9][.,' \u00a0\u202f\u2019][0-9]+)-")
+_SIGNS = re.compile(r"[-+\u2212]")
 _SEPARATORS = re.compile(r"[.,' \u00a0\u202f\u2019]")
 
 _TIME = (
@@ -103,7 +109,9 @@ def parts_of(notation: str) -> tuple[str, ...]:
 def number_in(notation: str, text: str) -> float:
     """Return the number in a text without white space around it; nan: it has another notation."""
     found = _NUMBER[notation].fullmatch(text)
-    if found is None or not (found["digits"] or found["fraction"]):
+    if found is None:
+        return _negative(notation, text)
+    if not (found["digits"] or found["fraction"]):
         return math.nan
     if found["sign"] and found["inner"]:
         return math.nan
@@ -112,6 +120,15 @@ def number_in(notation: str, text: str) -> float:
     if (found["sign"] or found["inner"]) not in ("", "+"):
         value = -value
     return value / 100 if found["percent"] else value
+
+
+def _negative(notation: str, text: str) -> float:
+    """Return the number in a text such as (5) or 5.00-; nan: it has another notation."""
+    found = _IN_PARENTHESES.fullmatch(text) or _SIGN_BEHIND.fullmatch(text)
+    if found is None:
+        return math.nan
+    size = "".join(group.strip() for group in found.groups())
+    return math.nan if _SIGNS.search(size) else -number_in(notation, size)
 
 
 def part_in(notation: str, part: str, text: str) -> str | None:
@@ -126,9 +143,9 @@ def part_in(notation: str, part: str, text: str) -> str | None:
 
 
 def year_in(notation: str, text: str) -> float:
-    """Return the year of the date in a text; nan: the text has another notation."""
+    """Return the year of the date in a text, in decades since 2000; nan: the text has another notation."""
     found = date_in(notation, text)
-    return math.nan if found is None else float(found.year)
+    return math.nan if found is None else (found.year - 2000) / 10
 
 
 @lru_cache(maxsize=1 << 16)
@@ -191,24 +208,53 @@ def reads(notation: str) -> Callable[[str], bool]:
 _COMMA_FIRST = re.compile(r"[^0-9]*0?,[0-9]+[^0-9]*")
 
 
+def nearly_in(notation: str, texts: Sequence[str], most: int) -> list[str] | None:
+    """Return the texts that are not in a notation; None if they are more than `most`."""
+    read = reads(notation)
+    found: list[str] = []
+    for text in texts:
+        if not read(text):
+            found.append(text)
+            if len(found) > most:
+                return None
+    return found
+
+
 def find_notation(texts: Sequence[str]) -> Conversion | Literal[""]:
     """Return the notation in which all texts are; "": none, or it cannot be told which."""
     # Most columns are told by their first texts.
     for few in (texts[:20], texts):
-        fits = [name for name in _CANDIDATES if all(map(reads(name), few))]
+        fits = [name for name in CANDIDATES if all(map(reads(name), few))]
         if not fits:
             return ""
     if "decimal_point" in fits or "decimal_comma" in fits:
         if len(fits) > 1 and any(map(_COMMA_FIRST.fullmatch, texts)):
             return "decimal_comma"
         return "decimal_point" if "decimal_point" in fits else "decimal_comma"
+    if fits[0] in ("date_dmy", "date_mdy") and _begins_with_year(texts):
+        return ""
     if {"date_dmy", "date_mdy"} <= set(fits):
         # Only points tell that the day comes first.
         return "" if not all("." in text for text in texts) else _timed("date_dmy", texts)
     return _timed(fits[0], texts)
 
 
-_CANDIDATES: tuple[Conversion, ...] = (
+_SHORT = re.compile(r"([0-9]{2})([-/.])([0-9]{2})\2([0-9]{2})\b.*")
+
+
+def _begins_with_year(texts: Sequence[str]) -> bool:
+    """Return True for dates such as 24-12-31, whose first digits are rather the year, by their variety."""
+    found = [_SHORT.fullmatch(text) for text in texts]
+    if not all(found):
+        return False
+    parts = [match.groups() for match in found if match is not None]
+    could = all(
+        date_in("date_ymd", f"20{first}-{second}-{third}") for first, _, second, third in parts
+    )
+    return could and len({part[0] for part in parts}) < len({part[3] for part in parts})
+
+
+CANDIDATES: tuple[Conversion, ...] = (
     "decimal_point",
     "decimal_comma",
     "date_ymd",

@@ -204,8 +204,11 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
     elif column.convert:
         wayout = (
             f"data.convert reads it as {column.convert}, such as {EXAMPLES[column.convert]}; leave the cell "
-            "empty if its value is missing, or name its text in data.missing"
+            "empty if its value is missing"
         )
+        # The texts of a model are what they were in its training.
+        if not plan.options.columns:
+            wayout += ", or name its text in data.missing"
     elif math.isfinite(number(cell)):
         wayout = "features are numbers of float32, up to 3.4e38; scale the column"
     elif cell:

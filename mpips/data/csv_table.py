@@ -46,6 +46,7 @@ from mpips.data.sources import (
 )
 from mpips.errors import DataError
 
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # at the beginning of such a file
 _PIECE = 1 << 19  # bytes of text that are converted at once where all samples stay in memory
 
 
@@ -273,8 +274,24 @@ def csv_errors(path: str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text: {error}; convert it to UTF-8") from error
+        raise DataError(not_utf8(path)) from error
     except csv.Error as error:
         raise DataError(
             f"{path}: is not CSV: {error}; look for a quote that is not closed"
         ) from error
+
+
+def not_utf8(path: str) -> str:
+    """Return the sentence about a file that is not UTF-8 text, with the line. Blocks for reading."""
+    where, what = path, "is not UTF-8 text"
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if number == 1 and line[:2] in UTF16_MARKS:
+                what = "is UTF-16 text"
+                break
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                where, what = f"{path}:{number}", f"{what} (byte {line[error.start]:#04x})"
+                break
+    return f"{where}: {what}: convert the file to UTF-8, such as with iconv -t UTF-8"

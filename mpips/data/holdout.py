@@ -7,7 +7,8 @@ on nothing else: not on the number of workers, and not on the samples behind it.
 
 For cross-validation the samples are dealt out to F folds instead: the draws order the samples of each block,
 and sample i of all blocks in this order, counted from 0, belongs to fold 1 + i % F. So the folds are
-disjoint, have all samples together, and sizes that differ by at most one in whole blocks.
+disjoint, have all samples together, and sizes that differ by at most one. The samples of the last block are
+ordered among themselves, so their folds also depend on their number.
 
 The samples of each side are numbered without those of the other side. The rules that divide samples among
 workers (`mpips.data.shares`, `mpips.data.blocks`) are applied to these numbers.
@@ -59,9 +60,13 @@ class Holdout(msgspec.Struct, frozen=True):
         found: Int64 = np.floor(blocks * _BLOCK * self.fraction).astype(np.int64)
         return found
 
-    def held(self, blocks: Int64) -> npt.NDArray[np.bool_]:
-        """Return which samples of some blocks are held out, shape (blocks, B)."""
-        draws = _mixed(blocks[:, None] * _BLOCK + np.arange(_BLOCK), self.seed)
+    def held(self, blocks: Int64, n_total: int) -> npt.NDArray[np.bool_]:
+        """Return which samples of some blocks are held out, shape (blocks, B); `n_total`: all samples."""
+        places = blocks[:, None] * _BLOCK + np.arange(_BLOCK)
+        draws = _mixed(places, self.seed)
+        if self.folds:
+            # Places without samples come last.
+            draws[places >= n_total] = np.iinfo(np.uint64).max
         ranks = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1, kind="stable")
         held: npt.NDArray[np.bool_]
         if self.folds:
@@ -91,13 +96,14 @@ class HoldoutSide:
             is_held: True: the samples for validation; False: those for training.
         """
         self._holdout = holdout
+        self._n_total = n_total
         self._is_held = is_held
         blocks = np.arange(-(-n_total // _BLOCK), dtype=np.int64)
         before = holdout.held_before(blocks)
         self._before = before if is_held else blocks * _BLOCK - before
         self.n = 0
         if n_total:
-            last = holdout.held(blocks[-1:])[0, : n_total - int(blocks[-1]) * _BLOCK]
+            last = holdout.held(blocks[-1:], n_total)[0, : n_total - int(blocks[-1]) * _BLOCK]
             self.n = int(self._before[-1] + (last == is_held).sum())
 
     def places(self, numbers: Int64) -> Int64:
@@ -109,7 +115,7 @@ class HoldoutSide:
             here = np.flatnonzero(groups == group)
             some, which = np.unique(blocks[here], return_inverse=True)
             # The places of this side in each block come first, in their order.
-            is_other = self._holdout.held(some) != self._is_held
+            is_other = self._holdout.held(some, self._n_total) != self._is_held
             order = np.argsort(is_other, axis=1, kind="stable")
             ranks = numbers[here] - self._before[some[which]]
             places[here] = some[which] * _BLOCK + order[which, ranks]

@@ -3,7 +3,8 @@
 See Breiman, "Random Forests" (2001), section 10, and Fisher, Rudin and Dominici (2019). The values of one
 column are permuted among the samples, so the column keeps its distribution and is independent of the other
 columns and of the label. The loss of the metric is the importance; several permutations give its mean and
-spread. Columns with the same information as others seem unimportant, since the others remain.
+spread. Columns with the same information as others seem unimportant, since the others remain. A column that
+gives several features, such as a date, has one permutation for all of them.
 
 The samples are in memory, so of a larger file a random part is used: each sample has a random number that
 depends on the seed and its place alone, and those with the least numbers are used, in the order of the file.
@@ -19,7 +20,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data import Dataset, DenseData, SparseData
+from mpips.data import Dataset, DenseData, ReadOptions, SparseData
+from mpips.data.columns import source_of
 from mpips.data.dataset import join
 from mpips.data.info import DataInfo
 from mpips.errors import ConfigError, DataError
@@ -139,19 +141,26 @@ def rows_of(data: Dataset, rows: npt.NDArray[np.int64]) -> Dataset:
     )
 
 
-def columns_of(data: Dataset, info: DataInfo, base: int = 0) -> list[tuple[str, int]]:
-    """Return name and number of each column: of a dense feature, a column of a table, or a key.
+def columns_of(
+    data: Dataset, info: DataInfo, options: ReadOptions, base: int = 0
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and numbers of each column: of its dense features, its columns of samples, or its key.
 
     Args:
         data: The samples.
         info: Description of the training data.
+        options: Options of the reader, by which a column of a table gives several features.
         base: Number of the first feature in files without names of columns.
 
     Raises:
         ConfigError: There are too many.
     """
     if info.columns:
-        return [(name, i) for i, name in enumerate(info.columns)]
+        found: dict[str, tuple[int, ...]] = {}
+        for i, name in enumerate(info.columns):
+            source = source_of(name, options)
+            found[source] = (*found.get(source, ()), i)
+        return list(found.items())
     numbers: Sequence[int] = range(info.n_features)
     if isinstance(data, SparseData):
         numbers = np.unique(data.indices).tolist()
@@ -159,27 +168,27 @@ def columns_of(data: Dataset, info: DataInfo, base: int = 0) -> list[tuple[str, 
         raise ConfigError(
             f"--importance: the samples have {len(numbers):,} features; it is for at most {_MOST_COLUMNS:,}"
         )
-    return [(str(number + base), number) for number in numbers]
+    return [(str(number + base), (number,)) for number in numbers]
 
 
-def shuffled(data: Dataset, column: int, order: npt.NDArray[np.int64]) -> Dataset:
+def shuffled(data: Dataset, column: Sequence[int], order: npt.NDArray[np.int64]) -> Dataset:
     """Return samples of which sample i has the values of `column` of sample order[i]; shares the others.
 
     Args:
         data: The samples.
-        column: Number of the column.
+        column: Numbers of the column.
         order: A permutation of the samples, int64, shape (n,).
     """
     if isinstance(data, DenseData):
         x = data.x.copy()
-        x[:, column] = data.x[order, column]
+        x[:, list(column)] = data.x[np.ix_(order, np.asarray(column, np.int64))]
         return msgspec.structs.replace(data, x=x)
     groups = data.fields if data.fields is not None else data.indices
     rows = np.repeat(np.arange(data.n), np.diff(data.indptr))
     # An entry of the column goes to the sample that takes its values from the entry's sample.
     taker = np.empty_like(order)
     taker[order] = np.arange(data.n)
-    rows = np.where(groups == column, taker[rows], rows)
+    rows = np.where(np.isin(groups, list(column)), taker[rows], rows)
     # Entries of a sample stay in the order of their columns, or of their keys.
     places = np.lexsort((groups, rows))
     counts = np.bincount(rows, minlength=data.n)
@@ -194,7 +203,7 @@ def shuffled(data: Dataset, column: int, order: npt.NDArray[np.int64]) -> Datase
 
 def measure(
     data: Dataset,
-    columns: Sequence[tuple[str, int]],
+    columns: Sequence[tuple[str, Sequence[int]]],
     metric: Metric,
     higher: bool,
     repeats: int,
@@ -204,16 +213,17 @@ def measure(
 
     Args:
         data: The samples.
-        columns: Name and number of each column.
+        columns: Name and numbers of each column.
         metric: Returns the metric of samples.
         higher: Higher values of the metric are better.
-        repeats: Permutations of each column. Column c has the permutations of (seed, c), whatever others do.
+        repeats: Permutations of each column. A column whose first number is c has the permutations of
+            (seed, c), whatever others do.
         seed: Seed of the permutations.
     """
     value, sign = metric(data), 1.0 if higher else -1.0
 
-    def losses(column: int) -> Iterator[float]:
-        generator = np.random.Generator(np.random.PCG64([seed, column]))
+    def losses(column: Sequence[int]) -> Iterator[float]:
+        generator = np.random.Generator(np.random.PCG64([seed, column[0]]))
         for _ in range(repeats):
             order = generator.permutation(data.n)
             yield sign * (value - metric(shuffled(data, column, order)))

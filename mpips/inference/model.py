@@ -311,7 +311,7 @@ class Model:
             raise ConfigError(
                 f"importance: metric {metric!r} has no better values, or the data has none of this name"
             )
-        columns = columns_of(data, self.info, max(self.info.index_base, 0))
+        columns = columns_of(data, self.info, self._options, max(self.info.index_base, 0))
         value, found = measure(
             data, columns, lambda some: metrics(some)[name], is_higher(name, known), repeats, seed
         )

@@ -32,6 +32,7 @@ class BestCheckpoint(msgspec.Struct):
     Attributes:
         metric: Name of the watched metric.
         higher: Higher values are better.
+        data: The data on which epochs are evaluated, in words. Values on other data do not count.
         folder: Folder of checkpoints.
         run_id: Id of the run in its checkpoints.
         best: The best value; None: no checkpoint is marked.
@@ -40,6 +41,7 @@ class BestCheckpoint(msgspec.Struct):
 
     metric: str
     higher: bool
+    data: str = ""
     folder: Path = Path()
     run_id: str = ""
     best: BestValue | None = None
@@ -66,7 +68,8 @@ class BestCheckpoint(msgspec.Struct):
         except (ConfigError, CheckpointError, OSError):
             return None
         best = manifest.best
-        if best is None or best.metric != self.metric or manifest.run_id != self.run_id:
+        own = self._value(0, 0.0)
+        if best is None or not best.is_comparable(own) or manifest.run_id != self.run_id:
             return None
         self.path = str(name.path)
         return best
@@ -99,7 +102,9 @@ class BestCheckpoint(msgspec.Struct):
             self.best, self.path = new, path
 
     def _value(self, epoch: int, value: float) -> BestValue:
-        return BestValue(metric=self.metric, value=value, higher=self.higher, epoch=epoch)
+        return BestValue(
+            metric=self.metric, value=value, higher=self.higher, epoch=epoch, data=self.data
+        )
 
     def report(self) -> dict[str, Any] | None:
         """Return the best checkpoint as plain values, on worker 0; None: there is no best checkpoint."""

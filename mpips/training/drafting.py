@@ -9,6 +9,7 @@ from glob import escape
 from msgspec.structs import replace as replace_struct
 
 from mpips.data import DataInfo, Part, ReadOptions, files_of, read
+from mpips.data.column_needs import LEAST_ROWS
 from mpips.data.label_sets import LabelSets
 from mpips.data.readers import choose_reader
 from mpips.data.summary import summarise
@@ -53,6 +54,10 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
     lines = [
         as_comment(summarise(train, info).removeprefix("data: ")),
         *map(as_comment, part.notes),
+        *(
+            as_comment(f"{train}: {note}")
+            for note in (columns.notes if columns is not None else ())
+        ),
         f"task = {quoted(name)}  # {_or(others)}mpips train --help lists all",
         "",
         "[data]",
@@ -148,10 +153,13 @@ def _read(train: str, options: ReadOptions) -> Part:
             raise DataError(
                 f"{train}: all samples have the label {info.class_names[0]}; nothing can be learned from it"
             )
-        if info.label_names and info.n_classes > _MOST_CLASSES:
+        n = info.n_samples_total
+        if info.label_names and (
+            info.n_classes > _MOST_CLASSES or (n >= LEAST_ROWS and 2 * info.n_classes > n)
+        ):
             raise DataError(
-                f"{train}: column '{info.label_column}' has {info.n_classes:,} distinct texts, which are too "
-                "many to be classes: name another column with --label"
+                f"{train}: column '{info.label_column}' has {info.n_classes:,} distinct texts in "
+                f"{n:,} samples, which are too many to be classes: name another column with --label"
             )
         whole = all(label == int(label) for label in info.labels)
         few = info.n_classes <= _FEW or info.n_samples_total >= _EACH * info.n_classes

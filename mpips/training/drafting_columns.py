@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,9 +12,13 @@ from msgspec.structs import replace
 from mpips.data import ReadOptions, files_of, read
 from mpips.data.column_needs import Need, Wanted, need_of
 from mpips.data.columns import LABEL_NAMES, as_json, exactly, listed
+from mpips.data.compressed import beginning
 from mpips.data.conversions import parts_of
+from mpips.data.csv_dialect import number
 from mpips.data.csv_survey import Survey, SurveyedColumn, surveys
+from mpips.data.csv_table import UTF16_MARKS, not_utf8
 from mpips.data.headers import lacks_header
+from mpips.data.missing import USUAL
 from mpips.data.options import Conversion
 from mpips.data.readers import choose_reader
 from mpips.data.words import is_missing
@@ -57,6 +63,10 @@ _OFTEN = frozenset(
 )
 
 
+_THOUSANDS = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:\.[0-9]{3})*|0")
+_MOST_NOTED = 100  # distinct labels in which missing ones and two ways of writing are sought
+
+
 @dataclass
 class DraftColumns:
     """The options of [data] for a CSV file.
@@ -68,6 +78,8 @@ class DraftColumns:
         notations: Columns with a notation, and an example.
         left_out: Columns that are left out, and why.
         has_targets: The labels are numbers to be predicted.
+        odd: Texts that are read as empty cells and do not usually mean it, and a column that has them.
+        notes: Sentences on the labels.
     """
 
     options: ReadOptions
@@ -76,6 +88,8 @@ class DraftColumns:
     notations: dict[str, tuple[Conversion, str]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     has_targets: bool = False
+    odd: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, train: str, label: str | None) -> DraftColumns | None:
@@ -93,6 +107,8 @@ class DraftColumns:
         if choose_reader(path, "auto").name != "csv":
             return None
         try:
+            if beginning(path, 2) in UTF16_MARKS:
+                raise DataError(not_utf8(path))
             options = ReadOptions(header=not lacks_header(path))
             survey = next(surveys(path, options), None)
         except OSError as error:
@@ -120,11 +136,13 @@ class DraftColumns:
                 continue
             has_empty = has_empty or need.has_empty
             missing += [text for text in need.missing if text not in missing]
+            self.odd |= dict.fromkeys(need.odd, own.name)
             if need.kind == "words":
                 self.words[own.name] = need.why
             elif need.notation:
                 self.notations[own.name] = need.notation, need.why
                 is_hashed = is_hashed or bool(parts_of(need.notation))
+        self._decide_thousands(survey)
         if len(self.left_out) == len(survey.columns) - 1:
             why = "; ".join(f"'{name}' {why}" for name, why in list(self.left_out.items())[:3])
             raise DataError(
@@ -135,8 +153,23 @@ class DraftColumns:
         self.options = replace(self.options, empty="zero" if zero else "error")
         self._set(missing)
 
+    def _decide_thousands(self, survey: Survey) -> None:
+        """Read 1.234 as 1234 in columns of such numbers alone, if other columns have decimal commas."""
+        if all(notation != "decimal_comma" for notation, _ in self.notations.values()):
+            return
+        chosen = {*self.notations, *self.words, *self.left_out, self.options.label}
+        for own in survey.columns:
+            there = [
+                text for text in own.counts if not is_missing(text) and text.lower() not in USUAL
+            ]
+            points = [text for text in there if "." in text]
+            if own.name not in chosen and points and all(map(_THOUSANDS.fullmatch, there)):
+                why = f"such as {points[0]}: thousands, since other columns have decimal commas"
+                self.notations[own.name] = "decimal_comma", why
+
     def _decide_label(self, own: SurveyedColumn, need: Need) -> None:
-        """Choose the notation of labels that are numbers."""
+        """Choose the notation of labels that are numbers; add notes on labels that are text."""
+        self.notes += _label_notes(own)
         if need.notation and not parts_of(need.notation):
             self.notations[own.name] = need.notation, need.why
             self.has_targets = True
@@ -157,6 +190,7 @@ class DraftColumns:
             self.notations.pop(name, None)
         self.notations |= {name: (notation, "") for name, notation in wanted.notations.items()}
         is_hashed = self.words or any(parts_of(notation) for notation, _ in self.notations.values())
+        self.odd |= wanted.odd
         if (has_empty or wanted.missing) and not is_hashed:
             self.options = replace(self.options, empty="zero")
         self._set([*self.options.missing, *wanted.missing])
@@ -182,7 +216,11 @@ class DraftColumns:
         why = f"  # {self.label_why}" if self.label_why else ""
         lines.append(f"label = {as_json(options.label)}{why}")
         if options.missing:
-            lines.append(f"missing = {as_json(list(options.missing))}  # read as empty cells")
+            odd = [f"{as_json(text)} of column '{name}'" for text, name in self.odd.items()]
+            more = f"; correct {', '.join(odd)} if it means another value" if odd else ""
+            lines.append(
+                f"missing = {as_json(list(options.missing))}  # read as empty cells{_line(more)}"
+            )
         if options.empty == "zero":
             lines.append('empty = "zero"  # an empty cell counts as 0')
         if self.words:
@@ -205,6 +243,32 @@ class DraftColumns:
                 for name, (notation, why) in self.notations.items()
             ),
         ]
+
+
+def _label_notes(own: SurveyedColumn) -> list[str]:
+    """Return sentences on classes that are rather missing labels, or written in two ways."""
+    texts = [text for text in own.counts if not _is_plain(text)]
+    if len(texts) < len(own.counts) or len(texts) > _MOST_NOTED:
+        return []
+    notes = [
+        f"label '{text}', of {own.counts[text]:,} samples, is a class here: remove these lines if their "
+        "label is missing"
+        for text in texts
+        if is_missing(text) or text.lower() in USUAL
+    ]
+    first: dict[str, str] = {}
+    for text in texts:
+        other = first.setdefault(text.casefold(), text)
+        if other != text:
+            notes.append(
+                f"labels '{other}' and '{text}' are two classes here: write them alike if they mean the same"
+            )
+    return notes
+
+
+def _is_plain(text: str) -> bool:
+    """Return True for an empty label, and for a number."""
+    return not text or not math.isnan(number(text))
 
 
 def _listed(option: str, names: dict[str, str], remark: str) -> list[str]:

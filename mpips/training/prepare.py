@@ -237,11 +237,17 @@ def prepare(
     watched_data = config.data.evaluates
     has_test = bool(watched_data)
     stopping = EarlyStopping.of(config.train, task.metrics, tables, has_test, own_metrics)
+    test_source = config.data.evaluated_files.get(watched_data, watched_data)
+    n_test = sizes.get(watched_data, 0)
+    # A folder with another path may hold the same data.
+    about = f"{watched_data}: {Path(test_source).name}, {n_test} samples"
+    if stopping is not None:
+        stopping.data = about
     best = None
     if config.checkpoint.keep_best:
         why = "checkpoint.keep_best = true"
         best = BestCheckpoint(
-            *watched(config.train, why, task.metrics, tables, has_test, own_metrics)
+            *watched(config.train, why, task.metrics, tables, has_test, own_metrics), about
         )
     return Inputs(
         info,
@@ -251,11 +257,11 @@ def prepare(
         batch_size,
         data,
         samples.get(watched_data),
-        sizes.get(watched_data, 0),
+        n_test,
         notes=tuple(notes),
         make_task=make_task,
         schedule=config.schedule,
-        test_source=config.data.evaluated_files.get(watched_data, watched_data),
+        test_source=test_source,
         test_name="test" if watched_data == "test" else "validation",
         stopping=stopping,
         best=best,

@@ -213,6 +213,7 @@ class EarlyStopping(msgspec.Struct):
         best_epoch: Epochs that were complete then.
         waited: Evaluations since then.
         higher: Higher values of the metric are better; needs to be given for a task's own metrics only.
+        data: The data of the metric, in words; "": unknown.
     """
 
     patience: int
@@ -222,6 +223,7 @@ class EarlyStopping(msgspec.Struct):
     best_epoch: int = 0
     waited: int = 0
     higher: bool = False
+    data: str = ""
 
     def __post_init__(self) -> None:
         """Set the better values of a metric that is not a task's own."""
@@ -255,14 +257,16 @@ class EarlyStopping(msgspec.Struct):
         return cls(options.patience, metric, options.min_delta, higher=higher)
 
     def restore(self, position: Mapping[str, Any]) -> None:
-        """Continue with the state in a worker's position."""
+        """Continue with the state in a worker's position, unless it is about other data."""
+        if self.data and position.get("watched_data", self.data) != self.data:
+            return
         for name in _FIELDS:
             if name in position:
                 setattr(self, name, position[name])
 
     def position(self) -> dict[str, Any]:
         """Return the state as a part of a worker's position."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {"watched_data": self.data, **{name: getattr(self, name) for name in _FIELDS}}
 
     def agree(self, worker: Worker, epochs: int, found: Mapping[str, float] | None) -> None:
         """Take the metrics of an evaluation into account. Collective over workers; blocks.

@@ -154,9 +154,10 @@ def stream(
         chosen = HoldoutSide(holdout, index.n, held)
         n = chosen.n
         if not n:
+            other = f"use at most {index.n} folds" if holdout.folds else "choose another part"
             raise DataError(
                 f"{source}: {holdout.option} of {index.n:,} samples leaves none for "
-                f"{'validation' if held else 'training'}; choose another part, or set data.test"
+                f"{'validation' if held else 'training'}; {other}, or name a file in data.validation"
             )
         some = StreamedData(folder, index, worker or 0, n_workers, how.memory, side=chosen)
         own = replace(info, n_samples_total=n, n_local=n, counts=())

@@ -149,19 +149,19 @@ def test_the_metrics_are_those_of_the_held_out_samples(tmp_path: Path) -> None:
     assert job(path, ("checkpoint.folder", str(folder)), ("train.epochs", 3)).epochs == 3
 
 
-@pytest.mark.parametrize(("n", "folds"), [(1000, 5), (768, 3), (100, 7), (300, 2)])
+@pytest.mark.parametrize(("n", "folds"), [(1000, 5), (768, 3), (100, 7), (300, 2), (10, 5), (4, 5)])
 def test_folds_are_disjoint_and_have_all_samples(n: int, folds: int) -> None:
     found = [places(Holdout(0.0, 3, folds, fold), n, True).tolist() for fold in range(1, folds + 1)]
     assert sorted(place for fold in found for place in fold) == list(range(n))
-    if n % 256 == 0:
-        assert {len(fold) for fold in found} == {n // folds}
+    assert sorted({len(fold) for fold in found}) in ([n // folds], [n // folds, n // folds + 1])
     for fold, own in enumerate(found):
         rest = places(Holdout(0.0, 3, folds, fold + 1), n, False).tolist()
         assert sorted(own + rest) == list(range(n))
-    # They depend on the seed, and not on the samples behind.
-    assert places(Holdout(0.0, 4, folds, 1), n, True).tolist() != found[0]
-    longer = places(Holdout(0.0, 3, folds, 1), n + 500, True)
-    assert longer[longer < n].tolist() == found[0]
+    # They depend on the seed, and not on the samples behind, but in the last block of 256.
+    others = [places(Holdout(0.0, 8, folds, fold), n, True).tolist() for fold in (1, 2)]
+    assert others != found[:2]
+    longer, whole = places(Holdout(0.0, 3, folds, 1), n + 500, True), n // 256 * 256
+    assert longer[longer < whole].tolist() == [place for place in found[0] if place < whole]
 
 
 def test_a_job_holds_one_fold_out(tmp_path: Path) -> None:
@@ -171,6 +171,18 @@ def test_a_job_holds_one_fold_out(tmp_path: Path) -> None:
         train, held = sides(path, n_workers, *fold)
         assert sorted(held) == places(Holdout(0.0, 0, 4, 2), 1000, True).tolist()
         assert sorted(train + held) == list(range(1000))
+
+
+def test_more_folds_than_samples_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(4)))
+    pairs = [("task", "softmax"), ("data.train", str(path)), ("data.folds", 5), ("data.fold", 5)]
+    with pytest.raises(
+        DataError,
+        match=r"fold = 5 of data.folds = 5 of 4 samples leaves none for va.*"
+        "use at most 4 folds",
+    ):
+        prepared(load_config(None, pairs), 1)
 
 
 def test_a_class_that_only_held_out_samples_have_is_known(tmp_path: Path) -> None:

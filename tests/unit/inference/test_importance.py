@@ -48,20 +48,26 @@ def cells(data: SparseData) -> list[list[tuple[int, int, float]]]:
 
 def test_a_dense_column_is_shuffled_alone() -> None:
     data, order = dense(4), np.array([2, 0, 3, 1])
-    found = shuffled(data, 1, order)
+    found = shuffled(data, [1], order)
     assert found.x[:, 1].tolist() == data.x[order, 1].tolist()
     assert found.x[:, [0, 2]].tolist() == data.x[:, [0, 2]].tolist()
     assert data.x.tolist() == dense(4).x.tolist()
+    # Several numbers of a column have one order.
+    both = shuffled(data, [0, 2], order)
+    assert both.x[:, [0, 2]].tolist() == data.x[order][:, [0, 2]].tolist()
+    assert both.x[:, 1].tolist() == data.x[:, 1].tolist()
 
 
 @pytest.mark.parametrize("fields", [True, False])
-@pytest.mark.parametrize("column", [0, 1, 2])
-def test_entries_of_a_column_go_to_the_samples_that_take_them(fields: bool, column: int) -> None:
+@pytest.mark.parametrize("column", [[0], [1], [2], [0, 2]])
+def test_entries_of_a_column_go_to_the_samples_that_take_them(
+    fields: bool, column: list[int]
+) -> None:
     data, order = sparse(fields), np.array([2, 0, 3, 1])
     found, before = cells(shuffled(data, column, order)), cells(data)
     for i, own in enumerate(found):
-        taken = [cell for cell in before[order[i]] if cell[0] == column]
-        kept = [cell for cell in before[i] if cell[0] != column]
+        taken = [cell for cell in before[order[i]] if cell[0] in column]
+        kept = [cell for cell in before[i] if cell[0] not in column]
         assert own == sorted(taken + kept)
     same = shuffled(data, column, np.arange(4))
     assert cells(same) == before
@@ -116,17 +122,17 @@ def test_mean_and_spread_are_those_of_the_losses() -> None:
         # Distance of column 1 from its values; other columns have no influence.
         return float(np.abs(some.x[:, 1] - data.x[:, 1]).sum())
 
-    value, found = measure(data, [("a", 0), ("b", 1)], metric, False, 3, 5)
+    value, found = measure(data, [("a", [0]), ("b", [1])], metric, False, 3, 5)
     assert value == 0.0
     assert [column.column for column in found] == ["b", "a"]
     assert found[1].losses == (0.0, 0.0, 0.0)
     generator = np.random.Generator(np.random.PCG64([5, 1]))
-    expected = [metric(shuffled(data, 1, generator.permutation(6))) for _ in range(3)]
+    expected = [metric(shuffled(data, [1], generator.permutation(6))) for _ in range(3)]
     assert found[0].losses == tuple(expected)
     assert found[0].mean == pytest.approx(np.mean(expected), rel=1e-12)
     assert found[0].std == pytest.approx(np.std(expected, ddof=1), rel=1e-12)
     # Where higher values are better the loss has the other sign; one shuffle has no spread.
-    _, other = measure(data, [("b", 1)], metric, True, 1, 5)
+    _, other = measure(data, [("b", [1])], metric, True, 1, 5)
     assert (other[0].losses, other[0].std) == ((-expected[0],), 0.0)
 
 
@@ -169,6 +175,23 @@ def test_columns_of_words_and_numbers_are_in_their_order(model: Path) -> None:
     few = loaded.importance(model / "train.csv", "auc", samples=100)
     assert (few.metric, few.n_samples, few.n_total) == ("auc", 100, 240)
     assert "a random 100 of 240 samples are used" in loaded.notes[-1]
+
+
+def test_the_parts_of_a_date_are_one_column(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    days = [f"{rng.choice([2004, 2020])}-0{rng.integers(1, 8)}-15" for _ in range(120)]
+    rows = [f"{day},{i % 7},{int(day > '2010')}" for i, day in enumerate(days)]
+    path = tmp_path / "days.csv"
+    path.write_text("\n".join(["day,other.year,y", *rows]) + "\n")
+    pairs: list[tuple[str, Any]] = [("task", "logistic"), ("data.train", str(path))]
+    pairs += [("data.convert", {"day": "date_ymd"}), ("train.epochs", 5)]
+    pairs += [("checkpoint.folder", str(tmp_path / "model"))]
+    train(load_config(None, pairs), "none", verbose=False)
+    loaded = mpips.load(tmp_path / "model")
+    assert loaded.info.columns == ("day.year", "day.month", "day.weekday", "other.year")
+    found = loaded.importance(path, repeats=2)
+    assert [column.column for column in found.columns] == ["day", "other.year"]
+    assert found.columns[0].mean > 0.1
 
 
 def test_the_command_prints_a_table_or_json(model: Path) -> None:

@@ -155,6 +155,19 @@ def test_trials_are_ranked_by_their_best_epochs(program: Path) -> None:
     assert shown[1].split()[:4] == ["2", "3", "0.5000", "3"]
 
 
+def test_folds_validate_one_job_where_nothing_varies(program: Path) -> None:
+    Path("data.svm").write_text("1 1:1\n0 2:1\n" * 50)
+    job = ("softmax", "--train", "data.svm", "-n", "3", "--folds", "3")
+    done = sweep(*job, "--set", "train.epochs=2")
+    assert "mpips sweep: 1 trial, 3 folds each, in sweeps/softmax" in done.stderr
+    assert "1/1  fold 3: training loss 2.2500, 2 epochs, 2.0 s" in done.stderr
+    rows = done.stdout.splitlines()
+    assert rows[1].split()[:4] == ["1", "2.0000", "±", "0.2500"]
+    assert rows[2].startswith(
+        "training loss 2.0000 ± 0.2500 over 3 folds, in sweeps/softmax/trial-1-fold-1-"
+    )
+
+
 def test_folds_are_runs_of_each_trial_with_mean_and_spread(program: Path) -> None:
     Path("data.svm").write_text("1 1:1\n0 2:1\n" * 50)
     job = ("softmax", "--train", "data.svm", "-n", "3", "--folds", "3")

@@ -146,6 +146,30 @@ def test_a_run_that_begins_anew_in_the_folder_has_a_best_one_of_its_own(tmp_path
     assert choose_checkpoint(tmp_path, best=True) == Path(other.best["path"])
 
 
+def test_values_on_other_data_do_not_count(tmp_path: Path) -> None:
+    rows = [f"{i % 7},{i % 5},{int(i % 7 > 3)}" for i in range(210)]
+    for name, part in (("train", rows), ("test", rows[:70]), ("other", rows[:60])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,y", *part]) + "\n")
+    folder = tmp_path / "model"
+    pairs: list[tuple[str, Any]] = [
+        ("data.train", str(tmp_path / "train.csv")),
+        ("data.test", str(tmp_path / "test.csv")),
+        ("train.metric", "log_loss"),
+        ("train.patience", 3),
+    ]
+    first = trained(folder, *pairs, ("train.epochs", 3))
+    assert marks(folder)[-1].data == "test: test.csv, 70 samples"
+    # With validation data, the test data has no part in the choice, and the patience begins anew.
+    more = [("data.validation", str(tmp_path / "other.csv")), ("train.epochs", 5)]
+    moved = trained(folder, *pairs, ("table.optimizer.lr", 1e-9), *more)
+    assert moved.best["value"] != first.best["value"]
+    assert moved.best["epoch"] >= 3
+    own = marks(folder)[-1]
+    assert (own.value, own.data) == (moved.best["value"], "validation: other.csv, 60 samples")
+    assert choose_checkpoint(folder, best=True) == Path(moved.best["path"])
+    assert moved.test_epoch == moved.best["epoch"]
+
+
 def test_with_early_stopping_the_best_one_is_that_of_the_patience(tmp_path: Path) -> None:
     result = trained(tmp_path, ("train.patience", 2), ("train.epochs", 40))
     assert f"(best {result.best['value']:.4f} after epoch {result.best['epoch']})" in result.stopped
@@ -201,20 +225,26 @@ def write_marked(folder: Path, copy_of: Path, step: int, **changes: Any) -> None
         ([("rmse", 0.7, "a"), ("rmse", 0.9, "a")], 0),
         ([("auc", 0.9, "a"), ("rmse", 0.9, "a"), ("rmse", 1.0, "a")], 1),
         ([("auc", 0.9, "a"), ("auc", 0.5, "b")], 1),
+        # Values on other data than the newest one do not count, but for those on unknown data.
+        ([("auc", 0.9, "a", "test: t"), ("auc", 0.5, "a", "validation: v")], 1),
+        ([("auc", 0.9, "a", "v"), ("auc", 0.5, "a", "v")], 0),
+        ([("auc", 0.9, "a"), ("auc", 0.5, "a", "v")], 0),
         ([("auc", 0.9, "a"), ("", 0.5, "b")], None),
         ([("auc", 0.9, "a"), ("", 0.5, "a")], 0),
         ([("", 0.9, "a")], None),
     ],
 )
 def test_the_best_of_a_folder(
-    tmp_path: Path, values: list[tuple[str, float, str]], chosen: int | None
+    tmp_path: Path, values: list[tuple[Any, ...]], chosen: int | None
 ) -> None:
     trained(tmp_path / "one", ("train.epochs", 1), ("checkpoint.keep_best", False))
     source = list_checkpoints(tmp_path / "one")[0].path
     folder = tmp_path / "all"
     folder.mkdir()
-    for i, (metric, value, run) in enumerate(values):
-        best = BestValue(metric=metric, value=value, higher=metric == "auc", epoch=i + 1)
+    for i, (metric, value, run, *data) in enumerate(values):
+        best = BestValue(
+            metric=metric, value=value, higher=metric == "auc", epoch=i + 1, data="".join(data)
+        )
         write_marked(folder, source, i + 1, best=best if metric else None, run_id=run, generation=i)
     found = order(folder).best
     assert (found.step - 1 if found is not None else None) == chosen

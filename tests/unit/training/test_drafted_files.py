@@ -176,6 +176,70 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
         table({"a": value, "outcome_2": FLAG, "": words("")}),
         ['label = "outcome_2"'],
     ),
+    "negative amounts": (
+        table(
+            {
+                "a": lambda i: f'"({i * 37 + 1000:,})"' if i % 4 else f'"{i * 37 + 1000:,}"',
+                "b": lambda i: (
+                    f'"$({i * 37 + 1000:,}.50)"' if i % 3 else f'"${i * 37 + 1000:,}.50"'
+                ),
+                "c": lambda i: f"{value(i):.2f}-" if i % 3 else f"{value(i):.2f}",
+                "y": FLAG,
+            }
+        ),
+        ['"a" = "decimal_point"', '"b" = "decimal_point"', '"c" = "decimal_point"'],
+    ),
+    "few cells of another kind": (
+        table(
+            {
+                "a": lambda i: "oops" if i == 77 else value(i),
+                "day": lambda i: "2025-02-30" if i == 50 else days("%Y-%m-%d")(i),
+                "b": lambda i: ("Infinity", "-inf", "+inf")[i % 3] if i % 9 == 0 else value(i),
+                "y": FLAG,
+            }
+        ),
+        ['"day" = "date_ymd"', "correct \"oops\" of column 'a', \"2025-02-30\" of column 'day'"],
+    ),
+    "thousands beside decimal commas": (
+        table(
+            {
+                "a": comma,
+                "n": lambda i: f"{i * 511 % 9000:,}".replace(",", "."),
+                "x": lambda i: f"0.{i:03d}",
+                "y": FLAG,
+            },
+            delimiter=";",
+        ),
+        ['"n" = "decimal_comma"  # such as', "thousands, since other columns have decimal commas"],
+    ),
+    "years of two digits in front": (
+        table({"day": days("%y-%m-%d"), "a": value, "y": FLAG}),
+        ['"day",  # has'],
+    ),
+    "what no notation reads": (
+        table(
+            {
+                "mixed": lambda i: days("%Y-%m-%d" if i % 2 else "%d.%m.%Y")(i),
+                "month": days("%d %b %Y"),
+                "mass": lambda i: f"{value(i)} kg",
+                "size": words("1 m", "2 m"),
+                "v": words("5 m", "3 km"),
+                "a": value,
+                "y": FLAG,
+            }
+        ),
+        [
+            '"mixed",  # has 120 values in 120 cells, like an identifier; dates in several notations',
+            "; dates with names of months, such as 03 Nov 2025: write",
+            "; numbers with a unit, such as ",
+            '"size",  # numbers with a unit, such as 1 m',
+            '    "v",\n',
+        ],
+    ),
+    "labels in two ways": (
+        table({"a": value, "y": words("Yes", "yes", "No", "NA")}),
+        ["labels 'Yes' and 'yes' are two classes here", "label 'NA', of 30 samples, is a class"],
+    ),
     "many whole numbers": (
         table({"a": value, "y": lambda i: 1000 + 37 * i}),
         ['labels = "targets"'],
@@ -223,10 +287,18 @@ def test_drafts_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
         (table({"a": value, "k": words("7")}), "the last one, 'k', has one value in all rows"),
         (table({"k": words("7"), "y": FLAG}), "no column to learn from beside the label 'y'"),
         (table({"y": FLAG, "a": value}).replace("a", "y"), "names 'y' twice"),
-        ("y,a\n1,Köln\n0,Ulm\n".encode("latin-1"), "is not UTF-8 text"),
+        ("y,a\n0,Ulm\n1,Köln\n".encode("latin-1"), "a.csv:3: is not UTF-8 text (byte 0xf6)"),
+        (table({"a": value, "y": FLAG}).encode("utf-16"), "a.csv: is UTF-16 text: convert"),
         ("y,a\n", "contains no samples"),
         ("", "no header"),
-        (table({"a": value, "y": lambda i: f"t{i}"}, n=1100), "distinct texts, which are too many"),
+        (
+            table({"a": value, "y": lambda i: f"t{i}"}, n=1100),
+            "1,100 distinct texts in 1,100 samples",
+        ),
+        (
+            table({"a": value, "y": days("%Y-%m-%d")}),
+            "120 distinct texts in 120 samples, which are",
+        ),
     ],
 )
 def test_a_file_without_a_draft_is_refused_in_one_sentence(
@@ -237,6 +309,50 @@ def test_a_file_without_a_draft_is_refused_in_one_sentence(
         draft(path)
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("decimal", [comma, value])
+def test_points_are_thousands_only_beside_decimal_commas(
+    tmp_path: Path, decimal: Callable[[int], object]
+) -> None:
+    columns: dict[str, Callable[[int], object]] = {
+        "a": decimal,
+        "n": lambda i: f"{i * 511 % 9000:,}".replace(",", "."),
+        "x": lambda i: f"0.{i:03d}",
+        "bid": lambda i: f"${i % 9}",
+        "y": FLAG,
+    }
+    path = written(tmp_path / "a.csv", table(columns, delimiter=";"))
+    (tmp_path / "job.toml").write_text(draft(path))
+    data = load_config(str(tmp_path / "job.toml"), []).data
+    assert set(data.convert) == ({"a", "n", "bid"} if decimal is comma else {"bid"})
+    assert data.categorical == ()
+
+
+def test_many_cells_of_another_kind_are_no_missing_values(tmp_path: Path) -> None:
+    columns: dict[str, Callable[[int], object]] = {
+        "a": lambda i: "oops" if i % 20 == 0 else value(i),
+        "b": value,
+        "y": FLAG,
+    }
+    text = draft(written(tmp_path / "a.csv", table(columns)))
+    assert "missing" not in text
+    assert '"a",  # has ' in text
+
+
+def test_few_cells_that_come_late_are_missing_values(tmp_path: Path) -> None:
+    columns: dict[str, Callable[[int], object]] = {
+        "a": value,
+        "day": days("%Y-%m-%d"),
+        "y": FLAG,
+    }
+    train_file = written(tmp_path / "a.csv", table(columns))
+    columns |= {"a": lambda i: "oops" if i == 9 else value(i)}
+    columns |= {"day": lambda i: "soon" if i == 5 else days("%Y-%m-%d")(i)}
+    text = draft(train_file, written(tmp_path / "b.csv", table(columns)))
+    assert 'missing = ["oops", "soon"]' in text
+    assert '"day" = "date_ymd"' in text
+    assert "categorical" not in text
 
 
 def test_text_of_vowpal_wabbit_is_named(tmp_path: Path) -> None:

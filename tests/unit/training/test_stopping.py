@@ -59,6 +59,20 @@ def test_a_value_is_better_by_more_than_the_least_change(
     assert other == state
 
 
+def test_the_state_of_other_data_is_not_taken() -> None:
+    before = EarlyStopping(3, "auc", data="test: t.csv, 9 samples")
+    before.note(1, 0.5)
+    before.note(2, 0.25)
+    same, other = (EarlyStopping(3, "auc", data=data) for data in (before.data, "validation: v"))
+    for state in (same, other):
+        state.restore(before.position())
+    assert (same.best, same.best_epoch, same.waited) == (0.5, 1, 1)
+    assert (other.best, other.best_epoch, other.waited) == (None, 0, 0)
+    # Positions of earlier versions do not name the data.
+    other.restore({"best": 0.5, "best_epoch": 1, "waited": 1})
+    assert other.waited == 1
+
+
 def test_a_run_ends_early_with_the_values_of_a_shorter_one(tmp_path: Path) -> None:
     early = trained(("checkpoint.folder", str(tmp_path / "early")))
     assert early.epochs == LAST
