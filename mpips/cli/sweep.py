@@ -117,7 +117,13 @@ def command(
             _refuse_other_folds(wanted, folds)
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
         split = (f"data.folds={folds}", "data.fold=1") if folds is not None else ()
-        configs = [_checked(job, keys, (*assignments, *varied, *split)) for varied in wanted]
+        # Folds take the place of the validation data of a job file, such as that of a draft.
+        whole = (
+            ("data.validation=0",) if folds is not None and "data.validation" not in keys else ()
+        )
+        configs = [
+            _checked(job, keys, (*whole, *assignments, *varied, *split)) for varied in wanted
+        ]
         own: dict[str, Direction] = {}
         for config in configs:
             own |= getattr(load_task(config.task), "own_metrics", {})

@@ -170,7 +170,14 @@ def test_folds_validate_one_job_where_nothing_varies(program: Path) -> None:
 
 def test_folds_are_runs_of_each_trial_with_mean_and_spread(program: Path) -> None:
     Path("data.svm").write_text("1 1:1\n0 2:1\n" * 50)
-    job = ("softmax", "--train", "data.svm", "-n", "3", "--folds", "3")
+    Path("softmax.toml").write_text(
+        'task = "softmax"\ndata = { train = "data.svm", validation = 0.1 }\n'
+    )
+    job = ("softmax.toml", "-n", "3", "--folds", "3")
+    with pytest.raises(
+        ConfigError, match=r"data\.folds = 3 and data\.validation = 0\.2 are both set"
+    ):
+        sweep(*job, "--grid", "train.epochs=2,3", "--set", "data.validation=0.2")
     done = sweep(*job, "--grid", "train.epochs=2,3")
     assert "mpips sweep: 2 trials, 3 folds each, in sweeps/softmax" in done.stderr
     assert "1/2  train.epochs=2 fold 3: training loss 2.2500, 2 epochs, 2.0 s" in done.stderr
