@@ -118,9 +118,8 @@ def command(
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
         split = (f"data.folds={folds}", "data.fold=1") if folds is not None else ()
         # Folds take the place of the validation data of a job file, such as that of a draft.
-        whole = (
-            ("data.validation=0",) if folds is not None and "data.validation" not in keys else ()
-        )
+        replaces = folds is not None and keys.get("data.validation") is None
+        whole = ("data.validation=0",) if replaces else ()
         configs = [
             _checked(job, keys, (*whole, *assignments, *varied, *split)) for varied in wanted
         ]
