@@ -8,7 +8,7 @@ theirs, so values can be larger than the memory of worker 0. Most programs have 
 The transfer of a group goes by rounds. In a round worker 0 sends at most one piece to every server, and then
 all ranks meet. So every wait is bounded by the job's timeout, whatever the size of the tables: a deadline
 applies to one round, not to the whole transfer. Rows follow behind the groups, table by table, in the same
-way.
+way, and then the optimizer state of dense tables.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ Int64 = NDArray[np.int64]
 Values = Callable[[], Float32]
 # Returns keys, int64 (n,), each once, and their rows, float32 (n, dim); None: the table has no rows yet.
 Rows = Callable[[], tuple[Int64, Float32] | None]
+# Returns the states of a dense table's rule, each like its values, and the number of updates that they are
+# of; None: the state of a new table.
+State = Callable[[], tuple[Sequence[Float32], int] | None]
 
 PIECE = 1 << 24  # elements of a piece, 64 MiB
 _TAG = 47
@@ -53,6 +56,7 @@ class InitialValues:
         groups: Sequence[Mapping[str, Values]],
         tables: Sequence[Table],
         rows: Mapping[str, Rows] | None = None,
+        states: Mapping[str, State] | None = None,
     ) -> None:
         """Take functions that return the values of a table, by its name, for each group.
 
@@ -60,10 +64,11 @@ class InitialValues:
             groups: The functions. Each is called once at most, in this order.
             tables: All tables.
             rows: Functions that return the rows of embedding tables, by name; called once at most.
+            states: Functions that return the optimizer state of dense tables, by name; called once at most.
         """
         self.groups = [list(group) for group in groups]
         self._functions = groups
-        self._rows = dict(rows or {})
+        self._rows, self._states = dict(rows or {}), dict(states or {})
         self._dims = {t.name: t.dim for t in tables if isinstance(t, EmbeddingTable)}
         self._shapes = {t.name: t.shape for t in tables if isinstance(t, DenseTable)}
 
@@ -103,6 +108,25 @@ class InitialValues:
                     f"keys of {keys.dtype}: must be float32 of shape ({len(keys)}, {dim}) for keys of int64"
                 )
             yield name, np.ascontiguousarray(keys), np.ascontiguousarray(rows)
+
+    def take_states(self) -> Iterator[tuple[str, list[Float32], int]]:
+        """Yield name, states and number of updates of each dense table that begins with state; see State.
+
+        Raises:
+            ConfigError: A function returns something else than it should.
+        """
+        for name, function in self._states.items():
+            found = function()
+            if found is None:
+                continue
+            states, steps = found
+            for state in states:
+                if state.shape != self._shapes.get(name) or state.dtype != np.float32:
+                    raise ConfigError(
+                        f"the initial optimizer state of {name!r} is {state.dtype} of shape {state.shape}: "
+                        f"must be float32 of shape {self._shapes.get(name)}"
+                    )
+            yield name, [np.ascontiguousarray(state) for state in states], steps
 
 
 class _Piece(NamedTuple):
@@ -147,6 +171,40 @@ def send_values(
         cluster.agree(_READING, take, lengthy=True)
         _send_group(cluster, tables, placement, set(names), values, server)
     _send_rows(cluster, tables, placement, initial, server)
+    _send_states(cluster, tables, placement, initial, server)
+
+
+def _send_states(
+    cluster: Cluster,
+    tables: Sequence[Table],
+    placement: Placement,
+    initial: InitialValues,
+    server: Server | None,
+) -> None:
+    """Send the optimizer state of dense tables, one table after the other. Collective; blocks."""
+    first = cluster.assignment.workers[0]
+    indices = {table.name: i for i, table in enumerate(tables)}
+    states = initial.take_states()
+    while True:
+        sending: list[list[Float32]] = []
+
+        def take(sending: list[list[Float32]] = sending) -> tuple[str, int, int] | None:
+            found = next(states, None) if cluster.worker == 0 else None
+            if found is None:
+                return None
+            name, arrays, steps = found
+            sending.append(arrays)
+            return name, len(arrays), steps
+
+        head = cluster.agree(_READING, take, lengthy=True)[first]
+        if head is None:
+            return
+        name, n_states, steps = head
+        for slot in range(n_states):
+            values = {name: sending[0][slot]} if sending else {}
+            _send_group(cluster, tables, placement, {name}, values, server, slot)
+        if server is not None:
+            server.core.set_steps_before(indices[name], steps)
 
 
 def _send_rows(
@@ -247,8 +305,9 @@ def _send_group(
     sent: Set[str],
     values: Mapping[str, Float32],
     server: Server | None,
+    slot: int | None = None,
 ) -> None:
-    """Send the values of the tables in `sent`. Collective over all ranks; blocks."""
+    """Send values of the tables in `sent`, or the state `slot` of their rules. Collective; blocks."""
     servers = cluster.assignment.servers
     first = cluster.assignment.workers[0]
     pieces = [list(_pieces(tables, placement, s, sent)) for s in range(len(servers))]
@@ -272,7 +331,10 @@ def _send_group(
         for request in requests:
             cluster.complete(_WHAT, request)
         if server is not None and mine and piece.at + piece.stop - piece.start == piece.size:
-            server.core.set_dense(piece.table, shard)
+            if slot is None:
+                server.core.set_dense(piece.table, shard)
+            else:
+                server.core.set_dense_state(piece.table, slot, shard)
         cluster.arrive(_WHAT)
 
 

@@ -136,6 +136,10 @@ class LocalJob:
                     self._server.core.set_dense(indices[name], values.reshape(-1))
             for name, keys, rows in initial.take_rows():
                 self._server.core.set_rows(indices[name], keys, rows)
+            for name, states, steps in initial.take_states():
+                for slot, state in enumerate(states):
+                    self._server.core.set_dense_state(indices[name], slot, state.reshape(-1))
+                self._server.core.set_steps_before(indices[name], steps)
         for name, (keys, rows) in (content or {}).items():
             self._server.core.load_rows(self._index(name), keys, rows)
 

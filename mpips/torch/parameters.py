@@ -47,6 +47,8 @@ class ParameterTable:
         name: Name of the table: the parameter's torch name, behind the prefix of the model.
         parameter: The parameter.
         rule: Rule of the table; None: no optimizer has the parameter, and its values never change.
+        state: States and number of updates with which the rule begins, until the start of the job; None:
+            those of a new table. See optimizer_state.py.
     """
 
     def __init__(self, name: str, parameter: torch.nn.Parameter, rule: Optimizer | None) -> None:
@@ -59,6 +61,7 @@ class ParameterTable:
         self.name = name
         self.parameter = parameter
         self.rule = rule
+        self.state: tuple[list[torch.Tensor], int] | None = None
         self._is_rule_known = True
         self._handle: DenseHandle | None = None
         self._can_change = False  # the parameter was trained since the start
@@ -102,9 +105,17 @@ class ParameterTable:
         """Return the parameter's values as float32, C-contiguous, of the table's shape."""
         return _as_array(self.parameter.detach()).reshape(self._shape)
 
+    def initial_state(self) -> tuple[list[Float32], int] | None:
+        """Return `state` as arrays of the table's shape."""
+        if self.state is None:
+            return None
+        states, steps = self.state
+        return [_as_array(one.detach()).reshape(self._shape) for one in states], steps
+
     def open(self, worker: Worker) -> None:
         """Take the table's handle at the start of the job."""
         self._handle = worker.table(self.name)
+        self.state = None  # the servers have it
 
     @property
     def group(self) -> str:

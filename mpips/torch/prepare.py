@@ -25,6 +25,7 @@ from mpips.torch.job import TorchJob
 from mpips.torch.loader import StartingLoader, divided
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
+from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.rules import rule_of
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
@@ -77,8 +78,9 @@ def prepare(
     Args:
         model: The model; parameters in float32, bfloat16 or float16. It is changed in place.
         optimizer: torch.optim.SGD, Adam, AdamW, Adagrad or RMSprop over parameters of the model. It is
-            changed in place. None: only for a model without parameters (its embeddings have their own rules),
-            or one that is not trained.
+            changed in place. If it has made steps, or has loaded the state of one that has, the servers begin
+            with the moments of worker 0; not with LocalSGD, DiLoCo and `stream`. None: only for a model
+            without parameters (its embeddings have their own rules), or one that is not trained.
         loader: A DataLoader, which is divided among the workers; see mpips.torch.sampling. None: it was
             divided by `prepare_loader`, which comes before schedulers that need its length, or the script
             divides its data by mpips.rank() and mpips.world_size().
@@ -142,6 +144,13 @@ def prepare(
     codecs = common_codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
+    begins_anew = optimizer is None or not has_steps(optimizer)
+    if not begins_anew and (isinstance(rules, Local) or stream is not None):
+        what = f"stream = {stream}" if stream is not None else f"consistency {rules.name!r}"
+        raise ConfigError(
+            f"the optimizer has made steps before prepare, and a job with {what} cannot begin with their "
+            "moments: prepare it before its first step"
+        )
     if stream is not None:
         where = _on_servers(where, stream)
     others: Consistency = rules
@@ -157,6 +166,10 @@ def prepare(
     if stream is not None:
         streamed, make = make_stream(model, optimizer, stream, init)
     tables = _parameter_tables(model, optimizer, name, make)
+    for table in tables:
+        if optimizer is not None and table.rule is not None and not begins_anew:
+            state = optimizer.state.get(table.parameter, {})
+            table.state = initial_state(table.name, table.parameter, table.rule, state)
     if streamed is not None:
         fill_buffers(streamed)
     own_buffers = list(buffer_tables(model, name, buffers))
@@ -172,7 +185,12 @@ def prepare(
     for path, embedding in embeddings.items():
         embedding.join(job, path)
     for table in tables:
-        job.script.declare(table.table(rules, where, *codecs), table.initial_values, table.group)
+        job.script.declare(
+            table.table(rules, where, *codecs),
+            table.initial_values,
+            table.group,
+            state=table.initial_state,
+        )
         job.add(table)
     for buffer in own_buffers:
         job.script.declare(buffer.table(others), buffer.initial_values)
@@ -238,12 +256,6 @@ def _check(
     if isinstance(optimizer, PreparedOptimizer):
         raise ConfigError(
             "the optimizer has been prepared already: use one optimizer for each model"
-        )
-    # Adagrad makes its state, with step 0, in its constructor; SGD counts no steps.
-    if optimizer is not None and any(s.get("step", 1) for s in optimizer.state.values() if s):
-        raise ConfigError(
-            "the optimizer has made steps before prepare, whose moments the servers would not have: prepare "
-            "it before its first step"
         )
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise ConfigError(

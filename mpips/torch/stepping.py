@@ -376,8 +376,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         if state_dict.get("state"):
             raise ConfigError(
                 "load_state_dict of a prepared optimizer cannot load the moments of each parameter: they lie "
-                "on the servers; restart from a checkpoint of mpips, or pass "
-                "{'state': {}, 'param_groups': ...}"
+                "on the servers; load them before mpips.torch.prepare, which gives them to the servers, "
+                "restart from a checkpoint of mpips, or pass {'state': {}, 'param_groups': ...}"
             )
         super().load_state_dict(state_dict)
         self.__dict__["state"] = _ServerState(dict)

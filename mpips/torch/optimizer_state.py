@@ -1,0 +1,74 @@
+"""The state of a torch optimizer that has made steps, as that with which the servers begin.
+
+    torch.optim    entries of a parameter        states of the server's rule
+    SGD            momentum_buffer               momentum
+    Adam, AdamW    exp_avg, exp_avg_sq, step     m, v, and the number of updates of the table
+    Adagrad        sum, step                     accumulator
+    RMSprop        square_avg, step              mean_square
+
+The definitions are equal (rules.py), so training goes on as torch would, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mpips.errors import ConfigError
+from mpips.model.optimizer import Optimizer
+
+# Entries of torch, by the name of the rule, in the order of the rule's states.
+_ENTRIES: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "nesterov": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adagrad": ("sum",),
+    "rmsprop": ("square_avg",),
+}
+
+
+def has_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if an optimizer has made steps, or has loaded the state of one that has."""
+    # Adagrad makes its state, with step 0, in its constructor; SGD counts no steps.
+    return any(_step_of(state) for state in optimizer.state.values() if state)
+
+
+def initial_state(
+    name: str, parameter: torch.Tensor, rule: Optimizer, state: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], int] | None:
+    """Return the states of the rule and the number of updates; None: the parameter begins anew.
+
+    Args:
+        name: Name of the parameter, for errors.
+        parameter: The parameter.
+        rule: Its rule on the servers.
+        state: Its entry of `optimizer.state`. The tensors are returned as they are.
+
+    Raises:
+        ConfigError: The state lacks an entry of the rule, or one has another shape than the parameter.
+    """
+    entries = _ENTRIES[rule.name]
+    if not state or not _step_of(state) or not entries:
+        return None
+    found = [state.get(entry) for entry in entries]
+    if found == [None] and rule.name in ("momentum", "nesterov"):
+        return None  # torch gives a parameter its buffer with its first gradient
+    for entry, one in zip(entries, found, strict=True):
+        if not isinstance(one, torch.Tensor) or one.shape != parameter.shape:
+            what = f"of shape {tuple(one.shape)}" if isinstance(one, torch.Tensor) else "missing"
+            raise ConfigError(
+                f"prepare: the optimizer's state {entry!r} of the parameter {name!r} is {what}: must be a "
+                f"tensor of shape {tuple(parameter.shape)}; load the state of an optimizer of this class and "
+                "model"
+            )
+    counts = rule.name in ("adam", "adamw")
+    return [one for one in found if one is not None], _step_of(state) if counts else 0
+
+
+def _step_of(state: Mapping[str, Any]) -> int:
+    """Return the number of steps of a parameter; 1 where its optimizer counts none."""
+    return int(state.get("step", 1))
