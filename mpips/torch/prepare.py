@@ -204,7 +204,8 @@ def prepare(
         make_prepared(model, part)
     else:
         make_streamed(model, part, streamed)
-    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap)
+    takes_state = streamed is None and not isinstance(rules, Local)
+    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap, takes_state)
     if prepared is not None and prepared not in job.loaders:
         job.add_loader(prepared)
     job.schedules.add(trained, schedulers)
@@ -331,6 +332,7 @@ def _stepping(
     embeddings: dict[str, Embedding],
     part: ModelPart,
     overlap: bool | None,
+    takes_state: bool,
 ) -> torch.optim.Optimizer | None:
     """Prepare the optimizer; make one for a model that has embeddings and no parameters."""
     if optimizer is None and (tables or not embeddings):
@@ -340,16 +342,26 @@ def _stepping(
         optimizer = torch.optim.SGD([layer.weight for layer in layers], 0.0)
     # GradScaler looks at what the optimizer has. A layer's rows are trained also if the script left it out.
     present = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    optimizer.param_groups[0]["params"] += [
-        layer.weight for layer in layers if id(layer.weight) not in present
-    ]
+    added = [layer.weight for layer in layers if id(layer.weight) not in present]
+    optimizer.param_groups[0]["params"] += added
     by_parameter = {id(table.parameter): table for table in tables}
     groups = [
         [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]
         for group in optimizer.param_groups
     ]
     # Gradients come from the last layer to the first.
-    stepping = Stepping(job, optimizer, groups, tables[::-1], layers, buffers, part, overlap)
+    stepping = Stepping(
+        job,
+        optimizer,
+        groups,
+        tables[::-1],
+        layers,
+        buffers,
+        part,
+        overlap,
+        added,
+        takes_state,
+    )
     make_stepping(optimizer, stepping, layers)
     job.restore("optimizer", stepping)
     job.add(stepping)
