@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Values = Callable[[], Float32]
-# Returns keys, int64 (n,), each once, and their rows, float32 (n, dim); None: the table has no rows yet.
+# Returns keys, int64 (n,), each once, and their rows, float32: values (n, dim), or whole rows (n, row_floats)
+# with the state of the rule as in EmbeddingTable.row_floats; None: the table has no rows yet.
 Rows = Callable[[], tuple[Int64, Float32] | None]
 # Returns the states of a dense table's rule, each like its values, and the number of updates that they are
 # of; None: the state of a new table.
@@ -69,7 +70,7 @@ class InitialValues:
         self.groups = [list(group) for group in groups]
         self._functions = groups
         self._rows, self._states = dict(rows or {}), dict(states or {})
-        self._dims = {t.name: t.dim for t in tables if isinstance(t, EmbeddingTable)}
+        self._embeddings = {t.name: t for t in tables if isinstance(t, EmbeddingTable)}
         self._shapes = {t.name: t.shape for t in tables if isinstance(t, DenseTable)}
 
     def take(self, group: int) -> dict[str, Float32]:
@@ -101,8 +102,9 @@ class InitialValues:
             if found is None or not len(found[0]):
                 continue
             keys, rows = found
-            dim = self._dims.get(name)
-            if keys.dtype != np.int64 or rows.dtype != np.float32 or rows.shape != (len(keys), dim):
+            table = self._embeddings[name]
+            dim, shapes = table.dim, [(len(keys), n) for n in (table.dim, table.row_floats)]
+            if keys.dtype != np.int64 or rows.dtype != np.float32 or rows.shape not in shapes:
                 raise ConfigError(
                     f"the initial rows of {name!r} are {rows.dtype} of shape {rows.shape} for {len(keys)} "
                     f"keys of {keys.dtype}: must be float32 of shape ({len(keys)}, {dim}) for keys of int64"
@@ -221,22 +223,33 @@ def _send_rows(
     while True:
         sending: list[_RowsByServer] = []
 
-        def take(sending: list[_RowsByServer] = sending) -> tuple[str, list[int]] | None:
+        def take(sending: list[_RowsByServer] = sending) -> tuple[str, int, list[int]] | None:
             found = next(rows, None) if cluster.worker == 0 else None
             if found is None:
                 return None
             sending.append(_RowsByServer(*found, placement.partitioners[found[0]]))
-            return found[0], sending[0].counts
+            return found[0], found[2].shape[1], sending[0].counts
 
         head = cluster.agree(_READING, take, lengthy=True)[first]
         if head is None:
             return
-        name, counts = head
+        name, n_floats, counts = head
         table = tables[indices[name]]
         assert isinstance(table, EmbeddingTable)
-        most = max(1, PIECE // (table.dim * len(counts)))  # rows of a piece
+        most = max(1, PIECE // (n_floats * len(counts)))  # rows of a piece
         for at in range(0, max(counts), most):
-            _send_piece(cluster, indices[name], table.dim, counts, (at, at + most), sending, server)
+            piece = at, at + most
+            _send_piece(cluster, indices[name], table, n_floats, counts, piece, sending, server)
+
+
+def store_rows(
+    server: Server, index: int, table: EmbeddingTable, keys: Int64, rows: Float32
+) -> None:
+    """Store rows of a table at a server before the start: values, or whole rows; see Rows."""
+    if rows.shape[1] == table.dim:
+        server.core.set_rows(index, keys, rows)
+    else:
+        server.core.load_rows(index, keys, rows)
 
 
 class _RowsByServer:
@@ -269,8 +282,9 @@ class _RowsByServer:
 
 def _send_piece(
     cluster: Cluster,
-    table: int,
-    dim: int,
+    index: int,
+    table: EmbeddingTable,
+    n_floats: int,
     counts: Sequence[int],
     piece: tuple[int, int],
     sending: Sequence[_RowsByServer],
@@ -285,7 +299,7 @@ def _send_piece(
                 held.append(rows.part(s, *piece))
                 requests += [cluster.comm.Isend(part, rank, _TAG) for part in held[-1]]
     n = max(0, min(counts[server.index], piece[1]) - start) if server is not None else 0
-    keys, values = np.empty(n, np.int64), np.empty((n, dim), np.float32)
+    keys, values = np.empty(n, np.int64), np.empty((n, n_floats), np.float32)
     if n:
         requests += [cluster.comm.Irecv(part, first, _TAG) for part in (keys, values)]
     for request in requests:
@@ -293,7 +307,7 @@ def _send_piece(
 
     def store() -> None:
         if server is not None and n:
-            server.core.set_rows(table, keys, values)
+            store_rows(server, index, table, keys, values)
 
     cluster.agree(_STORING, store)
 

@@ -41,7 +41,9 @@ _ENTRIES: dict[str, tuple[str, ...]] = {
 def has_steps(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if an optimizer has made steps, or has loaded the state of one that has."""
     # Adagrad makes its state, with step 0, in its constructor; SGD counts no steps.
-    return any(_step_of(state) for state in optimizer.state.values() if state)
+    # Keys of entries that belong to no parameter are texts.
+    items = optimizer.state.items()
+    return any(_step_of(state) for key, state in items if state and not isinstance(key, str))
 
 
 def initial_state(

@@ -27,6 +27,7 @@ from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
+from mpips.torch.row_moments import row_states
 from mpips.torch.rules import rule_of
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
@@ -174,6 +175,8 @@ def prepare(
         fill_buffers(streamed)
     own_buffers = list(buffer_tables(model, name, buffers))
     embeddings = _embeddings(model, name)
+    states = {} if optimizer is None else dict(optimizer.state)
+    rows = row_states(states, [one.table(path, others) for path, one in embeddings.items()])
     schedulers = _schedulers(scheduler)
     prepared = divided(job, loader, came_first=False) if loader is not None else None
     by_use = tables if streamed is None and pull == "by use" else []
@@ -184,6 +187,8 @@ def prepare(
         job.claim(table.parameter, table.name)
     for path, embedding in embeddings.items():
         embedding.join(job, path)
+        if path in rows:
+            embedding.begin_with(rows[path])
     for table in tables:
         job.script.declare(
             table.table(rules, where, *codecs),

@@ -23,6 +23,7 @@ from mpips.torch.module import make_plain, prepared_class
 from mpips.torch.optimizer_state import initial_state, state_of
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
+from mpips.torch.row_moments import PREFIX, row_states
 from mpips.torch.rules import rule_of
 from mpips.torch.skips import Marks
 from mpips.torch.streamed_gradients import StreamedGradients
@@ -187,9 +188,10 @@ class Stepping:
         """True from the start of the job on."""
         return self._job.has_started
 
-    def state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    def state(self) -> dict[Any, dict[str, torch.Tensor]]:
         """Return the entries of `optimizer.state` in torch's form, by parameter. Blocks like a pull.
 
+        Behind them are those of the layers of rows; see row_moments.py.
         They are those after this worker's newest step, whose clock this ends as a read of the model's values
         does. Before the start of the job they are those with which it begins.
 
@@ -203,20 +205,25 @@ class Stepping:
                     f"step(): read it after step(), or {self._overlap.way_out}"
                 )
             self._job.settle()
-        found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        found: dict[Any, dict[str, torch.Tensor]] = {}
         for group, tables in zip(self._optimizer.param_groups, self._groups, strict=False):
             for table in tables:
                 if state := state_of(table, group):
                     found[table.parameter] = state
+        for layer in self._layers:
+            if (rows := layer.states()) is not None:
+                found[PREFIX + layer.own_table.name] = rows.entry()
         return found
 
-    def begin_with(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
-        """Let the servers begin with the state of an optimizer of torch, given by parameter.
+    def begin_with(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Let the servers begin with the state of an optimizer of torch, given as by `state`.
 
         Raises:
             ConfigError: It does not fit, or the servers cannot begin with it; nothing is changed.
         """
-        if any(states.values()) and not self._takes_state:
+        rows = row_states(states, [layer.own_table for layer in self._layers])
+        is_of_rows = all(isinstance(key, str) for key, state in states.items() if state)
+        if not is_of_rows and not self._takes_state:
             raise ConfigError(
                 "load_state_dict of a prepared optimizer cannot load the moments of each parameter under "
                 "LocalSGD and DiLoCo, and with stream: pass {'state': {}, 'param_groups': ...}"
@@ -227,8 +234,12 @@ class Stepping:
             for table in tables
             if table.rule is not None
         ]
-        for table, state in zip(tables, found, strict=True):
+        trained = (table for table in tables if table.rule is not None)
+        for table, state in zip(trained, found, strict=True):
             table.state = state
+        for layer in self._layers:
+            if layer.own_table.name in rows:
+                layer.begin_with(rows[layer.own_table.name])
 
     @contextmanager
     def given_groups(self) -> Iterator[None]:
@@ -434,7 +445,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         `model.state_dict()`: under BSP without backup workers it is that after this worker's newest step.
         Otherwise servers apply pushes of other workers meanwhile, so parts of the dict can be of different
         updates. Under LocalSGD and DiLoCo it is the state of this worker's own inner steps. Layers of rows
-        (mpips.torch.Embedding) have none of it.
+        have entries of their own, which other optimizers of torch leave as they are; see
+        mpips.torch.row_moments.
 
         Raises:
             ConfigError: Backward has sent gradients of the next step.
