@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 
 import torch
+from late_device import LateCopies
 from moments_rig import OPTIMIZERS, Net, loaded, train
 from torch import nn
 from torch.optim import SGD, Adam
@@ -20,6 +21,7 @@ import mpips
 from mpips.errors import ConfigError
 from mpips.model.local_sgd import LocalSGD
 from mpips.torch import Embedding, averaged, prepare
+from mpips.torch.device import COPIES
 
 
 def through_a_file(*states: Any) -> Any:
@@ -115,7 +117,10 @@ def two_steps(model: Any, optimizer: Any) -> None:
         optimizer.step()
 
 
-def test_groups_and_parameters_of_any_kind_are_those_of_the_script():
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_groups_and_parameters_of_any_kind_are_those_of_the_script(is_on_device, monkeypatch):
+    if is_on_device:
+        monkeypatch.setitem(COPIES, "cpu", LateCopies)
     plain = Parts(has_rows=False)
     own = made(plain)
     two_steps(plain, own)
