@@ -99,7 +99,7 @@ class Embedding(torch.nn.Module):
 
     `load_state_dict` before the job starts, before or after `prepare`, replaces all rows: the servers begin
     with those that worker 0 has loaded. Their optimizer state is that of new rows, unless the prepared
-    optimizer has loaded it: its own `state_dict` has the state of the rows too. A job that continues a run
+    optimizer has loaded it: the state of the rows is in its own `state_dict`. A job that continues a run
     has the rows of that run instead. A layer that is not prepared computes with the loaded rows.
 
     Attributes:
@@ -205,7 +205,7 @@ class Embedding(torch.nn.Module):
         return self.table(self._access.name, consistency_of("bsp"))
 
     def states(self) -> RowStates | None:
-        """Return the optimizer state of a prepared layer's rows; None: there is none. Blocks like a pull."""
+        """Return the optimizer state of a prepared layer's rows, None without. Blocks like a pull."""
         assert self._access is not None
         handle = self._access.handle
         return self._states if handle is None else RowStates.of(handle, self.own_table)

@@ -113,7 +113,7 @@ class RowStates:
         be those of new rows.
 
         Args:
-            rows: The values; None: there are none.
+            rows: The values; None: no rows are loaded.
             table: The table.
 
         Raises:
