@@ -576,6 +576,8 @@ class Layout(metaclass=_Pybind11Type):
     @property
     def total_bytes(self) -> int: ...
     def dense_offsets(self, table: int) -> tuple[int, int, int]: ...
+    def dense_state(self, table: int, slot: int) -> int: ...
+    def updates_offset(self, table: int) -> int: ...
     def dense_image(self, table: int) -> tuple[int, int, Codec] | None: ...
     @property
     def common_tables(self) -> list[int]: ...
@@ -879,6 +881,15 @@ def copy_dense(
     memory: SharedMemory,
     layout: Layout,
     table: int,
+    out: npt.NDArray[np.float32],
+    max_s: float,
+    oversubscribed: bool,
+) -> bool: ...
+def copy_state(
+    memory: SharedMemory,
+    layout: Layout,
+    table: int,
+    slot: int,
     out: npt.NDArray[np.float32],
     max_s: float,
     oversubscribed: bool,

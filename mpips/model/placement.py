@@ -9,7 +9,6 @@ import msgspec
 
 from mpips import _native
 from mpips.errors import ConfigError
-from mpips.model.optimizer import PythonRule
 from mpips.model.partition import Partition
 from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_pull_codec
@@ -79,14 +78,9 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
     memory ahead of further rows, at most a sixteenth and at most 64 MiB, which is not counted.
     """
     rows = -(-n_rows // n_servers)
-    # A row has its values, the optimizer's state and, for rules that need it, a count of updates.
-    rule = table.optimizer
-    stride = table.dim * (1 + rule.n_state)
-    if not isinstance(rule, PythonRule) and rule.native().uses_step:
-        stride += 1
     return EmbeddingSizes(
         rows=rows,
-        row_bytes=rows * stride * 4,
+        row_bytes=rows * table.row_floats * 4,
         key_bytes=rows * 8,
         map_bytes=_native.RowMap.bytes_for(rows),
     )

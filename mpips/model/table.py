@@ -174,6 +174,16 @@ class EmbeddingTable:
         """fan_in and fan_out for Xavier initialisation: a row maps one key to `dim` values."""
         return (1, self.dim)
 
+    @property
+    def row_floats(self) -> int:
+        """Floats of a stored row: values, each state of the rule, and a count of updates if the rule has one.
+
+        The count is a number of 32 bits in the place of the last float.
+        """
+        rule = self.optimizer
+        counts = isinstance(rule, Optimizer) and rule.native().uses_step
+        return self.dim * (1 + rule.n_state) + counts
+
 
 Table = DenseTable | EmbeddingTable
 

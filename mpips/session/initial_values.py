@@ -8,7 +8,7 @@ theirs, so values can be larger than the memory of worker 0. Most programs have 
 The transfer of a group goes by rounds. In a round worker 0 sends at most one piece to every server, and then
 all ranks meet. So every wait is bounded by the job's timeout, whatever the size of the tables: a deadline
 applies to one round, not to the whole transfer. Rows follow behind the groups, table by table, in the same
-way.
+way, and then the optimizer state of dense tables.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Values = Callable[[], Float32]
-# Returns keys, int64 (n,), each once, and their rows, float32 (n, dim); None: the table has no rows yet.
+# Returns keys, int64 (n,), each once, and their rows, float32: values (n, dim), or whole rows (n, row_floats)
+# with the state of the rule as in EmbeddingTable.row_floats; None: the table has no rows yet.
 Rows = Callable[[], tuple[Int64, Float32] | None]
+# Returns the states of a dense table's rule, each like its values, and the number of updates that they are
+# of; None: the state of a new table.
+State = Callable[[], tuple[Sequence[Float32], int] | None]
 
 PIECE = 1 << 24  # elements of a piece, 64 MiB
 _TAG = 47
@@ -53,6 +57,7 @@ class InitialValues:
         groups: Sequence[Mapping[str, Values]],
         tables: Sequence[Table],
         rows: Mapping[str, Rows] | None = None,
+        states: Mapping[str, State] | None = None,
     ) -> None:
         """Take functions that return the values of a table, by its name, for each group.
 
@@ -60,11 +65,12 @@ class InitialValues:
             groups: The functions. Each is called once at most, in this order.
             tables: All tables.
             rows: Functions that return the rows of embedding tables, by name; called once at most.
+            states: Functions that return the optimizer state of dense tables, by name; called once at most.
         """
         self.groups = [list(group) for group in groups]
         self._functions = groups
-        self._rows = dict(rows or {})
-        self._dims = {t.name: t.dim for t in tables if isinstance(t, EmbeddingTable)}
+        self._rows, self._states = dict(rows or {}), dict(states or {})
+        self._embeddings = {t.name: t for t in tables if isinstance(t, EmbeddingTable)}
         self._shapes = {t.name: t.shape for t in tables if isinstance(t, DenseTable)}
 
     def take(self, group: int) -> dict[str, Float32]:
@@ -96,13 +102,33 @@ class InitialValues:
             if found is None or not len(found[0]):
                 continue
             keys, rows = found
-            dim = self._dims.get(name)
-            if keys.dtype != np.int64 or rows.dtype != np.float32 or rows.shape != (len(keys), dim):
+            table = self._embeddings[name]
+            dim, shapes = table.dim, [(len(keys), n) for n in (table.dim, table.row_floats)]
+            if keys.dtype != np.int64 or rows.dtype != np.float32 or rows.shape not in shapes:
                 raise ConfigError(
                     f"the initial rows of {name!r} are {rows.dtype} of shape {rows.shape} for {len(keys)} "
                     f"keys of {keys.dtype}: must be float32 of shape ({len(keys)}, {dim}) for keys of int64"
                 )
             yield name, np.ascontiguousarray(keys), np.ascontiguousarray(rows)
+
+    def take_states(self) -> Iterator[tuple[str, list[Float32], int]]:
+        """Yield name, states and number of updates of each dense table that begins with state; see State.
+
+        Raises:
+            ConfigError: A function returns something else than it should.
+        """
+        for name, function in self._states.items():
+            found = function()
+            if found is None:
+                continue
+            states, steps = found
+            for state in states:
+                if state.shape != self._shapes.get(name) or state.dtype != np.float32:
+                    raise ConfigError(
+                        f"the initial optimizer state of {name!r} is {state.dtype} of shape {state.shape}: "
+                        f"must be float32 of shape {self._shapes.get(name)}"
+                    )
+            yield name, [np.ascontiguousarray(state) for state in states], steps
 
 
 class _Piece(NamedTuple):
@@ -147,6 +173,40 @@ def send_values(
         cluster.agree(_READING, take, lengthy=True)
         _send_group(cluster, tables, placement, set(names), values, server)
     _send_rows(cluster, tables, placement, initial, server)
+    _send_states(cluster, tables, placement, initial, server)
+
+
+def _send_states(
+    cluster: Cluster,
+    tables: Sequence[Table],
+    placement: Placement,
+    initial: InitialValues,
+    server: Server | None,
+) -> None:
+    """Send the optimizer state of dense tables, one table after the other. Collective; blocks."""
+    first = cluster.assignment.workers[0]
+    indices = {table.name: i for i, table in enumerate(tables)}
+    states = initial.take_states()
+    while True:
+        sending: list[list[Float32]] = []
+
+        def take(sending: list[list[Float32]] = sending) -> tuple[str, int, int] | None:
+            found = next(states, None) if cluster.worker == 0 else None
+            if found is None:
+                return None
+            name, arrays, steps = found
+            sending.append(arrays)
+            return name, len(arrays), steps
+
+        head = cluster.agree(_READING, take, lengthy=True)[first]
+        if head is None:
+            return
+        name, n_states, steps = head
+        for slot in range(n_states):
+            values = {name: sending[0][slot]} if sending else {}
+            _send_group(cluster, tables, placement, {name}, values, server, slot)
+        if server is not None:
+            server.core.set_steps_before(indices[name], steps)
 
 
 def _send_rows(
@@ -163,22 +223,33 @@ def _send_rows(
     while True:
         sending: list[_RowsByServer] = []
 
-        def take(sending: list[_RowsByServer] = sending) -> tuple[str, list[int]] | None:
+        def take(sending: list[_RowsByServer] = sending) -> tuple[str, int, list[int]] | None:
             found = next(rows, None) if cluster.worker == 0 else None
             if found is None:
                 return None
             sending.append(_RowsByServer(*found, placement.partitioners[found[0]]))
-            return found[0], sending[0].counts
+            return found[0], found[2].shape[1], sending[0].counts
 
         head = cluster.agree(_READING, take, lengthy=True)[first]
         if head is None:
             return
-        name, counts = head
+        name, n_floats, counts = head
         table = tables[indices[name]]
         assert isinstance(table, EmbeddingTable)
-        most = max(1, PIECE // (table.dim * len(counts)))  # rows of a piece
+        most = max(1, PIECE // (n_floats * len(counts)))  # rows of a piece
         for at in range(0, max(counts), most):
-            _send_piece(cluster, indices[name], table.dim, counts, (at, at + most), sending, server)
+            piece = at, at + most
+            _send_piece(cluster, indices[name], table, n_floats, counts, piece, sending, server)
+
+
+def store_rows(
+    server: Server, index: int, table: EmbeddingTable, keys: Int64, rows: Float32
+) -> None:
+    """Store rows of a table at a server before the start: values, or whole rows; see Rows."""
+    if rows.shape[1] == table.dim:
+        server.core.set_rows(index, keys, rows)
+    else:
+        server.core.load_rows(index, keys, rows)
 
 
 class _RowsByServer:
@@ -211,8 +282,9 @@ class _RowsByServer:
 
 def _send_piece(
     cluster: Cluster,
-    table: int,
-    dim: int,
+    index: int,
+    table: EmbeddingTable,
+    n_floats: int,
     counts: Sequence[int],
     piece: tuple[int, int],
     sending: Sequence[_RowsByServer],
@@ -227,7 +299,7 @@ def _send_piece(
                 held.append(rows.part(s, *piece))
                 requests += [cluster.comm.Isend(part, rank, _TAG) for part in held[-1]]
     n = max(0, min(counts[server.index], piece[1]) - start) if server is not None else 0
-    keys, values = np.empty(n, np.int64), np.empty((n, dim), np.float32)
+    keys, values = np.empty(n, np.int64), np.empty((n, n_floats), np.float32)
     if n:
         requests += [cluster.comm.Irecv(part, first, _TAG) for part in (keys, values)]
     for request in requests:
@@ -235,7 +307,7 @@ def _send_piece(
 
     def store() -> None:
         if server is not None and n:
-            server.core.set_rows(table, keys, values)
+            store_rows(server, index, table, keys, values)
 
     cluster.agree(_STORING, store)
 
@@ -247,8 +319,9 @@ def _send_group(
     sent: Set[str],
     values: Mapping[str, Float32],
     server: Server | None,
+    slot: int | None = None,
 ) -> None:
-    """Send the values of the tables in `sent`. Collective over all ranks; blocks."""
+    """Send values of the tables in `sent`, or the state `slot` of their rules. Collective; blocks."""
     servers = cluster.assignment.servers
     first = cluster.assignment.workers[0]
     pieces = [list(_pieces(tables, placement, s, sent)) for s in range(len(servers))]
@@ -272,7 +345,10 @@ def _send_group(
         for request in requests:
             cluster.complete(_WHAT, request)
         if server is not None and mine and piece.at + piece.stop - piece.start == piece.size:
-            server.core.set_dense(piece.table, shard)
+            if slot is None:
+                server.core.set_dense(piece.table, shard)
+            else:
+                server.core.set_dense_state(piece.table, slot, shard)
         cluster.arrive(_WHAT)
 
 

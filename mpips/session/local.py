@@ -21,7 +21,7 @@ from mpips.config.monitoring import MonitorConfig
 from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
-from mpips.model.table import DenseTable, Table
+from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.mpi.messages import Figures, Heartbeat
 from mpips.mpi.signals import SignalRequests, TerminatedError
 from mpips.mpi.watchdog import watching
@@ -36,6 +36,7 @@ from mpips.scheduler.recorder import OnReport, open_recorder
 from mpips.scheduler.trace_orders import TraceOrders
 from mpips.server.server import Server
 from mpips.session.calling import call
+from mpips.session.initial_values import store_rows
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.observing import open_metrics
 from mpips.session.running import RunningJob
@@ -135,7 +136,13 @@ class LocalJob:
                 for name, values in initial.take(group).items():
                     self._server.core.set_dense(indices[name], values.reshape(-1))
             for name, keys, rows in initial.take_rows():
-                self._server.core.set_rows(indices[name], keys, rows)
+                table = tables[indices[name]]
+                assert isinstance(table, EmbeddingTable)
+                store_rows(self._server, indices[name], table, keys, rows)
+            for name, states, steps in initial.take_states():
+                for slot, state in enumerate(states):
+                    self._server.core.set_dense_state(indices[name], slot, state.reshape(-1))
+                self._server.core.set_steps_before(indices[name], steps)
         for name, (keys, rows) in (content or {}).items():
             self._server.core.load_rows(self._index(name), keys, rows)
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mpips.model.table import Table
     from mpips.mpi.cluster import Cluster
     from mpips.rundir import directory
-    from mpips.session.initial_values import Rows, Values
+    from mpips.session.initial_values import Rows, State, Values
     from mpips.worker.worker import Worker
 
 Part = TypeVar("Part")
@@ -207,6 +207,7 @@ class Script:
         values: Values | None = None,
         group: str = "",
         rows: Rows | None = None,
+        state: State | None = None,
     ) -> None:
         """Declare a table; see Declared.add.
 
@@ -218,7 +219,7 @@ class Script:
                 f"{table.name!r} comes too late: the job has started with the first pull; prepare all models "
                 "and embeddings before the first forward pass"
             )
-        self._program.declared.add(table, values, group, rows)
+        self._program.declared.add(table, values, group, rows, state)
         self._compares = self._compares or _has_common_steps(table.consistency)
 
     def compare_steps(self, place: str, steps: int) -> None:

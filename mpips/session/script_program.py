@@ -16,7 +16,7 @@ from mpips.errors import ConfigError
 from mpips.model.job_tables import check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.recovery.saving import Saving, SavingPlan
-from mpips.session.initial_values import InitialValues, Rows, Values
+from mpips.session.initial_values import InitialValues, Rows, State, Values
 from mpips.session.session import CheckedArguments, FunctionPlan
 from mpips.terminal.screen import say
 
@@ -55,6 +55,7 @@ class Declared:
         tables: The tables in the order of their declaration.
         values: Functions that return the initial values of dense tables, by name, for each group.
         rows: Functions that return the initial rows of embedding tables, by name.
+        states: Functions that return the initial optimizer state of dense tables, by name.
     """
 
     def __init__(self) -> None:
@@ -62,6 +63,7 @@ class Declared:
         self.tables: list[Table] = []
         self.values: dict[str, dict[str, Values]] = {}
         self.rows: dict[str, Rows] = {}
+        self.states: dict[str, State] = {}
 
     def add(
         self,
@@ -69,6 +71,7 @@ class Declared:
         values: Values | None = None,
         group: str = "",
         rows: Rows | None = None,
+        state: State | None = None,
     ) -> None:
         """Declare a table.
 
@@ -78,6 +81,7 @@ class Declared:
                 Called at the start of a job that starts from no checkpoint, on worker 0.
             group: Name of the tables whose values are in memory at the same time.
             rows: Returns the rows with which an embedding table begins; called like `values`.
+            state: Returns the optimizer state with which a dense table begins; called like `values`.
 
         Raises:
             ConfigError: A table of this name has been declared.
@@ -92,10 +96,12 @@ class Declared:
             self.values.setdefault(group, {})[table.name] = values
         if rows is not None:
             self.rows[table.name] = rows
+        if state is not None:
+            self.states[table.name] = state
 
     def initial_values(self) -> InitialValues:
         """Return the initial values of all tables."""
-        return InitialValues(list(self.values.values()), self.tables, self.rows)
+        return InitialValues(list(self.values.values()), self.tables, self.rows, self.states)
 
     def meet(self, ranks: JobRanks, has_ended: bool) -> list[Table]:
         """Compare the tables of all workers; return those of worker 0. Collective over all ranks; blocks.

@@ -81,6 +81,10 @@ class DeviceTable(ParameterTable):
         with device_errors(memory.device, memory.place, f"copied {self.name!r} to the host"):
             return super().initial_values()
 
+    def _bring(self, values: Float32, target: torch.Tensor) -> None:
+        """See ParameterTable."""
+        target.copy_(self._memory_of_device.bring(values).view(target.shape))
+
     def open(self, worker: Worker) -> None:
         """Take the table's handle and the host memory at the start of the job."""
         super().open(worker)

@@ -38,6 +38,7 @@ from mpips.model.table import EmbeddingTable
 from mpips.torch.device_memory import DeviceMemory
 from mpips.torch.job import TorchJob
 from mpips.torch.row_gradients import RowGradients, RowParameter
+from mpips.torch.row_moments import RowStates
 from mpips.torch.row_state import (
     KEYS,
     VALUES,
@@ -97,7 +98,8 @@ class Embedding(torch.nn.Module):
     workers push meanwhile, and rows may have different ones of their updates.
 
     `load_state_dict` before the job starts, before or after `prepare`, replaces all rows: the servers begin
-    with those that worker 0 has loaded, whose optimizer state is that of new rows. A job that continues a run
+    with those that worker 0 has loaded. Their optimizer state is that of new rows, unless the prepared
+    optimizer has loaded it: the state of the rows is in its own `state_dict`. A job that continues a run
     has the rows of that run instead. A layer that is not prepared computes with the loaded rows.
 
     Attributes:
@@ -142,6 +144,9 @@ class Embedding(torch.nn.Module):
         self.table("embedding", self.consistency or consistency_of("bsp"))
         self._access: Access | None = None
         self._loaded: LoadedRows | None = None
+        self._states: RowStates | None = (
+            None  # with which the rule begins, until the start of the job
+        )
         # Keys in the newest state dict, and the path under which they were put there first.
         self._saved: tuple[weakref.ref[torch.Tensor], str] | None = None
         # On the CPU also within torch.device("meta"): the rows have no memory here.
@@ -182,14 +187,38 @@ class Embedding(torch.nn.Module):
         self._loaded = rows
 
     def initial_rows(self) -> tuple[Int64, NDArray[np.float32]] | None:
-        """Return keys and values of the loaded rows, None without. Called at the start of the job."""
+        """Return keys and values of the loaded rows, None without. Called at the start of the job.
+
+        With loaded state of the rule these are whole rows; see mpips.session.initial_values.Rows.
+
+        Raises:
+            ConfigError: There is state of rows, and no rows are loaded.
+        """
+        if self._states is not None:
+            return self._states.joined(self._loaded, self.own_table)
         return (self._loaded.keys, self._loaded.values) if self._loaded is not None else None
+
+    @property
+    def own_table(self) -> EmbeddingTable:
+        """Table of a prepared layer, as far as rows and their rule depend on it."""
+        assert self._access is not None
+        return self.table(self._access.name, consistency_of("bsp"))
+
+    def states(self) -> RowStates | None:
+        """Return the optimizer state of a prepared layer's rows, None without. Blocks like a pull."""
+        assert self._access is not None
+        handle = self._access.handle
+        return self._states if handle is None else RowStates.of(handle, self.own_table)
+
+    def begin_with(self, states: RowStates) -> None:
+        """Let the servers begin with the optimizer state of rows. Before the job starts."""
+        self._states = states
 
     def open(self, worker: Worker) -> None:
         """Take the table's handle at the start of the job."""
         assert self._access is not None
         self._access.handle = worker.table(self._access.name)
-        self._loaded = None  # the servers have the rows
+        self._loaded = self._states = None  # the servers have the rows
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of `ids`; see the class."""
@@ -405,7 +434,7 @@ class Embedding(torch.nn.Module):
 
     def _settings(self) -> dict[str, Any]:
         """Return the attributes that copies have."""
-        own = ("_gradients", "_saved", "_is_copied")
+        own = ("_gradients", "_saved", "_is_copied", "_states")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
@@ -441,7 +470,7 @@ class Embedding(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._saved = None
+        self._saved = self._states = None
         self._attach(requires_grad=True)
 
     def extra_repr(self) -> str:

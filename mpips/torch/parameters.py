@@ -47,6 +47,8 @@ class ParameterTable:
         name: Name of the table: the parameter's torch name, behind the prefix of the model.
         parameter: The parameter.
         rule: Rule of the table; None: no optimizer has the parameter, and its values never change.
+        state: States and number of updates with which the rule begins, until the start of the job; None:
+            those of a new table. See optimizer_state.py.
     """
 
     def __init__(self, name: str, parameter: torch.nn.Parameter, rule: Optimizer | None) -> None:
@@ -59,6 +61,7 @@ class ParameterTable:
         self.name = name
         self.parameter = parameter
         self.rule = rule
+        self.state: tuple[list[torch.Tensor], int] | None = None
         self._is_rule_known = True
         self._handle: DenseHandle | None = None
         self._can_change = False  # the parameter was trained since the start
@@ -102,9 +105,44 @@ class ParameterTable:
         """Return the parameter's values as float32, C-contiguous, of the table's shape."""
         return _as_array(self.parameter.detach()).reshape(self._shape)
 
+    def initial_state(self) -> tuple[list[Float32], int] | None:
+        """Return `state` as arrays of the table's shape."""
+        if self.state is None:
+            return None
+        states, steps = self.state
+        return [_as_array(one.detach()).reshape(self._shape) for one in states], steps
+
+    def n_updates(self) -> int:
+        """Return the number of updates of the rule. Blocks like DenseHandle.n_updates after the start."""
+        if self._handle is not None:
+            return self._handle.n_updates()
+        return self.state[1] if self.state is not None else 0
+
+    def optimizer_state(self, slot: int) -> torch.Tensor:
+        """Return a state of the rule as a new tensor like the parameter. Blocks as `n_updates`."""
+        assert self.rule is not None
+        # The values of a streamed parameter are not wanted.
+        with torch._C.DisableTorchFunctionSubclass():
+            found = torch.empty_like(self.parameter, requires_grad=False)
+        with torch.no_grad():
+            if self._handle is None:
+                begins = self.rule.native().initial_state(slot)
+                return found.copy_(self.state[0][slot]) if self.state else found.fill_(begins)
+            is_direct = found.dtype == torch.float32 and found.is_contiguous()
+            if is_direct and found.device.type == "cpu":
+                self._handle.optimizer_state(slot, found.numpy().reshape(self._shape))
+            else:
+                self._bring(self._handle.optimizer_state(slot), found)
+        return found
+
+    def _bring(self, values: Float32, target: torch.Tensor) -> None:
+        """Copy values, of the table's shape, into a tensor like the parameter."""
+        target.copy_(torch.from_numpy(values).view(target.shape))
+
     def open(self, worker: Worker) -> None:
         """Take the table's handle at the start of the job."""
         self._handle = worker.table(self.name)
+        self.state = None  # the servers have it
 
     @property
     def group(self) -> str:

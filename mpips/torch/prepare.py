@@ -25,7 +25,9 @@ from mpips.torch.job import TorchJob
 from mpips.torch.loader import StartingLoader, divided
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
+from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
+from mpips.torch.row_moments import row_states
 from mpips.torch.rules import rule_of
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
@@ -77,8 +79,9 @@ def prepare(
     Args:
         model: The model; parameters in float32, bfloat16 or float16. It is changed in place.
         optimizer: torch.optim.SGD, Adam, AdamW, Adagrad or RMSprop over parameters of the model. It is
-            changed in place. None: only for a model without parameters (its embeddings have their own rules),
-            or one that is not trained.
+            changed in place. If it has made steps, or has loaded the state of one that has, the servers begin
+            with the moments of worker 0; not with LocalSGD, DiLoCo and `stream`. None: only for a model
+            without parameters (its embeddings have their own rules), or one that is not trained.
         loader: A DataLoader, which is divided among the workers; see mpips.torch.sampling. None: it was
             divided by `prepare_loader`, which comes before schedulers that need its length, or the script
             divides its data by mpips.rank() and mpips.world_size().
@@ -142,6 +145,13 @@ def prepare(
     codecs = common_codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
+    begins_anew = optimizer is None or not has_steps(optimizer)
+    if not begins_anew and (isinstance(rules, Local) or stream is not None):
+        what = f"stream = {stream}" if stream is not None else f"consistency {rules.name!r}"
+        raise ConfigError(
+            f"the optimizer has made steps before prepare, and a job with {what} cannot begin with their "
+            "moments: prepare it before its first step"
+        )
     if stream is not None:
         where = _on_servers(where, stream)
     others: Consistency = rules
@@ -157,10 +167,16 @@ def prepare(
     if stream is not None:
         streamed, make = make_stream(model, optimizer, stream, init)
     tables = _parameter_tables(model, optimizer, name, make)
+    for table in tables:
+        if optimizer is not None and table.rule is not None and not begins_anew:
+            state = optimizer.state.get(table.parameter, {})
+            table.state = initial_state(table.name, table.parameter, table.rule, state)
     if streamed is not None:
         fill_buffers(streamed)
     own_buffers = list(buffer_tables(model, name, buffers))
     embeddings = _embeddings(model, name)
+    states = {} if optimizer is None else dict(optimizer.state)
+    rows = row_states(states, [one.table(path, others) for path, one in embeddings.items()])
     schedulers = _schedulers(scheduler)
     prepared = divided(job, loader, came_first=False) if loader is not None else None
     by_use = tables if streamed is None and pull == "by use" else []
@@ -171,8 +187,15 @@ def prepare(
         job.claim(table.parameter, table.name)
     for path, embedding in embeddings.items():
         embedding.join(job, path)
+        if path in rows:
+            embedding.begin_with(rows[path])
     for table in tables:
-        job.script.declare(table.table(rules, where, *codecs), table.initial_values, table.group)
+        job.script.declare(
+            table.table(rules, where, *codecs),
+            table.initial_values,
+            table.group,
+            state=table.initial_state,
+        )
         job.add(table)
     for buffer in own_buffers:
         job.script.declare(buffer.table(others), buffer.initial_values)
@@ -186,7 +209,8 @@ def prepare(
         make_prepared(model, part)
     else:
         make_streamed(model, part, streamed)
-    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap)
+    takes_state = streamed is None and not isinstance(rules, Local)
+    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap, takes_state)
     if prepared is not None and prepared not in job.loaders:
         job.add_loader(prepared)
     job.schedules.add(trained, schedulers)
@@ -238,12 +262,6 @@ def _check(
     if isinstance(optimizer, PreparedOptimizer):
         raise ConfigError(
             "the optimizer has been prepared already: use one optimizer for each model"
-        )
-    # Adagrad makes its state, with step 0, in its constructor; SGD counts no steps.
-    if optimizer is not None and any(s.get("step", 1) for s in optimizer.state.values() if s):
-        raise ConfigError(
-            "the optimizer has made steps before prepare, whose moments the servers would not have: prepare "
-            "it before its first step"
         )
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise ConfigError(
@@ -319,6 +337,7 @@ def _stepping(
     embeddings: dict[str, Embedding],
     part: ModelPart,
     overlap: bool | None,
+    takes_state: bool,
 ) -> torch.optim.Optimizer | None:
     """Prepare the optimizer; make one for a model that has embeddings and no parameters."""
     if optimizer is None and (tables or not embeddings):
@@ -328,16 +347,26 @@ def _stepping(
         optimizer = torch.optim.SGD([layer.weight for layer in layers], 0.0)
     # GradScaler looks at what the optimizer has. A layer's rows are trained also if the script left it out.
     present = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    optimizer.param_groups[0]["params"] += [
-        layer.weight for layer in layers if id(layer.weight) not in present
-    ]
+    added = [layer.weight for layer in layers if id(layer.weight) not in present]
+    optimizer.param_groups[0]["params"] += added
     by_parameter = {id(table.parameter): table for table in tables}
     groups = [
         [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]
         for group in optimizer.param_groups
     ]
     # Gradients come from the last layer to the first.
-    stepping = Stepping(job, optimizer, groups, tables[::-1], layers, buffers, part, overlap)
+    stepping = Stepping(
+        job,
+        optimizer,
+        groups,
+        tables[::-1],
+        layers,
+        buffers,
+        part,
+        overlap,
+        added,
+        takes_state,
+    )
     make_stepping(optimizer, stepping, layers)
     job.restore("optimizer", stepping)
     job.add(stepping)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -20,8 +20,10 @@ from mpips.torch.embedding import Embedding
 from mpips.torch.job import Pushed, TorchJob
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_plain, prepared_class
+from mpips.torch.optimizer_state import initial_state, state_of
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
+from mpips.torch.row_moments import PREFIX, row_states
 from mpips.torch.rules import rule_of
 from mpips.torch.skips import Marks
 from mpips.torch.streamed_gradients import StreamedGradients
@@ -45,6 +47,8 @@ class Stepping:
         buffers: Sequence[Pushed],
         model: ModelPart,
         overlap: bool | None,
+        added: Sequence[torch.Tensor] = (),
+        takes_state: bool = True,
     ) -> None:
         """Take what a step pushes.
 
@@ -57,8 +61,11 @@ class Stepping:
             buffers: Buffers, which are pushed when the clock ends.
             model: Model of the values.
             overlap: Push gradients while backward runs; see Overlap.
+            added: Parameters in the first param group that the script has not given: layers of rows.
+            takes_state: The servers can begin with the state of an optimizer of torch.
         """
         self._job = job
+        self._added, self._takes_state = {id(p) for p in added}, takes_state
         self._optimizer = optimizer
         self._groups = groups
         self._layers, self._buffers = layers, buffers
@@ -175,6 +182,75 @@ class Stepping:
                 if gradient.dtype == torch.float16:
                     raise ValueError("Attempting to unscale FP16 gradients.")
                 (gradient._values() if gradient.is_sparse else gradient).mul_(inverse)
+
+    @property
+    def has_started(self) -> bool:
+        """True from the start of the job on."""
+        return self._job.has_started
+
+    def state(self) -> dict[Any, dict[str, torch.Tensor]]:
+        """Return the entries of `optimizer.state` in torch's form, by parameter. Blocks like a pull.
+
+        Behind them are those of the layers of rows; see row_moments.py.
+        They are those after this worker's newest step, whose clock this ends as a read of the model's values
+        does. Before the start of the job they are those with which it begins.
+
+        Raises:
+            ConfigError: Backward has sent gradients of the next step.
+        """
+        if self._job.has_started:
+            if self._overlap.has_sent:
+                raise ConfigError(
+                    "the state of the optimizer was read between backward, which had sent gradients, and "
+                    f"step(): read it after step(), or {self._overlap.way_out}"
+                )
+            self._job.settle()
+        found: dict[Any, dict[str, torch.Tensor]] = {}
+        for group, tables in zip(self._optimizer.param_groups, self._groups, strict=False):
+            for table in tables:
+                if state := state_of(table, group):
+                    found[table.parameter] = state
+        for layer in self._layers:
+            if (rows := layer.states()) is not None:
+                found[PREFIX + layer.own_table.name] = rows.entry()
+        return found
+
+    def begin_with(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Let the servers begin with the state of an optimizer of torch, given as by `state`.
+
+        Raises:
+            ConfigError: It does not fit, or the servers cannot begin with it; nothing is changed.
+        """
+        rows = row_states(states, [layer.own_table for layer in self._layers])
+        is_of_rows = all(isinstance(key, str) for key, state in states.items() if state)
+        if not is_of_rows and not self._takes_state:
+            raise ConfigError(
+                "load_state_dict of a prepared optimizer cannot load the moments of each parameter under "
+                "LocalSGD and DiLoCo, and with stream: pass {'state': {}, 'param_groups': ...}"
+            )
+        tables = [table for own in self._groups for table in own]
+        found = [
+            initial_state(table.name, table.parameter, table.rule, states.get(table.parameter, {}))
+            for table in tables
+            if table.rule is not None
+        ]
+        trained = (table for table in tables if table.rule is not None)
+        for table, state in zip(trained, found, strict=True):
+            table.state = state
+        for layer in self._layers:
+            if layer.own_table.name in rows:
+                layer.begin_with(rows[layer.own_table.name])
+
+    @contextmanager
+    def given_groups(self) -> Iterator[None]:
+        """Within the block param groups have the parameters that the script gave, without layers of rows."""
+        whole = self._optimizer.param_groups[0]["params"]
+        self._optimizer.param_groups[0]["params"] = [p for p in whole if id(p) not in self._added]
+        try:
+            yield
+        finally:
+            # `load_state_dict` makes new groups.
+            self._optimizer.param_groups[0]["params"] = whole
 
     def _in_order_of_use(self) -> Sequence[ParameterTable]:
         """Return the tables in the order of their use; empty where the order of pushes must not change.
@@ -296,7 +372,7 @@ def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _ServerState(defaultdict[Any, Any]):
-    """The empty `state` of a prepared optimizer, which a script may read and not reset."""
+    """The attribute `state` of a prepared optimizer: empty, and a script cannot reset it."""
 
     def clear(self) -> NoReturn:
         """Raise ConfigError: the moments on the servers would stay."""
@@ -307,7 +383,6 @@ class _ServerState(defaultdict[Any, Any]):
         _refuse_reset()
 
     def __reduce__(self) -> Any:
-        # A copy of the optimizer is a plain one.
         return defaultdict, (dict,)
 
 
@@ -328,7 +403,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """Nothing: moments and sums lie on the servers."""
+        """Nothing: moments and sums lie on the servers. `state_dict` reads them."""
         return self.__dict__["state"]
 
     @state.setter
@@ -364,26 +439,61 @@ class PreparedOptimizer(torch.optim.Optimizer):
             super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with an empty "state": moments and sums lie on the servers and in checkpoints."""
-        return super().state_dict()
+        """As in torch, with the moments and sums that the servers have: a plain dict in new memory.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the hyperparameters of the param groups.
+        Not collective: one worker may call it alone. Blocks like a pull. The state belongs to the values of
+        `model.state_dict()`: under BSP without backup workers it is that after this worker's newest step.
+        Otherwise servers apply pushes of other workers meanwhile, so parts of the dict can be of different
+        updates. Under LocalSGD and DiLoCo it is the state of this worker's own inner steps. Layers of rows
+        have entries of their own, which other optimizers of torch leave as they are; see
+        mpips.torch.row_moments.
 
         Raises:
-            ConfigError: The dict has moments or sums, which lie on the servers.
+            ConfigError: Backward has sent gradients of the next step.
         """
-        if state_dict.get("state"):
+        state, empty = self._mpips_stepping.state(), self.__dict__["state"]
+        self.__dict__["state"] = defaultdict(dict, state)
+        try:
+            with self._mpips_stepping.given_groups():
+                return super().state_dict()
+        finally:
+            self.__dict__["state"] = empty
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the hyperparameters of the param groups, and before the job starts the state.
+
+        The servers begin with the state that worker 0 has loaded; a job that continues a run has that of the
+        run instead.
+
+        Raises:
+            ConfigError: The dict has moments or sums, and the job has started, so they are on the servers; or
+                they do not fit, or the servers cannot begin with them (LocalSGD, DiLoCo, `stream`).
+        """
+        stepping = self._mpips_stepping
+        if state_dict.get("state") and stepping.has_started:
             raise ConfigError(
-                "load_state_dict of a prepared optimizer cannot load the moments of each parameter: they lie "
-                "on the servers; restart from a checkpoint of mpips, or pass "
-                "{'state': {}, 'param_groups': ...}"
+                "load_state_dict of a prepared optimizer comes too late for the moments of each parameter: "
+                "the job has started with the first forward pass, and they are on the servers; load them "
+                "before it, or pass {'state': {}, 'param_groups': ...}"
             )
-        super().load_state_dict(state_dict)
-        self.__dict__["state"] = _ServerState(dict)
+        groups, empty = self.param_groups, self.__dict__["state"]
+        n_saved = len(state_dict["param_groups"][0]["params"])
+        is_whole = n_saved == len(groups[0]["params"])
+        try:
+            with nullcontext() if is_whole else stepping.given_groups():
+                super().load_state_dict(state_dict)
+            if state_dict.get("state"):
+                stepping.begin_with(self.__dict__["state"])
+        except BaseException:
+            self.param_groups = groups
+            raise
+        finally:
+            self.__dict__["state"] = empty
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return make_plain, (self._mpips_plain,), self.__getstate__()
+        # A copy is a plain optimizer.
+        state = {**self.__getstate__(), "state": defaultdict(dict, self._mpips_stepping.state())}
+        return make_plain, (self._mpips_plain,), state
 
 
 # Schedulers wrap `step` to note that it was called; this one notes it itself.

@@ -30,15 +30,25 @@ _HEAD_TRIES = 100_000  # reads of a table's head before its writer counts as sto
 
 
 def whole_version(read: Callable[[], tuple[int, int] | None], table: int) -> int:
-    """Return the version in a table's head; read the head until it is not being written.
+    """Return the version in a table's head; see `whole_word`."""
+
+    def version() -> int | None:
+        head = read()
+        return None if head is None else head[0]
+
+    return whole_word(version, table)
+
+
+def whole_word(read: Callable[[], int | None], table: int) -> int:
+    """Return a word of a table's head; read it until it is not being written.
 
     Raises:
         StallError: It stayed half written, so the server stopped or ended while it wrote.
     """
     for _ in range(_HEAD_TRIES):
-        head = read()
-        if head is not None:
-            return head[0]
+        word = read()
+        if word is not None:
+            return word
     raise StallError(
         f"the head of table {table} stays half written: its server is stopped or dead; see the server's log"
     )
@@ -139,6 +149,15 @@ class Channel(Protocol):
 
         Returns False if it kept changing for `max_s` seconds.
         """
+
+    def read_state(self, table: int, slot: int, out: Float32, max_s: float) -> bool:
+        """Copy the server's range of a state of a dense table's rule into `out`, float32, shape (n,).
+
+        Returns False if it kept changing for `max_s` seconds.
+        """
+
+    def read_updates(self, table: int) -> int:
+        """Return the number of updates that the rule of a table has applied, in earlier launches as well."""
 
     def take_dense(self, table: int, clock: int, out: Float32) -> bool:
         """Copy the server's range of a small dense table under BSP, as of this clock, if it is here already.
@@ -270,6 +289,18 @@ class MemoryChannel:
         self.writer.set_base_version(table, version)
         self.writer.count_pulled(image_bytes(self.layout, table, out.size))
         return True
+
+    def read_state(self, table: int, slot: int, out: Float32, max_s: float) -> bool:
+        """Copy the server's range of a state into `out`."""
+        return _native.copy_state(
+            self.memory, self.layout, table, slot, out, max_s, self.oversubscribed
+        )
+
+    def read_updates(self, table: int) -> int:
+        """Return the number of updates of a table's rule."""
+        return whole_word(
+            lambda: _native.read_word(self.memory, self.layout.updates_offset(table)), table
+        )
 
     def take_dense(self, table: int, clock: int, out: Float32) -> bool:
         """Return False: the values are in this node's memory."""

@@ -85,6 +85,7 @@ class RemoteChannel:
         self._writer = self._places.writer
         reads = self._reads = RemoteReads(memory, layout, n_workers, self._writer, self._gate)
         self.read_version, self.read_dense = reads.version, reads.dense
+        self.read_state, self.read_updates = reads.state, reads.updates
         self.clocks, self.awaited_worker = reads.clocks, reads.awaited_worker
         self.take_dense, self.fetch_dense = reads.take_dense, reads.fetch_dense
         self._area = Area(layout.area_bytes(worker), self._writer)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.transport import common_copies
 from mpips.transport.batched_reads import BatchedReads
-from mpips.transport.channel import whole_version
+from mpips.transport.channel import whole_version, whole_word
 from mpips.transport.image import decode_image, image_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ Float32 = NDArray[np.float32]
 
 _PAIR_BYTES = 16
 _HEAD_BYTES = 64
+_BLOCK_BYTES = 4 * _native.BLOCK_FLOATS
 _NEAR_BYTES = 1 << 10  # between two words that a get reads together
 _GET_BYTES = 4 << 20  # bytes of one get of a dense pull
 
@@ -72,19 +73,59 @@ class RemoteReads:
             return self._common.read(
                 table, out, lambda number, copy: self._follow(table, number, copy, max_s)
             )
-        versions_at, values_at, n_blocks = self._layout.dense_offsets(table)
-        block = _native.BLOCK_FLOATS * 4
+        values_at, block = self._layout.dense_offsets(table)[1], _BLOCK_BYTES
         raw = out.view(np.uint8).reshape(-1)
         image = self._layout.dense_image(table)
         if image is not None:
             values_at, block, codec = image
             raw = np.empty(image_bytes(self._layout, table, out.size), np.uint8)
+        version = self._whole_blocks(table, values_at, block, raw, max_s)
+        if version is None:
+            return False
+        if image is not None:
+            decode_image(codec, raw, block, out)
+        self._writer.set_base_version(table, version)
+        self._writer.count_pulled(raw.nbytes)
+        return True
+
+    def state(self, table: int, slot: int, out: Float32, max_s: float) -> bool:
+        """Read a state of a table's rule; see Channel.read_state. Versions of blocks guard it like values."""
+        at, raw = self._layout.dense_state(table, slot), out.view(np.uint8).reshape(-1)
+        return self._whole_blocks(table, at, _BLOCK_BYTES, raw, max_s) is not None
+
+    def updates(self, table: int) -> int:
+        """Return the number of updates of a table's rule."""
+        words = np.empty(2, np.uint64)
+
+        def read() -> int | None:
+            self._read(self._layout.updates_offset(table), words.view(np.uint8))
+            value, complement = (int(word) for word in words)
+            return value if value ^ complement == 2**64 - 1 else None
+
+        return whole_word(read, table)
+
+    def _whole_blocks(
+        self, table: int, at: int, block: int, raw: Bytes, max_s: float
+    ) -> int | None:
+        """Read what the versions of a table's blocks guard.
+
+        Args:
+            table: Index of the table.
+            at: Offset of block 0.
+            block: Bytes from block to block.
+            raw: Receives all blocks.
+            max_s: Seconds.
+
+        Returns:
+            The version that the table had before; None if blocks kept changing for `max_s` seconds.
+        """
+        versions_at, _, n_blocks = self._layout.dense_offsets(table)
         self._gate.close()
         before = np.empty(n_blocks * _PAIR_BYTES, np.uint8)
         after = np.empty_like(before)
         self._memory.get(versions_at, before)
         version = self.version(table)
-        self._read(values_at, raw)
+        self._read(at, raw)
         end = time.monotonic() + max_s
         # A block is done when its versions before and after the copy agree; read only the others again.
         pending = set(range(n_blocks))
@@ -92,16 +133,12 @@ class RemoteReads:
             self._read(versions_at, after)
             pending &= set(_native.unstable_blocks(before, after))
             if not pending:
-                if image is not None:
-                    decode_image(codec, raw, block, out)
-                self._writer.set_base_version(table, version)
-                self._writer.count_pulled(raw.nbytes)
-                return True
+                return version
             if time.monotonic() > end:
-                return False
+                return None
             before, after = after, before
             for b in sorted(pending):
-                self._read(values_at + b * block, raw[b * block : (b + 1) * block])
+                self._read(at + b * block, raw[b * block : (b + 1) * block])
 
     def expect(self, asking: Asking, table: int, version: int, out: Float32) -> Awaited | None:
         """Ask for the values of a version; see Channel.expect_dense."""

@@ -145,6 +145,15 @@ class Handle:
         if self._closed_at == self._connection.now:
             raise self._closed_error(what, self._closed_at)
 
+    def _check_state(self, slot: int) -> None:
+        """Raise IndexError if the table's rule has no such state, ConfigError if the table is closed."""
+        self._check_open("the optimizer state of")
+        rule = self._table.optimizer
+        if not 0 <= slot < rule.n_state:
+            raise IndexError(
+                f"table {self.name!r} has no optimizer state {slot}: its rule {rule.name} has {rule.n_state}"
+            )
+
     def _closed_error(self, what: str, clock: int) -> ConfigError:
         return ConfigError(
             f"{what} table {self.name!r} at clock {clock}, which this worker had closed by a push with "

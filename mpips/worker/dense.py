@@ -166,6 +166,53 @@ class DenseHandle(OrderedAccess):
             self._connection.leave()
         return out
 
+    def optimizer_state(self, slot: int, out: Float32 | None = None) -> Float32:
+        """Fetch a state of the table's rule, such as the momentum. Not collective; blocks like `pull`.
+
+        Under BSP without backup workers it is that after all workers' previous clocks, as the values of a
+        pull in the same clock are. Under other models servers apply updates meanwhile, so parts of the state,
+        other states and values can be of different updates.
+
+        Args:
+            slot: Number of the state, in the order of `optimizer.state_names`.
+            out: As in `pull`.
+
+        Returns:
+            `out`.
+
+        Raises:
+            ConfigError: The table was closed in this clock.
+            IndexError: The rule has no such state.
+            StallError: A worker or server was late for the job's timeout; the message names it.
+        """
+        self._check_state(slot)
+        if out is None:
+            out = np.empty(self.shape, np.float32)
+        check_out(out, self.shape, True)
+        # In a forked child this assignment raises ForkError.
+        self._connection.control.state = f"reading the optimizer state of {self.name!r}"
+        self._reader.read_state(slot, out.reshape(-1))
+        self._connection.control.state = "computing"
+        self._connection.leave()
+        return out
+
+    def n_updates(self) -> int:
+        """Return how many updates the table's rule has applied since the beginning of the run.
+
+        Not collective; blocks like `optimizer_state` and belongs to the same clock. Adam's bias correction
+        counts them. Under BSP a clock without a push adds no update. Loaded state begins with its own number.
+
+        Raises:
+            ConfigError: The table was closed in this clock.
+            StallError: A worker or server was late for the job's timeout; the message names it.
+        """
+        self._check_open("the optimizer state of")
+        self._connection.control.state = f"reading the optimizer state of {self.name!r}"
+        found = self._reader.updates()
+        self._connection.control.state = "computing"
+        self._connection.leave()
+        return found
+
     def residual(self) -> Float32:
         """Return what this worker's pushes have not sent yet. Not collective; does not block.
 

@@ -166,6 +166,27 @@ class EmbeddingHandle(Handle):
         self._connection.leave()
         return listing.keys, rows
 
+    def all_states(self) -> tuple[Int64, list[Float32], Int64 | None]:
+        """Return the optimizer state of all rows that exist. As `all_rows` otherwise.
+
+        Returns:
+            Keys, int64, shape (n,), ascending; each state of the rule, float32, shape (n, dim); and the
+            number of updates of each row, int64, shape (n,), None for rules that count none.
+        """
+        table = self._table
+        assert isinstance(table, EmbeddingTable)
+        listing, n_state = (
+            RowListing(self._connection, self._index, self.name),
+            table.optimizer.n_state,
+        )
+        states = [listing.read((1 + k) * self.dim, self.dim) for k in range(n_state)]
+        steps = None
+        if table.row_floats > (1 + n_state) * self.dim:
+            bits = listing.read(table.row_floats - 1, 1)
+            steps = bits.view(np.uint32).reshape(-1).astype(np.int64)
+        self._connection.leave()
+        return listing.keys, states, steps
+
     def initial(self, keys: Int64) -> Float32:
         """Return the rows of `keys` before their first update. Not collective; contacts no server.
 

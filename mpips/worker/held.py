@@ -50,6 +50,14 @@ class HeldHandle(Handle, ABC):
     def view(self) -> Float32:
         """See DenseHandle.view."""
 
+    @abstractmethod
+    def optimizer_state(self, slot: int, out: Float32 | None = None) -> Float32:
+        """See DenseHandle.optimizer_state."""
+
+    @abstractmethod
+    def n_updates(self) -> int:
+        """See DenseHandle.n_updates."""
+
     def _room(self, out: Float32 | None) -> Float32:
         """Return where a pull writes to, checked: `out`, or a new array."""
         self._check_open("a pull of")

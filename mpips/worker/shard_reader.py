@@ -1,9 +1,21 @@
-"""Reads of the shards of one dense table, with the waits in front of them."""
+"""Reads of the shards of one dense table, with the waits in front of them.
+
+Values and states of the rule lie in the server's region, and the server is their only writer. It changes a
+block of values together with the same elements of all states while the version of the block is odd. So
+states are read as values are: each block again until its version is even, and the same before and after.
+
+Under BSP without backup workers nothing of a table changes between the waits of `settle` and the end of this
+worker's clock, since the server applies the next sum only when this worker has ended the clock or closed the
+table. So values, states and the number of updates that a worker reads within one clock are those of one
+update, in any order of the reads. A server publishes the number of updates before the version for which
+`settle` waits. Under other models it may apply updates between two reads, and between two blocks of one: a
+block of a state is whole, and different reads can be of different updates.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +29,7 @@ from mpips.transport.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
+    from mpips.transport.channel import Channel
     from mpips.worker.connection import Connection
     from mpips.worker.groups.node_pulls import NodePulls
 
@@ -88,14 +101,41 @@ class ShardReader:
 
     def _read(self, flat: Float32, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Read parts that satisfy the consistency model, given as server, start and stop in `flat`."""
+        self._repeat(flat, ranges, lambda c, out: c.read_dense(self._index, out, 0.05), "values")
+
+    def read_state(self, slot: int, flat: Float32) -> None:
+        """Fill `flat`, of the tensor's length, with a state of the rule. Blocks and raises like `read`."""
+        self.settle()
+        self._repeat(
+            flat,
+            self._ranges,
+            lambda c, out: c.read_state(self._index, slot, out, 0.05),
+            "optimizer state",
+        )
+
+    def updates(self) -> int:
+        """Return the number of updates of the table, the highest of its servers. Blocks like `read`."""
+        self.settle()
+        return max(
+            self._connection.channels[p.server].read_updates(self._index) for p in self._shards
+        )
+
+    def _repeat(
+        self,
+        flat: Float32,
+        ranges: Sequence[tuple[int, int, int]],
+        read: Callable[[Channel, Float32], bool],
+        what: str,
+    ) -> None:
+        """Read parts, given as server, start and stop in `flat`, until `read` returns True for each."""
         connection = self._connection
         began, waited = time.monotonic(), connection.clock_state.wait_s
         for server, start, stop in ranges:
             channel, target = connection.channels[server], flat[start:stop]
             connection.wait_until(
-                lambda c=channel, t=target: c.read_dense(self._index, t, 0.05),  # type: ignore[misc]
+                lambda c=channel, t=target: read(c, t),  # type: ignore[misc]
                 lambda: (
-                    f"the values of table {self._table.name!r} changed during every attempt to read them"
+                    f"the {what} of table {self._table.name!r} changed during every attempt to read them"
                 ),
             )
         # The loop above reads: it waits for nobody.

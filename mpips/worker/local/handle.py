@@ -80,6 +80,31 @@ class LocalHandle(HeldHandle):
             lambda _: True, lambda: self.pull(out), str, connection.timeout_s, connection.poll
         )
 
+    def optimizer_state(self, slot: int, out: Float32 | None = None) -> Float32:
+        """Copy a state of the inner rule, which is this worker's own. Waits as `pull`.
+
+        Args:
+            slot: As in DenseHandle.optimizer_state.
+            out: As in DenseHandle.pull.
+
+        Returns:
+            `out`.
+
+        Raises:
+            ConfigError: The table was closed in this clock.
+            IndexError: The rule has no such state.
+            StallError: A worker or server was late for the job's timeout; the message names it.
+        """
+        self._check_state(slot)
+        out = self._room(out)
+        np.copyto(out.reshape(-1), self._tables.table(self._index).state.states[slot])
+        return out
+
+    def n_updates(self) -> int:
+        """Return how many updates this worker's inner rule has applied. Waits as `pull`."""
+        self._check_open("the optimizer state of")
+        return self._tables.table(self._index).state.updates
+
     def view(self) -> Float32:
         """Return the worker's values as a read-only array, without a copy. Waits as `pull`.
 

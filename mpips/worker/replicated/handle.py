@@ -75,6 +75,31 @@ class ReplicatedHandle(HeldHandle):
             self._connection.spent.waited,
         )
 
+    def optimizer_state(self, slot: int, out: Float32 | None = None) -> Float32:
+        """Copy a state of the table's rule, of the clock of a pull. Blocks like `pull`.
+
+        Args:
+            slot: As in DenseHandle.optimizer_state.
+            out: As in DenseHandle.pull.
+
+        Returns:
+            `out`.
+
+        Raises:
+            ConfigError: The table was closed in this clock.
+            IndexError: The rule has no such state.
+            StallError: A worker was late for the job's timeout; the message names it.
+        """
+        self._check_state(slot)
+        out = self._room(out)
+        np.copyto(out.reshape(-1), self._tables.state(self._number, slot))
+        return out
+
+    def n_updates(self) -> int:
+        """Return how many updates the rule has applied since the beginning of the run. Blocks like `pull`."""
+        self._check_open("the optimizer state of")
+        return self._tables.n_updates(self._number)
+
     def view(self) -> Float32:
         """Return the values as a read-only array in the node's memory, without a copy. Blocks like `pull`.
 

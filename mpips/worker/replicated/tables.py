@@ -141,6 +141,16 @@ class ReplicatedTables(TablePart):
         self.wait(table, "pulling")
         return self._reduction.values(table, 0)
 
+    def state(self, table: int, slot: int) -> Float32:
+        """Return a state of the rule at the worker's clock, as `view` returns values. Blocks as `pull`."""
+        self.wait(table, "reading the optimizer state of")
+        return self._reduction.values(table, 1 + slot)
+
+    def n_updates(self, table: int) -> int:
+        """Return the number of updates of a table before the worker's clock. Blocks as `pull`."""
+        self.wait(table, "reading the optimizer state of")
+        return self._reduction.steps(table)
+
     def configure(self, table: int, config: _native.OptimizerConfig) -> None:
         """Let updates of the worker's clock and later ones use these hyperparameters."""
         self._reduction.configure(table, config)

@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -103,6 +104,18 @@ void bind_layout(py::module_& m) {
           [](const Layout& l, std::uint32_t table) {
             const DenseExtent& d = l.extent(table);
             return py::make_tuple(d.versions, d.values, Layout::n_blocks(d.n));
+          },
+          py::arg("table"))
+      .def(
+          "dense_state",
+          [](const Layout& l, std::uint32_t table, std::size_t slot) {
+            return l.extent(table).state_of(slot);
+          },
+          py::arg("table"), py::arg("slot"))
+      .def(
+          "updates_offset",
+          [](const Layout& l, std::uint32_t table) {
+            return l.head(table) + offsetof(TableHead, updates);
           },
           py::arg("table"))
       // Return (offset, bytes from block to block, codec) of the image for pulls; None: there is

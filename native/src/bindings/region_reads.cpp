@@ -45,12 +45,16 @@ std::optional<std::uint64_t> read_word(const SharedMemory& memory, std::size_t o
   return value;
 }
 
-bool copy_dense_range(const SharedMemory& memory, const Layout& layout, std::uint32_t table,
-                      FloatArray& out, double max_s, bool oversubscribed) {
-  const DenseExtent& d = layout.extent(table);
+void require_length(const FloatArray& out, const DenseExtent& d) {
   if (static_cast<std::uint64_t>(out.size()) != d.n)
     throw py::value_error("out has " + std::to_string(out.size()) + " values, expected " +
                           std::to_string(d.n));
+}
+
+bool copy_dense_range(const SharedMemory& memory, const Layout& layout, std::uint32_t table,
+                      FloatArray& out, double max_s, bool oversubscribed) {
+  const DenseExtent& d = layout.extent(table);
+  require_length(out, d);
   const auto* versions = reinterpret_cast<const PairWord*>(memory.data() + d.versions);
   const auto* values = reinterpret_cast<const float*>(memory.data() + d.values);
   float* to = out.mutable_data();
@@ -58,6 +62,21 @@ bool copy_dense_range(const SharedMemory& memory, const Layout& layout, std::uin
   if (d.image != 0)
     return copy_image(versions, memory.data() + d.image, d, to, now_s() + max_s, oversubscribed);
   return copy_dense(versions, values, 0, d.n, to, now_s() + max_s, oversubscribed);
+}
+
+// Copy a state of the rule. The version words guard it like the values: every update changes a
+// block's values and state while its word is odd.
+bool copy_state(const SharedMemory& memory, const Layout& layout, std::uint32_t table,
+                std::size_t slot, FloatArray& out, double max_s, bool oversubscribed) {
+  const DenseExtent& d = layout.extent(table);
+  require_length(out, d);
+  const std::size_t at = d.state_of(slot);
+  require_inside(memory, at, d.n * sizeof(float), "a state");
+  const auto* versions = reinterpret_cast<const PairWord*>(memory.data() + d.versions);
+  const auto* state = reinterpret_cast<const float*>(memory.data() + at);
+  float* to = out.mutable_data();
+  py::gil_scoped_release release;
+  return copy_dense(versions, state, 0, d.n, to, now_s() + max_s, oversubscribed);
 }
 
 // Return the blocks whose two readings differ, or are not whole, or are odd; for remote reads.
@@ -92,6 +111,8 @@ void register_region_reads(py::module_& m) {
       py::arg("max_s"), py::arg("oversubscribed"), WithoutGil());
   m.def("copy_dense", &copy_dense_range, py::arg("memory"), py::arg("layout"), py::arg("table"),
         py::arg("out").noconvert(), py::arg("max_s"), py::arg("oversubscribed"));
+  m.def("copy_state", &copy_state, py::arg("memory"), py::arg("layout"), py::arg("table"),
+        py::arg("slot"), py::arg("out").noconvert(), py::arg("max_s"), py::arg("oversubscribed"));
   m.def("unstable_blocks", &unstable_blocks, py::arg("before").noconvert(),
         py::arg("after").noconvert());
 }

@@ -148,11 +148,15 @@ struct AckLine {
 };
 static_assert(sizeof(AckLine) == line_bytes);
 
-// Published state of a table: its version and the lowest clock of all workers.
+// Published state of a table: its version, the lowest clock of all workers, and the number of
+// updates that its rule has applied, in earlier launches as well. A server publishes that number
+// before the version that has the update, and anew in each launch, so it is no part of the memory's
+// format.
 struct TableHead {
   PairWord version;
   PairWord min_clock;
-  std::uint64_t pad[4];
+  PairWord updates;
+  std::uint64_t pad[2];
 };
 static_assert(sizeof(TableHead) == line_bytes);
 
@@ -297,6 +301,11 @@ struct DenseExtent {
   bool has_common() const noexcept { return is_biased(pull.kind); }
   std::size_t difference() const noexcept { return common_head + line_bytes; }
   std::size_t difference_bytes() const noexcept { return most_difference_bytes(pull, n); }
+  // Offset of a state of the rule, of n floats.
+  std::size_t state_of(std::size_t slot) const {
+    if (slot >= n_state) throw std::out_of_range("the rule has no state " + std::to_string(slot));
+    return state + slot * round_up(n * sizeof(float), page_bytes);
+  }
   // Bytes from the image of a block of `block_floats` values to that of the next one.
   std::size_t image_stride() const noexcept {
     return round_up(encoded_bytes(pull, 0, block_floats), line_bytes);

@@ -79,10 +79,17 @@ void ServerCore::apply_sum(Table* t, const std::vector<std::size_t>& buffers,
   Weight weight;
   if (t->consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(n_workers);
   if (t->embedding != nullptr) t->embedding->set_next_version(t->version + 1);
-  if (t->shard != nullptr && t->shard->apply_accumulated(buffers, weight, t->next_step()))
+  if (t->shard != nullptr && t->shard->apply_accumulated(buffers, weight, t->next_step())) {
     ++t->stats.updates;
+    publish_updates(*t);
+  }
   ++t->version;
   publish(&t->head->version, t->version);
+}
+
+void ServerCore::publish_updates(const Table& table) noexcept {
+  if (table.head != nullptr)
+    publish(&table.head->updates, table.steps_before + table.stats.updates);
 }
 
 void ServerCore::publish_clocks() {

@@ -65,6 +65,7 @@ void ServerCore::add_absent(std::uint16_t table, ConsistencyConfig consistency) 
 void ServerCore::start() {
   for (Table& t : tables_) {
     if (t.head == nullptr) throw std::logic_error("a table has not been added");
+    publish_updates(t);
     publish(&t.head->version, 0);
   }
   publish_clocks();

@@ -130,6 +130,7 @@ class ServerCore {
   // from there.
   void set_steps_before(std::uint16_t table, std::uint64_t n) {
     tables_.at(table).steps_before = n;
+    publish_updates(tables_[table]);
   }
   // Return the number of updates of a table, including those before this launch.
   std::uint64_t steps(std::uint16_t table) const {
@@ -335,6 +336,7 @@ class ServerCore {
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();
   void apply_sum(Table* t, const std::vector<std::size_t>& buffers, std::size_t n_workers);
+  static void publish_updates(const Table& table) noexcept;
   void publish_clocks();
   void publish_clock(std::size_t worker);
   Verdict handle_places(std::size_t worker, const RecordHeader& header,

@@ -229,7 +229,10 @@ void ServerCore::attach() {
       unfinished_ = -1;
     }
   }
-  for (Table& t : tables_) publish(&t.head->version, t.version);
+  for (Table& t : tables_) {
+    publish_updates(t);
+    publish(&t.head->version, t.version);
+  }
   publish_clocks();
   for (std::size_t w = 0; w < rings_.size(); ++w) publish_clock(w);
   for (Ring& ring : rings_) publish(&ring.box.ack->applied, ring.next);

@@ -33,6 +33,7 @@ ServerCore::Verdict ServerCore::handle_store(std::size_t worker, const RecordHea
       !t.shard->store(h.slot, h.offset, values, h.count))
     violation(worker, what + " that lie outside its shard");
   t.steps_before = h.base_version - t.stats.updates;
+  publish_updates(t);
   return {true, Outcome::answered, 0};
 }
 

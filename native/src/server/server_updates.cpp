@@ -321,6 +321,7 @@ ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, bool has_
   ++t->version;
   ++t->stats.applied;
   ++t->stats.updates;
+  publish_updates(*t);
   publish(&t->head->version, t->version);
   return {true, outcome, staleness};
 }

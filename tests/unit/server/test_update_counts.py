@@ -12,6 +12,7 @@ from harness import Rig, dense, rows
 from journal_rig import Rig as JournalRig
 
 import mpips
+from mpips import _native
 from mpips.checkpoint import open_checkpoint
 from mpips.kernels import reference
 from mpips.model.consistency import BSP
@@ -111,6 +112,11 @@ def test_a_warm_restart_keeps_the_count(killed_at: int) -> None:
             rig.drain()
         assert rig.core.dense_values(0).tobytes() == plain(Adam(0.1), 5).tobytes()
         assert (rig.core.version(0), rig.core.steps(0)) == (50, 5)
+        # An update that is undone was published.
+        offset = rig.layout.updates_offset(0)
+        rig.server.region.view(offset, 16, True).view(np.uint64)[:] = 6, 2**64 - 1 - 6
+        rig.again()
+        assert _native.read_word(rig.server.region, offset) == 5
     finally:
         unlink_job(rig.token)
 

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import mpips
 from mpips.errors import ConfigError
 from mpips.torch import prepare
 from mpips.torch.module import PreparedModule
@@ -92,9 +93,15 @@ def test_an_optimizer_after_its_first_step(job):
         model = nn.Linear(2, 1)
         optimizer = make(model.parameters())
         step(model, optimizer)
-        with fails("^the optimizer has made steps before prepare, whose moments the servers would"):
-            prepare(model, optimizer)
-        assert not isinstance(optimizer, PreparedOptimizer)
+        for options, what in (
+            ({"consistency": mpips.DiLoCo()}, "consistency 'diloco'"),
+            ({"stream": 1}, "stream = 1"),
+        ):
+            with fails(
+                f"^the optimizer has made steps before prepare, and a job with {what} cannot"
+            ):
+                prepare(model, optimizer, **options)
+            assert not isinstance(optimizer, PreparedOptimizer)
 
 
 def test_an_optimizer_of_another_model(job):

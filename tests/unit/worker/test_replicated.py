@@ -42,6 +42,10 @@ def test_every_rule_gives_the_bits_of_a_server(name: str) -> None:
         for clock in range(6):
             pulled = [table.pull() for table in tables]
             assert pulled[0].tobytes() == pulled[1].tobytes()
+            for slot in range(rule.n_state):
+                states = [table.optimizer_state(slot).tobytes() for table in tables]
+                assert states[0] == states[1]
+            assert [table.n_updates() for table in tables] == [(0, 0, 1, 2, 2, 3)[clock]] * 2
             for table in tables:
                 for i in range(clock % 3):
                     table.push(noise(clock, i))
