@@ -245,7 +245,15 @@ class _Transposed:
 
 
 class SparseFeatures:
-    """Scaled features by unique key; stores the entries of the batch that was announced."""
+    """Scaled features by unique key; stores the entries of the batch that was announced.
+
+    Attributes:
+        hashed: The keys have no scale; any number of them may be unknown.
+        shift, scale: Number that is subtracted from each feature, and factor of the difference, shape (d,);
+            None if `hashed`.
+        seen: bool, shape (d,): a training sample contains the feature.
+        centred: Features that every training sample contains, int64, ascending; see `of_unseen`.
+    """
 
     def __init__(self, info: DataInfo, task: str) -> None:
         """Raise DataError for data that is not sparse."""
@@ -256,11 +264,11 @@ class SparseFeatures:
             )
         # Hashed keys have no moments.
         self.hashed = info.n_features > MAX_FEATURES
-        self._shift: Features | None = None
-        self._scale: Features | None = None
+        self.shift: Features | None = None
+        self.scale: Features | None = None
         self._present: Float32 | None = None  # training samples with each feature, at least 1
-        self._seen = np.zeros(0, np.bool_)  # features that a training sample contains
-        self._centred = np.zeros(0, np.int64)
+        self.seen = np.zeros(0, np.bool_)
+        self.centred = np.zeros(0, np.int64)
         # For hashed keys: map from key to place in `_counts`, and training samples with each key.
         self._rows: _native.RowMap | None = None
         self._counts = np.zeros(0, np.float32)
@@ -271,10 +279,10 @@ class SparseFeatures:
         """Take the scale of each feature from the moments; of hashed keys only the counts."""
         if moments.n_features:
             shift, scale = moments.standardise_present()
-            self._shift, self._scale = _as_precise_as_needed(shift, scale)
+            self.shift, self.scale = _as_precise_as_needed(shift, scale)
             self._present = np.maximum(moments.present, 1).astype(np.float32)
-            self._seen = moments.present > 0
-            self._centred = np.flatnonzero(moments.centred()).astype(np.int64)
+            self.seen = moments.present > 0
+            self.centred = np.flatnonzero(moments.centred()).astype(np.int64)
         elif len(moments.keys):
             self._rows = _native.RowMap(len(moments.keys))
             rows, _ = self._rows.find_or_insert(moments.keys)
@@ -304,7 +312,7 @@ class SparseFeatures:
         entry.
         """
         if isinstance(batch, SparseBatch) and self._present is not None:
-            batch = with_zeros(only(batch, self._seen.take(batch.keys)), self._centred)
+            batch = with_zeros(only(batch, self.seen.take(batch.keys)), self.centred)
         entries = self._keys_of(batch)
         assert isinstance(batch, SparseBatch)
         entries.complete(self._scaled(batch), None)
@@ -312,21 +320,21 @@ class SparseFeatures:
 
     def report(self) -> str:
         """Return a line: how many features were scaled in which way."""
-        if self._shift is None or self._present is None:
+        if self.shift is None or self._present is None:
             return "features are hashed keys: not scaled"
-        n_seen = np.count_nonzero(self._seen)
+        n_seen = np.count_nonzero(self.seen)
         n_absent = len(self._present) - n_seen
         absent = f"; {n_absent:,} in no sample: left out" if n_absent else ""
         return (
-            f"{len(self._centred):,} of {len(self._present):,} features standardised (in all samples), "
-            f"{n_seen - len(self._centred):,} divided by their root mean square{absent}"
+            f"{len(self.centred):,} of {len(self._present):,} features standardised (in all samples), "
+            f"{n_seen - len(self.centred):,} divided by their root mean square{absent}"
         )
 
     def _scaled(self, batch: SparseBatch) -> Float32:
-        if self._shift is None or self._scale is None:
+        if self.shift is None or self.scale is None:
             return batch.values
-        values = batch.values - self._shift.take(batch.keys)
-        values *= self._scale.take(batch.keys)
+        values = batch.values - self.shift.take(batch.keys)
+        values *= self.scale.take(batch.keys)
         values = values.astype(np.float32, copy=False)
         return np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
 
