@@ -239,8 +239,8 @@ class Model:
         """Return the inputs of the graph of `to_onnx` for samples; see `mpips.inference.onnx_inputs`.
 
         Args:
-            rows: Mappings from names of columns to cells, as `csv.DictReader` yields; an array, shape (n, d);
-                or mappings from numbers of features to values, or a sparse matrix of SciPy.
+            rows: Mappings from names of columns to cells, as `csv.DictReader` yields, or a frame of pandas;
+                an array, shape (n, d); or mappings from numbers of features to values, or a sparse matrix.
 
         Raises:
             ConfigError: The model's task has no form of ONNX.

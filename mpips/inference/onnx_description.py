@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "mpips onnx", 1
 NO_KEY = -1  # in the place of the key of an empty cell, and behind the features of a sample
-OTHER_FORMS = {
-    "word2vec": "npz, parquet, safetensors, word2vec and word2vec-binary",
-}
 
 # Forms of a sample: a row of numbers; a list of (number of a feature, value); cells of named columns.
 Form: TypeAlias = Literal["rows", "entries", "columns"]
@@ -52,10 +49,12 @@ def features_of(model: Model) -> DenseFeatures | SparseFeatures | ColumnFeatures
             return task.model.features
         if isinstance(task, FactorizationMachine | MixedTask):
             return task.features
-    forms = OTHER_FORMS.get(name, "npz, parquet and safetensors")
+    forms = "npz, safetensors, parquet" + (
+        ", word2vec, word2vec-binary" if name == "word2vec" else ""
+    )
     raise ConfigError(
-        f"--format onnx: task '{name}' has no form of ONNX: only models of softmax, mlp, logistic, fm, "
-        f"wide_deep, deepfm and dcnv2 have; this one has {forms}"
+        f"task '{name}' has no form of ONNX: only softmax, mlp, logistic, fm, wide_deep, deepfm and "
+        f"dcnv2 have one; mpips export writes this model as {forms}"
     )
 
 

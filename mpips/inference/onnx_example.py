@@ -68,7 +68,9 @@ def inputs_of(model: Model, batch: Batch) -> dict[str, Array]:
 
 def _without_logarithms(x: Array, which: list[bool]) -> Array:
     """Return numbers, shape (n, d), from sign(v) log(1 + |v|) in some of the columns."""
-    return np.where(which, np.copysign(np.expm1(np.abs(x)), x), x) if any(which) else x
+    found = x.copy()
+    found[:, which] = np.copysign(np.expm1(np.abs(x[:, which])), x[:, which])
+    return found
 
 
 def _entries(batch: SparseBatch, base: int) -> dict[str, Array]:

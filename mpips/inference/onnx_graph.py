@@ -66,8 +66,9 @@ class Graph:
         return self.add("Cast", value, to=_type(dtype))
 
     def axes(self, *axes: int) -> str:
-        """Return axes as an input of an operator."""
-        return self.constant(axes, np.int64)
+        """Return axes as an input of an operator, one constant for all operators."""
+        name = "axes_" + "_".join(map(str, axes))
+        return name if name in self.arrays else self.constant(axes, np.int64, name)
 
     def sum(self, value: str, axis: int, keep: bool = False) -> str:
         """Return the sums along an axis."""

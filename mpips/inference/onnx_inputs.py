@@ -17,7 +17,7 @@ from mpips.data.cells import NotInNotation, text_keys, text_numbers
 from mpips.data.columns import FLOAT32_MAX, Column
 from mpips.data.csv_dialect import number
 from mpips.data.missing import Missing
-from mpips.data.words import TEXTS, text_of, truth
+from mpips.data.words import PANDAS_MISSING, TEXTS, text_of, texts_of, truth
 from mpips.errors import DataError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -31,10 +31,10 @@ def onnx_inputs(description: Facts, rows: Any) -> dict[str, Array]:
     Args:
         description: The JSON of the file, as `json.loads` returns it.
         rows: For a model of named columns, an iterable of mappings from the names of the columns to cells, as
-            `csv.DictReader` yields: texts, numbers or None; other columns are left out. For a model of
-            numbers without names, an array of shape (n, d). For a model of LIBSVM, an iterable of mappings
-            from the numbers of the features in the file to values, or a sparse matrix of SciPy, whose column
-            j is feature j + `index_base`; where the graph takes rows of numbers, an array, too.
+            `csv.DictReader` yields: texts, numbers or None; other columns are left out; or a frame of
+            pandas. For a model of rows of numbers, an array of shape (n, d). For a model of LIBSVM, an
+            iterable of mappings from the numbers of the features in the file to values, or a sparse matrix
+            of SciPy, whose column j is feature j + `index_base`.
 
     Returns:
         Arrays with the dtypes and shapes of the description's `inputs`.
@@ -47,6 +47,8 @@ def onnx_inputs(description: Facts, rows: Any) -> dict[str, Array]:
             f"the description has format {description.get('format')!r}, version "
             f"{description.get('format_version')!r}: must be 'mpips onnx', version 1"
         )
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        rows = rows.to_dict("records")
     if description.get("columns") and not _is_array(rows):
         return _of_columns(description, list(rows))
     if description["form"] == "columns":
@@ -84,8 +86,10 @@ def _of_columns(description: Facts, rows: list[Mapping[str, Any]]) -> dict[str, 
             tuple(description["empty"]["more_texts"]),
         )
         try:
-            read = text_keys if column.categorical else _numbers
-            values = read(column, cells)
+            if column.categorical:
+                values: Array = text_keys(column, texts_of(cells))
+            else:
+                values = _numbers(column, cells)
         except NotInNotation as error:
             raise DataError(
                 f"row {error.place}: column '{column.source}' contains {cells[error.place]!r}: must be "
@@ -107,10 +111,17 @@ def _cells(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
         DataError: A row lacks the column.
     """
     try:
-        return [row[name] for row in rows]
+        return [_without_missing(row[name]) for row in rows]
     except KeyError:
         i = next(i for i, row in enumerate(rows) if name not in row)
         raise DataError(f"row {i}: lacks column '{name}'") from None
+
+
+def _without_missing(cell: Any) -> Any:
+    """Return a cell, and None in the place of a missing value of pandas."""
+    if cell is None or isinstance(cell, str | int | float):
+        return cell
+    return None if str(cell) in PANDAS_MISSING else cell
 
 
 def _numbers(column: Column, cells: Sequence[Any]) -> npt.NDArray[np.float64]:

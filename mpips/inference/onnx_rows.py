@@ -84,7 +84,7 @@ class Rows:
         init = self._model.manifest.table(name).init
         if name not in self.zeroed and self._handle(name).initial(np.arange(3)).any():
             raise ConfigError(
-                f"--format onnx: table '{name}' has the initial values {init}, which words and features have "
+                f"table '{name}' has the initial values {init}, which words and features have "
                 'that the training data lacks; a graph of ONNX has 0 for them: train with init = "zeros"'
             )
 
