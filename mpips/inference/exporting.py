@@ -34,7 +34,7 @@ def export(model: Model, kind: str, out: Path, force: bool = False) -> str:
         force: Replace an existing one.
 
     Returns:
-        What was written, for people.
+        A text for people: the files, and how they were checked.
 
     Raises:
         ConfigError: The file exists already or cannot be written, or the task has no such form.

@@ -1,6 +1,6 @@
 """Turn samples into the inputs of a graph of ONNX, by its description alone: no checkpoint, no ONNX.
 
-`mpips.inference.onnx_description` says what the description contains.
+`mpips.inference.onnx_description` makes the description.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from mpips.inference.onnx_description import (
     needs_float64,
 )
 from mpips.inference.onnx_graph import Graph
-from mpips.inference.onnx_rows import ColumnSums, EntrySums, Rows, Sums
+from mpips.inference.onnx_rows import ColumnSums, EntrySums, KeyedRows, Sums
 from mpips.inference.stored_tables import StoredRows
 from mpips.tasks.columns import ColumnFeatures
 from mpips.tasks.dcnv2 import DcnV2
@@ -188,7 +188,7 @@ class _Builder:
         """Return the sums over words and numbers of named columns."""
         columns = feature_columns(self._model)
         number_keys = [hash_key(column.name) for column in columns if not column.categorical]
-        rows = Rows(self._model, names, zeroed, None)
+        rows = KeyedRows(self._model, names, zeroed, None)
         places = self._places(len(columns) - len(number_keys), rows.keys)
         numbers, _ = self._numbers()
         keys = np.array(number_keys, np.int64)
@@ -204,7 +204,7 @@ class _Builder:
         """Return the sums over lists of features with values."""
         graph, base = self._graph, self._model.info.index_base
         seen = None if features.shift is None else np.flatnonzero(features.seen).astype(np.int64)
-        rows = Rows(self._model, names, zeroed, seen)
+        rows = KeyedRows(self._model, names, zeroed, seen)
         places = self._places("most", rows.keys + base)
         x = graph.input("values", np.float32, ["n", "most"])
         self._check(x, np.float32)
@@ -254,7 +254,7 @@ class _Builder:
         """Return the outputs of wide_deep, deepfm and dcnv2."""
         graph, task = self._graph, self._task
         is_wide = not isinstance(task, DcnV2)
-        rows = Rows(
+        rows = KeyedRows(
             self._model, ["embedding", "wide"] if is_wide else ["embedding"], ["embedding"], None
         )
         places = self._places(features.n_texts, rows.keys)

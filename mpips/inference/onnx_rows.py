@@ -23,7 +23,7 @@ Float32: TypeAlias = npt.NDArray[np.float32]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 
-class Rows:
+class KeyedRows:
     """Rows of tables by key.
 
     Attributes:
@@ -102,7 +102,7 @@ class Sums(Protocol):
 class EntrySums:
     """Sums over lists of features with values."""
 
-    def __init__(self, graph: Graph, rows: Rows, places: str, x: str, absent: Float32) -> None:
+    def __init__(self, graph: Graph, rows: KeyedRows, places: str, x: str, absent: Float32) -> None:
         """Take the entries.
 
         Args:
@@ -154,7 +154,7 @@ class ColumnSums:
     """Sums over the words of a sample, with value 1, and its numbers."""
 
     def __init__(
-        self, graph: Graph, rows: Rows, places: str, numbers: str, number_keys: Int64
+        self, graph: Graph, rows: KeyedRows, places: str, numbers: str, number_keys: Int64
     ) -> None:
         """Take the cells.
 
@@ -162,7 +162,7 @@ class ColumnSums:
             graph: The graph.
             rows: The rows.
             places: Places of the words' rows, int64, shape (n, columns of words).
-            numbers: float32, shape (n, columns of numbers); "": there are none.
+            numbers: float32, shape (n, columns of numbers); "" without such columns.
             number_keys: Keys of the columns of numbers.
         """
         self._graph = graph

@@ -48,7 +48,7 @@ def write_onnx(model: Model, out: Path, force: bool) -> str:
     """Write a model into a file, and its description into OUT.json; of a large model arrays into OUT.data.
 
     Returns:
-        What was written and checked, for people.
+        A text for people: the files, and how they were checked.
 
     Raises:
         ConfigError: A file exists already and `force` is False, or cannot be written; or the model's task has
