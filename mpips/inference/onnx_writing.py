@@ -135,13 +135,17 @@ def _checked(model: Model, path: Path) -> str:
     inputs, expected = found
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    name = session.get_outputs()[-1].name
-    n = len(expected)
-    got: Any = np.asarray(session.run([name], inputs)[0], np.float64).reshape(n, -1)
+    n, version = len(expected), f"onnxruntime {onnxruntime.__version__}"
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        found_last = session.run([session.get_outputs()[-1].name], inputs)[0]
+    except Exception as error:
+        raise MpipsError(
+            f"{path.name} is not written: {version} cannot run it, which 1.17 and later can: {error}"
+        ) from None
+    got: Any = np.asarray(found_last, np.float64).reshape(n, -1)
     wanted = np.asarray(expected, np.float64).reshape(n, -1)
     place = difference(wanted, got)
-    version = f"onnxruntime {onnxruntime.__version__}"
     if place is not None:
         raise MpipsError(
             f"{path.name} is not written: for sample {place[0]} of the example of {model.path}, output "

@@ -43,12 +43,16 @@ def table(path: Path, n: int, seed: int, label: str = "two", words: bool = True)
             "age": str(rng.choice([str(age), str(age), "", "-999", "-999.0", "Unknown"])),
             "when": rng.choice([when.strftime("%d.%m.%y %H:%M"), when.strftime("%d.%m.%Y"), ""]),
             "big": f"{1.7e9 + 60 * rng.normal():.3f}",
+            # Its row has received no update.
+            "late": f"{rng.normal():.3f}" if strange else "",
         }
         score = size - 3 + (own["id"] in ("7", "007", "7.0", "+7")) + 0.1 * rng.normal()
         own |= labels(label, float(score), i)
         if not words:
             own = {
-                k: v for k, v in own.items() if k not in ("colour", "id", "price", "age", "when")
+                k: v
+                for k, v in own.items()
+                if k not in ("colour", "id", "price", "age", "when", "late")
             }
         rows.append(own)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -138,6 +142,7 @@ class Case(NamedTuple):
         return self.write(folder / f"{n}-{seed}.{self.ending}", n, seed)
 
 
+NUMBERS = ["size", "price", "age", "when", "big", "late"]
 READING = {
     "data.label": "y",
     "data.categorical": ["colour", "id"],
@@ -200,13 +205,13 @@ CASES = {
     "words, dcnv2": columns("dcnv2", SMALL, "text"),
     "words alone, wide_deep": columns(
         "wide_deep",
-        {**SMALL, "data.ignore": ["size", "price", "age", "when", "big"], "data.convert": {}},
+        {**SMALL, "data.ignore": NUMBERS, "data.convert": {}},
     ),
     "words alone, fm": columns(
         "fm",
         {
             "options.dim": 2,
-            "data.ignore": ["size", "price", "age", "when", "big"],
+            "data.ignore": NUMBERS,
             "data.convert": {},
         },
     ),

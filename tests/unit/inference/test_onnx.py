@@ -16,9 +16,13 @@ from onnx_rig import CASES, Case, inputs_by_json, samples_in
 
 import mpips
 from mpips.cli.export import command as export_command
+from mpips.data.columns import hash_key
+from mpips.data.words import TEXTS
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference import onnx_writing
 from mpips.inference.model import Model
+from mpips.inference.onnx_description import description_of
+from mpips.inference.onnx_inputs import onnx_inputs
 
 pytest.importorskip("h5py")
 onnx = pytest.importorskip("onnx")
@@ -259,6 +263,28 @@ def test_frames_are_samples_with_their_missing_values(logistic: Model, tmp_path:
     found, expected = logistic.onnx_inputs(frame), logistic.onnx_inputs(texts)
     for key, array in expected.items():
         assert np.array_equal(found[key], array, equal_nan=key == "numbers")
+
+
+def test_words_of_earlier_versions_are_texts(logistic: Model) -> None:
+    facts = description_of(logistic)
+    facts["words"]["rule"] = TEXTS
+    row = {column["column"]: "" for column in facts["columns"]}
+    found = onnx_inputs(facts, [{**row, "colour": "007", "id": " NA "}, row])["keys"]
+    assert found[:, :2].tolist() == [[hash_key("colour", "007"), hash_key("id", "NA")], [-1, -1]]
+    facts["format_version"] = 2
+    with pytest.raises(DataError, match="version 2: must be 'mpips onnx', version 1"):
+        onnx_inputs(facts, [row])
+
+
+def test_a_runtime_that_cannot_run_the_graph_is_named(
+    logistic: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mpips.inference import onnx_graph
+
+    monkeypatch.setattr(onnx_graph, "ML_OPSET", 900)
+    with pytest.raises(MpipsError, match=r"m.onnx is not written: onnxruntime .* cannot run it"):
+        exported(logistic, tmp_path / "m.onnx")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_arrays_and_sparse_matrices_are_samples(tmp_path: Path) -> None:
