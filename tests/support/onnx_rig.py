@@ -47,6 +47,8 @@ def table(path: Path, n: int, seed: int, label: str = "two", words: bool = True)
             "late": f"{rng.normal():.3f}" if strange else "",
         }
         score = size - 3 + (own["id"] in ("7", "007", "7.0", "+7")) + 0.1 * rng.normal()
+        if words and strange and i % 5 == 0:
+            own["size"] = ""  # which no training sample has
         own |= labels(label, float(score), i)
         if not words:
             own = {
