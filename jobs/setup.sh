@@ -371,6 +371,8 @@ jax jax==0.10.2 mpips.jax
 pyarrow pyarrow>=14 Parquet
 zstandard zstandard>=0.20 data in .zst
 safetensors safetensors>=0.4 mpips export --format safetensors
+onnx onnx>=1.16 mpips export --format onnx
+onnxruntime onnxruntime>=1.17 mpips export --format onnx
 starlette starlette>=0.37 mpips serve and mpips web
 uvicorn uvicorn>=0.29 mpips serve and mpips web
 prometheus_client prometheus-client>=0.20 mpips serve and monitor.port

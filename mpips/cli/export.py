@@ -15,7 +15,9 @@ from mpips.terminal.screen import say
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["npz", "safetensors", "parquet", "torch", "word2vec", "word2vec-binary"]),
+    type=click.Choice(
+        ["npz", "safetensors", "parquet", "torch", "onnx", "word2vec", "word2vec-binary"]
+    ),
     required=True,
     help="Form of the file.",
 )
@@ -42,6 +44,8 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
     torch        logistic, softmax and mlp with a dense table of weights: a state dict
                  of mpips.inference.network.Network, which scales raw features itself;
                  torch.load(weights_only=True) reads it
+    onnx         softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2: a graph that scales raw numbers
+                 itself, and OUT.json, from which any language makes its inputs
     word2vec, word2vec-binary
                  vectors of the task word2vec, as text or binary, which gensim and others read:
                  KeyedVectors.load_word2vec_format(FILE, binary=False or True)
@@ -52,5 +56,5 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
     loaded = load(model, best=best)
     if not best:
         say_better(model, loaded.path)
-    export(loaded, kind, out, force)
-    say(f"mpips export: {loaded.path} in {out}")
+    written = export(loaded, kind, out, force)
+    say(f"mpips export: {loaded.path} in {written}")

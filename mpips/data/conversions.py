@@ -106,6 +106,11 @@ def parts_of(notation: str) -> tuple[str, ...]:
     return _PARTS if notation in DATES else (*_PARTS, "hour")
 
 
+def pattern_of(notation: str) -> re.Pattern[str]:
+    """Return the pattern of the texts in a notation; those of `EPOCHS` have none."""
+    return _NUMBER[notation] if notation in NUMBERS else _DATE[notation.rpartition("_")[2]]
+
+
 def number_in(notation: str, text: str) -> float:
     """Return the number in a text without white space around it; nan: it has another notation."""
     found = _NUMBER[notation].fullmatch(text)

@@ -28,10 +28,10 @@ TEXTS, VALUES, SCALED = 0, 1, 2  # numbers of the rules
 # Cells, in small letters, that stand for a missing one.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 # Texts of the missing values of pandas, which are longer or have other meanings in small letters.
-_PANDAS_MISSING = frozenset({"<NA>", "NaT"})
+PANDAS_MISSING = frozenset({"<NA>", "NaT"})
 _TRUTH = {"true": 1.0, "false": 0.0}
 # An exponent has a sign, as Python, NumPy and C write it: hexadecimal digits such as 12e3 are no number.
-_NUMBER = re.compile(r"([+-]?)([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-][0-9]{1,3}))?")
+NUMBER = re.compile(r"([+-]?)([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-][0-9]{1,3}))?")
 
 
 def is_missing(cell: str) -> bool:
@@ -56,7 +56,7 @@ def word_of(text: str, rule: int = VALUES) -> str:
         return text
     if len(text) <= 5:
         lower = text.lower()
-        if lower in MISSING or text in _PANDAS_MISSING:
+        if lower in MISSING or text in PANDAS_MISSING:
             return ""
         if lower in _TRUTH:
             return lower
@@ -68,7 +68,7 @@ def whole(text: str) -> str:
     # Most texts end with a letter.
     if text[-1:] not in "0123456789.":
         return text
-    found = _NUMBER.fullmatch(text)
+    found = NUMBER.fullmatch(text)
     return _whole(text, *found.groups(default="")) if found is not None else text
 
 

@@ -1,4 +1,4 @@
-"""Write a trained model for other libraries: npz, safetensors, Parquet, a state dict for PyTorch."""
+"""Write a trained model for other libraries: npz, safetensors, Parquet, a state dict for PyTorch, ONNX."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from mpips.checkpoint.export import export as export_tables
 from mpips.errors import CapabilityError, ConfigError
 from mpips.inference.dense import dense_layers, is_dense
 from mpips.inference.model import Model
+from mpips.inference.onnx_writing import write_onnx
 from mpips.inference.safetensors import write_arrays
 from mpips.inference.stored_tables import StoredDense
 from mpips.inference.word_vectors import write_vectors
 
 
-def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
+def export(model: Model, kind: str, out: Path, force: bool = False) -> str:
     """Write a model into a new file, or folder for Parquet, which appears when it is complete.
+
+    ONNX has other files beside it; see `mpips.inference.onnx_writing`.
 
     Args:
         model: The model.
@@ -30,15 +33,21 @@ def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
         out: The file or folder.
         force: Replace an existing one.
 
+    Returns:
+        A text for people: the files, and how they were checked.
+
     Raises:
         ConfigError: The file exists already or cannot be written, or the task has no such form.
         CapabilityError: A library is missing.
+        MpipsError: Another library predicts the example of the checkpoint differently from the new file.
     """
+    if kind == "onnx":
+        return write_onnx(model, out, force)
     if kind == "parquet":
         export_tables(
             model.tables.checkpoint, "parquet", out, tuple(model.tables), force, state=False
         )
-        return
+        return str(out)
     if out.exists() and not force:
         raise ConfigError(f"{out}: already exists; use --force to replace it")
     new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
@@ -50,6 +59,7 @@ def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
         raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
         new.unlink(missing_ok=True)
+    return str(out)
 
 
 def _write_npz(model: Model, file: IO[bytes]) -> None:
@@ -126,4 +136,4 @@ WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {
     "word2vec": functools.partial(write_vectors, binary=False),
     "word2vec-binary": functools.partial(write_vectors, binary=True),
 }
-FORMATS = (*WRITERS, "parquet")
+FORMATS = (*WRITERS, "parquet", "onnx")

@@ -42,6 +42,8 @@ from mpips.training.prepare import read_options
 from mpips.training.stopping import asked_metrics
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from mpips.inference.estimators import LoadedClassifier, LoadedRegressor
     from mpips.inference.network import Network
 
@@ -124,6 +126,11 @@ class Model:
         Several features can come from one column, as the parts of a date do.
         """
         return sources_of(self.info.columns, self._options)
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """Options with which files without labels are read."""
+        return self._unlabelled()
 
     @property
     def decimal_commas(self) -> frozenset[str]:
@@ -213,6 +220,36 @@ class Model:
         from mpips.inference.network import network_of
 
         return network_of(self)
+
+    def to_onnx(self) -> ModelProto:
+        """Return the model as a graph of ONNX, which scales raw numbers itself.
+
+        Its metadata has, under "mpips", the description of its inputs, of which `onnx_inputs` makes them.
+
+        Raises:
+            ConfigError: The model's task has no form of ONNX, or the model has more than 2 GB; `mpips export`
+                writes such a one.
+            CapabilityError: onnx is missing.
+        """
+        from mpips.inference.onnx_writing import proto_of
+
+        return proto_of(self)
+
+    def onnx_inputs(self, rows: Any) -> dict[str, Numbers]:
+        """Return the inputs of the graph of `to_onnx` for samples; see `mpips.inference.onnx_inputs`.
+
+        Args:
+            rows: Mappings from names of columns to cells, as `csv.DictReader` yields, or a frame of pandas;
+                an array, shape (n, d); or mappings from numbers of features to values, or a sparse matrix.
+
+        Raises:
+            ConfigError: The model's task has no form of ONNX.
+            DataError: A sample is not what the model takes.
+        """
+        from mpips.inference.onnx_description import description_of
+        from mpips.inference.onnx_inputs import onnx_inputs
+
+        return onnx_inputs(description_of(self), rows)
 
     def to_sklearn(self) -> LoadedClassifier | LoadedRegressor:
         """Return the model as a fitted estimator of scikit-learn, for pipelines and tools that predict.

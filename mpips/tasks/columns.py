@@ -73,6 +73,9 @@ class ColumnFeatures:
         n_numbers: Number of columns of numbers.
         n_inputs: Greatest number of inputs that are numbers, 2 * `n_numbers`; those of columns without empty
             cells are 0.
+        mean, scale: Number that is subtracted from the cells of each column of numbers, and factor of the
+            difference, float64, shape (n_numbers,).
+        has_empty: bool, shape (n_numbers,): the training data has empty cells in the column.
     """
 
     def __init__(self, info: DataInfo, task: str) -> None:
@@ -94,9 +97,9 @@ class ColumnFeatures:
         self.n_texts = int(is_text.sum())
         self.n_numbers = len(is_text) - self.n_texts
         self.n_inputs = 2 * self.n_numbers
-        self._mean = np.zeros(self.n_numbers)
-        self._scale = np.ones(self.n_numbers)
-        self._has_empty = np.zeros(self.n_numbers, np.bool_)
+        self.mean = np.zeros(self.n_numbers)
+        self.scale = np.ones(self.n_numbers)
+        self.has_empty = np.zeros(self.n_numbers, np.bool_)
         self._announced: tuple[Batch, SparseBatch] | None = None
 
     def prepare(self, moments: Moments) -> None:
@@ -111,8 +114,8 @@ class ColumnFeatures:
         self._keys.prepare(moments)
         present = columns.present[~self._is_text]
         mean, scale = columns.standardise_filled()
-        self._mean, self._scale = mean[~self._is_text], scale[~self._is_text]
-        self._has_empty = present < columns.count
+        self.mean, self.scale = mean[~self._is_text], scale[~self._is_text]
+        self.has_empty = present < columns.count
         texts = np.flatnonzero(self._is_text)
         self._has_no_word = self._all_names[texts[columns.present[texts] < columns.count]]
 
@@ -135,8 +138,8 @@ class ColumnFeatures:
 
     def report(self) -> str:
         """Return a line: numbers of columns, those with empty cells, and those without influence."""
-        constant = self._names[self._scale == 0]
-        empty = self._names[self._has_empty]
+        constant = self._names[self.scale == 0]
+        empty = self._names[self.has_empty]
         parts = [f"{self.n_texts} columns of text, {self.n_numbers} of numbers (standardised)"]
         if len(empty):
             parts.append(f"with empty cells, which are inputs of their own: {_listed(empty)}")
@@ -155,10 +158,10 @@ class ColumnFeatures:
         is_number = ~self._is_text[fields]
         samples = found.row_ids[is_number]
         places = self._place[fields[is_number]]
-        values = (found.values[is_number] - self._mean[places]) * self._scale[places]
+        values = (found.values[is_number] - self.mean[places]) * self.scale[places]
         numbers = np.zeros((batch.n, 2, self.n_numbers), np.float32)
         numbers[samples, 0, places] = np.clip(values, -MAX_DEVIATION, MAX_DEVIATION)
-        numbers[:, 1] = self._has_empty
+        numbers[:, 1] = self.has_empty
         numbers[samples, 1, places] = 0
         text_places = self._place[fields[~is_number]].astype(np.int64)
         return ColumnBatch(

@@ -80,7 +80,7 @@ class DcnV2(MixedTask):
                 ),
                 DenseTable(f"cross_bias{i}", (width,), optimizer=optimizer),
             ]
-        shape = (width, self._outputs.n)
+        shape = (width, self.outputs.n)
         output = DenseTable("cross_output", shape, optimizer=optimizer, init="xavier_normal")
         return [*tables, output]
 

@@ -76,17 +76,17 @@ class DeepFm(WideDeep):
     def side_tables(self) -> list[Table]:
         """Return those of the linear model, `number_factor` if there are numbers, and `pair_output`."""
         tables = super().side_tables()
-        k, optimizer = self._outputs.n, self.adagrad()
+        k, optimizer = self.outputs.n, self.adagrad()
         if k > 1:
             shape = (self._options.dim, k)
             tables.append(
                 DenseTable("pair_output", shape, optimizer=optimizer, init="xavier_normal")
             )
-        if self._features.n_inputs:
+        if self.features.n_inputs:
             tables.append(
                 DenseTable(
                     "number_factor",
-                    (self._features.n_inputs, self._options.dim),
+                    (self.features.n_inputs, self._options.dim),
                     optimizer=optimizer,
                     init=f"normal({self._options.init_std!r})",
                 )
@@ -95,4 +95,4 @@ class DeepFm(WideDeep):
 
     def sides(self, step: MixedStep) -> SideOutputs:
         """Return the linear model and the products."""
-        return [Linear(step), PairProducts(step, self._outputs.n)]
+        return [Linear(step), PairProducts(step, self.outputs.n)]

@@ -246,7 +246,19 @@ class _Transposed:
 
 
 class SparseFeatures:
-    """Scaled features by unique key; stores the entries of the batch that was announced."""
+    """Scaled features by unique key; stores the entries of the batch that was announced.
+
+    Attributes:
+        hashed: The keys have no scale; any number of them may be unknown.
+        shift, scale: Number that is subtracted from each feature, and factor of the difference, shape (d,);
+            None if `hashed`.
+        seen: bool, shape (d,): a training sample contains the feature.
+        centred: Features that every training sample contains, int64, ascending; see `of_unseen`.
+        is_number: Columns of numbers that are beside hashed words, bool, one for each column; shape (0,)
+            without columns, and in models of earlier versions, which do not scale them.
+        columns: Of these columns the number that is subtracted, and the factor of the difference, each of
+            the shape of `is_number`; 0 and 1 for words. None without numbers.
+    """
 
     def __init__(self, info: DataInfo, task: str, *, has_numbers: bool = True) -> None:
         """Take the kind of the features.
@@ -267,21 +279,18 @@ class SparseFeatures:
         # Hashed keys have no moments.
         self.hashed = info.n_features > MAX_FEATURES
         self._info = info
-        self._shift: Features | None = None
-        self._scale: Features | None = None
+        self.shift: Features | None = None
+        self.scale: Features | None = None
         self._present: Float32 | None = None  # training samples with each feature, at least 1
-        self._seen = np.zeros(0, np.bool_)  # features that a training sample contains
-        self._centred = np.zeros(0, np.int64)
+        self.seen = np.zeros(0, np.bool_)
+        self.centred = np.zeros(0, np.int64)
         # For hashed keys: map from key to place in `_counts`, and training samples with each key.
         self._rows: _native.RowMap | None = None
         self._counts = np.zeros(0, np.float32)
-        # Columns of numbers that are beside hashed words, bool, one for each column.
-        self._is_number = np.zeros(0, np.bool_)
+        self.is_number = np.zeros(0, np.bool_)
         if has_numbers and self.hashed and info.words >= SCALED:
-            self._is_number = np.array(
-                [name not in info.categorical for name in info.columns], bool
-            )
-        self._columns: tuple[Features, Features] | None = None  # shift and scale of each column
+            self.is_number = np.array([name not in info.categorical for name in info.columns], bool)
+        self.columns: tuple[Features, Features] | None = None
         self._announced: tuple[Batch, Entries] | None = None
         self._plans = Plans()
 
@@ -291,20 +300,20 @@ class SparseFeatures:
         Raises:
             DataError: The moments are not those of data with columns.
         """
-        if self._is_number.any():
+        if self.is_number.any():
             columns = moments.columns
-            if columns is None or columns.n_features != len(self._is_number):
+            if columns is None or columns.n_features != len(self.is_number):
                 raise DataError("the moments of the columns of the training data are missing")
             mean, scale = columns.standardise_filled()
-            self._columns = _as_precise_as_needed(
-                np.where(self._is_number, mean, 0.0), np.where(self._is_number, scale, 1.0)
+            self.columns = _as_precise_as_needed(
+                np.where(self.is_number, mean, 0.0), np.where(self.is_number, scale, 1.0)
             )
         if moments.n_features:
             shift, scale = moments.standardise_present()
-            self._shift, self._scale = _as_precise_as_needed(shift, scale)
+            self.shift, self.scale = _as_precise_as_needed(shift, scale)
             self._present = np.maximum(moments.present, 1).astype(np.float32)
-            self._seen = moments.present > 0
-            self._centred = np.flatnonzero(moments.centred()).astype(np.int64)
+            self.seen = moments.present > 0
+            self.centred = np.flatnonzero(moments.centred()).astype(np.int64)
         elif len(moments.keys):
             self._rows = _native.RowMap(len(moments.keys))
             rows, _ = self._rows.find_or_insert(moments.keys)
@@ -334,7 +343,7 @@ class SparseFeatures:
         entry.
         """
         if isinstance(batch, SparseBatch) and self._present is not None:
-            batch = with_zeros(only(batch, self._seen.take(batch.keys)), self._centred)
+            batch = with_zeros(only(batch, self.seen.take(batch.keys)), self.centred)
         entries = self._keys_of(batch)
         assert isinstance(batch, SparseBatch)
         entries.complete(self._scaled(batch), None)
@@ -342,30 +351,30 @@ class SparseFeatures:
 
     def report(self) -> str:
         """Return a line: how many features were scaled in which way."""
-        if self._columns is not None:
-            varies = self._is_number & (self._columns[1] != 0)
-            constant = _named(np.flatnonzero(self._is_number & ~varies), self._info)
+        if self.columns is not None:
+            varies = self.is_number & (self.columns[1] != 0)
+            constant = _named(np.flatnonzero(self.is_number & ~varies), self._info)
             return (
-                f"{np.count_nonzero(~self._is_number):,} columns of words, {np.count_nonzero(varies):,} of "
+                f"{np.count_nonzero(~self.is_number):,} columns of words, {np.count_nonzero(varies):,} of "
                 "numbers (standardised)"
                 + (f"; constant, without influence: {constant}" if constant else "")
             )
-        if self._shift is None or self._present is None:
+        if self.shift is None or self._present is None:
             return "features are hashed keys: not scaled"
-        n_seen = np.count_nonzero(self._seen)
+        n_seen = np.count_nonzero(self.seen)
         n_absent = len(self._present) - n_seen
         absent = f"; {n_absent:,} in no sample: left out" if n_absent else ""
         return (
-            f"{len(self._centred):,} of {len(self._present):,} features standardised (in all samples), "
-            f"{n_seen - len(self._centred):,} divided by their root mean square{absent}"
+            f"{len(self.centred):,} of {len(self._present):,} features standardised (in all samples), "
+            f"{n_seen - len(self.centred):,} divided by their root mean square{absent}"
         )
 
     def _scaled(self, batch: SparseBatch) -> Float32:
-        if self._columns is not None:
-            return _standardised(batch.values, columns_of(batch), *self._columns)
-        if self._shift is None or self._scale is None:
+        if self.columns is not None:
+            return _standardised(batch.values, columns_of(batch), *self.columns)
+        if self.shift is None or self.scale is None:
             return batch.values
-        return _standardised(batch.values, batch.keys, self._shift, self._scale)
+        return _standardised(batch.values, batch.keys, self.shift, self.scale)
 
     def _samples_with(self, keys: Int64) -> Float32 | None:
         """Return the number of training samples with each key, at least 1; None if unknown."""

@@ -59,7 +59,11 @@ class FmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FactorizationMachine(Task):
-    """Linear weights in one table, factors in another; the bias is key -1 of the first."""
+    """Linear weights in one table, factors in another; the bias is key -1 of the first.
+
+    Attributes:
+        features: Scale of the features.
+    """
 
     name = "fm"
     Options = FmOptions
@@ -74,7 +78,7 @@ class FactorizationMachine(Task):
 
     def __init__(self, info: DataInfo, options: FmOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
-        self._features = SparseFeatures(info, self.name)
+        self.features = SparseFeatures(info, self.name)
         if info.n_classes != 2:
             others = "'wide_deep'" if info.n_fields else "'logistic', 'softmax' or 'mlp'"
             raise DataError(
@@ -90,7 +94,7 @@ class FactorizationMachine(Task):
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
         """Take the scale of the features."""
-        self._features.prepare(moments)
+        self.features.prepare(moments)
 
     def tables(self) -> list[Table]:
         """Return `weight`, with rows of one value, and `factor`, with rows of `dim` values."""
@@ -106,13 +110,13 @@ class FactorizationMachine(Task):
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Prefetch the rows of a batch in both tables."""
-        keys = self._features.announce(batch)
+        keys = self.features.announce(batch)
         worker.table("weight").prefetch(with_bias(keys))
         worker.table("factor").prefetch(keys)
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull both tables, compute the gradients, push both."""
-        entries = self._features.of(batch)
+        entries = self.features.of(batch)
         keys = with_bias(entries.keys)
         rows, factors = worker.table("weight").pull(keys), worker.table("factor").pull(entries.keys)
         second_order, sums = interactions(entries, factors)
@@ -138,10 +142,10 @@ class FactorizationMachine(Task):
 
         A feature that no training sample contains does not contribute to the sum over pairs.
         """
-        entries = self._features.of_unseen(batch)
+        entries = self.features.of_unseen(batch)
         rows = worker.table("weight").pull(with_bias(entries.keys))
         factors = worker.table("factor").pull(entries.keys)
-        if self._features.hashed:
+        if self.features.hashed:
             # A row that equals its initial value has received no update.
             untrained = (factors == worker.table("factor").initial(entries.keys)).all(axis=1)
             factors[untrained] = 0
@@ -150,7 +154,7 @@ class FactorizationMachine(Task):
 
     def report(self) -> str:
         """Return how the features were scaled."""
-        return self._features.report()
+        return self.features.report()
 
 
 def interactions(entries: Entries, factors: Float32) -> tuple[Float32, Float32]:

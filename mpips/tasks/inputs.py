@@ -143,18 +143,22 @@ class MatrixInput:
 
 
 class EntryInputs:
-    """Makes entries with the unique keys of a batch."""
+    """Makes entries with the unique keys of a batch.
+
+    Attributes:
+        features: Scale of the features.
+    """
 
     has_rows = True
 
     def __init__(self, info: DataInfo, task: str) -> None:
         """Take the kind of the features."""
-        self._features = SparseFeatures(info, task)
+        self.features = SparseFeatures(info, task)
         self.parts = with_rows(info)
 
     def prepare(self, moments: Moments) -> None:
         """Take the scale of the features."""
-        self._features.prepare(moments)
+        self.features.prepare(moments)
 
     def table(self, name: str, width: int, optimizer: Optimizer, init: str) -> Table:
         """Return an embedding table with rows of `width` values."""
@@ -162,19 +166,19 @@ class EntryInputs:
 
     def prefetch(self, worker: Worker, table: str, batch: Batch) -> None:
         """Prefetch the rows of a batch."""
-        worker.table(table).prefetch(self._features.announce(batch))
+        worker.table(table).prefetch(self.features.announce(batch))
 
     def of(self, batch: Batch) -> EntryInput:
         """Return the entries of a batch of the training data."""
-        return EntryInput(self._features.of(batch), is_unseen=False)
+        return EntryInput(self.features.of(batch), is_unseen=False)
 
     def of_unseen(self, batch: Batch) -> EntryInput:
         """Return the entries of a batch to be predicted; those that no training sample has count 0."""
-        return EntryInput(self._features.of_unseen(batch), is_unseen=self._features.hashed)
+        return EntryInput(self.features.of_unseen(batch), is_unseen=self.features.hashed)
 
     def report(self) -> str:
         """Return how the features were scaled."""
-        return self._features.report()
+        return self.features.report()
 
 
 class EntryInput:

@@ -53,17 +53,21 @@ class LinearModel(Protocol):
 
 
 class LinearRows:
-    """The table `weight` has a row of k values for each key."""
+    """The table `weight` has a row of k values for each key.
+
+    Attributes:
+        features: Scale of the features.
+    """
 
     def __init__(self, info: DataInfo, task: str, outputs: Outputs) -> None:
         """Take the outputs, k for each sample."""
-        self._features = SparseFeatures(info, task)
+        self.features = SparseFeatures(info, task)
         self._outputs = outputs
         self.parts = with_rows(info)
 
     def prepare(self, moments: Moments) -> None:
         """Take the scale of the features."""
-        self._features.prepare(moments)
+        self.features.prepare(moments)
 
     def tables(self, optimizer: Optimizer) -> list[Table]:
         """Return `weight`."""
@@ -71,11 +75,11 @@ class LinearRows:
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Prefetch the rows of a batch."""
-        worker.table("weight").prefetch(with_bias(self._features.announce(batch)))
+        worker.table("weight").prefetch(with_bias(self.features.announce(batch)))
 
     def step(self, worker: Worker, batch: Batch, prior: float) -> StepResult:
         """Pull the rows of the batch, compute their gradient, push it."""
-        entries = self._features.of(batch)
+        entries = self.features.of(batch)
         keys = with_bias(entries.keys)
         rows = worker.table("weight").pull(keys)
         outputs = _outputs(entries, rows)
@@ -90,12 +94,12 @@ class LinearRows:
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull the rows of the batch and return the outputs, float32, shape (n, k)."""
-        entries = self._features.of_unseen(batch)
+        entries = self.features.of_unseen(batch)
         return _outputs(entries, worker.table("weight").pull(with_bias(entries.keys)))
 
     def report(self) -> str:
         """Return how the features were scaled."""
-        return self._features.report()
+        return self.features.report()
 
 
 class LinearMatrix:

@@ -126,6 +126,10 @@ class MixedTask(Task):
 
     Tables: `embedding`, layers `weight<i>`, shape (width before, width after), and `bias<i>`; a subclass adds
     those of its side in `side_tables` and `sides`.
+
+    Attributes:
+        features: Columns of text and of numbers, and the scale of the latter.
+        outputs: Meaning of the outputs.
     """
 
     Options: ClassVar[type[msgspec.Struct]] = MixedOptions
@@ -138,19 +142,19 @@ class MixedTask(Task):
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
-        self._features = ColumnFeatures(info, self.name)
-        self._outputs = outputs_of(info, self.name, one_logit=True)
+        self.features = ColumnFeatures(info, self.name)
+        self.outputs = outputs_of(info, self.name, one_logit=True)
         self._options = options
         self.labels = info.wants  # type: ignore[misc]
-        self.metrics = self._outputs.metrics
-        self._width = self._features.n_texts * options.dim + self._features.n_inputs
-        self._widths = (self._width, *options.hidden, self._outputs.n)
+        self.metrics = self.outputs.metrics
+        self._width = self.features.n_texts * options.dim + self.features.n_inputs
+        self._widths = (self._width, *options.hidden, self.outputs.n)
         self._n_layers = len(self._widths) - 1
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
         """Take the scale of the numbers, and that of the targets."""
-        self._features.prepare(moments)
-        self._outputs.prepare(moments)
+        self.features.prepare(moments)
+        self.outputs.prepare(moments)
 
     def tables(self) -> list[Table]:
         """Return all tables."""
@@ -173,18 +177,18 @@ class MixedTask(Task):
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Prefetch the embeddings of the texts in a batch."""
-        worker.table("embedding").prefetch(self._features.announce(batch))
+        worker.table("embedding").prefetch(self.features.announce(batch))
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull all tables, go forward and back, push all tables."""
-        columns = self._features.of(batch)
+        columns = self.features.of(batch)
         rows = worker.table("embedding").pull(columns.texts.keys)
         step = MixedStep(worker, batch, columns, rows, self._options)
         weights, biases = pull_layers(worker, self._n_layers)
         inputs, outputs = forward(step.inputs, weights, biases)
         sides = self.sides(step)
         total = _total(outputs, sides)
-        loss_sum, error = self._outputs.loss(total, batch.labels, batch.weights)
+        loss_sum, error = self.outputs.loss(total, batch.labels, batch.weights)
 
         # Turn the summed gradient into the weighted mean over the batch.
         error *= np.float32(batch.weight / batch.n)
@@ -205,18 +209,18 @@ class MixedTask(Task):
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """Return probabilities of class 1, shape (n,), of all classes or labels, (n, k), or numbers, (n,)."""
-        return self._outputs.predict(self.evaluate(worker, batch))
+        return self.outputs.predict(self.evaluate(worker, batch))
 
     def logits(self, worker: Worker, batch: Batch) -> Scores | None:
         """Return the logits of class 1, shape (n,), or of all classes or labels, (n, k); None for numbers."""
-        return self._outputs.logits(self.evaluate(worker, batch))
+        return self.outputs.logits(self.evaluate(worker, batch))
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull what the batch needs and return the outputs, float32, shape (n, k).
 
         A text that no training sample contains counts like an empty cell.
         """
-        columns = self._features.of_unseen(batch)
+        columns = self.features.of_unseen(batch)
         embedding = worker.table("embedding")
         rows = embedding.pull(columns.texts.keys)
         # A row that equals its initial value has received no update.
@@ -227,7 +231,7 @@ class MixedTask(Task):
 
     def report(self) -> str:
         """Return how many columns there are of each kind, how they were scaled, and constant labels."""
-        return self._features.report() + self._outputs.report()
+        return self.features.report() + self.outputs.report()
 
 
 def _total(outputs: Float32, sides: SideOutputs) -> Float32:

@@ -52,7 +52,7 @@ class WideDeep(MixedTask):
 
         `linear` has shape (numbers,) for one output, else (numbers, outputs).
         """
-        k, n_inputs = self._outputs.n, self._features.n_inputs
+        k, n_inputs = self.outputs.n, self.features.n_inputs
         tables: list[Table] = [EmbeddingTable("wide", k, optimizer=self.adagrad())]
         if n_inputs:
             shape = (n_inputs, k) if k > 1 else (n_inputs,)
@@ -61,7 +61,7 @@ class WideDeep(MixedTask):
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Prefetch the rows of the texts in a batch in both tables."""
-        keys = self._features.announce(batch)
+        keys = self.features.announce(batch)
         worker.table("embedding").prefetch(keys)
         worker.table("wide").prefetch(keys)
 

@@ -99,7 +99,9 @@ def lacking(text: str) -> str:
     """Return the framework that a program imports and that is not installed; "" if there is none."""
     if "mpips.rundir.exposition" in text and not importlib.util.find_spec("prometheus_client"):
         return "prometheus_client"
-    for name in ("torch", "jax", "keras", "sklearn"):
+    if "to_onnx()" in text and not importlib.util.find_spec("onnx"):
+        return "onnx"
+    for name in ("torch", "jax", "keras", "sklearn", "onnxruntime"):
         is_used = f"import {name}\n" in text or f"from mpips.{name} import" in text
         if is_used and importlib.util.find_spec(name) is None:
             return name

@@ -238,11 +238,11 @@ def test_a_sparse_model_is_an_estimator_too(logistic: Path) -> None:
         _ = estimator.feature_names_in_
 
 
-@pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet"])
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet", "onnx"])
 def test_an_export_that_has_no_room_is_one_sentence_and_leaves_nothing(
     kind: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("pyarrow")
+    pytest.importorskip({"parquet": "pyarrow"}.get(kind, "onnx" if kind == "onnx" else "numpy"))
     make("softmax", tmp_path)
     (tmp_path / "out").mkdir()
     out = tmp_path / "out" / "model"
