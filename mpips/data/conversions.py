@@ -3,9 +3,7 @@
 A column has one notation, which the job names, so no cell is ever guessed. Numbers have separators of
 thousands, a decimal point or comma, a currency in front or behind, or a per cent sign, which divides by 100.
 A date gives several features: the year, a number, and month, weekday and hour, which are words such as `2`,
-`mon` and `17`. The parts are those that the text shows: an offset from UTC behind it changes nothing. The
-number of a year counts decades since 2000, so it is about 1 like the values of words, which most tasks need:
-they do not scale hashed columns.
+`mon` and `17`. The parts are those that the text shows: an offset from UTC behind it changes nothing.
 """
 
 from __future__ import annotations
@@ -148,9 +146,9 @@ def part_in(notation: str, part: str, text: str) -> str | None:
 
 
 def year_in(notation: str, text: str) -> float:
-    """Return the year of the date in a text, in decades since 2000; nan: the text has another notation."""
+    """Return the year of the date in a text; nan: the text has another notation."""
     found = date_in(notation, text)
-    return math.nan if found is None else (found.year - 2000) / 10
+    return math.nan if found is None else float(found.year)
 
 
 @lru_cache(maxsize=1 << 16)
