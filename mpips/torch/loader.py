@@ -72,6 +72,11 @@ class StartingLoader(PreparedLoader):
         found: dict[str, Any] = {**at, "per_step": self._own.per_step, "steps": len(self)}
         return {**found, "earlier": [list(share) for share in earlier]} if earlier else found
 
+    def n_left(self, epoch: int) -> int:
+        """Return the number of batches of the epoch of the restart that were left."""
+        done = self._resumed[1] if epoch == self._resumed[0] else 0
+        return int(self._own.n_steps(epoch)) - done
+
     def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
         """Continue where the workers of a run stood.
 
@@ -117,6 +122,10 @@ class StartingLoader(PreparedLoader):
 
 class StartingStream(StartingLoader, PreparedStream):
     """A prepared loader of an IterableDataset whose first iteration starts the job."""
+
+    def n_left(self, epoch: int) -> int:
+        """Return an estimate of the number of batches of the epoch of the restart that were left."""
+        return max(len(self) - (self._resumed[1] if epoch == self._resumed[0] else 0), 0)
 
     def position(self) -> dict[str, Any]:
         """Return the place after the batches that were yielded, as that of a StartingLoader."""

@@ -99,8 +99,14 @@ def lacking(text: str) -> str:
     """Return the framework that a program imports and that is not installed; "" if there is none."""
     if "mpips.rundir.exposition" in text and not importlib.util.find_spec("prometheus_client"):
         return "prometheus_client"
-    for name in ("torch", "jax", "keras", "sklearn"):
-        is_used = f"import {name}\n" in text or f"from mpips.{name} import" in text
+    for name in ("torch", "jax", "keras", "sklearn", "lightning", "transformers"):
+        used = (
+            f"import {name}\n",
+            f"import {name} as",
+            f"from {name} import",
+            f"from mpips.{name} import",
+        )
+        is_used = any(line in text for line in used)
         if is_used and importlib.util.find_spec(name) is None:
             return name
     return ""
