@@ -168,13 +168,13 @@ def test_a_fit_is_that_of_one_device(kind: str, options: dict[str, Any]) -> None
 
 
 @pytest.mark.long
-def test_a_compiled_module_trains_on_current_values() -> None:
+def test_compiled_layers_train_on_current_values() -> None:
     expected = fit(trainer_of(max_epochs=2), module_of())
     with torch_job():
         torch.compiler.reset()
         module = module_of()
-        trainer = trainer_of(max_epochs=2, strategy=ParameterServerStrategy())
-        fit(trainer, torch.compile(module, backend="eager"))
+        module.net.compile(backend="eager")
+        fit(trainer_of(max_epochs=2, strategy=ParameterServerStrategy()), module)
         found = values_of(module)
     for name, value in expected.state_dict().items():
         assert relative(found[name], value) < 1e-5, name

@@ -207,7 +207,7 @@ def run(
 
 @pytest.mark.parametrize(
     ("crash", "per_step"),
-    [(13, 1), (-10, 1), pytest.param(6, 4, marks=pytest.mark.long)],
+    [(13, 1), (-10, 1), pytest.param(7, 4, marks=pytest.mark.long)],
 )
 def test_training_that_ended_in_the_middle_continues_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: int, per_step: int
