@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import pickle
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +38,7 @@ def _package() -> Any:
     """Return the module of Lightning that the script uses.
 
     Raises:
-        CapabilityError: There is none.
+        CapabilityError: Lightning is not installed.
     """
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in sorted(names, key=lambda name: name not in sys.modules):
@@ -103,7 +102,9 @@ class CallbackStates:
         found = {}
         for callback in self._trainer.callbacks:
             if state := callback.state_dict():
-                found[callback.state_key] = json.dumps(_to_json(state, callback.state_key))
+                found[callback.state_key] = json.dumps(
+                    _to_json(state, f"the state of the callback {callback.state_key}")
+                )
         return found
 
     def resume(self, position: dict[str, str]) -> None:
@@ -124,8 +125,8 @@ def _to_json(value: Any, name: str) -> Any:
     if isinstance(value, dict):
         return {"pairs": [[_to_json(k, name), _to_json(v, name)] for k, v in value.items()]}
     raise ConfigError(
-        f"the state of the callback {name} has a {type(value).__name__}: it must have numbers, text, None, "
-        "lists and dicts, with which a restart continues"
+        f"{name} has a {type(value).__name__}, which cannot be sent or saved: it must have numbers, text, "
+        "None, lists and dicts"
     )
 
 
@@ -333,11 +334,16 @@ class ParameterServerStrategy(_Base):  # type: ignore[misc]
             self._settled().barrier(f"lightning {name or ''}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the object of worker `src`; before the start of the job its own. Collective."""
+        """Return the object of worker `src`; before the start of the job its own. Collective.
+
+        Raises:
+            ConfigError: It has other values than numbers, text, None, lists and dicts.
+        """
         if not self._job.has_started:
             return obj
-        own = pickle.dumps(obj) if src == self.global_rank else b""
-        return pickle.loads(self._settled().gather("lightning broadcast", own)[src])
+        own = json.dumps(_to_json(obj, "broadcast")) if src == self.global_rank else ""
+        found = self._settled().gather("lightning broadcast", own.encode())[src]
+        return _from_json(json.loads(found))
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return the sum or the mean of a tensor over the workers. Collective over workers; blocks.
@@ -370,8 +376,13 @@ class ParameterServerStrategy(_Base):  # type: ignore[misc]
             )
         if not self._job.has_started:
             return tensor[None]
-        parts = self._settled().gather("lightning all_gather", pickle.dumps(tensor.detach().cpu()))
-        return torch.stack([pickle.loads(part) for part in parts]).to(tensor.device)
+        own = tensor.detach().cpu().contiguous()
+        if not own.numel():
+            return torch.stack([own] * self.world_size).to(tensor.device)
+        payload = own.reshape(-1).view(torch.uint8).numpy().tobytes()
+        parts = self._settled().gather("lightning all_gather", payload)
+        found = [torch.frombuffer(bytearray(part), dtype=own.dtype) for part in parts]
+        return torch.stack([one.reshape(own.shape) for one in found]).to(tensor.device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all workers decide so, or any of them. Collective over workers; blocks."""

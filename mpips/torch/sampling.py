@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, It
 from mpips.errors import ConfigError
 from mpips.torch.generators import CHILDREN_TAG, mix
 from mpips.torch.order import WorkerBatches, nested, source_of
-from mpips.torch.streams import ChildSteps, Numbered, Share
+from mpips.torch.streams import ChildSteps, Numbered, WorkerStream
 
 # Arguments that the DataLoader of a worker has in common with the script's; in_order: from torch 2.6.
 _SAME = (
@@ -221,7 +221,7 @@ class PreparedStream(PreparedLoader):
 
     def _divide(self, worker: int, seed: int) -> None:
         script = self._script
-        self._own = Share(script, worker, self._n_workers, seed)
+        self._own = WorkerStream(script, worker, self._n_workers, seed)
         same = {name: getattr(script, name) for name in _SAME if hasattr(script, name)}
         same.update(dataset=self._own, collate_fn=Numbered(same["collate_fn"]))
         self._inner = DataLoader(batch_size=script.batch_size, generator=torch.Generator(), **same)

@@ -1,15 +1,15 @@
 """A DataLoader over an IterableDataset, divided among workers.
 
 Each worker iterates the whole dataset and takes its own samples: with n workers, sample i of the stream is
-that of worker i mod n. So a dataset needs no code that divides it, no index and no length, and all workers
-know its end without a message. With batch size b, step k takes samples k*b*n to (k+1)*b*n - 1, as one process
+that of worker i mod n. So a dataset needs no division of its own, no index and no length, and all workers
+find its end without a message. With batch size b, step k takes samples k*b*n to (k+1)*b*n - 1, as one process
 with batch size n*b does. `drop_last` drops the last step if it is incomplete. Otherwise its samples are
 divided equally, and samples from the beginning of the stream complete it; all workers make equally many steps
 with equally long batches. A dataset that yields batches (batch_size = None) is divided by these.
 
 Children (num_workers > 0) each iterate a dataset of their own, as in plain torch: one that divides itself by
 `torch.utils.data.get_worker_info` yields a part in each of them, any other one all of its samples in each.
-What a child yields is a stream that is divided as above.
+The samples of a child are a stream, which is divided as above.
 
 The stream must be the same on all workers. It may depend on random number generators: the default ones, or
 those of torch, NumPy or Python that are attributes of the dataset or of a dataset within it. Each stream has
@@ -73,7 +73,7 @@ def earlier_stream(per_step: int, places: Sequence[Sequence[Any]]) -> EarlierStr
     return EarlierStream(per_step, tuple((at, tuple(steps)) for at, steps in places))
 
 
-class Share(IterableDataset[Any]):
+class WorkerStream(IterableDataset[Any]):
     """One worker's samples of a stream.
 
     Attributes:

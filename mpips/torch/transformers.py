@@ -8,8 +8,8 @@ so `StepLoader` ends the clock of a step before the first batch of the next one.
 A restart runs the script from its beginning. The Trainer then begins in the epoch in which the run was, with
 the batches that are left of it. The cursor of the worker has what its state and its callbacks need for that.
 
-The import removes the variables from the environment by which mpirun says that there are several ranks:
-to transformers each worker is a single process.
+The import removes those variables of mpirun from the environment that have the number of ranks, so that
+each worker is a single process for transformers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StepLoader:
 
 
 class TrainerPlace:
-    """What a Trainer's state and its callbacks need after a restart, in the cursor, as JSON text."""
+    """The entries of the cursor for a Trainer's state and its callbacks, as JSON text."""
 
     def __init__(self, trainer: Any) -> None:
         """Take the trainer."""

@@ -269,7 +269,7 @@ def test_a_callback_whose_state_is_no_text_is_refused() -> None:
             return {"values": torch.ones(2)}
 
     trainer = type("T", (), {"callbacks": [Own()]})()
-    with pytest.raises(ConfigError, match="Own has a Tensor: it must have"):
+    with pytest.raises(ConfigError, match="Own has a Tensor, which cannot be sent or saved"):
         CallbackStates(trainer).position()
 
 
@@ -283,7 +283,12 @@ def test_values_of_workers_are_put_together(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(strategy.reduce(value), value)
         assert strategy.reduce(torch.tensor(2), reduce_op="sum").item() == 2
         assert torch.equal(strategy.all_gather(value), value[None])
-        assert strategy.broadcast({"a": 1}) == {"a": 1}
+        assert strategy.broadcast({"a": [1, None]}) == {"a": [1, None]}
+        with pytest.raises(ConfigError, match="broadcast has a set, which cannot be sent"):
+            strategy.broadcast({1})
+        assert strategy.all_gather(torch.ones(2, 0)).shape == (1, 2, 0)
+        half = torch.tensor(2.5, dtype=torch.bfloat16)
+        assert torch.equal(strategy.all_gather(half), half[None])
         assert strategy.reduce_boolean_decision(True)
         assert not strategy.reduce_boolean_decision(False, all=False)
         strategy.barrier("x")
