@@ -28,6 +28,7 @@ GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, 
 STEP_TAG = 0x746F7263682D7374
 ORDER_TAG = 0x746F7263682D6F72
 CHILDREN_TAG = 0x746F7263682D6368
+STREAM_TAG = 0x746F7263682D7372
 
 # torch does not annotate all of these functions.
 _cuda: Any = torch.cuda
@@ -86,10 +87,10 @@ def seeded(*numbers: int, own: Iterable[Generator] = ()) -> Iterator[None]:
     """
     word = mix(*numbers)
     with ExitStack() as stack:
-        _restore_defaults(stack)
+        restore_defaults(stack)
         _seed_defaults(word)
         for number, generator in enumerate({id(one): one for one in own}.values(), start=1):
-            _seed_one(stack, generator, mix(word, number))
+            seed_one(stack, generator, mix(word, number))
         yield
 
 
@@ -103,7 +104,8 @@ def _seed_defaults(word: int) -> None:
     np.random.seed((other & 0xFFFFFFFF, other >> 32))
 
 
-def _restore_defaults(stack: ExitStack) -> None:
+def restore_defaults(stack: ExitStack) -> None:
+    """Let `stack` restore the states of the default generators (see `reseed`) when it is closed."""
     stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
     if _cuda.is_initialized():
         stack.callback(_cuda.set_rng_state_all, _cuda.get_rng_state_all())
@@ -111,7 +113,7 @@ def _restore_defaults(stack: ExitStack) -> None:
     stack.callback(np.random.set_state, np.random.get_state())
 
 
-def _seed_one(stack: ExitStack, generator: Generator, word: int) -> None:
+def seed_one(stack: ExitStack, generator: Generator, word: int) -> None:
     """Seed one generator; `stack` restores its state when it is closed."""
     if isinstance(generator, torch.Generator):
         stack.callback(generator.set_state, generator.get_state())

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from mpips.errors import ConfigError
 from mpips.torch.job import TorchJob
 from mpips.torch.order import earlier_share
-from mpips.torch.sampling import PreparedLoader, split
+from mpips.torch.sampling import PreparedLoader, PreparedStream, split
 from mpips.torch.skips import BatchClocks
+from mpips.torch.streams import earlier_stream
 from mpips.worker.ahead.lookahead import Keys
 from mpips.worker.ahead.lookahead import lookahead as rows_ahead
 
@@ -71,6 +72,11 @@ class StartingLoader(PreparedLoader):
         found: dict[str, Any] = {**at, "per_step": self._own.per_step, "steps": len(self)}
         return {**found, "earlier": [list(share) for share in earlier]} if earlier else found
 
+    def n_left(self, epoch: int) -> int:
+        """Return the number of batches of the epoch of the restart that were left."""
+        done = self._resumed[1] if epoch == self._resumed[0] else 0
+        return int(self._own.n_steps(epoch)) - done
+
     def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
         """Continue where the workers of a run stood.
 
@@ -112,6 +118,34 @@ class StartingLoader(PreparedLoader):
         if (self._epoch, 0) >= self._resumed and self._batch == 0:
             self._job.begin_epoch(self)
         return batches
+
+
+class StartingStream(StartingLoader, PreparedStream):
+    """A prepared loader of an IterableDataset whose first iteration starts the job."""
+
+    def n_left(self, epoch: int) -> int:
+        """Return an estimate of the number of batches of the epoch of the restart that were left."""
+        return max(len(self) - (self._resumed[1] if epoch == self._resumed[0] else 0), 0)
+
+    def position(self) -> dict[str, Any]:
+        """Return the place after the batches that were yielded, as that of a StartingLoader."""
+        at = PreparedStream.position(self)
+        earlier = [share for share in self._own.earlier if share.has_read(at["epoch"])]
+        found: dict[str, Any] = {**at, "per_step": self._own.per_step}
+        return {**found, "earlier": [list(share) for share in earlier]} if earlier else found
+
+    def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
+        """Continue where the workers of a run stood, as a StartingLoader does."""
+        size = own["per_step"]
+        same = size == self._own.per_step and len(everyone) == self._job.script.n_workers
+        places = [(p.get("epoch", 0), self._steps_of(p)) for p in everyone]
+        at = own if same else min(everyone, key=lambda p: (p.get("epoch", 0), p.get("batch", 0)))
+        earlier = [earlier_stream(*share) for share in at.get("earlier", ())]
+        if not same:
+            earlier.append(earlier_stream(size, places))
+            at = {"epoch": min(places)[0], "batch": 0, "children": self._begins}
+        self._own.earlier = tuple(earlier)
+        self.resume(at)
 
 
 class _SettlingBatches(Iterator[Any]):
@@ -198,7 +232,9 @@ def divided(job: TorchJob, loader: Any, came_first: bool) -> StartingLoader:
             "the loader has been prepared already: call mpips.torch.prepare_loader once for each loader, and "
             "use what it returns"
         )
-    return StartingLoader(loader, job, job.script.seed, came_first)
+    is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    made = StartingStream if is_stream else StartingLoader
+    return made(loader, job, job.script.seed, came_first)
 
 
 def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterator[Batch]:

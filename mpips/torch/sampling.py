@@ -1,7 +1,8 @@
 """A DataLoader of a plain torch script, divided among workers.
 
 `mpips.torch.order` defines the order of an epoch and the batches of each worker. The worker's DataLoader has
-the options of the script's; only its batch sampler and its generator differ.
+the options of the script's; only its batch sampler and its generator differ. `mpips.torch.streams` divides
+datasets that have no indices (IterableDataset).
 
 Random numbers in child processes (num_workers > 0) depend on (seed, epoch, worker, child). An epoch that a
 restart enters in its middle draws them from the beginning, for other batches. Children of a loader with
@@ -15,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe
 
 from mpips.errors import ConfigError
 from mpips.torch.generators import CHILDREN_TAG, mix
 from mpips.torch.order import WorkerBatches, nested, source_of
+from mpips.torch.streams import ChildSteps, Numbered, WorkerStream
 
 # Arguments that the DataLoader of a worker has in common with the script's; in_order: from torch 2.6.
 _SAME = (
@@ -49,7 +51,9 @@ def split(loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> Pr
     Raises:
         ConfigError: The loader cannot be split; the message gives the reason and the remedy.
     """
-    _check(loader)
+    check_loader(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return PreparedStream(loader, worker, n_workers, seed)
     prepared = PreparedLoader(loader, worker, n_workers, seed)
     if len(prepared) == 0 and len(loader) > 0:
         raise ConfigError(
@@ -87,17 +91,20 @@ class PreparedLoader:
     def __init__(self, loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> None:
         self._script = loader
         self._n_workers = n_workers
-        self._own = WorkerBatches(loader, worker, n_workers, seed)
-        same = {name: getattr(loader, name) for name in _SAME if hasattr(loader, name)}
-        generator = torch.Generator()
-        self._inner: DataLoader[Any] = DataLoader(
-            batch_sampler=self._own, generator=generator, **same
-        )
+        self._own: Any
+        self._inner: DataLoader[Any]
+        self._divide(worker, seed)
         self._seeds = (seed, worker)
         self._begun = 0  # number of calls of iter
         self._epoch = 0
         self._batch = 0
         self._resumed = (0, 0)
+
+    def _divide(self, worker: int, seed: int) -> None:
+        """Make the batches of this worker, and its DataLoader."""
+        self._own = WorkerBatches(self._script, worker, self._n_workers, seed)
+        same = {name: getattr(self._script, name) for name in _SAME if hasattr(self._script, name)}
+        self._inner = DataLoader(batch_sampler=self._own, generator=torch.Generator(), **same)
 
     @property
     def epoch(self) -> int:
@@ -113,6 +120,11 @@ class PreparedLoader:
     def n_workers(self) -> int:
         """Number of workers that share the samples."""
         return self._n_workers
+
+    @property
+    def has_length(self) -> bool:
+        """True: `len` is known before the end of the epoch."""
+        return True
 
     @property
     def n_undivided(self) -> int:
@@ -179,22 +191,119 @@ class PreparedLoader:
         batches: Iterator[Any] = _CompleteEpoch(epoch)
         if not is_complete:
             self._own.start = (epoch, first)
-            cast(torch.Generator, self._inner.generator).manual_seed(
-                mix(CHILDREN_TAG, self._seeds[0], epoch, self._seeds[1])
-            )
-            # torch draws a seed from this generator into a tensor of the default device, which a script may
-            # have set to an accelerator.
-            with torch.device("cpu"):
-                inner = iter(self._inner)
-            batches = _EpochBatches(self, inner, epoch, first)
+            batches = _EpochBatches(self, self._begin(epoch), epoch, first)
         self._begun += 1
         self._epoch, self._batch = epoch, first
         return batches
+
+    def _begin(self, epoch: int) -> Iterator[Any]:
+        """Begin an epoch of this worker's DataLoader."""
+        cast(torch.Generator, self._inner.generator).manual_seed(
+            mix(CHILDREN_TAG, self._seeds[0], epoch, self._seeds[1])
+        )
+        # torch draws a seed from this generator into a tensor of the default device, which a script may
+        # have set to an accelerator.
+        with torch.device("cpu"):
+            return iter(self._inner)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._script, name)
+
+
+class PreparedStream(PreparedLoader):
+    """An iterable of one worker's batches of an IterableDataset; see mpips.torch.streams.
+
+    `len` is that of the dataset, if it has one, divided among the workers: an estimate where several children
+    end with incomplete batches, as in plain torch.
+    """
+
+    def _divide(self, worker: int, seed: int) -> None:
+        script = self._script
+        self._own = WorkerStream(script, worker, self._n_workers, seed)
+        same = {name: getattr(script, name) for name in _SAME if hasattr(script, name)}
+        same.update(dataset=self._own, collate_fn=Numbered(same["collate_fn"]))
+        self._inner = DataLoader(batch_size=script.batch_size, generator=torch.Generator(), **same)
+        self._begins = (0,) * max(script.num_workers, 1)
+        self._resumed_steps = self._begins  # of each child
+        self._children = ChildSteps(self._begins, 0)
+
+    @property
+    def has_length(self) -> bool:
+        """True if the dataset has a length."""
+        return hasattr(self._script.dataset, "__len__")
+
+    def __len__(self) -> int:
+        """Return the number of steps of a whole epoch.
+
+        Raises:
+            TypeError: The dataset has no length.
+        """
+        length, per_step = len(cast(Sized, self._script.dataset)), self._own.per_step
+        return int(length // per_step if self._script.drop_last else -(-length // per_step))
+
+    def count_used(self, batch: int) -> None:
+        """Let `batch` be the number of batches of this epoch that count as yielded, after reading ahead."""
+        super().count_used(batch)
+        self._children.use(batch)
+
+    def position(self) -> dict[str, Any]:
+        """Return the place as that of a PreparedLoader, with the steps in the stream of each child."""
+        self._children.use(self._batch)
+        is_before = (self._epoch, self._batch) < self._resumed
+        steps = self._resumed_steps if is_before else self._children.steps
+        return {**super().position(), "children": list(steps)}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Begin at a position, before the first iteration. Not collective; does not block.
+
+        Args:
+            position: The value of `position` on this worker, in a run with equally many workers, the same
+                seed and the same loader.
+
+        Raises:
+            ConfigError: Iteration has begun, or the position is of a loader with other children.
+        """
+        if self._begun:
+            raise ConfigError("the loader's iteration has begun: call resume before the first loop")
+        self._resumed_steps = self._steps_of(position)
+        self._resumed = (position["epoch"], position["batch"])
+
+    def _steps_of(self, position: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the steps of each child at a position; {}: at the beginning of the run.
+
+        Raises:
+            ConfigError: It is of a loader with another number of children, or of indices.
+        """
+        if position and "children" not in position:
+            raise ConfigError(
+                "the checkpoint is of a loader whose dataset has indices, and this one has an "
+                "IterableDataset: use the same script, or resume='never'"
+            )
+        steps = tuple(position.get("children", self._begins))
+        if len(steps) != len(self._begins):
+            raise ConfigError(
+                f"the checkpoint is of a loader whose stream {len(steps)} children read, and num_workers = "
+                f"{self._script.num_workers} now: each child reads a stream of its own, so use the same "
+                "num_workers as before, or resume='never'"
+            )
+        return steps
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, (resumed, done) = self._begun, self._resumed
+        is_resumed = epoch == resumed
+        first = done if is_resumed else 0
+        self._children = ChildSteps(self._resumed_steps if is_resumed else self._begins, first)
+        batches: Iterator[Any] = _CompleteEpoch(epoch)
+        if epoch >= resumed:
+            # Children receive both when they start; those that stay count epochs themselves.
+            self._own.epoch = epoch
+            self._own.dropped = self._resumed_steps if is_resumed else self._begins
+            batches = _StreamBatches(self, self._begin(epoch), epoch, first)
+        self._begun += 1
+        self._epoch, self._batch = epoch, first
+        return batches
 
 
 class _CompleteEpoch(Iterator[Any]):
@@ -232,14 +341,38 @@ class _EpochBatches(Iterator[Any]):
                 "two iterators of one loader with persistent_workers = True share their children: "
                 "finish one before the next, or use persistent_workers = False"
             )
-        batch = next(self._batches)
+        batch = self._read()
         self._count += 1
         if newest:
             self._loader._batch = self._count
         return batch
 
+    def _read(self) -> Any:
+        """Return the next batch of the DataLoader."""
+        return next(self._batches)
 
-def _check(loader: DataLoader[Any]) -> None:
+
+class _StreamBatches(_EpochBatches):
+    """The batches of one epoch of a stream. Those before `first` are read once more, and dropped."""
+
+    def __init__(
+        self, loader: PreparedStream, batches: Iterator[Any], epoch: int, first: int
+    ) -> None:
+        super().__init__(loader, batches, epoch, first)
+        self._stream = loader
+        self._n_dropped = first
+
+    def _read(self) -> Any:
+        while self._n_dropped:
+            next(self._batches)
+            self._n_dropped -= 1
+        child, batch = next(self._batches)
+        if self._epoch == self._stream._epoch:
+            self._stream._children.read(child)
+        return batch
+
+
+def check_loader(loader: DataLoader[Any]) -> None:
     """Raise ConfigError for a loader that cannot be split."""
     cls = type(loader)
     name = f"{cls.__module__}.{cls.__qualname__}"
@@ -249,11 +382,13 @@ def _check(loader: DataLoader[Any]) -> None:
         raise ConfigError(
             f"loader of class {name}: its own iteration cannot be split; use torch.utils.data.DataLoader"
         )
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterDataPipe) and loader.num_workers > 0:
         raise ConfigError(
-            f"dataset of class {type(loader.dataset).__qualname__} is an IterableDataset, which has no "
-            "indices to divide: split it by mpips.rank() and prepare the model without the loader"
+            f"dataset of class {type(loader.dataset).__qualname__} is an IterDataPipe, which divides itself "
+            "among the children of a loader: use num_workers = 0, or an IterableDataset"
         )
+    if isinstance(loader.dataset, IterableDataset):
+        return
     if loader.batch_size is None and loader.batch_sampler is None:
         raise ConfigError(
             "batch_size = None: must be 1 or more, or give the loader a batch_sampler"

@@ -38,6 +38,10 @@ class DividedLoader(Protocol):
         """Number of workers that share its samples."""
 
     @property
+    def has_length(self) -> bool:
+        """False for a loader of a stream without a length."""
+
+    @property
     def n_undivided(self) -> int:
         """Number of batches of an epoch before it was divided."""
 
@@ -84,7 +88,7 @@ class Schedules:
 
     def watch(self, loader: DividedLoader) -> Pass | None:
         """Return what compares schedules with the length of a loader in a pass; None: nothing is left."""
-        if not self._warns or loader.n_workers == 1:
+        if not self._warns or loader.n_workers == 1 or not loader.has_length:
             return None
         left = [
             one

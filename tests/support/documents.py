@@ -101,8 +101,14 @@ def lacking(text: str) -> str:
         return "prometheus_client"
     if "to_onnx()" in text and not importlib.util.find_spec("onnx"):
         return "onnx"
-    for name in ("torch", "jax", "keras", "sklearn", "onnxruntime"):
-        is_used = f"import {name}\n" in text or f"from mpips.{name} import" in text
+    for name in ("torch", "jax", "keras", "sklearn", "onnxruntime", "lightning", "transformers"):
+        used = (
+            f"import {name}\n",
+            f"import {name} as",
+            f"from {name} import",
+            f"from mpips.{name} import",
+        )
+        is_used = any(line in text for line in used)
         if is_used and importlib.util.find_spec(name) is None:
             return name
     return ""

@@ -18,7 +18,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     TensorDataset,
 )
 
@@ -239,11 +238,6 @@ def test_an_error_of_the_dataset_does_not_end_the_epoch() -> None:
     assert next(batches) == [2]
 
 
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(5))
-
-
 class OwnLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         return iter([1])
@@ -257,10 +251,6 @@ class Unsized:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: DataLoader(Endless()),
-            r"Endless is an IterableDataset.*split it by mpips.rank\(\)",
-        ),
         (lambda: DataLoader(Numbers(5), batch_size=None), "batch_size = None: must be 1 or more"),
         (
             lambda: DataLoader(Numbers(5), sampler=DistributedSampler(Numbers(5), 2, 0)),

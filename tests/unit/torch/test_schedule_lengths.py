@@ -43,7 +43,7 @@ BEFORE, WORKERS, NOW, EPOCHS = 40, 4, 10, 3
 class Divided:
     """A loader of 40 batches, of which each of 4 workers has 10."""
 
-    n_workers, n_undivided = WORKERS, BEFORE
+    n_workers, n_undivided, has_length = WORKERS, BEFORE, True
 
     def __init__(self, came_first: bool) -> None:
         self.came_first = came_first
