@@ -11,29 +11,34 @@ not noted. The loss of a step is unknown, and is not shown, if
 
 `zero_grad` drops what was noted, with the gradients. On the CPU a loss is read at once. A loss on a device is
 kept, without its graph, and is read with others when a report is due, so that the host does not wait for the
-device in each step.
+device in each step. Only the first MOST steps behind a report are looked at: in a loop that is so fast that
+it makes more of them, these are enough for a mean.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-_MOST_WAITING = 64  # losses on devices that wait for a report: the newest ones
+MOST = 32  # steps whose losses are in a report
 
 Term = float | torch.Tensor  # a part of a loss; on a device a tensor
 
 
 class Losses:
-    """The losses of the step that the script computes. One for each script."""
+    """The losses of the step that the script computes. One for each script.
+
+    Attributes:
+        is_wanted: The loss of the step is to be noted.
+    """
 
     def __init__(self) -> None:
         """Note nothing yet; see `begin`."""
+        self.is_wanted = True
         self._noted: list[
             tuple[Term, torch.Tensor | None]
         ] = []  # with the factor that may be a scale
@@ -53,7 +58,7 @@ class Losses:
         def backward(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
             own = noting()
             # A backward pass may contain others, as that of a checkpointed layer does.
-            if own is None or own._noting is None or own._is_running:
+            if own is None or not own.is_wanted or own._noting is None or own._is_running:
                 return plain(tensor, *arguments, **options)
             # The pass frees what the graph has saved.
             factor = _factor(tensor)
@@ -110,29 +115,29 @@ class Losses:
 
 
 class WaitingLosses:
-    """Losses of steps until a report is due, with their weights."""
+    """Losses of steps until a report is due."""
 
     def __init__(self) -> None:
         """Hold none."""
+        self.n_steps = 0  # whose losses were added
         self._sum = 0.0
-        self._weight = 0
-        self._waiting: deque[tuple[list[tuple[torch.Tensor, int]], float, int]] = deque(
-            maxlen=_MOST_WAITING
-        )
+        self._n = 0  # steps in the sum
+        self._waiting: list[tuple[list[tuple[torch.Tensor, int]], float]] = []
 
-    def add(self, terms: Iterable[Term], weight: int) -> None:
+    def add(self, terms: Iterable[Term]) -> None:
         """Add the loss of a step, the sum of `terms`."""
+        self.n_steps += 1
         numbers = [term for term in terms if not isinstance(term, torch.Tensor)]
         tensors = [(term, term._version) for term in terms if isinstance(term, torch.Tensor)]
         if tensors:
-            self._waiting.append((tensors, sum(numbers), weight))
+            self._waiting.append((tensors, sum(numbers)))
         else:
-            self._sum += sum(numbers) * weight
-            self._weight += weight
+            self._sum += sum(numbers)
+            self._n += 1
 
-    def read(self) -> tuple[float, int]:
-        """Return the sum of all losses times their weights, and the sum of the weights; hold none."""
-        total, weight = self._sum, self._weight
+    def read(self) -> float | None:
+        """Return the mean loss of the steps, None: it is unknown; hold none."""
+        total, n = self._sum, self._n
         # A tensor that was changed in place since is not the loss any more.
         waiting = [
             one
@@ -140,15 +145,15 @@ class WaitingLosses:
             if all(term._version == version for term, version in one[0])
         ]
         found = iter(_read([term for one in waiting for term, _ in one[0]]))
-        for tensors, number, own in waiting:
-            total += (number + sum(next(found) for _ in tensors)) * own
-            weight += own
+        for tensors, number in waiting:
+            total += number + sum(next(found) for _ in tensors)
+            n += 1
         self.clear()
-        return total, weight
+        return total / n if n else None
 
     def clear(self) -> None:
         """Hold none."""
-        self._sum, self._weight = 0.0, 0
+        self._sum, self._n, self.n_steps = 0.0, 0, 0
         self._waiting.clear()
 
 

@@ -1,8 +1,9 @@
 """What a torch script reports by itself: epoch, part of the run that is done, samples, learning rates, loss.
 
-A step notes the loss and the samples of its batches, and the first step that ends an interval later sends
-them. Nothing is noted in a job whose reports nobody reads, and no loss once the script reports its own by
-`mpips.report`. The loss is explained in losses.py; over workers and steps it is a mean, weighted by samples.
+A step notes its loss and its place in the data, and the first step that ends an interval later sends a
+report. Nothing is noted in a job whose reports nobody reads, and no loss once the script reports its own by
+`mpips.report`. The loss is explained in losses.py. A report has its mean over steps; the mean over the
+reports of all workers is weighted by samples.
 
     epoch       of the loop over mpips.torch.epochs; else of the first prepared loader; else unknown
     n_epochs    of all loops over mpips.torch.epochs so far; unknown in a loop over `range`
@@ -21,7 +22,7 @@ import torch
 
 from mpips.mpi.messages import ReportDetails
 from mpips.session.script import Script
-from mpips.torch.losses import Losses, WaitingLosses
+from mpips.torch.losses import MOST, Losses, WaitingLosses
 from mpips.worker.worker import Worker
 
 _INTERVAL_S = 0.25  # s between two reports
@@ -86,12 +87,14 @@ class Progress:
         self._n_optimizers = n_optimizers
         self._worker: Worker | None = None  # while the script is observed
         self._waiting = WaitingLosses()
-        self._has_steps = False  # since the report before
-        self._samples = 0  # since then
-        self._pass, self._batch = 0, 0  # pass over the loader, and its batches that were counted
+        self._n_steps = 0  # since the report before
+        self._samples = 0  # of passes that have ended since then
+        # Pass over the loader, its batches that were reported, and those up to the newest step.
+        self._pass = self._reported = self._batch = 0
         self._n_passes = 1  # most of an epoch so far
         self._next = 0.0  # monotonic s from which a report is due
-        self._stepped: list[torch.optim.Optimizer] = []  # those that have made a step
+        self._newest: torch.optim.Optimizer | None = None  # that has made a step
+        self._stepped: list[torch.optim.Optimizer] = []  # all that have
         self._groups: list[tuple[torch.optim.Optimizer, int]] = []  # param groups with a rate
         self._rates: list[Any] = []  # rates of the newest step: numbers, or tensors
         self._with_loss: torch.optim.Optimizer | None = None  # the one whose steps have losses
@@ -111,65 +114,78 @@ class Progress:
         """Note a step of a prepared optimizer, also one that pushes nothing. GradScaler may make it."""
         if self._worker is None:
             return
-        self._has_steps = True
+        self._n_steps += 1
+        if optimizer is not self._newest:
+            self._note_optimizer(optimizer)
+        # A scheduler sets the rates of the next step before this one is reported.
+        self._rates = [one.param_groups[i]["lr"] for one, i in self._groups]
+        if self._loaders:
+            loader = self._loaders[0]
+            if loader.n_begun != self._pass:
+                self._samples += loader.n_samples(self._reported, self._batch)
+                self._pass, self._reported = loader.n_begun, loader.first
+            self._batch = loader.batch
+        if self.losses.is_wanted:
+            self._take_loss(optimizer)
+
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._newest = optimizer
         if all(one is not optimizer for one in self._stepped):
             self._stepped.append(optimizer)
             self._groups += [(optimizer, i) for i in _trained_groups(optimizer)]
             del self._groups[_MOST_RATES:]
-        # A scheduler sets the rates of the next step before this one is reported.
-        self._rates = [one.param_groups[i]["lr"] for one, i in self._groups]
-        n = self._count_samples()
-        terms = self.losses.take(is_scaled=getattr(optimizer, "found_inf", None) is not None)
-        if terms:
-            self._add_loss(optimizer, terms, n or 1)
 
-    def _add_loss(
-        self, optimizer: torch.optim.Optimizer, terms: list[float | torch.Tensor], weight: int
-    ) -> None:
+    def _take_loss(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the loss of a step, if it is known."""
+        terms = self.losses.take(is_scaled=getattr(optimizer, "found_inf", None) is not None)
+        if not terms:
+            return
         if self._with_loss is not None and self._with_loss is not optimizer:
             # The script has several losses: none of them is the loss.
-            self.losses.end()
-            self._waiting.clear()
+            self._end_losses()
             return
         self._with_loss = optimizer
-        self._waiting.add(terms, weight)
+        self._waiting.add(terms)
+        self.losses.is_wanted = self._waiting.n_steps < MOST
 
-    def _count_samples(self) -> int:
-        """Return the samples of the batches since the step before, and count them."""
-        if not self._loaders:
-            return 0
-        loader = self._loaders[0]
-        if loader.n_begun != self._pass:
-            self._pass, self._batch = loader.n_begun, loader.first
-        n = loader.n_samples(self._batch, loader.batch)
-        self._batch = loader.batch
-        self._samples += n
-        return n
+    def _end_losses(self) -> None:
+        self.losses.end()
+        self._waiting.clear()
 
     def send_if_due(self) -> None:
         """Send a report, if there was a step and the interval is over. Cheap: called behind each step."""
-        if self._has_steps and time.monotonic() >= self._next:
+        if self._n_steps and time.monotonic() >= self._next:
             self.flush()
 
     def flush(self) -> None:
         """Send what has not been sent."""
-        if self._worker is None or not self._has_steps:
+        if self._worker is None or not self._n_steps:
             return
         self._next = time.monotonic() + _INTERVAL_S
-        self._has_steps = False
         reports = self._script.reports
         if reports.has_own:
-            self.losses.end()
-            self._waiting.clear()
+            self._end_losses()
+        samples, n_steps = self._take_samples(), self._n_steps
+        self._n_steps = 0
         # Until every optimizer has made a step it is not known whether another one has a loss of its own.
         is_alone = len(self._stepped) >= self._n_optimizers()
-        loss_sum, weight = self._waiting.read() if is_alone else (0.0, 0)
-        samples, self._samples = self._samples, 0
+        loss = self._waiting.read() if is_alone else None
+        self.losses.is_wanted = True
+        weight = 0 if loss is None else samples or n_steps
         epoch, n_epochs, share = self._place()
         rates = [float(rate) for rate in self._rates]
         rates = rates[:1] if len(set(rates)) == 1 else rates
         details = ReportDetails(weight, False, n_epochs, share, rates)
+        loss_sum = 0.0 if loss is None else loss * weight
         reports.library_report(self._worker, epoch, samples, loss_sum, details)
+
+    def _take_samples(self) -> int:
+        """Return the samples of the batches since the report before, and count them as reported."""
+        samples, self._samples = self._samples, 0
+        if self._loaders:
+            samples += self._loaders[0].n_samples(self._reported, self._batch)
+        self._reported = self._batch
+        return samples
 
     def _place(self) -> tuple[int | None, int, float]:
         """Return epoch (None: unknown), number of epochs (0: unknown) and the part that is done."""

@@ -438,10 +438,40 @@ def test_losses_on_a_device_are_read_when_a_report_is_due_unless_they_were_chang
     waiting = WaitingLosses()
     losses = [torch.tensor(float(i)) for i in range(1, 4)]
     for loss in losses:
-        waiting.add([loss, loss.half(), 0.5], 2)
+        waiting.add([loss, loss.half(), 0.5])
     losses[1].add_(1.0)
-    assert waiting.read() == (2 * (1 + 1 + 0.5 + 3 + 3 + 0.5), 4)
-    assert waiting.read() == (0.0, 0)
-    for i in range(100):
-        waiting.add([torch.tensor(float(i))], 1)
-    assert waiting.read() == (float(sum(range(36, 100))), 64)
+    assert waiting.n_steps == 3
+    assert waiting.read() == ((1 + 1 + 0.5) + (3 + 3 + 0.5)) / 2
+    assert (waiting.n_steps, waiting.read()) == (0, None)
+
+
+def test_a_fast_loop_has_the_losses_of_the_first_steps_behind_each_report(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_INTERVAL_S", 1e9)
+    monkeypatch.setattr(module, "MOST", 2)
+    with observed_job() as script:
+        loader = loader_of(6, 1)
+        model, optimizer = constant()
+        for i, (x,) in enumerate(loader):
+            if i == 4:
+                script.reports.flush()
+            step(model, optimizer, x)
+    assert [(r.samples, r.loss_sum, r.loss_weight) for r in reports] == [(4, 6.0, 4), (2, 11.0, 2)]
+
+
+def test_a_pass_that_ends_between_two_reports_is_counted_to_its_last_step(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_INTERVAL_S", 1e9)
+    with observed_job():
+        loader = loader_of(10, 4)
+        model, optimizer = constant()
+        for _ in range(2):
+            for i, (x,) in enumerate(loader):
+                step(model, optimizer, x)
+                if i == 1:
+                    break
+        for (x,) in loader:
+            step(model, optimizer, x)
+    assert reports.total() == (8 + 8 + 10, pytest.approx(26 * (2 * 9 + 18.5) / 7), 26)
