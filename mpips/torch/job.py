@@ -34,7 +34,7 @@ from mpips.torch.cursor import SchedulerState
 from mpips.torch.device_memory import Devices
 from mpips.torch.epochs import EpochLoops, Epochs, LoopState
 from mpips.torch.generators import reseed
-from mpips.torch.progress import CountedLoader, Progress
+from mpips.torch.progress import CountedLoader, ScriptProgress
 from mpips.torch.schedules import Schedules
 from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
@@ -83,7 +83,7 @@ class TorchJob(ScriptJob):
         loops: Loops over mpips.torch.epochs.
         schedules: Schedulers that the script gave to `prepare`.
         loaders: Prepared loaders.
-        progress: What the script reports by itself.
+        progress: Automatic reports of the script.
     """
 
     library = "mpips.torch"
@@ -97,7 +97,7 @@ class TorchJob(ScriptJob):
         self.loops = EpochLoops()
         self.schedules = Schedules(warns=script.rank == 0)
         self.loaders: list[PlacedLoader] = []
-        self.progress = Progress(script, self.loops, self.loaders, lambda: self.n_optimizers)
+        self.progress = ScriptProgress(script, self.loops, self.loaders, lambda: self.n_optimizers)
         self._restored: dict[str, Restored] = {}
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id
         self._waits = False  # until all loaders are at the places of the restart

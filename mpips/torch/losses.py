@@ -1,7 +1,7 @@
 """The loss of a step: the sum of the scalars on which the script calls `backward` for it.
 
-Nothing else in a script says what its loss is. So while the job runs, `torch.Tensor.backward` is a function
-that calls torch's own one and then notes the tensor. `torch.autograd.backward` and `torch.autograd.grad` are
+No other call of a script has its loss. So while the job runs, `torch.Tensor.backward` is a function that
+calls torch's own one and then notes the tensor. `torch.autograd.backward` and `torch.autograd.grad` are
 not noted. The loss of a step is unknown, and is not shown, if
 
     backward got an argument `gradient` or `inputs`, or a tensor that is not a plain torch.Tensor;

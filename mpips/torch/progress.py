@@ -1,7 +1,7 @@
-"""What a torch script reports by itself: epoch, part of the run that is done, samples, learning rates, loss.
+"""The automatic reports of a torch script: epoch, part of the run that is done, samples, rates, loss.
 
 A step notes its loss and its place in the data, and the first step that ends an interval later sends a
-report. Nothing is noted in a job whose reports nobody reads, and no loss once the script reports its own by
+report. Nothing is noted in a job whose reports have no reader, and no loss once the script reports its own by
 `mpips.report`. The loss is explained in losses.py. A report has its mean over steps; the mean over the
 reports of all workers is weighted by samples.
 
@@ -62,7 +62,7 @@ class CountedLoops(Protocol):
         """Return epoch, number of epochs, and iterations of each loader before the epoch; None: no loop."""
 
 
-class Progress:
+class ScriptProgress:
     """The reports of one torch script. No method blocks, but for a device whose losses are read."""
 
     def __init__(
