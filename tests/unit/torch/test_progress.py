@@ -297,7 +297,13 @@ def test_a_scaled_loss_whose_scale_is_not_found_is_not_shown_nor_that_of_a_skipp
             make(model(torch.ones(1, 1)).mean()).backward()
             scaler.step(optimizer)
             scaler.update()
-    assert len(reports) == 3
+        # Of two passes the scale of one is not found.
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 1)).mean()).backward()
+        (scaler.scale(model(torch.ones(1, 1)).mean()) / 2).backward()
+        scaler.step(optimizer)
+    assert len(reports) == 4
     assert reports.total() == (0, 0.0, 0)
 
 
