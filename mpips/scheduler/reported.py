@@ -1,6 +1,6 @@
 """The length of a script's run as its workers report it: epochs, the part that is done, learning rates.
 
-A task knows these numbers at its start (see `mpips.scheduler.run_progress`), a script only in its loop.
+A task has these numbers at its start (see `mpips.scheduler.run_progress`), a script only in its loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ReportedLength:
-    """What workers have reported of the length of their run. All times are monotonic seconds.
+    """Length of a run, by the reports of its workers. All times are monotonic seconds.
 
     Attributes:
         has_epochs: A worker counts epochs.
