@@ -1,6 +1,6 @@
-"""Reports of a script's progress: by its calls of `mpips.report`, and by a library that knows its loop.
+"""Reports of a script's progress: by its calls of `mpips.report`, and by the library of its loop.
 
-What the script reports counts. From its first report of a loss on, a library reports neither losses nor
+The reports of the script count. From its first report of a loss on, a library reports neither losses nor
 samples. Samples that a library has reported until then are part of those that the script reports, and are
 not counted again. A library goes on to report what the script cannot: the epochs, the part of the run that is
 done, and the learning rates.
