@@ -279,7 +279,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         loss: Mean over the last report interval; None: not known.
         share: Part of the whole run that is done, 0 to 1; 0 if its length is not known.
         n_epochs: Epochs of the whole run; 0: not known.
-        has_epochs: Workers count epochs, so `epoch` has a meaning also where `n_epochs` is not known.
+        has_epochs: Workers count epochs; `n_epochs` may be unknown even so.
         left_s: Seconds to the end at the rate of this attempt; None: not known.
         staleness: Mean staleness, in updates, of the updates judged lately; None: not known.
         push_bytes_per_s, pull_bytes_per_s: Bytes per second of all workers lately; None: not known.
