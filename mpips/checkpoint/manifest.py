@@ -191,6 +191,11 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     cursor: dict[str, Any] = {}
     local: LocalFile | None = None
 
+    @property
+    def counts_epochs(self) -> bool:
+        """True if the program has set an epoch."""
+        return self.epoch > 0 or "epoch" in self.cursor
+
 
 # Pairs of worker and server whose sequence numbers a manifest contains: about a megabyte of text.
 MOST_APPLIED = 100_000

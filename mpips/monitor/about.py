@@ -312,8 +312,11 @@ def state_sentence(
     reached = f"step {progress.step:,}"
     if n_epochs:
         reached = f"epoch {min(progress.epoch + 1, n_epochs)} of {n_epochs}, {reached}"
+    elif progress.has_epochs:
+        reached = f"epoch {progress.epoch + 1}, {reached}"
     if not alive:
-        return f"{name} in {reached}." if n_epochs else f"{name} at {reached}."
+        counts = n_epochs or progress.has_epochs
+        return f"{name} in {reached}." if counts else f"{name} at {reached}."
     left = "" if progress.left_s is None else f"; about {duration(progress.left_s)} left"
     return f"{name}: {reached}{left}."
 

@@ -31,7 +31,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     Attributes:
         share: Share of the whole run that is done, 0 to 1.
         epoch: Number of the current epoch, from 1; 0: none.
-        n_epochs: Epochs of the run; 0: unknown, as for scripts.
+        n_epochs: Epochs of the run; 0: unknown, as for scripts that loop over `range`.
         step: Clock of the run.
         samples_per_s: Samples per second of all workers.
         loss: Mean training loss over the last report interval.
@@ -60,7 +60,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         """Return the progress that status.json contains."""
         return cls(
             share=p.share,
-            epoch=min(p.epoch + 1, p.n_epochs or p.epoch + 1),
+            epoch=epoch_of(p),
             n_epochs=p.n_epochs,
             step=p.step,
             samples_per_s=p.samples_per_s,
@@ -70,6 +70,13 @@ class Snapshot(msgspec.Struct, frozen=True):
             pull_bytes_per_s=p.pull_bytes_per_s,
             left_s=p.left_s,
         )
+
+
+def epoch_of(p: Progress) -> int:
+    """Return the number of the current epoch, from 1; 0: the run counts no epochs."""
+    if p.n_epochs:
+        return min(p.epoch + 1, p.n_epochs)
+    return p.epoch + 1 if p.has_epochs else 0
 
 
 def duration(seconds: float | None) -> str:
@@ -107,8 +114,8 @@ def _gigabytes(n_bytes: float | None) -> str:
 
 
 def _loss(value: float) -> str:
-    """Return a loss with four digits after the point, or with an exponent if it is large."""
-    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
+    """Return a loss with four digits after the point, or with an exponent if it is large or small."""
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or not value else f"{value:.4g}"
 
 
 def fields(now: Snapshot) -> list[tuple[int, str]]:
@@ -118,18 +125,20 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
     if now.link_bytes_per_s is not None:
         traffic.append((0, f"between nodes {_gigabytes(now.link_bytes_per_s)} GB/s"))
     stale = (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -")
-    losses = [
-        (6, f"{short(now.samples_per_s)} samples/s"),
-        (5, f"loss {_loss(now.loss)}" if now.loss is not None else "loss -"),
-    ]
+    rate = (6, f"{short(now.samples_per_s)} samples/s")
+    loss = (5, f"loss {_loss(now.loss)}" if now.loss is not None else "loss -")
     if not now.n_epochs:
-        # The end of a script is unknown. It may report samples and a loss.
+        # The end of a script may be unknown, and all of these, too.
         return [
+            *([(7, f"epoch {now.epoch}")] if now.epoch else []),
             (9, f"step {now.step:,}"),
-            *(losses if now.loss is not None else []),
+            *([rate] if now.samples_per_s else []),
+            *([loss] if now.loss is not None else []),
             stale,
             *traffic,
         ]
+    # A script may count no samples.
+    losses = [rate, loss] if now.samples_per_s or now.loss is None else [loss]
     return [
         (9, f"{now.share:4.0%}"),
         (7, f"epoch {now.epoch}/{now.n_epochs}"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mpips.errors import ConfigError
+from mpips.monitor.progress import epoch_of
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.reading import DAMAGED, read_regular
@@ -124,7 +125,7 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
         name=run.path.name,
         task=task,
         state=state,
-        epoch=progress.epoch + 1 if progress is not None and progress.n_epochs else 0,
+        epoch=epoch_of(progress) if progress is not None else 0,
         step=progress.step if progress is not None else 0,
         loss=progress.loss if progress is not None else None,
         restarts=restarts,

@@ -135,8 +135,7 @@ def head(view: View, width: int) -> list[str]:
         lines += textwrap.wrap(view.note, width, break_long_words=False, break_on_hyphens=False)
     p = status.progress
     parts = fields(Snapshot.of(p if view.alive else msgspec.structs.replace(p, left_s=None)))
-    # A script may report no epochs: then only the step, the staleness and the traffic are known.
-    lines.append(fit(parts if p.n_epochs else parts[2:3] + parts[5:7], width))
+    lines.append(fit(parts, width))
     below = _below(status)
     if below:
         lines.append(fit(below, width))
@@ -171,7 +170,7 @@ def curves(view: View, width: int, levels: str = BLOCKS) -> list[str]:
     progress = [point for point in view.points if point.samples_per_s is not None]
     columns = {
         "loss": ([(p.time_s, p.loss) for p in progress], "{:.4f}"),
-        "samples/s": ([(p.time_s, p.samples_per_s) for p in progress], "{:,.0f}"),
+        "samples/s": ([(p.time_s, p.samples_per_s or None) for p in progress], "{:,.0f}"),
     }
     for name, (points, form) in columns.items():
         known = [value for _, value in points if value is not None and math.isfinite(value)]

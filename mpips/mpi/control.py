@@ -35,6 +35,7 @@ from mpips.mpi.messages import (
     Pong,
     Propose,
     Report,
+    ReportDetails,
     Stop,
     ToServer,
     ToWorker,
@@ -300,9 +301,16 @@ class Client:
             self._reports.flush()  # the progress that the evaluation is about comes first
         self._send(message)
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self,
+        epoch: int,
+        step: int,
+        samples: int,
+        loss_sum: float,
+        details: ReportDetails | None = None,
+    ) -> None:
         """Add to this worker's progress, which is sent to the scheduler when it is due; return at once."""
-        self._reports.add(Report(epoch, step, samples, loss_sum, self.clock))
+        self._reports.add(Report(epoch, step, samples, loss_sum, self.clock, details))
 
     def done(self, statistics: bytes) -> None:
         """Send the scheduler that this rank has finished, with its statistics as JSON."""

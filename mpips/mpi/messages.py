@@ -126,7 +126,26 @@ class TraceEnd(msgspec.Struct, tag="trace-end"):
     name: str
 
 
-class Report(msgspec.Struct, tag="report"):
+class ReportDetails(msgspec.Struct, array_like=True):
+    """Parts of a report that only some programs send.
+
+    Attributes:
+        loss_weight: Number of samples of which `loss_sum` is the sum; of steps, where samples are not
+            counted; None: all samples of the report.
+        has_epoch: The program counts epochs.
+        n_epochs: Epochs of the run; 0: unknown.
+        share: Part of the run that this worker has done, 0 to 1.
+        rates: Learning rates: one, or that of each param group where they differ; empty: unknown.
+    """
+
+    loss_weight: int | None = None
+    has_epoch: bool = False
+    n_epochs: int = 0
+    share: float = 0.0
+    rates: list[float] = []
+
+
+class Report(msgspec.Struct, tag="report", omit_defaults=True):
     """Progress of a worker since its last report.
 
     Attributes:
@@ -135,6 +154,7 @@ class Report(msgspec.Struct, tag="report"):
         samples: Number of samples since the last report.
         loss_sum: Sum of the loss of these samples.
         clock: Current clock of the worker.
+        details: Further parts; None: the program sends none.
     """
 
     epoch: int
@@ -142,6 +162,23 @@ class Report(msgspec.Struct, tag="report"):
     samples: int
     loss_sum: float
     clock: int
+    details: ReportDetails | None = None
+
+    @property
+    def loss_weight(self) -> int:
+        """Number of samples or steps of which `loss_sum` is the sum."""
+        weight = self.details.loss_weight if self.details is not None else None
+        return self.samples if weight is None else weight
+
+    def add(self, before: Report) -> None:
+        """Add the report before, which was not sent. Its details count where this one has none."""
+        if self.details is not None or before.details is not None:
+            details = self.details or before.details
+            assert details is not None
+            weight = before.loss_weight + self.loss_weight
+            self.details = msgspec.structs.replace(details, loss_weight=weight)
+        self.samples += before.samples
+        self.loss_sum += before.loss_sum
 
 
 Evaluation: TypeAlias = Literal["validation", "test"]  # name of data that is evaluated

@@ -33,8 +33,7 @@ class PendingReport:
             self.flush()
             before = None
         if before is not None:
-            report.samples += before.samples
-            report.loss_sum += before.loss_sum
+            report.add(before)
         self._pending = report
         self.poll(time.monotonic())
 

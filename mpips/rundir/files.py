@@ -256,6 +256,7 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
         step: Step of the run.
         epoch: Epoch of the run.
         note: Servers whose memory came from another node; "": none.
+        has_epochs: The program counts epochs, so `epoch` has a meaning.
     """
 
     source: str = "nothing"
@@ -263,6 +264,7 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     epoch: int = 0
     note: str = ""
+    has_epochs: bool = True
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +279,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         loss: Mean over the last report interval; None: not known.
         share: Part of the whole run that is done, 0 to 1; 0 if its length is not known.
         n_epochs: Epochs of the whole run; 0: not known.
+        has_epochs: Workers count epochs; `n_epochs` may be unknown even so.
         left_s: Seconds to the end at the rate of this attempt; None: not known.
         staleness: Mean staleness, in updates, of the updates judged lately; None: not known.
         push_bytes_per_s, pull_bytes_per_s: Bytes per second of all workers lately; None: not known.
@@ -300,6 +303,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float = 0.0
     recoverable: int = 0
     in_memory: bool = False
+    has_epochs: bool = False
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,7 +108,8 @@ def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line | None:
     try:
         fields = msgspec.json.decode(encoded, type=dict[str, Any])
         time_s, generation, samples, _, rate = (fields[name] for name in _NEEDED)
-        n = samples - done.get(generation, 0)
+        # A script may count no samples: its lines then weigh the same.
+        n = samples - done.get(generation, 0) or int(not samples)
         if any(key in fields for key in EVALUATIONS) or n <= 0 or not _are_numbers(fields):
             return None
         interval = interval_of(time_s, now)

@@ -34,6 +34,7 @@ with hidden("torch"):
 _FULL_S = 3600.0  # s, age of a run for each second between two points
 # TensorBoard sorts groups by name: test/ and train/ come first, the work of the machine after them.
 _SCALARS = {
+    "learning_rate": "train/learning_rate",
     "epoch": "work/epoch",
     "samples": "work/samples",
     "loss": "train/loss",
@@ -116,8 +117,11 @@ class EventLog:
         if self._loss_n:
             values["loss"] = self._loss_sum / self._loss_n
         self._loss_sum = self._loss_n = 0.0
+        if not line["samples"]:
+            # A script may count no samples.
+            values["samples"] = values["samples_per_s"] = None
         before = self._before
-        if before and line["time_s"] > before["time_s"]:
+        if line["samples"] and before and line["time_s"] > before["time_s"]:
             seconds = line["time_s"] - before["time_s"]
             values["samples_per_s"] = (line["samples"] - before["samples"]) / seconds
         self._before = line
@@ -125,6 +129,12 @@ class EventLog:
             _scalar(tag, values[name])
             for name, tag in _SCALARS.items()
             if values.get(name) is not None
+        ]
+        # The first rate has the name that the only one of other runs has.
+        found += [
+            _scalar(f"train/learning_rate_{i}", rate)
+            for i, rate in enumerate(line.get("learning_rates", ()))
+            if i and rate is not None
         ]
         new = [n - old for n, old in itertools.zip_longest(staleness, self._staleness, fillvalue=0)]
         self._staleness = staleness

@@ -11,6 +11,7 @@ from mpips.rundir.view import RunView
 from mpips.scheduler.run_tracker import RunTracker
 
 if TYPE_CHECKING:
+    from mpips.mpi.messages import ReportDetails
     from mpips.rundir.files import Ranks, StartPoint
     from mpips.scheduler.rank_table import RankTable
     from mpips.scheduler.run_progress import RunProgress
@@ -78,9 +79,15 @@ class ObservedRun:
         self._next = self._next_ranks = clock()
         self.look({})
 
-    def report(self, epoch: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self, epoch: int, samples: int, loss_sum: float, loss_weight: int | None = None
+    ) -> None:
         """Add a worker's progress since its last report; see RunTracker."""
-        self._tracker.report(epoch, samples, loss_sum)
+        self._tracker.report(epoch, samples, loss_sum, loss_weight)
+
+    def note_details(self, worker: int, epoch: int, details: ReportDetails | None) -> None:
+        """Take the details of a worker's report; see RunTracker."""
+        self._tracker.note_details(worker, epoch, details, self._clock())
 
     def look_at(self, coordinator: Coordinator | None, clocks: Mapping[int, int]) -> None:
         """Store the results of the coordinator's cuts, then do the same as `look`."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.intervals import heartbeat_interval_s
-from mpips.mpi.messages import Evaluated, Report
+from mpips.mpi.messages import Evaluated, Report, ReportDetails
 from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.files import Event, Finished, Ranks, StartPoint
 from mpips.rundir.view import RunView
@@ -131,15 +131,15 @@ class RunRecorder:
         except (OSError, ConfigError) as error:
             self._warn(error)
 
-    def report(self, epoch: int, samples: int, loss_sum: float) -> None:
-        """Add a worker's progress since its last report.
+    def report(
+        self, epoch: int, samples: int, loss_sum: float, loss_weight: int | None = None
+    ) -> None:
+        """Add a worker's progress since its last report; see RunTracker."""
+        self._tracker.report(epoch, samples, loss_sum, loss_weight)
 
-        Args:
-            epoch: Epoch of the worker, from 0.
-            samples: Number of samples since its last report.
-            loss_sum: Sum of their losses.
-        """
-        self._tracker.report(epoch, samples, loss_sum)
+    def note_details(self, worker: int, epoch: int, details: ReportDetails | None) -> None:
+        """Take the details of a worker's report; see RunTracker."""
+        self._tracker.note_details(worker, epoch, details, self._clock())
 
     def evaluated(self, found: Evaluated) -> None:
         """Write the metrics of an evaluation as a line of metrics.jsonl, unless the attempt is replaced."""
@@ -332,10 +332,14 @@ def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:
         epoch = min(place.state.epoch for place in saving.places)
         step = m.step + saving.first_clock
         note = "; ".join(saving.notes)
-        point = StartPoint(source="memory", step=step, epoch=epoch, note=note)
+        counts = any(place.state.counts_epochs for place in saving.places)
+        point = StartPoint(source="memory", step=step, epoch=epoch, note=note, has_epochs=counts)
         return point, saving.first_clock
     epoch = min((worker.epoch for worker in m.workers), default=0)
-    return StartPoint(source="checkpoint", path=str(saving.start), step=m.step, epoch=epoch), 0
+    counts = any(worker.counts_epochs for worker in m.workers)
+    path = str(saving.start)
+    point = StartPoint(source="checkpoint", path=path, step=m.step, epoch=epoch, has_epochs=counts)
+    return point, 0
 
 
 def recorded(
@@ -346,7 +350,8 @@ def recorded(
         return on_report
 
     def both(worker: int, report: Report) -> None:
-        recorder.report(report.epoch, report.samples, report.loss_sum)
+        recorder.report(report.epoch, report.samples, report.loss_sum, report.loss_weight)
+        recorder.note_details(worker, report.epoch, report.details)
         if on_report is not None:
             on_report(worker, report)
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mpips.rundir.files import Progress, Ranks, StartPoint, Status
+from mpips.scheduler.reported import ReportedLength
 
 if TYPE_CHECKING:
-    from mpips.mpi.messages import Evaluated
+    from mpips.mpi.messages import Evaluated, ReportDetails
     from mpips.scheduler.rank_table import RankTable
     from mpips.scheduler.run_progress import RunProgress
 
@@ -75,27 +76,38 @@ class RunTracker:
         self.progress = Progress(
             step=start.step, epoch=start.epoch, recoverable=recoverable, in_memory=in_memory
         )
-        # Samples of this attempt; samples, losses and begin of the present line of the metrics.
-        self._samples = self._window_samples = 0
+        self._length = ReportedLength()
+        # Samples of this attempt; samples, losses, their weight and begin of the present line of the metrics.
+        self._samples = self._window_samples = self._window_weight = 0
         self._window_loss = 0.0
         self._window_since = now
         self._checkpoints: dict[str, int] = {}
         self._test: dict[str, float | None] = {}
         rank_table.listen(self._evaluated)
 
-    def report(self, epoch: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self, epoch: int, samples: int, loss_sum: float, loss_weight: int | None = None
+    ) -> None:
         """Add a worker's progress since its last report.
 
         Args:
             epoch: Epoch of the worker, from 0.
             samples: Number of samples since its last report.
             loss_sum: Sum of their losses.
+            loss_weight: Number of samples, or of steps, of which `loss_sum` is the sum; None: all `samples`.
         """
         self._samples += samples
         self._window_samples += samples
         self._window_loss += loss_sum
+        self._window_weight += samples if loss_weight is None else loss_weight
         if epoch > self.progress.epoch:
             self.progress = msgspec.structs.replace(self.progress, epoch=epoch)
+
+    def note_details(
+        self, worker: int, epoch: int, details: ReportDetails | None, now: float
+    ) -> None:
+        """Take the details of a worker's report; see ReportedLength."""
+        self._length.note(worker, epoch, details, now)
 
     def note_checkpoints(self, statistics: Mapping[str, Any]) -> None:
         """Store path of the newest checkpoint and numbers of cuts by result, as the coordinator has them."""
@@ -113,11 +125,11 @@ class RunTracker:
             clocks: Clock of each worker, by any key; empty: not known yet.
 
         Returns:
-            True if samples have been reported since the last `begin_line`; `progress` then has their loss and
-            rate.
+            True if samples or losses have been reported since the last `begin_line`; `progress` then has
+            their loss and rate.
         """
         seconds = max(now - self._window_since, 1e-9)
-        n = self._window_samples
+        n, weight = self._window_samples, self._window_weight
         changes: dict[str, Any] = {"samples": self._samples}
         if clocks:
             gained = [max(clock - self._first_clock, 0) for clock in clocks.values()]
@@ -125,20 +137,21 @@ class RunTracker:
             if self._in_memory:
                 changes["recoverable"] = self.start.step + min(gained)
             changes["updates"] = sum(gained)
-        if n:
-            changes["loss"] = self._window_loss / n
+        if n or weight:
+            changes["loss"] = self._window_loss / weight if weight else None
             changes["samples_per_s"] = round(n / seconds, 1)
-        self.progress = msgspec.structs.replace(self.progress, **changes, **self._pace())
-        return n > 0
+        self.progress = msgspec.structs.replace(self.progress, **changes, **self._pace(now))
+        return n > 0 or weight > 0
 
     def begin_line(self, now: float) -> None:
         """Begin the next line of the metrics, because the present one is written."""
-        self._window_samples, self._window_loss, self._window_since = 0, 0.0, now
+        self._window_samples = self._window_weight = 0
+        self._window_loss, self._window_since = 0.0, now
 
     def line(self) -> dict[str, Any]:
         """Return the present progress as the fields of a line of metrics.jsonl."""
-        p = self.progress
-        return {
+        p, rates = self.progress, self._length.rates
+        found: dict[str, Any] = {
             "epoch": p.epoch,
             "step": p.step,
             "samples": p.samples,
@@ -148,10 +161,19 @@ class RunTracker:
             "push_bytes_per_s": p.push_bytes_per_s,
             "pull_bytes_per_s": p.pull_bytes_per_s,
         }
+        if rates:
+            found["learning_rate"] = finite(rates[0])
+        if len(rates) > 1:
+            found["learning_rates"] = [finite(rate) for rate in rates]
+        return found
 
-    def _pace(self) -> dict[str, Any]:
-        """Return the fields of the progress that come from the rank table and the progress of the run."""
-        totals, run_progress = self._rank_table.totals(), self._run_progress
+    def _pace(self, now: float) -> dict[str, Any]:
+        """Return the fields of the progress that come from the rank table and the length of the run."""
+        totals, run_progress, length = (
+            self._rank_table.totals(),
+            self._run_progress,
+            self._length,
+        )
         found: dict[str, Any] = {
             "staleness": _rounded(totals.staleness, 3),
             "push_bytes_per_s": _rounded(totals.push_bytes_per_s, 1),
@@ -161,6 +183,12 @@ class RunTracker:
             found["share"] = round(run_progress.share, 6)
             found["n_epochs"] = run_progress.n_epochs
             found["left_s"] = _rounded(run_progress.left_s, 1)
+            return found
+        found["has_epochs"] = length.has_epochs
+        if length.n_epochs:
+            found["share"] = round(length.share, 6)
+            found["n_epochs"] = length.n_epochs
+            found["left_s"] = _rounded(length.left_s(now), 1)
         return found
 
     def status(self, state: str) -> Status:

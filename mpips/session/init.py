@@ -133,14 +133,17 @@ def world_size() -> int:
 
 
 def report(
-    *, loss: float | None = None, samples: int = 1, epoch: int = 0, **metrics: float
+    *, loss: float | None = None, samples: int = 1, epoch: int | None = None, **metrics: float
 ) -> None:
     """Report progress, for `mpips top`, metrics.jsonl and the progress line. Not collective; returns at once.
+
+    A script of mpips.torch reports loss, samples and epoch without this call; see the guide for PyTorch. From
+    its first call with a loss on, the losses and samples of these calls count instead.
 
     Args:
         loss: Mean loss of the last samples; None: none is reported.
         samples: Number of these samples.
-        epoch: Index of the current epoch, from 0.
+        epoch: Index of the current epoch, from 0; None: the one that mpips.torch counts, or 0.
         **metrics: Results of an evaluation by name; one worker reports them.
 
     Raises:
@@ -151,6 +154,6 @@ def report(
         raise ConfigError("mpips.report comes before the first pull: report after a training step")
     worker = script.worker
     if loss is not None:
-        worker.report(epoch, worker.now, samples, float(loss) * samples)
+        script.reports.report(worker, epoch, samples, float(loss))
     if metrics:
-        worker.report_metrics(epoch + 1, worker.now, {k: float(v) for k, v in metrics.items()})
+        script.reports.evaluated(worker, epoch, {k: float(v) for k, v in metrics.items()})

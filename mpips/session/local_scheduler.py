@@ -12,6 +12,7 @@ from mpips.mpi.messages import (
     Evaluated,
     Message,
     Report,
+    ReportDetails,
     Saved,
     Taken,
     ToServer,
@@ -144,10 +145,17 @@ class LocalScheduler:
         if answer is not None:
             self.tell(answer)
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self,
+        epoch: int,
+        step: int,
+        samples: int,
+        loss_sum: float,
+        details: ReportDetails | None = None,
+    ) -> None:
         """See mpips.worker.control_plane.ControlPlane."""
         if self._on_report is not None:
-            self._on_report(0, Report(epoch, step, samples, loss_sum, self.clock))
+            self._on_report(0, Report(epoch, step, samples, loss_sum, self.clock, details))
 
     def end_cuts(self, server_part: ServerPart) -> None:
         """Note that the worker has finished, and complete the checkpoint that is under way."""

@@ -34,6 +34,7 @@ from mpips.process import forked
 from mpips.session.calling import ExitedError
 from mpips.session.driver import Gathered, Outcome, at_work, gathered
 from mpips.session.exits import ExitFunctions, code_of, exit_now, exited
+from mpips.session.reporting import ScriptReports
 from mpips.session.script_program import EndedEarlyError, ScriptProgram
 from mpips.session.session import after_run, one_report, scripts
 
@@ -59,6 +60,8 @@ class Script:
         n_cores: This rank's share of its node's cores.
         seed: Seed of the job.
         before_end: Called at the end of the script without an error, before the job ends.
+        reports: Reports of its progress.
+        is_observed: True if reports have a reader: the run has a directory, or the job a port for metrics.
     """
 
     def __init__(self, program: ScriptProgram, run: directory.Supervised | None, size: int) -> None:
@@ -66,6 +69,8 @@ class Script:
         self.worker: Worker | None = None
         self.seed = program.options.seed
         self.before_end: list[Callable[[], object]] = []
+        self.reports = ScriptReports()
+        self.is_observed = run is not None or program.monitor.port is not None
         self._program = program
         self._run = run
         self._size = size

@@ -29,12 +29,14 @@ class Newest(msgspec.Struct, frozen=True):
         step: Step of the run that it contains; -1: none.
         epoch: Epochs that all workers had completed.
         time_s: Unix time at which it was written.
+        has_epochs: The program counts epochs.
     """
 
     path: Path | None = None
     step: int = -1
     epoch: int = 0
     time_s: float = 0.0
+    has_epochs: bool = True
 
 
 def newest_checkpoint(folder: Path) -> Newest:
@@ -51,7 +53,8 @@ def newest_checkpoint(folder: Path) -> Newest:
     except (MpipsError, OSError):
         return Newest()  # the checkpoint was removed meanwhile
     epoch = min((worker.epoch for worker in m.workers), default=0)
-    return Newest(names[0].path, m.step, epoch, m.wall_time_s)
+    counts = any(worker.counts_epochs for worker in m.workers)
+    return Newest(names[0].path, m.step, epoch, m.wall_time_s, counts)
 
 
 def who(death: Death) -> str:
@@ -104,9 +107,12 @@ def origin(start: StartPoint) -> str:
         return "from the beginning"
     name = f" {Path(start.path).name}" if start.path else ""
     note = f" ({start.note})" if start.note else ""
-    return (
-        f"from {start.source}{name}: step {start.step}, {plural(start.epoch, 'epoch')} done{note}"
-    )
+    return f"from {start.source}{name}: step {start.step}{_epochs(start)}{note}"
+
+
+def _epochs(of: StartPoint | Newest) -> str:
+    """Return the number of complete epochs, for people; "": the program counts none."""
+    return f", {plural(of.epoch, 'epoch')} done" if of.has_epochs else ""
 
 
 def failure_block(
@@ -143,7 +149,7 @@ def failure_block(
         rows.append(("lost", lost(ended.status, newest, ended, now)))
         saved = "no checkpoint yet"
         if newest.path is not None:
-            saved = f"{newest.path} (step {newest.step}, {plural(newest.epoch, 'epoch')} done)"
+            saved = f"{newest.path} (step {newest.step}{_epochs(newest)})"
         rows.append(("saved", saved))
     if memory:
         rows.append(("memory", memory))

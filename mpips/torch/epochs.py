@@ -111,13 +111,28 @@ class EpochLoops:
         self._place: dict[str, Any] = {}
         self._resumed: Mapping[str, Any] = {}  # place of the restart
         self._saved = ""  # states in the newest cursor
+        self._lengths: list[int] = []  # numbers of epochs of the loops that were made
 
     def position(self) -> dict[str, Any]:
-        """Return the entries of the cursor: none before the first loop."""
+        """Return the entries of the cursor: none before the first loop. `epoch` is for people."""
         if not self._place:
             return {}
         self._saved = self._text()
-        return {"epochs": {**self._place, "states": self._saved}}
+        place = {"epochs": {**self._place, "states": self._saved}}
+        counted = self.count()
+        return {**place, "epoch": counted[0]} if counted is not None else place
+
+    def count(self) -> tuple[int, int, Sequence[int]] | None:
+        """Return the place of the newest loop that has begun, counted over all loops before it.
+
+        Epoch from 0, number of epochs of all loops so far, and how often each loader had been iterated when
+        the epoch began. None: no loop has begun.
+        """
+        if not self._place:
+            return None
+        before = self._lengths[: self._place["loop"]]
+        n = sum(self._lengths[: self._place["loop"] + 1])
+        return sum(before) + self._place["epoch"], n, self._place["begun"]
 
     def _text(self) -> str:
         """Return the states of all loops; those of the restart of loops that have not been made yet."""
@@ -174,6 +189,7 @@ class EpochLoops:
                 )
             first = place["epoch"] if number == place["loop"] else n
         self._states.append(states)
+        self._lengths.append(n)
         if place and number == place["loop"]:
             for loader, n_begun in zip(loaders, place["begun"], strict=True):
                 loader.seek(n_begun)

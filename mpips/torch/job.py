@@ -34,9 +34,13 @@ from mpips.torch.cursor import SchedulerState
 from mpips.torch.device_memory import Devices
 from mpips.torch.epochs import EpochLoops, Epochs, LoopState
 from mpips.torch.generators import reseed
+from mpips.torch.progress import CountedLoader, ScriptProgress
 from mpips.torch.schedules import Schedules
 from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
+
+# Entries of the cursor that are no parts of the script.
+_OWN_NAMES = ("torch", "workers", "epoch", "steps", "epochs")
 
 
 class Pushed(Protocol):
@@ -56,20 +60,12 @@ class Restored(Protocol):
         """Continue at a place that `position` returned."""
 
 
-class PlacedLoader(Restored, Protocol):
+class PlacedLoader(Restored, CountedLoader, Protocol):
     """A prepared loader: a restart continues when all of them are at their places."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the current epoch."""
 
     @property
     def has_arrived(self) -> bool:
         """True from the beginning of the epoch of the restart on."""
-
-    @property
-    def n_begun(self) -> int:
-        """Number of epochs that have begun."""
 
     def seek(self, n_begun: int) -> None:
         """Let the next iteration begin this epoch."""
@@ -87,6 +83,7 @@ class TorchJob(ScriptJob):
         loops: Loops over mpips.torch.epochs.
         schedules: Schedulers that the script gave to `prepare`.
         loaders: Prepared loaders.
+        progress: Automatic reports of the script.
     """
 
     library = "mpips.torch"
@@ -100,6 +97,7 @@ class TorchJob(ScriptJob):
         self.loops = EpochLoops()
         self.schedules = Schedules(warns=script.rank == 0)
         self.loaders: list[PlacedLoader] = []
+        self.progress = ScriptProgress(script, self.loops, self.loaders, lambda: self.n_optimizers)
         self._restored: dict[str, Restored] = {}
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id
         self._waits = False  # until all loaders are at the places of the restart
@@ -160,6 +158,7 @@ class TorchJob(ScriptJob):
         """Let all parts take their handles."""
         self.script.before_unmap(self.devices.close)
         super().open(worker)
+        self.progress.begin(worker)
 
     def arrive(self) -> None:
         """Continue at the cursor, if all loaders are at their places for the first time."""
@@ -223,7 +222,7 @@ class TorchJob(ScriptJob):
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
         """Set the steps and the places of all parts."""
-        names = [name for name in cursor if name not in ("torch", "workers", "steps", "epochs")]
+        names = [name for name in cursor if name not in _OWN_NAMES]
         if set(names) != set(self._restored):
             raise ConfigError(
                 f"the checkpoint is of a script that prepared {', '.join(names) or 'nothing'}; this one "
@@ -254,12 +253,14 @@ class TorchJob(ScriptJob):
     def begin_step(self, worker: Worker) -> None:
         """Seed the generators of the next step."""
         reseed(worker.seed, worker.index, self.steps)
+        self.progress.send_if_due()
 
     def end(self) -> None:
         """End what the script has left open; let the scheduler compare the steps of all workers."""
         self.skips.end()
         self.loops.check_end()
         super().end()
+        self.progress.flush()
 
 
 def steps() -> int:

@@ -102,6 +102,7 @@ class ModelPart:
 
     def dropping(self, sets_to_none: bool) -> AbstractContextManager[None]:
         """Return a block that drops the gradients of the model."""
+        self._job.progress.losses.drop()
         return self._job.skips.dropping(self.optimizers, sets_to_none)
 
     def check_unchanged(self) -> None:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from mpips.torch.generators import GENERATOR_TYPES, ORDER_TAG, seeded
 
@@ -119,6 +119,23 @@ class WorkerBatches:
     def __len__(self) -> int:
         length = len(cast(Sized, self._source))
         return length // self.per_step if self._drop_last else -(-length // self.per_step)
+
+    def n_samples(self, first: int, last: int) -> int:
+        """Return the number of this worker's samples in steps `first` to `last` - 1 of an epoch.
+
+        0: unknown, since the script's batch sampler forms the batches. In an epoch that an earlier job has
+        begun, an incomplete last step counts as a whole one.
+        """
+        size = self._batch_size
+        if size is None:
+            if type(self._source) is not BatchSampler:
+                return 0
+            size = self._source.batch_size
+        n = max(last - first, 0) * size
+        n_whole, rest = divmod(len(cast(Sized, self._source)), self.per_step)
+        if rest and first <= n_whole < last and not self.earlier and self._batch_size is not None:
+            n -= size - -(-rest // self._n_workers)
+        return n
 
     def left(self, epoch: int) -> Int64 | None:
         """Return the places in the order of an epoch that this job divides; None: all."""

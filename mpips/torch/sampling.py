@@ -140,6 +140,15 @@ class PreparedLoader:
         """Let the next call of `iter` begin epoch `n_begun`. Call it after `resume`, if at all."""
         self._begun, self._epoch, self._batch = n_begun, max(n_begun - 1, 0), 0
 
+    @property
+    def first(self) -> int:
+        """Number of batches of the current epoch that a restart has passed over."""
+        return self._own.start[1] if self._own.start[0] == self._epoch else 0
+
+    def n_samples(self, first: int, last: int) -> int:
+        """Return this worker's samples in batches `first` to `last` - 1 of the epoch; 0: unknown."""
+        return self._own.n_samples(first, last)
+
     def count_used(self, batch: int) -> None:
         """Let `batch` be the number of batches of this epoch that count as yielded, after reading ahead."""
         self._batch = batch

@@ -136,10 +136,12 @@ class Stepping:
         self._overlap.drop()
         for layer in self._layers:
             layer.drop()
+        self._job.progress.losses.drop()
         self._end_step(())
 
     def _end_step(self, layers: Sequence[Embedding]) -> None:
         self._job.push(layers, self._buffers)
+        self._job.progress.note_step(self._optimizer)
         self._model.is_stale = True
         self._job.skips.note_step(self)
 
@@ -166,6 +168,7 @@ class Stepping:
 
     def dropping(self, sets_to_none: bool) -> AbstractContextManager[None]:
         """Return a block that drops the gradients of the optimizer."""
+        self._job.progress.losses.drop()
         return self._job.skips.dropping([self], sets_to_none)
 
     def unscale(self, scale: torch.Tensor) -> None:

@@ -39,6 +39,7 @@ class _Line(msgspec.Struct):
     staleness: float | None = None
     push_bytes_per_s: float | None = None
     pull_bytes_per_s: float | None = None
+    learning_rate: float | None = None
     test: dict[str, float | None] | None = None
     validation: dict[str, float | None] | None = None
 
@@ -61,6 +62,7 @@ COLUMNS = (
     "push",
     "pull",
     "generation",
+    "learning_rate",
 )
 _LOSS = 3
 _MEANS = (
@@ -69,6 +71,7 @@ _MEANS = (
     (5, 0),
     (6, 1),
     (7, 1),
+    (9, 0),
 )  # column, and index of its weight in a row's weights
 Row = tuple[Any, ...]
 Test = tuple[float, int, int, dict[str, float | None], int, int]
@@ -179,11 +182,12 @@ class Curve:
             line.step,
             self._offset + line.samples,
             line.loss,
-            line.samples_per_s,
+            line.samples_per_s if line.samples else None,  # a script may count none
             line.staleness,
             line.push_bytes_per_s,
             line.pull_bytes_per_s,
             line.generation,
+            line.learning_rate,
         )
         self.n_lines += 1
         return row, (float(n), n / rate if rate > 0 else 0.0)

@@ -67,6 +67,11 @@ class PlottedRun:
         """True if the job counts epochs."""
         return bool(self.about.get("epochs"))
 
+    @property
+    def counts_samples(self) -> bool:
+        """False for a script with losses that counts no samples."""
+        return not self._rows or bool(self._rows[-1]["samples"])
+
     def _place(self, axis: str, row: dict[str, Any]) -> float:
         if axis == "time":
             return float(row["time_s"]) - self._begin_s
@@ -141,7 +146,7 @@ class PlottedRun:
 
 
 def axis_of(runs: Sequence[PlottedRun], wanted: str) -> str:
-    """Return the axis: the wanted one; "": epochs if all runs count them, else samples.
+    """Return the axis: the wanted one; "": epochs if all runs count them, else samples, else steps.
 
     Raises:
         ConfigError: A run does not count the wanted epochs.
@@ -151,7 +156,8 @@ def axis_of(runs: Sequence[PlottedRun], wanted: str) -> str:
         raise ConfigError(
             f"--x epoch: {without[0]} does not count epochs; use samples, step or time"
         )
-    return wanted or ("samples" if without else "epoch")
+    by_count = "samples" if any(run.counts_samples for run in runs) else "step"
+    return wanted or (by_count if without else "epoch")
 
 
 def picture(

@@ -38,7 +38,7 @@ from mpips.worker.whole import Whole, cut_off_error
 
 if TYPE_CHECKING:
     from mpips.model.table import Table
-    from mpips.mpi.messages import Figures
+    from mpips.mpi.messages import Figures, ReportDetails
     from mpips.mpi.tree import WorkerTree
     from mpips.transport.channel import Channel
     from mpips.transport.progress import ProgressThread
@@ -368,10 +368,17 @@ class Connection:
         """Take part in a pending cut while the worker waits in a gather, or report that it cannot."""
         self.snapshot.check_in_gather(self.has_pushed)
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self,
+        epoch: int,
+        step: int,
+        samples: int,
+        loss_sum: float,
+        details: ReportDetails | None = None,
+    ) -> None:
         """Count samples and report them to the scheduler; see Worker.report."""
         self._samples += samples
-        self.control.report(epoch, step, samples, loss_sum)
+        self.control.report(epoch, step, samples, loss_sum, details)
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of this worker's pushes by outcome, summed over servers."""

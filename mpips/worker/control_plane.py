@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mpips.mpi.messages import Message
+from mpips.mpi.messages import Message, ReportDetails
 from mpips.mpi.pending import PendingCut
 
 
@@ -37,5 +37,12 @@ class ControlPlane(Protocol):
     def tell(self, message: Message) -> None:
         """Send the scheduler a message; returns at once."""
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self,
+        epoch: int,
+        step: int,
+        samples: int,
+        loss_sum: float,
+        details: ReportDetails | None = None,
+    ) -> None:
         """Report progress; returns at once."""

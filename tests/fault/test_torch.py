@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -225,6 +226,21 @@ def test_a_script_that_is_killed_logs_each_epoch_as_an_undisturbed_one(tmp_path:
         assert (found["worker"], found["log"]) == (expected["worker"], expected["log"])
         assert found["lr"] == expected["lr"]
         assert found["digest"] == expected["digest"]
+    # The script reports nothing by itself.
+    started = re.findall(r"after the failure, (from memory: step \d+, \d+ epochs? done)", said)
+    assert started == [
+        "from memory: step 4, 0 epochs done",
+        "from memory: step 13, 1 epoch done",
+    ]
+    for name, found in (("calm", calm), ("killed", killed)):
+        (status,) = (tmp_path / name).glob("runs/*/status.json")
+        progress = json.loads(status.read_text())["progress"]
+        assert (progress["epoch"], progress["n_epochs"], progress["share"]) == (2, 3, 1.0)
+        assert progress["step"] == 27
+        losses = [loss for worker in found for loss in worker["losses"]]
+        assert min(losses) < progress["loss"] < max(losses)
+        if name == "calm":
+            assert progress["samples"] == 3 * 144
 
 
 @pytest.mark.parametrize(

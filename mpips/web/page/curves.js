@@ -19,6 +19,8 @@ const between = (pairs, x) => {
   return x1 > x0 ? y0 + (x - x0) / (x1 - x0) * (y1 - y0) : y1;
 };
 const epochsAt = (run, step) => between((run.state.about && run.state.about.epochs) || [], step);
+// True for a script that has losses and counts no samples.
+const countsNone = (run) => !!run.state.progress && known(run.state.progress.loss) && !run.state.progress.samples;
 const hasEpochs = (run) => !!(run.state && run.state.about && run.state.about.epochs.length);
 
 // Samples that the run had trained on at a step, between two rows of the curve.

@@ -36,6 +36,7 @@ const progressFacts = (s) => {
   const p = s.progress, facts = [], failures = s.events.filter((e) => e.event === "failed").length;
   if (!p) return facts;
   if (s.alive && p.n_epochs) facts.push(fact("epoch", `${Math.min(p.epoch + 1, p.n_epochs)} / ${p.n_epochs}`));
+  else if (s.alive && p.has_epochs) facts.push(fact("epoch", whole(p.epoch + 1)));
   if (p.step) facts.push(fact("step", whole(p.step)));
   const losses = (s.about && s.about.losses) || [], loss = losses.length ? losses[losses.length - 1][1] : p.loss;
   if (known(loss)) facts.push(fact("training loss", number(loss)));

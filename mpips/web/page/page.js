@@ -159,6 +159,7 @@ const page = (() => {
     const curves = [[
       curvePanel("loss", "Training loss", "", "loss", all, view, {y: number, log: view.log, size: ""}),
       ...testPanels(all, view),
+      curvePanel("learning-rate", "Learning rate", "of the first param group", "learning_rate", all, view, {y: (v, digits = 3) => number(v, digits), zero: true, several: true, size: "third", height: 180}),
     ], [
       curvePanel("throughput", "Throughput", "samples/s of all workers", "samples_per_s", all, view, {y: short, zero: true, several: true, size: "third", height: 180}),
       curvePanel("push", "Pushed", "bytes/s of all workers", "push", all, view, {y: bytesPerS, zero: true, several: true, size: "third", height: 180}),
@@ -212,7 +213,7 @@ const page = (() => {
     link.className = lost && !over ? "lost" : "";
     link.textContent = linkText();
     const states = shown.map((name) => runs.get(name)).filter((run) => run && run.state), epochs = states.length > 0 && states.every(hasEpochs);
-    view.axis = view.chosen && (view.chosen !== "epoch" || epochs) ? view.chosen : epochs ? "epoch" : "samples";
+    view.axis = view.chosen && (view.chosen !== "epoch" || epochs) ? view.chosen : epochs ? "epoch" : states.length && states.every(countsNone) ? "step" : "samples";
     element("axis").value = view.axis;
     element("axis").querySelector("[value=epoch]").disabled = !epochs;
     const none = !embedded && lastEvent && !list.length;

@@ -72,5 +72,7 @@ class WorkerControl:
     def done(self, statistics: bytes) -> None:
         self._send(self._worker, None)
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self, epoch: int, step: int, samples: int, loss_sum: float, details: object = None
+    ) -> None:
         pass

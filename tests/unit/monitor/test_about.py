@@ -190,3 +190,19 @@ def test_what_falls_is_no_anchor_and_there_are_few() -> None:
     anchors = about.epoch_anchors(many, status_of(1000, 1.0, 1000))
     assert len(anchors) == 100
     assert (anchors[0], anchors[-1]) == ((0, 0.0), (1000, 1000.0))
+
+
+@pytest.mark.parametrize(
+    ("known", "alive", "expected"),
+    [
+        ({}, True, "Running: step 4."),
+        ({"has_epochs": True}, True, "Running: epoch 3, step 4."),
+        ({"has_epochs": True}, False, "Running in epoch 3, step 4."),
+        ({"n_epochs": 5, "left_s": 61.0}, True, "Running: epoch 3 of 5, step 4; about 1:01 left."),
+    ],
+)
+def test_the_sentence_names_the_epoch_of_a_script_that_counts_them(
+    known: dict[str, Any], alive: bool, expected: str
+) -> None:
+    progress = Progress(step=4, epoch=2, **known)
+    assert about.state_sentence("running", None, progress, alive) == expected

@@ -20,6 +20,7 @@ from mpips.monitor.progress import (
     fit,
     short,
 )
+from mpips.rundir.files import Progress
 from mpips.scheduler import run_progress as run_progress_module
 from mpips.scheduler.rank_table import RankTotals
 from mpips.scheduler.run_progress import RunProgress
@@ -104,6 +105,19 @@ def test_a_script_has_no_share_and_samples_only_if_it_tells_of_them() -> None:
         "step 1,234  50 samples/s  loss 0.5000  staleness"
     )
     assert fit(fields(with_samples), 5) == "step "
+
+
+def test_a_script_shows_what_it_knows_of_epochs_rate_and_loss() -> None:
+    known = Progress(step=1234, epoch=2, loss=0.000123)
+    text = "step 1,234  loss 0.000123  staleness -  push - pull - GB/s"
+    assert fit(fields(Snapshot.of(known)), 200) == text
+    counted = msgspec.structs.replace(known, has_epochs=True)
+    assert fit(fields(Snapshot.of(counted)), 200) == f"epoch 3  {text}"
+    whole = msgspec.structs.replace(counted, n_epochs=4, share=0.5, left_s=61.0)
+    assert fit(fields(Snapshot.of(whole)), 200) == f" 50%  epoch 3/4  {text}  1:01 left"
+    # Without a loss its field is a dash, and no rate is shown in front of it.
+    rated = msgspec.structs.replace(whole, loss=None, samples_per_s=8.0)
+    assert "step 1,234  8 samples/s  loss -  stale" in fit(fields(Snapshot.of(rated)), 200)
 
 
 @pytest.mark.parametrize(

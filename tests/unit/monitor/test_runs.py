@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
@@ -82,6 +83,18 @@ def test_ls_shows_state_progress_age_and_size_of_each_run_the_newest_first(tmp_p
     assert rows[0].split()[1:7] == ["train.py", "running", "3", "1,234", "0.25", "1"]
     assert rows[0].split()[7:] == ["5", "s", "ago", "2", "MB"]
     assert rows[1].split()[1] == "mlp"
+
+
+def test_ls_shows_the_epoch_of_a_script_that_counts_them_without_a_number(tmp_path: Path) -> None:
+    shown = []
+    for has_epochs in (False, True):
+        run = made(tmp_path, "script")
+        status = run.status()
+        assert status is not None
+        progress = Progress(epoch=2, step=9, has_epochs=has_epochs)
+        run.write_status(msgspec.structs.replace(status, progress=progress))
+        shown.append(output(ls, str(tmp_path))[1].split()[3])
+    assert shown == ["-", "3"]
 
 
 def test_ls_lists_damaged_and_unstarted_runs_too(tmp_path: Path) -> None:

@@ -87,6 +87,13 @@ def test_a_merged_line_has_weighted_means_and_the_last_counts() -> None:
     assert found["pull_bytes_per_s"] is None
 
 
+def test_lines_of_a_script_that_counts_no_samples_weigh_the_same() -> None:
+    lines = [line(START + i, 0, float(i), samples_per_s=0.0, learning_rate=i) for i in range(1, 4)]
+    (merged,) = thinned(lines, START + 2 * HOUR)
+    assert (merged["loss"], merged["samples"], merged["samples_per_s"]) == (2.0, 0, 0.0)
+    assert merged["learning_rate"] == 3
+
+
 def test_a_loss_that_is_no_number_remains_visible() -> None:
     begin = START // 10 * 10
     lines = [line(begin + 1, 10, 1.0), line(begin + 2, 20, None), line(begin + 3, 30, 1.0)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpips.mpi.messages import Evaluated, Evaluation, Figures, Heartbeat
+from mpips.mpi.messages import Evaluated, Evaluation, Figures, Heartbeat, ReportDetails
 from mpips.rundir import thinning
 from mpips.rundir.directory import RunFolder, Supervised, replace_json
 from mpips.rundir.files import Lease, RankPlace, StartPoint
@@ -252,3 +252,29 @@ def test_points_become_rarer_while_the_run_ages_and_keep_the_mean(
     assert sum(e.value * n for e, n in zip(loss[1:], (1, 11, 11, 7), strict=True)) == pytest.approx(
         105
     )
+
+
+def test_tensorboard_has_the_rates_beside_the_loss_and_no_samples_that_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    run = Attempts(tmp_path, ("tensorboard",), monkeypatch)
+    run.begin(0, 0)
+    for rates in ([0.5], [0.5, 0.25]):
+        run.now += 1.0
+        run.recorder.note_details(0, 0, ReportDetails(rates=rates))
+        run.recorder.report(0, 0, 3.0, 2)
+        run.recorder.look({0: 1})
+    run.recorder.finish(NOTHING)
+    found = accumulated(run.folder.path)
+    tags = found.Tags()["scalars"]
+    assert sorted(tag for tag in tags if not tag.startswith("work/")) == [
+        "train/learning_rate",
+        "train/learning_rate_1",
+        "train/loss",
+    ]
+    assert not {"work/samples", "work/samples_per_s"} & set(tags)
+    values = {tag: [e.value for e in found.Scalars(tag)] for tag in tags}
+    assert values["train/learning_rate"] == [0.5, 0.5]
+    assert values["train/learning_rate_1"] == [0.25]
+    assert values["train/loss"] == [1.5, 1.5]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import StartPoint
 from mpips.supervisor.attempt import Ended
-from mpips.supervisor.block import WIDTH, Newest, failure_block
+from mpips.supervisor.block import WIDTH, Newest, failure_block, origin
 from mpips.supervisor.verdict import Death, Verdict
 
 
@@ -26,3 +27,14 @@ def test_a_terminal_of_few_columns_gets_the_same_words() -> None:
         assert " ".join(narrow[1:-1]).split() == words
     # At 60 columns nothing but the title, which `say` wraps, and the path of the logs is longer.
     assert all(len(line) <= 60 for line in block(60)[2:])
+
+
+def test_epochs_are_named_where_the_program_counts_them() -> None:
+    start = StartPoint(source="memory", step=4, epoch=1)
+    assert origin(start) == "from memory: step 4, 1 epoch done"
+    assert origin(StartPoint(source="memory", step=4, has_epochs=False)) == "from memory: step 4"
+    verdict, ended = Verdict("crashed", 1, Death("killed")), Ended(1, 1, 1.0, "")
+    for counts, expected in ((True, "(step 4, 0 epochs done)"), (False, "(step 4)")):
+        newest = Newest(Path("c"), 4, 0, 0.0, counts)
+        text = failure_block(RunFolder(Path("r")), 0, verdict, ended, newest, "none", 0.0)
+        assert f"c {expected}" in text

@@ -53,8 +53,19 @@ def test_rows_have_the_values_of_their_lines() -> None:
         "push": 100.0,
         "pull": None,
         "generation": 0,
+        "learning_rate": None,
     }
     assert named(curve.rows[1])["loss"] is None
+
+
+def test_a_script_may_have_rates_and_count_no_samples() -> None:
+    curve = Curve()
+    curve.add([line(1, samples=0, samples_per_s=0.0, learning_rate=0.5)])
+    row = named(curve.rows[0])
+    assert (row["samples"], row["samples_per_s"], row["learning_rate"]) == (0, None, 0.5)
+    curve = Curve()
+    curve.add([line(i, learning_rate=float(i)) for i in (1, 2)], group=2)
+    assert named(curve.rows[0])["learning_rate"] == 1.5
 
 
 def test_damaged_lines_cost_themselves_alone() -> None:

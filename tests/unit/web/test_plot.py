@@ -164,6 +164,10 @@ def test_the_axis_is_epochs_where_all_runs_have_them(tmp_path: Path) -> None:
     assert plot.axis_of([counted], "") == "epoch"
     assert plot.axis_of([counted, other], "") == "samples"
     assert plot.axis_of([counted, other], "time") == "time"
+    # A script may count neither epochs nor samples.
+    other._rows = [{"step": 4, "samples": 0}]
+    assert plot.axis_of([other], "") == "step"
+    assert plot.axis_of([counted, other], "") == "samples"
     with pytest.raises(ConfigError, match="--x epoch: empty does not count epochs; use samples"):
         plot.axis_of([counted, other], "epoch")
 
