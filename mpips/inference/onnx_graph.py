@@ -1,6 +1,6 @@
 """Build a graph of ONNX node by node; its arrays are in the file, or in one beside it.
 
-All nodes are standard operators of ai.onnx 17 and ai.onnx.ml 4, which onnxruntime has from version 1.17 on.
+All nodes are standard operators of ai.onnx 17 and ai.onnx.ml 4.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def _checked(model: Model, path: Path) -> str:
         found_last = session.run([session.get_outputs()[-1].name], inputs)[0]
     except Exception as error:
         raise MpipsError(
-            f"{path.name} is not written: {version} cannot run it, which 1.17 and later can: {error}"
+            f"{path.name} is not written: {version} cannot run it (pip install -U onnxruntime): {error}"
         ) from None
     got: Any = np.asarray(found_last, np.float64).reshape(n, -1)
     wanted = np.asarray(expected, np.float64).reshape(n, -1)

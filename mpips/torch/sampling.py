@@ -147,7 +147,8 @@ class PreparedLoader:
 
     def n_samples(self, first: int, last: int) -> int:
         """Return this worker's samples in batches `first` to `last` - 1 of the epoch; 0: unknown."""
-        return self._own.n_samples(first, last)
+        n: int = self._own.n_samples(first, last)
+        return n
 
     def count_used(self, batch: int) -> None:
         """Let `batch` be the number of batches of this epoch that count as yielded, after reading ahead."""
