@@ -256,7 +256,7 @@ class SparseFeatures:
         centred: Features that every training sample contains, int64, ascending; see `of_unseen`.
         is_number: Columns of numbers that are beside hashed words, bool, one for each column; shape (0,)
             without columns, and in models of earlier versions, which do not scale them.
-        columns: Of these columns the number that is subtracted, and the factor of the difference, each of
+        columns: The number that is subtracted in these columns, and the factor of the difference, each of
             the shape of `is_number`; 0 and 1 for words. None without numbers.
     """
 

@@ -47,7 +47,7 @@ def _package() -> Any:
         except ImportError as error:
             reason = error
     raise CapabilityError(
-        f"mpips.torch.lightning needs Lightning 2.5 or newer ({reason}): pip install mpips[lightning]"
+        f"mpips.torch.lightning needs Lightning 2.6 ({reason}): pip install lightning"
     ) from None
 
 

@@ -26,7 +26,7 @@ except ImportError as error:
     from mpips.errors import CapabilityError
 
     raise CapabilityError(
-        f"mpips.torch.transformers needs transformers 5 ({error}): pip install mpips[transformers]"
+        f"mpips.torch.transformers needs transformers 5 ({error}): pip install transformers accelerate"
     ) from None
 
 import mpips
