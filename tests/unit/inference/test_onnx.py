@@ -131,7 +131,7 @@ def test_samples_without_features_have_the_bias_alone(tmp_path: Path) -> None:
 def test_a_large_model_has_its_arrays_in_a_file_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case("softmax", CASES["words, softmax"].write, CASES["words, softmax"].settings)
+    case = Case("fm", CASES["words, fm"].write, CASES["words, fm"].settings)
     model = trained(case, tmp_path)
     out, path = tmp_path / "m.onnx", case.file(tmp_path, 30, 2)
     monkeypatch.setattr(onnx_writing, "MOST_INSIDE", 1000)
@@ -141,7 +141,7 @@ def test_a_large_model_has_its_arrays_in_a_file_of_their_own(
     assert_same(model, path, outputs(session, model.onnx_inputs(samples_in(path))))
     proto = onnx.load(out, load_external_data=False)
     outside = [own.name for own in proto.graph.initializer if own.data_location]
-    assert "weight" in outside
+    assert {"weight", "factor"} <= set(outside)
     assert (tmp_path / "m.onnx.data").stat().st_size > 100
     # A smaller model in its place has no such file.
     monkeypatch.undo()
@@ -250,6 +250,12 @@ def test_numbers_of_programs_are_cells_like_texts(logistic: Model, tmp_path: Pat
     for key, array in expected.items():
         assert np.array_equal(found[key], array, equal_nan=key == "numbers")
     assert found["numbers"][0, 1] == 1234.5
+    # A number that means an empty cell does so as a number.
+    missing = logistic.onnx_inputs([{**values, "age": -999}, {**values, "age": "-999.0"}])[
+        "numbers"
+    ]
+    assert np.isnan(missing[:, 2]).all()
+    assert np.array_equal(missing[0], found["numbers"][0], equal_nan=True)
 
 
 def test_frames_are_samples_with_their_missing_values(logistic: Model, tmp_path: Path) -> None:
