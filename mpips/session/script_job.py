@@ -46,6 +46,7 @@ class ScriptJob:
         script: The script.
         steps: Number of steps that this worker has made since the beginning of the run.
         is_open: True if a step has pushed, and its clock has not ended.
+        makes_cursor: True while states are read for the cursor, which has nothing that the servers hold.
     """
 
     library: ClassVar[str]
@@ -61,6 +62,7 @@ class ScriptJob:
         self.script = script
         self.steps = 0
         self.is_open = False
+        self.makes_cursor = False
         self._opened: list[Opened] = []
         self._worker: Worker | None = None
         self._failure: BaseException | None = None  # of `start`
@@ -145,7 +147,12 @@ class ScriptJob:
         """
         if self.is_open:
             worker = self.start()
-            worker.set_cursor({self._name: _FORMAT, **self.position(), **(places or {})})
+            self.makes_cursor = True
+            try:
+                position = self.position()
+            finally:
+                self.makes_cursor = False
+            worker.set_cursor({self._name: _FORMAT, **position, **(places or {})})
             self.before_clock()
             worker.clock()
             self.is_open = False

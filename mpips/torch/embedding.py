@@ -194,7 +194,7 @@ class Embedding(torch.nn.Module):
         Raises:
             ConfigError: There is state of rows, and no rows are loaded.
         """
-        if self._states is not None:
+        if self._states is not None and len(self._states.keys):
             return self._states.joined(self._loaded, self.own_table)
         return (self._loaded.keys, self._loaded.values) if self._loaded is not None else None
 

@@ -58,7 +58,8 @@ def initial_state(
         state: Its entry of `optimizer.state`. The tensors are returned as they are.
 
     Raises:
-        ConfigError: The state lacks an entry of the rule, or one has another shape than the parameter.
+        ConfigError: The state lacks an entry of the rule, or one has another shape than the parameter, is
+            not finite, or is too small for float16.
     """
     entries = _ENTRIES[rule.name]
     if not state or not _step_of(state) or not entries:
@@ -74,7 +75,20 @@ def initial_state(
                 f"tensor of shape {tuple(parameter.shape)}; load the state of an optimizer of this class and "
                 "model"
             )
-    return [one for one in found if one is not None], _step_of(state)
+        if not bool(torch.isfinite(one).all()):
+            raise ConfigError(
+                f"prepare: the optimizer's state {entry!r} of the parameter {name!r} contains NaN or "
+                "infinity: must be finite; float16 ends at 65,504, so continue from a checkpoint of mpips"
+            )
+    tensors = [one for one in found if one is not None]
+    if parameter.dtype == torch.float16 and rule.name in ("adam", "adamw"):
+        first, second = tensors
+        if bool(((second == 0) & (first != 0)).any()):
+            raise ConfigError(
+                f"prepare: the optimizer's state 'exp_avg_sq' of the parameter {name!r} is 0 where 'exp_avg' "
+                "is not, because float16 has no smaller numbers: continue from a checkpoint of mpips"
+            )
+    return tensors, _step_of(state)
 
 
 def state_of(table: ParameterTable, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -201,6 +201,8 @@ class Stepping:
         Raises:
             ConfigError: Backward has sent gradients of the next step.
         """
+        if self._job.makes_cursor:
+            return {}  # a restart has the moments of the run
         if self._job.has_started:
             if self._overlap.has_sent:
                 raise ConfigError(
@@ -480,6 +482,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 "before it, or pass {'state': {}, 'param_groups': ...}"
             )
         groups, empty = self.param_groups, self.__dict__["state"]
+        parameters = [list(group["params"]) for group in groups]
         n_saved = len(state_dict["param_groups"][0]["params"])
         is_whole = n_saved == len(groups[0]["params"])
         try:
@@ -489,6 +492,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 stepping.begin_with(self.__dict__["state"])
         except BaseException:
             self.param_groups = groups
+            for group, own in zip(groups, parameters, strict=True):
+                group["params"] = own
             raise
         finally:
             self.__dict__["state"] = empty

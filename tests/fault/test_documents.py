@@ -38,7 +38,7 @@ WITH_COMMANDS = [
 
 
 @pytest.mark.sampled
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_do_what_is_shown(path: Path, tmp_path: Path) -> None:
     if names := {lacking(block.text) for block in blocks(path) if block.file} - {""}:
@@ -57,7 +57,7 @@ def test_the_commands_do_what_is_shown(path: Path, tmp_path: Path) -> None:
         if not is_console(block):
             continue
         for command, shown in commands(block):
-            with launcher.Launch(["bash", "-c", command], env, 90, tmp_path) as job:
+            with launcher.Launch(["bash", "-c", command], env, 240, tmp_path) as job:
                 assert job.wait() == 0, f"{block.name}: {command}\n{job.tail()}"
                 got = job.stderr() + job.stdout()
             if shown:

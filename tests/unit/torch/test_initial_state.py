@@ -10,10 +10,13 @@ pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 
 import torch
 from moments_rig import OPTIMIZERS, Net, loaded, train
+from torch import nn
 from torch_rig import relative, torch_job
 
+import mpips
+import mpips.torch
 from mpips.errors import ConfigError
-from mpips.torch import prepare
+from mpips.torch import epochs, prepare
 
 
 @pytest.mark.parametrize("placement", ["servers", "replicated"])
@@ -62,6 +65,10 @@ def test_a_restart_has_the_moments_of_the_run(tmp_path):
             lambda s: s.update(exp_avg=torch.zeros(3)),
             r"'exp_avg' of the parameter 'first.weight' is of shape \(3,\): must be a tensor",
         ),
+        (
+            lambda s: s["exp_avg_sq"].fill_(float("inf")),
+            "'exp_avg_sq' of the parameter 'first.weight' contains NaN or infinity",
+        ),
     ],
 )
 def test_state_that_does_not_fit_is_refused_before_anything_changes(change, sentence):
@@ -74,3 +81,45 @@ def test_state_that_does_not_fit_is_refused_before_anything_changes(change, sent
             prepare(model, optimizer)
         assert type(model) is Net
         assert optimizer.state
+
+
+def test_second_moments_that_float16_has_rounded_to_0_are_refused():
+    model = nn.Linear(3, 1).half()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1e-4)
+    optimizer.step()
+    with (
+        torch_job(),
+        pytest.raises(ConfigError, match=r"'exp_avg_sq' of the parameter .* is 0 where"),
+    ):
+        prepare(model, optimizer)
+
+
+def test_an_optimizer_is_a_state_of_epochs():
+    with torch_job():
+        model = Net()
+        model, optimizer = prepare(model, OPTIMIZERS["rmsprop"](model.parameters()))
+        found = []
+        for _ in epochs(2, state=[optimizer]):
+            train(model, optimizer, 0, 2)
+            found.append(len(optimizer.state_dict()["state"]))
+    assert found == [5, 5]
+
+
+def test_a_refused_state_leaves_the_optimizer_as_it_is():
+    table = mpips.torch.Embedding(3, optimizer=mpips.SGD(0.1))
+    model = nn.ModuleList([table, nn.Linear(3, 1)])
+    plain = OPTIMIZERS["adam"](model[1].parameters())
+    model[1](torch.ones(1, 3)).sum().backward()
+    plain.step()
+    state = plain.state_dict()
+    for own in state["state"].values():
+        del own["exp_avg_sq"]
+    with torch_job():
+        model, optimizer = prepare(model, OPTIMIZERS["adam"](model[1].parameters()))
+        before = [list(group["params"]) for group in optimizer.param_groups]
+        with pytest.raises(ConfigError, match="is missing"):
+            optimizer.load_state_dict(state)
+        after = [group["params"] for group in optimizer.param_groups]
+        assert [[*map(id, own)] for own in after] == [[*map(id, own)] for own in before]
