@@ -48,6 +48,10 @@ class CountedLoader(Protocol):
     def n_begun(self) -> int:
         """Number of its iterations that have begun."""
 
+    @property
+    def has_length(self) -> bool:
+        """True if `len` is known before the end of the epoch."""
+
     def n_samples(self, first: int, last: int) -> int:
         """Return this worker's samples in batches `first` to `last` - 1 of the epoch; 0: unknown."""
 
@@ -199,7 +203,7 @@ class ScriptProgress:
         part = 0.0
         # An epoch may pass over the loader more often, or not at all. Its passes are those of epochs before.
         n_passes = loader.n_begun - begun[0] if loader is not None and begun else 0
-        if loader is not None and n_passes and len(loader):
+        if loader is not None and n_passes and loader.has_length and len(loader):
             self._n_passes = max(self._n_passes, n_passes)
             part = (n_passes - 1 + min(loader.batch / len(loader), 1.0)) / self._n_passes
         return min(epoch, n_epochs - 1), n_epochs, min((epoch + part) / n_epochs, 1.0)

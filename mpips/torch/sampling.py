@@ -94,7 +94,7 @@ class PreparedLoader:
         self._own: Any
         self._inner: DataLoader[Any]
         self._divide(worker, seed)
-        self._seeds = (seed, worker)
+        self._seeds = (seed, self._seed_of_children(worker))
         self._begun = 0  # number of calls of iter
         self._epoch = 0
         self._batch = 0
@@ -105,6 +105,11 @@ class PreparedLoader:
         self._own = WorkerBatches(self._script, worker, self._n_workers, seed)
         same = {name: getattr(self._script, name) for name in _SAME if hasattr(self._script, name)}
         self._inner = DataLoader(batch_sampler=self._own, generator=torch.Generator(), **same)
+
+    @staticmethod
+    def _seed_of_children(worker: int) -> int:
+        """Return what distinguishes the random numbers of a worker's children from those of others."""
+        return worker
 
     @property
     def epoch(self) -> int:
@@ -239,10 +244,28 @@ class PreparedStream(PreparedLoader):
         self._resumed_steps = self._begins  # of each child
         self._children = ChildSteps(self._begins, 0)
 
+    @staticmethod
+    def _seed_of_children(worker: int) -> int:
+        # The children of all workers must read the same stream, also one that uses their seed.
+        return 0
+
     @property
     def has_length(self) -> bool:
         """True if the dataset has a length."""
-        return hasattr(self._script.dataset, "__len__")
+        try:
+            len(cast(Sized, self._script.dataset))
+        except TypeError:
+            return False  # also where `__len__` exists, as in a pipe of torch
+        return True
+
+    @property
+    def first(self) -> int:
+        """Number of batches of the current epoch that a restart has passed over."""
+        return self._resumed[1] if self._resumed[0] == self._epoch else 0
+
+    def n_samples(self, first: int, last: int) -> int:
+        """Return this worker's samples in batches `first` to `last` - 1, if all are whole."""
+        return (last - first) * (self._own.batch_size or 1)
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch.

@@ -73,6 +73,10 @@ def earlier_stream(per_step: int, places: Sequence[Sequence[Any]]) -> EarlierStr
     return EarlierStream(per_step, tuple((at, tuple(steps)) for at, steps in places))
 
 
+# Attributes of the next class; all others are those of the script's dataset.
+_OWN = frozenset(("dataset", "batch_size", "epoch", "dropped", "earlier", "per_step"))
+
+
 class WorkerStream(IterableDataset[Any]):
     """One worker's samples of a stream.
 
@@ -82,6 +86,18 @@ class WorkerStream(IterableDataset[Any]):
             each then yields as many elements as its batch has.
         earlier: Samples that earlier jobs have read, by job, the oldest first.
     """
+
+    def __getattr__(self, name: str) -> Any:
+        # A `worker_init_fn` reads and sets attributes of the dataset, which it takes this for.
+        if name.startswith("_") or name in _OWN:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
 
     def __init__(self, loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> None:
         """Take the dataset of a script's loader."""

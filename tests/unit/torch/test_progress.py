@@ -13,7 +13,13 @@ pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 from torch_rig import torch_job
 
 import mpips
@@ -162,6 +168,52 @@ def test_passes_over_the_loader_in_an_epoch_are_those_of_epochs_before(reports: 
     # The first pass cannot know that another one follows.
     assert found == [0.25, 0.5, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0]
     assert reports.total()[0] == 8
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without indices; `n` is their number, and `len` if it is known."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from torch.arange(1.0, self.n + 1).reshape(self.n, 1)
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return self.n
+
+
+@pytest.mark.parametrize(
+    ("kind", "shares"), [(Sized, [0.25, 0.5, 0.75, 1]), (Stream, [0, 0, 0.5, 0.5])]
+)
+def test_a_stream_reports_its_samples_and_with_a_length_its_share(
+    reports: Reports, kind: Any, shares: list[float]
+) -> None:
+    with observed_job():
+        loader = prepare_loader(DataLoader(kind(8), batch_size=4))
+        model, optimizer = constant()
+        for _ in epochs(2):
+            for x in loader:
+                step(model, optimizer, x)
+    assert [(r.epoch, r.samples, r.loss_sum) for r in reports] == [
+        (0, 4, 10.0),
+        (0, 4, 26.0),
+        (1, 4, 10.0),
+        (1, 4, 26.0),
+    ]
+    assert [r.details.share for r in reports if r.details] == shares
+
+
+def test_batches_of_a_stream_before_a_restart_are_not_counted_again(reports: Reports) -> None:
+    with observed_job():
+        loader = prepare_loader(DataLoader(Sized(8), batch_size=4))
+        model, optimizer = constant()
+        loader.resume({"epoch": 0, "batch": 1, "children": [1]})
+        for x in loader:
+            step(model, optimizer, x)
+    assert [(r.samples, r.loss_sum) for r in reports] == [(4, 26.0)]
 
 
 def test_batches_of_a_restart_are_not_counted_again(reports: Reports) -> None:

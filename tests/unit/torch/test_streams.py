@@ -365,3 +365,38 @@ def test_a_data_pipe_with_children_is_refused() -> None:
     with pytest.raises(ConfigError, match="IterDataPipe, which divides itself"):
         split(DataLoader(Pipe(), 2, num_workers=1), 0, 2, SEED)
     assert flat(split(loader_of(Pipe(), 2), 1, 2, SEED)) == [1, 3, 5]
+
+
+class Seeded(IterableDataset[int]):
+    """An order by the seed of the child, as torch documents it; `begin` is set by `worker_init_fn`."""
+
+    begin = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        order = list(range(self.begin, 12))
+        random.Random(info.seed).shuffle(order)
+        yield from order
+
+
+def begin_at_two(child: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.begin = info.dataset.begin + 2 + child
+
+
+def test_children_of_all_workers_have_one_seed_and_the_dataset_of_the_script() -> None:
+    found = []
+    for worker in range(2):
+        loader = DataLoader(Seeded(), batch_size=2, num_workers=1, worker_init_fn=begin_at_two)
+        found += [int(x) for batch in split(loader, worker, 2, SEED) for x in batch]
+    assert sorted(found) == list(range(2, 12))
+
+
+def test_a_pipe_of_torch_has_no_length() -> None:
+    class Pipe(IterDataPipe[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(3)
+
+    assert not split(DataLoader(Pipe(), batch_size=1), 0, 1, SEED).has_length
