@@ -45,9 +45,10 @@ class ReportedLength:
         self.has_epochs = self.has_epochs or details.has_epoch
         if details.rates:
             self.rates = tuple(details.rates)
-        if details.n_epochs:
+        # A worker that is still in an earlier loop does not know of the later one.
+        if details.n_epochs and details.n_epochs >= self.n_epochs:
             # Another loop makes the run longer, and the part that is done smaller.
-            if details.n_epochs != self.n_epochs:
+            if details.n_epochs > self.n_epochs:
                 self.n_epochs = details.n_epochs
                 self._shares.clear()
             is_first = worker not in self._shares

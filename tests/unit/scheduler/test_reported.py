@@ -45,6 +45,9 @@ def test_a_run_that_another_loop_makes_longer_measures_its_rate_anew() -> None:
     length.note(0, 0, of(1.0), 10.0)
     length.note(0, 4, of(0.5, n_epochs=8), 20.0)
     assert (length.n_epochs, length.share, length.left_s(30.0)) == (8, 0.5, None)
+    # Another worker is still in the first loop.
+    length.note(1, 3, of(1.0), 25.0)
+    assert (length.n_epochs, length.share) == (8, 0.5)
     length.note(0, 5, of(0.75, n_epochs=8), 30.0)
     assert length.left_s(30.0) == 10.0
 

@@ -522,7 +522,8 @@ def test_it_fits_and_text_is_readable(
     window.dark(dark)
     window.size(width, 900)
     with shown(window, tmp_path):
-        assert window.run("return document.documentElement.scrollWidth;") <= width
+        # Charts follow the size of the window a moment later.
+        window.wait(f"document.documentElement.scrollWidth <= {width}")
         ground = window.run("return getComputedStyle(document.body).backgroundColor;")
         assert (ground == "rgb(16, 20, 27)") == dark
         # Contrast of all text as WCAG defines it: 4.5 for small text.
