@@ -11,7 +11,7 @@ tables = [mpips.DenseTable("w", (8,), mpips.SGD(lr=0.1))]
 
 def main(worker):
     w = worker.table("w")
-    # The cursor is what set_cursor said before the clock at which the restart continues.
+    # The cursor of the restart is the one that set_cursor stored before its clock.
     first = worker.start.cursor["step"] if worker.start and worker.start.cursor else 0
     for step in range(first, N_STEPS):
         noise = worker.random.normal(size=8).astype(np.float32)  # its state is saved as well

@@ -224,8 +224,8 @@ def nearly_in(notation: str, texts: Sequence[str], most: int) -> list[str] | Non
 
 
 def find_notation(texts: Sequence[str]) -> Conversion | Literal[""]:
-    """Return the notation in which all texts are; "": none, or it cannot be told which."""
-    # Most columns are told by their first texts.
+    """Return the notation of all texts; "": they have none, or several are possible."""
+    # The first texts decide for most columns.
     for few in (texts[:20], texts):
         fits = [name for name in CANDIDATES if all(map(reads(name), few))]
         if not fits:

@@ -50,7 +50,7 @@ class Losses:
     def begin(self) -> None:
         """Note the tensors of all later calls of `torch.Tensor.backward`, until `end`."""
         self._plain = plain = torch.Tensor.backward
-        # What is left of this function in torch must not hold the job.
+        # A library may keep a reference to this function, which must not keep the job alive.
         noting = weakref.ref(self)
 
         @torch.compiler.disable(recursive=False)  # type: ignore[misc,untyped-decorator,unused-ignore]

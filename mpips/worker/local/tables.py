@@ -26,10 +26,12 @@ the same samples. Without that image no server has the tick of the step, and non
 Asynchronous outer steps. The tick of a worker has no effect on others, and settling waits for no other
 worker, except with a bound: then the worker first waits until no other one is more outer steps behind.
 Servers may apply differences of others at any time, so the base cannot be pulled again: it is in the image. A
-repetition starts from the same image, and may take newer values at the settling. It has the same number of
-inner steps, since the length of a period is decided at the outer step before, and is in that step's image. So
-the differences that a server has of the first time, and those that another one gets of the repetition, are
-those of the same samples, and each server applies one of the two.
+repetition starts from the same image, and may take newer values at the settling: also values with its own
+differences of the first time, which servers apply when they come, before the image of that step is complete.
+Until the outer step the repetition has these inner steps twice then; servers have them once. It has the same
+number of inner steps, since the length of a period is decided at the outer step before, and is in that step's
+image. So the differences that a server has of the first time, and those that another one gets of the
+repetition, are those of the same samples, and each server applies one of the two.
 """
 
 from __future__ import annotations

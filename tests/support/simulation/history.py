@@ -383,11 +383,6 @@ def _hangs(signal: int, frame: object) -> None:
     raise AssertionError("an actor does not give up its turn")
 
 
-# Seeds of defects that are known and open; a batch leaves them out, and a test expects them to fail.
-# 935000153: values of a pull under asynchronous DiLoCo lie above its bound, on one of three servers.
-OPEN = frozenset((935000153,))
-
-
 class Batch:
     """Histories that run in a process of their own."""
 
@@ -410,8 +405,6 @@ class Batch:
             for seed in seeds:
                 if time.monotonic() > until:
                     break
-                if seed in OPEN and len(seeds) > 1:
-                    continue
                 pipe.write(f"{seed}\n")
                 pipe.flush()
                 signal.alarm(HANG_S)

@@ -237,7 +237,7 @@ class Launch:
             assert at == clock or (skips and at < clock), (
                 f"worker {w} continues at clock {clock} with the cursor {cursor}"
             )
-            watch.begin_launch(self.is_warm and clock == 0)
+            watch.begin_launch(clock if self.is_warm else None)
             if era.shape.gathers:
                 # A clock that only some workers repeat has no collective operation in the repetition.
                 begins = worker.gather("begins", f"{clock}".encode())

@@ -433,20 +433,20 @@ class Watch:
         # Least values that it sees from the start on, by table, where they are not those of the servers.
         self.floor: dict[int, np.ndarray] = {}
         self._seen: dict[int, np.ndarray] = {}
-        self._is_first_again = False
+        self._again: int | None = None
         self.begun = set[int]()
         self.begin(0)
         # The most that it has ever sent: a restart repeats a part of it.
         self._most = (0, 0)
 
-    def begin_launch(self, is_first_again: bool) -> None:
+    def begin_launch(self, again: int | None) -> None:
         """Note that a launch begins: a worker may repeat inner steps under LocalSGD and DiLoCo.
 
-        `is_first_again`: It may repeat its first ones, from values of servers that may have them already.
+        `again`: First clock that it may repeat, from values of servers that may have its outer step already.
         """
         tables = self.era.shape.tables
         self._seen = {i: a for i, a in self._seen.items() if not is_local(tables[i])}
-        self._is_first_again = is_first_again
+        self._again = again
 
     def begin(self, clock: int) -> None:
         """Note that a clock begins."""
@@ -497,10 +497,13 @@ class Watch:
             assert (found <= most).all(), f"{where}: {found} is more than {most}"
             return
         least += era.added(table, self.worker, self.clock)
-        # A worker that repeats its first inner steps may begin with values that have their outer step.
-        has_own = is_own and self._is_first_again and self.clock < consistency.steps
+        # A worker that repeats its inner steps up to an outer step may begin with values that have it: a
+        # server applies an asynchronous one when it comes, before the worker's image of it is complete.
+        again = self._again
+        has_own = is_own and again is not None and self.clock < again + consistency.steps
         if has_own:
-            most += era.added(table, self.worker, consistency.steps)
+            most += era.added(table, self.worker, again + consistency.steps)
+            most -= era.added(table, self.worker, again)
         if not is_own and not era.is_summed(self.worker, table):
             own = era.ops(self.worker, self.clock)[: self._done]
             least += era.sums_of(self.worker, own).of(table)

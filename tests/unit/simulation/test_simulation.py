@@ -13,7 +13,6 @@ from long_runs import LONG, taking_turns, turn
 
 pytest.importorskip("greenlet", reason="the simulator needs greenlet")
 
-from simulation.history import OPEN
 from simulation.planted import PLANTED
 
 from mpips import _native
@@ -47,15 +46,9 @@ def test_histories_of_this_commit_keep_every_promise() -> None:
     assert code == 0, text
 
 
-@pytest.mark.xfail(strict=True, reason="open defect: remove the seed where it is mended")
-@pytest.mark.parametrize("seed", sorted(OPEN))
-def test_open_seeds_fail(seed: int) -> None:
-    code, text = simulate(seed)
-    assert code == 0, text
-
-
+# In the last one a worker repeats inner steps from values that have its asynchronous outer step already.
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [3, 17, 28])
+@pytest.mark.parametrize("seed", [3, 17, 28, 935000153])
 def test_a_seed_replays_to_the_same_end(seed: int) -> None:
     first, second = (simulate(seed)[1].rpartition(" in ")[0] for _ in range(2))
     assert "turns" in first
