@@ -210,8 +210,8 @@ class Embedding(torch.nn.Module):
         handle = self._access.handle
         return self._states if handle is None else RowStates.of(handle, self.own_table)
 
-    def begin_with(self, states: RowStates) -> None:
-        """Let the servers begin with the optimizer state of rows. Before the job starts."""
+    def begin_with(self, states: RowStates | None) -> None:
+        """Let servers begin with this optimizer state of rows; None: that of new rows. Before the start."""
         self._states = states
 
     def open(self, worker: Worker) -> None:

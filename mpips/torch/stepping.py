@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -243,8 +243,7 @@ class Stepping:
         for table, state in zip(trained, found, strict=True):
             table.state = state
         for layer in self._layers:
-            if layer.own_table.name in rows:
-                layer.begin_with(rows[layer.own_table.name])
+            layer.begin_with(rows.get(layer.own_table.name))
 
     @contextmanager
     def given_groups(self) -> Iterator[None]:
@@ -483,10 +482,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
             )
         groups, empty = self.param_groups, self.__dict__["state"]
         parameters = [list(group["params"]) for group in groups]
-        n_saved = len(state_dict["param_groups"][0]["params"])
-        is_whole = n_saved == len(groups[0]["params"])
         try:
-            with nullcontext() if is_whole else stepping.given_groups():
+            with stepping.given_groups():
                 super().load_state_dict(state_dict)
             if state_dict.get("state"):
                 stepping.begin_with(self.__dict__["state"])

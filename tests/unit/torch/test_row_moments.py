@@ -182,3 +182,26 @@ def test_state_without_the_rows_is_refused_at_the_start(run):
             ConfigError, match=r"state of the rows of 'net\.0', and the model has no rows"
         ):
             model(BATCHES[0])
+
+
+def test_a_state_without_an_entry_of_rows_drops_that_of_an_earlier_one(run):
+    rule, _, (values, state), _ = run
+    others = {key: one for key, one in state["state"].items() if key != KEY}
+    with torch_job():
+        model, optimizer = prepare(*make(rule), name="net")
+        model.load_state_dict(values)
+        optimizer.load_state_dict(copy.deepcopy(state))
+        optimizer.load_state_dict({**copy.deepcopy(state), "state": copy.deepcopy(others)})
+        assert KEY not in optimizer.state_dict()["state"]
+
+
+def test_parameters_of_another_list_are_refused_and_not_shifted():
+    layer, dense = mpips.torch.Embedding(3, optimizer=mpips.SGD(0.1)), nn.Linear(3, 1)
+    plain = nn.ParameterList([nn.Parameter(torch.ones(1)), *nn.Linear(3, 1).parameters()])
+    other = Adam(plain.parameters(), 0.1)
+    sum(p.sum() for p in plain).backward()
+    other.step()
+    with torch_job():
+        _, optimizer = prepare(nn.ModuleList([layer, dense]), Adam(dense.parameters(), 0.1))
+        with pytest.raises(ValueError, match="size of optimizer's group"):
+            optimizer.load_state_dict(other.state_dict())
