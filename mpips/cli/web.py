@@ -34,7 +34,7 @@ def command(run: str | None, folder: str, port: int) -> None:
     side [default: all runs in --folder]. Only files of the run directories are read, so the command works on
     any machine that sees them, such as a login node, and costs the training nothing.
 
-    The address that is printed contains a token, with which anybody can read the runs. From another machine,
+    The address that is printed contains a token, which gives access to the runs. From another machine,
     open the tunnel that is printed, then the address.
     """
     where = _where(run, Path(folder))

@@ -209,7 +209,7 @@ def _of_words(there: Mapping[str, int], odd: Sequence[str], plain: int) -> Need:
 
 
 def _both_orders(texts: Sequence[str]) -> str:
-    """Return a sentence on dates whose day and month are ambiguous; "": there are none."""
+    """Return a sentence on dates whose day and month are ambiguous; "": no such texts."""
     if not all(map(reads("date_dmy"), texts)) or not all(map(reads("date_mdy"), texts)):
         return ""
     pair = ("time_dmy", "time_mdy") if any(map(has_time, texts)) else ("date_dmy", "date_mdy")
@@ -220,7 +220,7 @@ def _both_orders(texts: Sequence[str]) -> str:
 
 
 def _unreadable(texts: Sequence[str]) -> str:
-    """Return a sentence on dates and numbers that no notation reads; "": there are none."""
+    """Return a sentence on dates and numbers that no notation reads; "": no such texts."""
     some = texts[:_LOOKED_AT]
     if all(any(reads(name)(text) for name in DATES) for text in some):
         return f"; dates in several notations, such as {texts[0]}: write all of them alike"
