@@ -26,7 +26,7 @@ def test_a_terminal_of_few_columns_gets_the_same_words() -> None:
         assert narrow[0] == narrow[-1] == "-" * width
         assert " ".join(narrow[1:-1]).split() == words
     # At 60 columns nothing but the title, which `say` wraps, and the path of the logs is longer.
-    assert all(len(line) <= 60 for line in block(60)[2:])
+    assert all(len(line) <= 60 for line in block(60)[2:] if not line.startswith("  logs"))
 
 
 def test_epochs_are_named_where_the_program_counts_them() -> None:
