@@ -136,6 +136,21 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "with fewer.",
         ),
     ] = 0
+    standby: Annotated[
+        bool,
+        Meta(
+            description="While the job is at work, a second launch loads its libraries, starts MPI and "
+            "waits, so that a restart takes less time. It needs memory for these libraries once more in each "
+            "rank, and is left out where this host has not enough."
+        ),
+    ] = True
+    standby_after_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds at work after which an attempt gets its standby launch.",
+        ),
+    ] = 60.0
     mpirun_args: Annotated[
         tuple[str, ...],
         Meta(description="Further arguments of mpirun: those after `--` on the command line."),

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 _noted = [0.0]
+_COMMANDS = ("mpips", "mpips.supervisor.script", "mpips.supervisor.standby_rank")
 
 
 def note(number: int, frame: FrameType | None) -> None:
@@ -45,7 +46,7 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
     first = argv[0] if argv else ""
     if first == "-m":
         at = original.index("-m") if "-m" in original else len(original)
-        return list(original[at + 1 : at + 2]) in (["mpips"], ["mpips.supervisor.script"])
+        return list(original[at + 1 : at + 2]) in ([name] for name in _COMMANDS)
     return os.path.basename(first) == "mpips"
 
 

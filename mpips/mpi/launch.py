@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FIRST_RANK_S = 2.0  # s that the first rank has to print an error before other ranks print theirs
 _IMPORTS_S = 60.0  # s by which the imports of ranks may differ where programs load from a busy disk
+_started_mpi = [False]
 # Environment variables in which launchers give (size, rank), most specific first.
 _SIZE_RANK = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -87,6 +88,11 @@ def mpi_is_up() -> bool:
     """Return True if this process has initialised MPI."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
+
+
+def started_mpi() -> bool:
+    """Return True if `load_mpi` has initialised MPI in this process, and not the program itself."""
+    return _started_mpi[0]
 
 
 def print_error(message: str) -> None:
@@ -163,6 +169,7 @@ def load_mpi(limit_s: float = float("inf")) -> MPI.Intracomm:
     Raises:
         CapabilityError: The MPI library cannot be loaded, or it sees fewer ranks than were started.
     """
+    _started_mpi[0] = _started_mpi[0] or not mpi_is_up()
     # Leave UCX out where there is no InfiniBand: windows over TCP need another one-sided component of Open
     # MPI. On Open MPI 4 they need a thread level below MULTIPLE, too.
     if not _has_infiniband():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
 
@@ -24,3 +25,78 @@ def shared_memory_bytes(folder: str = "/dev/shm") -> tuple[int, int]:
     except OSError:
         return 0, 0
     return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def own_bytes(pid: int) -> int:
+    """Return the memory of a process that no file and no other process has; 0: unknown."""
+    return _kib(f"/proc/{pid}/status").get("RssAnon", 0) * 1024
+
+
+def free_bytes(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> tuple[int, int]:
+    """Return the memory that this process may still use on this node, and the most it may use; in bytes.
+
+    It is that of the node, or less where the control group of the process or one above it has a limit.
+    (0, 0): unknown.
+
+    Args:
+        proc: Folder of the kernel's files about processes.
+        groups: Folder of the control groups, of version 2, or of version 1 with a folder for memory.
+    """
+    node = _kib(f"{proc}/meminfo")
+    free, total = node.get("MemAvailable", 0) * 1024, node.get("MemTotal", 0) * 1024
+    try:
+        lines = Path(f"{proc}/self/cgroup").read_text().splitlines()
+    except OSError:
+        return free, total
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        names = ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
+        folder = Path(groups, controllers, path.strip("/"))
+        while True:
+            limit, used = (_number(folder / f"memory.{name}") for name in names)
+            if 0 < limit < total:
+                # Pages of files count as used, and the kernel gives them back when it needs them.
+                given_back = _fields(folder / "memory.stat").get("inactive_file", 0)
+                free, total = min(free, limit - used + given_back), limit
+            if folder == Path(groups, controllers):
+                break
+            folder = folder.parent
+    return max(free, 0), total
+
+
+def _kib(path: str) -> dict[str, int]:
+    """Return the numbers of a file of lines like `MemTotal: 1024 kB`; without the file, none."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in lines)
+    return {
+        name: int(rest.split()[0])
+        for name, _, rest in fields
+        if rest.split()[:1] and rest.split()[0].isdigit()
+    }
+
+
+def _number(path: Path) -> int:
+    """Return the number in a file; 0: none, no limit, or no such file."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the numbers of a file of lines like `name 1024`; without the file, none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {
+        words[0]: int(words[1])
+        for words in map(str.split, lines)
+        if len(words) == 2 and words[1].isdigit()
+    }

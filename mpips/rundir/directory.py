@@ -24,8 +24,12 @@
     summary.txt|json  the same for a lab book
     checkpoints/      see `mpips.checkpoint`
     requests/         requests of `mpips stop` and `mpips checkpoint`, see `mpips.rundir.requests`
-    logs/attempt-N/   rank-R.log, failure reports of ranks, output of the launcher; `alive`, an empty file
-                      whose modification time the scheduler renews every second
+    standby.json, standby-hosts, standby-N
+                      what the ranks of a standby launch load, their hosts, and the mark that all wait;
+                      written by the supervisor, and the last by rank 0
+    logs/attempt-N/   rank-R.log, failure reports of ranks, output of the launcher; started-R.json, what a
+                      rank had loaded when the job began; `alive`, an empty file whose modification time the
+                      scheduler renews every second
 
 An attempt is one launch of the run. Attempts are numbered from 0 over all supervisors of the directory; the
 number is the generation of the launch. Ranks get directory and generation from two environment variables.

@@ -343,6 +343,10 @@ def at_work(program: Program, ranks: Gathered) -> Iterator[tuple[RunningJob, Out
     try:
         # All ranks wait for it, so that the roles are printed before anything that a worker prints.
         ranks.ranks.agree("showing the job", show)
+        if ranks.run is not None:
+            from mpips.mpi import started
+
+            started.note(ranks.run, job.role)
         with job.at_work(on_report, run_progress) as work:
             yield work, outcome
         outcome.statistics = work.statistics

@@ -55,6 +55,49 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def start_launcher(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    copy_stdout: bool,
+    stdin: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start a launcher in a session of its own, which gets SIGTERM when this process ends.
+
+    Args:
+        command: The launcher and its arguments.
+        env: Environment of the launcher.
+        cwd: Working folder of the launcher.
+        copy_stdout: stdout is a pipe, as stderr always is; else it is that of this process.
+        stdin: As of `subprocess.Popen`.
+
+    Raises:
+        CapabilityError: The program cannot be started.
+    """
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    try:
+        return subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=subprocess.PIPE if copy_stdout else None,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+    except OSError as error:
+        raise CapabilityError(
+            f"{command[0]} cannot be started in {cwd}: {error.strerror}"
+        ) from None
+
+
 @dataclass
 class Ended:
     """The end of an attempt's launcher, and what was observed before it.
@@ -102,8 +145,9 @@ class Attempt:
         env: Mapping[str, str],
         cwd: str,
         copy_stdout: bool = False,
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """Start the launcher.
+        """Start the launcher, or take one that was started by `start_launcher`.
 
         Args:
             run: The run directory.
@@ -112,6 +156,7 @@ class Attempt:
             env: Environment of the launcher.
             cwd: Working folder of the launcher.
             copy_stdout: Copy stdout through this process, because it draws on the same terminal.
+            process: The launcher, with the same command, environment, folder and `copy_stdout`.
 
         Raises:
             CapabilityError: The program cannot be started.
@@ -138,30 +183,12 @@ class Attempt:
         self._started = time.monotonic()
         self._at_work_since: float | None = None
         self._log = (run.attempt(generation) / LAUNCHER_LOG).open("ab", buffering=0)
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
-                os._exit(1)
-
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(env),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if copy_stdout else None,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        except OSError as error:
+            self._process = process or start_launcher(command, env, cwd, copy_stdout)
+        except CapabilityError:
             self._log.close()
             self._epoll.close()
-            raise CapabilityError(
-                f"{command[0]} cannot be started in {cwd}: {error.strerror}"
-            ) from None
+            raise
         self._watch(-1, self._process.pid)
         self._listeners = [threading.Thread(target=self._listen, daemon=True)]
         if copy_stdout:

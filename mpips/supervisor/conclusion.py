@@ -38,7 +38,13 @@ class Conclusion:
         pause_s: Seconds to wait before the attempt that follows.
     """
 
-    def __init__(self, plan: SupervisionPlan, record: RunRecord, hurry: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        plan: SupervisionPlan,
+        record: RunRecord,
+        hurry: Callable[[], bool],
+        end_standby: Callable[[], None] = lambda: None,
+    ) -> None:
         """Conclude attempts of `plan`, writing to `record`.
 
         Args:
@@ -46,8 +52,10 @@ class Conclusion:
             record: The record of the run.
             hurry: Returns True if a signal asks for the end, which then waits for no host. Called several
                 times a second during a wait.
+            end_standby: Ends a launch that waits for the end of the attempt.
         """
         self._hurry = hurry
+        self._end_standby = end_standby
         self.settled = False
         self._restarts = Restarts(plan)
         self._killed_starts = 0  # restarts that --max-restarts does not count
@@ -60,6 +68,11 @@ class Conclusion:
     @property
     def pause_s(self) -> float:  # noqa: D102  # see the class
         return self._restarts.pause_s
+
+    @property
+    def may_restart(self) -> bool:
+        """True if a failure now is followed by another attempt, unless its cause forbids that."""
+        return self._record.restarts - self._killed_starts < self._plan.max_restarts
 
     def begin(self) -> None:
         """Note what is saved before the first attempt; the lease of the run is held."""
@@ -77,6 +90,7 @@ class Conclusion:
             Description of the memory that stays and of the way to continue; "" if none stays.
         """
         self.settled = True
+        self._end_standby()
         settled = settle(
             self._plan.pool.usable,
             self._run.path,

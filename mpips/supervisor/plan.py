@@ -18,6 +18,7 @@ from mpips.supervisor.hosts import HostPool, Layout
 from mpips.terminal import screen
 
 _SCRIPT_MODULE = "mpips.supervisor.script"  # runs a script of the user's own in every rank
+_STANDBY_MODULE = "mpips.supervisor.standby_rank"  # waits, and then runs the module behind it
 
 
 class SupervisionPlan(msgspec.Struct, frozen=True):
@@ -64,15 +65,27 @@ class SupervisionPlan(msgspec.Struct, frozen=True):
         ties = {RUN_DIR: str(self.run.path), GENERATION: str(generation)}
         return launching.environment(self.launcher, ties | screen.for_ranks())
 
-    def command(self, generation: int, layout: Layout, hostfile: Path) -> list[str]:
-        """Return the command that starts the attempt with this generation number."""
+    def command(
+        self, generation: int, layout: Layout, hostfile: Path, waits: bool = False
+    ) -> list[str]:
+        """Return the command that starts the attempt with this generation number.
+
+        Args:
+            generation: Generation number of the attempt.
+            layout: Its ranks and hosts.
+            hostfile: The file that names the hosts.
+            waits: Its ranks load everything and wait; see `mpips.supervisor.standby`.
+        """
+        python, dash_m, *program = self.program()
+        if waits:
+            program.insert(0, _STANDBY_MODULE)
         return launching.build(
             self.launcher,
             layout,
             self.environment(generation),
             hostfile,
             self.launcher_args,
-            self.program(),
+            [python, dash_m, *program],
         )
 
 

@@ -29,6 +29,7 @@ from mpips.supervisor.left_memory import foreign_here
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.reap import reap
 from mpips.supervisor.record import RunRecord
+from mpips.supervisor.standby import Standbys
 from mpips.supervisor.stopping import Requests, Signals, drive
 from mpips.supervisor.verdict import judge
 from mpips.terminal.elapsed import Elapsed
@@ -65,7 +66,10 @@ class Supervisor:
         self._signals = signals
         self._record = RunRecord(plan.run, tell)
         self._lease: LeaseHolder | None = None
-        self._conclusion = Conclusion(plan, self._record, self._must_end)
+        # mpips draws on the terminal here, so the output of ranks is copied.
+        self._copies_stdout = plan.show is not None and sys.stdout.isatty()
+        self._standbys = Standbys(plan, self._may_restart, self._record.tell, self._copies_stdout)
+        self._conclusion = Conclusion(plan, self._record, self._must_end, self._standbys.end)
 
     def run(self) -> int:
         """Run attempts until the run is done or given up; return the exit code. Blocks.
@@ -100,6 +104,7 @@ class Supervisor:
             return self._attempts(lease)
         except LeaseLostError:
             # Later generations and the shared memory belong to the other supervisor now.
+            self._standbys.end()
             reap(self._run.path, lease.generation)
             raise
         finally:
@@ -108,12 +113,17 @@ class Supervisor:
                 memory = self._conclusion.settle(lease.generation, saved=False)
                 self._conclusion.tell_of_memory(memory)
 
+    def _may_restart(self) -> bool:
+        return self._conclusion.may_restart
+
     def _attempts(self, lease: LeaseHolder) -> int:
         """Start one attempt after the other; return the exit code of the run."""
         while True:
             try:
                 self._pause(self._conclusion.pause_s)
                 generation, layout = self._prepare(lease)
+                if not self._standbys.keep(generation, layout, self._must_end):
+                    generation, layout = self._prepare(lease)
                 write = functools.partial(self._write_attempt, generation, layout)
                 command = self._when_there_is_room(lease, write)
             except _Interrupted as interrupted:
@@ -122,7 +132,7 @@ class Supervisor:
                 return self._conclusion.end_between(
                     lease.generation, interrupted.number, interrupted.waited_for
                 )
-            ended = self._attempt(lease, generation, command)
+            ended = self._attempt(lease, generation, layout, command)
             lease.check()
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
             code = self._conclusion.conclude(generation, verdict, ended)
@@ -220,7 +230,9 @@ class Supervisor:
             lease.renew()
             time.sleep(_ROOM_S)
 
-    def _attempt(self, lease: LeaseHolder, generation: int, command: list[str]) -> Ended:
+    def _attempt(
+        self, lease: LeaseHolder, generation: int, layout: Layout, command: list[str]
+    ) -> Ended:
         """Run one attempt to its end. Blocks."""
         self._record.write_status(STARTING, generation)
         attempt = Attempt(
@@ -229,8 +241,10 @@ class Supervisor:
             command,
             self._plan.environment(generation),
             self._run.info().cwd,
-            copy_stdout=self._plan.show is not None and sys.stdout.isatty(),
+            copy_stdout=self._copies_stdout,
+            process=self._standbys.release(),
         )
+        self._standbys.begin(generation, layout)
 
         printed = False
         elapsed = Elapsed(
@@ -250,6 +264,7 @@ class Supervisor:
                 elapsed.look()
             if status is not None:
                 self._conclusion.recovered(generation, status)
+                self._standbys.tick(status)
                 if self._plan.show is not None:
                     self._plan.show(Snapshot.of(status.progress))
 

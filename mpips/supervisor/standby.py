@@ -1,0 +1,290 @@
+"""A standby launch: the next attempt, started while this one is at work, so that a restart starts nothing.
+
+A restart of a job starts a launcher and its ranks, loads Python, NumPy and the libraries of the program in
+each of them, and starts MPI. None of it depends on the failed attempt, so a second launch of the same ranks
+does it beforehand and waits (`mpips.supervisor.standby_rank`). When the attempt has failed, the supervisor
+lets the waiting ranks begin, if the next attempt has the same hosts; else it ends them and starts others.
+
+The standby launch has the generation number of the next attempt from its start. Nothing that ends processes
+of the running attempt therefore ends it, and nothing of it may publish before the lease has its number.
+It costs the memory of the loaded libraries, once more for each rank. It is started only where this host has
+that much memory left, and the kernel, if memory runs out, kills its ranks first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from mpips.errors import CapabilityError
+from mpips.mpi.started import Started, joined
+from mpips.process.memory import free_bytes, own_bytes
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import Status
+from mpips.supervisor import launcher as launching
+from mpips.supervisor.attempt import LAUNCHER_LOG, start_launcher
+from mpips.supervisor.hosts import Layout, is_here
+from mpips.supervisor.plan import SupervisionPlan
+from mpips.supervisor.reap import belongs, is_dead, processes_of
+
+GO = b"go\n"
+REASON = "mpips: standby: "  # begin of the line in which a rank says why it cannot stand by
+_END_S = 5.0  # s that the launcher has to end its ranks on all hosts
+_TEXT_BYTES = 1 << 16  # of what the ranks print while they wait
+_READY_S = 60.0  # s that a restart waits for a standby launch that is not ready
+_PAUSE_S = 0.02
+_RESERVE = 0.1  # part of this host's memory that stays free
+
+
+def record_file(run: RunFolder) -> Path:
+    """Return the path of the record that the ranks of the standby launch read."""
+    return run.path / "standby.json"
+
+
+def marker(run: RunFolder, generation: int) -> Path:
+    """Return the path of the empty file that appears when all ranks of the standby launch wait."""
+    return run.path / f"standby-{generation}"
+
+
+class Standby:
+    """A launch that waits. Main thread only."""
+
+    def __init__(
+        self,
+        plan: SupervisionPlan,
+        generation: int,
+        layout: Layout,
+        record: Started,
+        copy_stdout: bool,
+    ) -> None:
+        """Start it. Returns at once.
+
+        Args:
+            plan: The plan of the run.
+            generation: Generation number of the next attempt.
+            layout: Hosts of the running attempt.
+            record: What its ranks had loaded.
+            copy_stdout: As for `Attempt`.
+
+        Raises:
+            CapabilityError: The launcher cannot be started.
+            OSError: The run directory cannot be written to.
+        """
+        self.generation = generation
+        self._run = plan.run
+        self._layout = layout
+        self._text = b""
+        self._hostfile = plan.run.path / "standby-hosts"
+        launching.write_hostfile(plan.launcher, layout.hosts, self._hostfile)
+        replace_json(record_file(plan.run), record)
+        marker(plan.run, generation).unlink(missing_ok=True)
+        self.command = plan.command(generation, layout, self._hostfile, waits=True)
+        self._process = start_launcher(
+            self.command,
+            plan.environment(generation),
+            plan.run.info().cwd,
+            copy_stdout,
+            stdin=subprocess.PIPE,
+        )
+
+    def is_ready(self) -> bool:
+        """Return True if all ranks wait."""
+        return self._process.poll() is None and marker(self._run, self.generation).exists()
+
+    def has_ended(self) -> bool:
+        """Return True if the launch has ended by itself."""
+        return self._process.poll() is not None
+
+    def drain(self) -> None:
+        """Read what the ranks have printed, which would fill the pipes. Not blocking.
+
+        stderr is kept, up to `_TEXT_BYTES`; what libraries print on stdout while they are loaded is not.
+        """
+        for pipe in (self._process.stderr, self._process.stdout):
+            # A process that a rank left may hold a pipe open.
+            while pipe is not None and select.select([pipe], [], [], 0.0)[0]:
+                more = os.read(pipe.fileno(), 1 << 16)
+                if not more:
+                    break
+                if pipe is self._process.stderr:
+                    self._text = (self._text + more)[-_TEXT_BYTES:]
+
+    def why(self) -> str:
+        """Return why the ranks could not stand by, once the launch has ended; "" if none said why."""
+        self.drain()
+        lines = self._text.decode(errors="replace").splitlines()
+        return next((line[len(REASON) :] for line in lines if line.startswith(REASON)), "")
+
+    def fits(self, generation: int, layout: Layout) -> bool:
+        """Return True if the launch can be, once it is ready, the attempt with this number on these hosts."""
+        same = (layout.n_ranks, layout.hosts) == (self._layout.n_ranks, self._layout.hosts)
+        return not self.has_ended() and generation == self.generation and same
+
+    def release(self) -> subprocess.Popen[bytes]:
+        """Let the ranks begin; return the launcher's process, which belongs to the caller from now on.
+
+        What the ranks have printed until now is written into the log of the attempt.
+
+        Raises:
+            OSError: Rank 0 has ended.
+        """
+        self.drain()
+        log = self._run.attempt(self.generation) / LAUNCHER_LOG
+        with contextlib.suppress(OSError), log.open("ab", buffering=0) as file:
+            file.write(self._text)
+        assert self._process.stdin is not None
+        with self._process.stdin as stdin:
+            stdin.write(GO)
+        self._forget()
+        return self._process
+
+    def end(self) -> None:
+        """End the launch and all its processes on this host. Blocks up to `_END_S`."""
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._process.kill()
+        until = time.monotonic() + _END_S
+        while (pids := self._own()) and time.monotonic() < until:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove the files of the launch."""
+        for path in (marker(self._run, self.generation), record_file(self._run), self._hostfile):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _own(self) -> list[int]:
+        """Return the processes of this launch on this host; those of the running attempt are older."""
+        found = []
+        for pid in processes_of(self._run.path, self.generation):
+            with contextlib.suppress(OSError):
+                if not belongs(pid, self._run.path, self.generation - 1) and not is_dead(pid):
+                    found.append(pid)
+        return found
+
+
+def has_memory(pids: Iterable[int]) -> bool:
+    """Return True if this host has memory for the same processes once more, and some beside.
+
+    Args:
+        pids: Ranks of the running attempt on this host. They have their data beside the libraries, so the
+            true need is smaller.
+    """
+    free, total = free_bytes()
+    return free - sum(own_bytes(pid) for pid in pids) > _RESERVE * total
+
+
+class Standbys:
+    """Keeps a standby launch for each attempt of a run. Main thread only."""
+
+    def __init__(
+        self,
+        plan: SupervisionPlan,
+        may_restart: Callable[[], bool],
+        tell: Callable[[str], None],
+        copy_stdout: bool,
+    ) -> None:
+        """Keep none yet.
+
+        Args:
+            plan: The plan of the run.
+            may_restart: Returns True if a failure of the running attempt is followed by another one.
+            tell: Prints a line for people.
+            copy_stdout: As for `Attempt`.
+        """
+        self._plan = plan
+        self._may_restart = may_restart
+        self._tell = tell
+        self._copy_stdout = copy_stdout
+        self._standby: Standby | None = None
+        self._attempt: tuple[int, Layout] | None = (
+            None  # the running one that has no standby launch yet
+        )
+        self._at_work_since: float | None = None
+
+    def begin(self, generation: int, layout: Layout) -> None:
+        """Note that an attempt has begun."""
+        self._attempt = (generation, layout) if self._plan.config.run.standby else None
+        self._at_work_since = None
+
+    def tick(self, status: Status) -> None:
+        """Start the standby launch of the running attempt when it is due. Called about twice a second.
+
+        Args:
+            status: Of the attempt, which is at work.
+        """
+        now = time.monotonic()
+        if self._at_work_since is None:
+            self._at_work_since = now
+        if self._standby is not None:
+            self._standby.drain()
+        if self._standby is not None and self._standby.has_ended():
+            if why := self._standby.why():
+                self._tell(f"mpips run: a restart will start from nothing, since {why}")
+            self.end()
+        due = now - self._at_work_since >= self._plan.config.run.standby_after_s
+        if self._attempt is None or not due:
+            return
+        (generation, layout), self._attempt = self._attempt, None
+        record = joined(self._plan.run, generation)
+        here = [place.pid for place in status.ranks if is_here(place.host)]
+        if record is None or not self._may_restart() or not has_memory(here):
+            return
+        with contextlib.suppress(CapabilityError, OSError):
+            self._standby = Standby(self._plan, generation + 1, layout, record, self._copy_stdout)
+
+    def keep(self, generation: int, layout: Layout, hurry: Callable[[], bool]) -> bool:
+        """Return True if no standby launch is there or it can be this attempt; end it otherwise. Blocks.
+
+        A launch that is not ready yet has a start: another one would not be ready before it.
+        Processes that it leaves on other hosts have the number of the attempt, which then needs another one.
+
+        Args:
+            generation: Generation number of the attempt.
+            layout: Its ranks and hosts.
+            hurry: Returns True if a signal asks for the end of the run. Called several times a second.
+        """
+        if self._standby is None:
+            return True
+        until = time.monotonic() + _READY_S
+        while self._standby.fits(generation, layout):
+            if self._standby.is_ready():
+                return True
+            if hurry() or time.monotonic() > until:
+                break
+            time.sleep(_PAUSE_S)
+        self.end()
+        return False
+
+    def release(self) -> subprocess.Popen[bytes] | None:
+        """Let the standby launch begin; return the process of its launcher, or None without one."""
+        standby, self._standby = self._standby, None
+        if standby is None:
+            return None
+        try:
+            return standby.release()
+        except OSError:
+            standby.end()
+            return None
+
+    def end(self) -> None:
+        """End the standby launch, if one is there."""
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.end()

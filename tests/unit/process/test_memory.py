@@ -1,0 +1,60 @@
+"""How much memory a process may still use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpips.process.memory import free_bytes, own_bytes
+
+MIB = 1 << 20
+
+
+def node(folder: Path, group: str) -> tuple[str, str]:
+    """A /proc with 1000 of 4000 MiB free, and a folder for control groups."""
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/meminfo").write_text(
+        f"MemTotal: {4000 * 1024} kB\nMemAvailable: {1000 * 1024} kB\nHugePages_Total: 0\n"
+    )
+    (folder / "proc/self/cgroup").write_text(group)
+    return str(folder / "proc"), str(folder / "groups")
+
+
+def limited(folder: Path, names: tuple[str, str], limit: str, used: int, inactive: int = 0) -> None:
+    folder.mkdir(parents=True)
+    (folder / f"memory.{names[0]}").write_text(f"{limit}\n")
+    (folder / f"memory.{names[1]}").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive}\n")
+
+
+def test_without_limits_it_is_that_of_the_node(tmp_path: Path) -> None:
+    where = node(tmp_path, "0::/job/step\n")
+    assert free_bytes(*where) == (1000 * MIB, 4000 * MIB)
+    limited(tmp_path / "groups/job/step", ("max", "current"), "max", 900 * MIB)
+    assert free_bytes(*where) == (1000 * MIB, 4000 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "names"),
+    [
+        ("0::/job/step", "job", ("max", "current")),
+        ("0::/job/step", "job/step", ("max", "current")),
+        ("4:memory:/job/step", "memory/job", ("limit_in_bytes", "usage_in_bytes")),
+    ],
+)
+def test_the_limit_of_a_control_group_counts(
+    tmp_path: Path, line: str, place: str, names: tuple[str, str]
+) -> None:
+    where = node(tmp_path, f"3:cpu:/x\n{line}\n")
+    limited(tmp_path / "groups" / place, names, str(700 * MIB), 600 * MIB, 50 * MIB)
+    assert free_bytes(*where) == (150 * MIB, 700 * MIB)
+
+
+def test_own_memory_is_at_least_what_was_written() -> None:
+    before = own_bytes(os.getpid())
+    data = bytearray(64 * MIB)
+    data[::4096] = b"x" * (len(data) // 4096)
+    assert own_bytes(os.getpid()) >= before + 60 * MIB
+    assert own_bytes(2**22 + 1) == 0
