@@ -31,6 +31,7 @@ _COMMANDS = {
     "predict": "mpips.cli.predict",
     "report": "mpips.cli.report",
     "run": "mpips.cli.run",
+    "scale": "mpips.cli.scale",
     "serve": "mpips.cli.serve",
     "stop": "mpips.cli.stop",
     "submit": "mpips.cli.submit",

@@ -1,4 +1,4 @@
-"""`mpips stop` and `mpips checkpoint`: make a request to a run, and wait until it has had its effect.
+"""`mpips stop`, `mpips checkpoint` and `mpips scale`: make a request to a run and wait for its effect.
 
 Everything goes through the run directory, so the commands work on any machine that sees it.
 """
@@ -13,7 +13,7 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.top import View, look
 from mpips.process.patience import Patience
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.requests import Kind, RequestFolder
+from mpips.rundir.requests import Kind, RequestFolder, Shape
 
 _LOOK_S = 0.2  # seconds between two readings of the run directory
 _SECOND_S = 0.6  # seconds between two requests to stop that count as two
@@ -84,6 +84,44 @@ def request_stop(
     return view
 
 
+def request_scale(
+    run: RunFolder, shape: Shape, timeout_s: float, tell: Callable[[str], None]
+) -> View:
+    """Request another size of a job; return the first view of the attempt that has it. Blocks.
+
+    Args:
+        run: The run.
+        shape: The size.
+        timeout_s: Longest wait, seconds.
+        tell: Receives a line for people at each stage.
+
+    Raises:
+        ConfigError: The run is not running, or it refuses the size.
+        RequestError: The job has not got the size within `timeout_s`, or has ended before.
+    """
+    known = len(_running(run).events)
+    _make(run, "scale", timeout_s, tell, shape)
+    answers = ("scaled", "not scaled")
+
+    def is_met(view: View) -> bool:
+        found = [event.event for event in view.events[known:] if event.event in (*answers, "began")]
+        at_work = "scaled" in found and found[-1] == "began"
+        return at_work or "not scaled" in found or not view.alive
+
+    view = _wait(run, timeout_s, is_met)
+    if view is None:
+        raise RequestError(
+            f"{run.path.name}: has not got this size within {timeout_s:g} s; the request stands, see "
+            "mpips top"
+        )
+    for event in view.events[known:]:
+        if event.event == "not scaled":
+            raise ConfigError(event.cause)
+    if not view.alive:
+        raise RequestError(f"{run.path.name}: ended ({view.state}) before it changed its size")
+    return view
+
+
 def _running(run: RunFolder) -> View:
     view = look(run)
     if not view.alive:
@@ -96,13 +134,19 @@ def _checkpoint(view: View) -> str:
     return view.status.checkpoint if view.status is not None else ""
 
 
-def _make(run: RunFolder, kind: Kind, timeout_s: float, tell: Callable[[str], None]) -> None:
+def _make(
+    run: RunFolder,
+    kind: Kind,
+    timeout_s: float,
+    tell: Callable[[str], None],
+    shape: Shape | None = None,
+) -> None:
     """Make a request and wait until the supervisor has received it. Blocks.
 
     Raises:
         RequestError: The supervisor does not take it within `timeout_s`; it is withdrawn.
     """
-    path = RequestFolder(run).make(kind)
+    path = RequestFolder(run).make(kind, shape)
     wait = Patience(timeout_s)
     while path.exists():
         if wait.is_over or not look(run).alive:

@@ -154,11 +154,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         time_s: Unix time of the event.
         generation: Generation number of the attempt.
-        event: "failed" (an attempt ended and another can follow) or "began" (an attempt has started to
-            train).
+        event: "failed" (an attempt ended and another can follow), "began" (an attempt has started to train),
+            "scaled" (an attempt ended and one of another size follows) or "not scaled" (that was refused).
         step: Step of the run that the failed attempt had reached, or with which this attempt begins.
         source: Source that an attempt began from; see StartPoint.
-        cause: One sentence on the cause of a failure.
+        cause: One sentence on the cause of a failure or refusal, or on the new size.
     """
 
     time_s: float

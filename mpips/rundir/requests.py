@@ -14,7 +14,7 @@ import contextlib
 import secrets
 import time
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -22,23 +22,38 @@ from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.reading import DAMAGED, read_regular
 
-Kind: TypeAlias = Literal["checkpoint", "stop"]
+SCALE = "mpips scale"  # why an attempt ends so that one of another size follows
+Kind: TypeAlias = Literal["checkpoint", "stop", "scale"]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of a job.
+
+    Attributes:
+        ranks: Number of ranks.
+        servers: Number of servers; 0: the job chooses it.
+    """
+
+    ranks: Annotated[int, msgspec.Meta(ge=1)]
+    servers: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the folder `requests`.
 
     Attributes:
-        kind: "checkpoint", as SIGUSR1 to the supervisor, or "stop", as SIGTERM.
+        kind: "checkpoint", as SIGUSR1 to the supervisor, "stop", as SIGTERM, or "scale".
         host: Host of the supervisor.
         pid: Process id of the supervisor.
         time_s: Unix time of the request, for people only.
+        shape: The new size of the job, for "scale".
     """
 
     kind: Kind
     host: str
     pid: int
     time_s: float
+    shape: Shape | None = None
 
 
 class RequestFolder:
@@ -49,8 +64,12 @@ class RequestFolder:
         self._run = run
         self.path = run.path / "requests"
 
-    def make(self, kind: Kind) -> Path:
+    def make(self, kind: Kind, shape: Shape | None = None) -> Path:
         """Write a request to the supervisor that the lease names; return its file.
+
+        Args:
+            kind: See RunRequest.
+            shape: See RunRequest.
 
         Raises:
             ConfigError: The run has no supervisor, or its directory cannot be written to.
@@ -58,7 +77,9 @@ class RequestFolder:
         lease = self._run.lease()
         if lease is None or lease.released:
             raise ConfigError(f"{self._run.path}: the run is not running, nothing takes a request")
-        request = RunRequest(kind=kind, host=lease.host, pid=lease.pid, time_s=time.time())
+        request = RunRequest(
+            kind=kind, host=lease.host, pid=lease.pid, time_s=time.time(), shape=shape
+        )
         # Names sort by time, so that requests are taken in their order.
         path = self.path / f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
         try:
@@ -70,14 +91,14 @@ class RequestFolder:
             ) from None
         return path
 
-    def take(self, host: str, pid: int) -> list[Kind]:
+    def take(self, host: str, pid: int) -> list[RunRequest]:
         """Remove all requests; return those to the supervisor `pid` on `host`, the oldest first.
 
         A file that is not a request is also removed. One that cannot be removed is not taken: it would be
         taken
         again and again.
         """
-        found: list[Kind] = []
+        found: list[RunRequest] = []
         for path in sorted(self.path.glob("*.json")):
             request = None
             with contextlib.suppress(OSError, *DAMAGED):
@@ -89,5 +110,5 @@ class RequestFolder:
             except OSError:
                 continue
             if request is not None and (request.host, request.pid) == (host, pid):
-                found.append(request.kind)
+                found.append(request)
         return found

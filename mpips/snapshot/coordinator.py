@@ -39,6 +39,7 @@ from mpips.mpi.messages import (
     Write,
 )
 from mpips.process.patience import is_over, running_s
+from mpips.rundir.requests import SCALE
 from mpips.snapshot.best import BestRequest
 from mpips.snapshot.cut import ClockPace, CutAttempt, ahead_of, late_text
 from mpips.snapshot.end_request import EndRequest
@@ -385,9 +386,10 @@ class Coordinator:
             if saved.note:
                 self._warn(saved.note)
         if self._ending.reason:
+            again = f", exit {LeavingError.exit_code}; run again to continue"
             raise LeavingError(
-                f"{self._ending.reason}: wrote checkpoint {cut.saved[0].path}, exit "
-                f"{LeavingError.exit_code}; run again to continue"
+                f"{self._ending.reason}: wrote checkpoint {cut.saved[0].path}"
+                + ("" if self._ending.reason == SCALE else again)
             )
 
     def _report_failure(self, why: str) -> None:

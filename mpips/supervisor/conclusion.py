@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ import msgspec
 
 from mpips.monitor.progress import plural
 from mpips.mpi.signals import name_of
+from mpips.recovery.memory import FILE as MEMORY
 from mpips.rundir.files import Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.block import (
@@ -22,7 +24,8 @@ from mpips.supervisor.block import (
     origin,
     who,
 )
-from mpips.supervisor.left_memory import settle
+from mpips.supervisor.hosts import Layout
+from mpips.supervisor.left_memory import Settled, settle
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.record import RunRecord
 from mpips.supervisor.restarts import MOST_KILLED_STARTS, Restarts
@@ -61,6 +64,7 @@ class Conclusion:
         self._killed_starts = 0  # restarts that --max-restarts does not count
         # Monotonic time of the last failure, until a later attempt is at work.
         self._failed_at: float | None = None
+        self._what = "failure"  # what came then
         self._plan = plan
         self._run = plan.run
         self._record = record
@@ -91,6 +95,14 @@ class Conclusion:
         """
         self.settled = True
         self._end_standby()
+        settled = self._clear(generation, saved)
+        if saved:
+            return ""
+        step = last.progress.recoverable if last is not None else 0
+        return settled.describe(self._run.path, step)
+
+    def _clear(self, generation: int, saved: bool) -> Settled:
+        """Do what `settle` does with processes and memory."""
         settled = settle(
             self._plan.pool.usable,
             self._run.path,
@@ -103,10 +115,27 @@ class Conclusion:
         )
         for line in settled.foreign():
             self._record.tell_once(line)
-        if saved:
-            return ""
-        step = last.progress.recoverable if last is not None else 0
-        return settled.describe(self._run.path, step)
+        return settled
+
+    def scaled(self, generation: int, ended: Ended, layout: Layout) -> None:
+        """Record that an attempt has ended with a checkpoint so that the next one has another size.
+
+        Args:
+            generation: Generation number of the attempt.
+            ended: Its end.
+            layout: Ranks and hosts of the next one.
+        """
+        self._failed_at, self._what = time.monotonic(), "change"
+        newest = newest_checkpoint(self._plan.checkpoints)
+        # The checkpoint has what memory has, in a form for any size.
+        if not self._clear(generation, saved=True).silent:
+            # What describes the memory goes with it.
+            with contextlib.suppress(OSError):
+                (self._run.path / MEMORY).unlink(missing_ok=True)
+        text = f"{plural(layout.n_ranks, 'rank')} from step {newest.step} on"
+        self._record.note("scaled", generation, newest.step, text)
+        self._record.write_status("restarting", generation, _with(newest, ended.status), text)
+        self._record.tell(f"mpips run: {text}")
 
     def tell_of_memory(self, memory: str) -> None:
         """Print what `settle` returned, in one line."""
@@ -120,7 +149,7 @@ class Conclusion:
         took = time.monotonic() - self._failed_at
         self._failed_at = None
         self._record.tell(
-            f"mpips run: attempt {generation} is at work {took:.1f} s after the failure, "
+            f"mpips run: attempt {generation} is at work {took:.1f} s after the {self._what}, "
             f"{origin(status.start)}"
         )
 
@@ -182,7 +211,7 @@ class Conclusion:
 
     def _failed(self, generation: int, verdict: Verdict, ended: Ended) -> int | None:
         """Conclude a failed attempt; return the exit code of the run, or None if another attempt follows."""
-        self._failed_at = time.monotonic()
+        self._failed_at, self._what = time.monotonic(), "failure"
         now = time.time()
         # A host that was lost in this attempt is avoided in the next one, if there are enough others.
         death = verdict.death
@@ -219,7 +248,7 @@ class Conclusion:
 
         cause = f"{who(death)}: {death.cause}" if death is not None else verdict.kind
         step = ended.status.progress.step if ended.status is not None else 0
-        self._record.note_failure(generation, step, cause)
+        self._record.note("failed", generation, step, cause)
         if reason:
             state = "stalled" if verdict.exit_code == 124 else "failed"
             self._record.write_status(state, generation, ended.status, cause)

@@ -15,7 +15,7 @@ import msgspec
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.progress import plural
-from mpips.mpi.roles import default_servers
+from mpips.mpi.roles import check_servers, default_servers
 from mpips.supervisor.host_names import be, by_reason, compact
 
 
@@ -176,6 +176,7 @@ class HostPool:
         self._hosts = list(hosts)
         self._servers = servers
         self._spares = spares
+        self._asked_workers = min_workers
         self.bad: dict[str, str] = {}
         self.suspects: dict[str, str] = {}
         if spares and spares >= len(hosts):
@@ -199,6 +200,22 @@ class HostPool:
                 f"{self.n_ranks} ranks with {servers or 'as many as chosen'} servers have {self._full} "
                 f"workers; min_workers = {min_workers}"
             )
+
+    def resized(self, n_ranks: int, servers: int) -> HostPool:
+        """Return the same hosts for other numbers of ranks and servers.
+
+        Args:
+            n_ranks: Number of ranks.
+            servers: Number of servers; 0: mpips chooses it.
+
+        Raises:
+            ConfigError: The numbers do not fit together, or not on the hosts.
+        """
+        if n_ranks > 1:
+            check_servers(servers or default_servers(n_ranks, max(len(self._hosts), 1)), n_ranks)
+        pool = HostPool(self._hosts, n_ranks, self._spares, servers, self._asked_workers)
+        pool.bad, pool.suspects = self.bad, self.suspects
+        return pool
 
     def describe(self, n: int) -> str:
         """Return the first `n` hosts with their slots, for people."""

@@ -21,12 +21,12 @@ _SCRIPT_MODULE = "mpips.supervisor.script"  # runs a script of the user's own in
 _STANDBY_MODULE = "mpips.supervisor.standby_rank"  # waits, and then runs the module behind it
 
 
-class SupervisionPlan(msgspec.Struct, frozen=True):
+class SupervisionPlan(msgspec.Struct):
     """A run, and everything that a supervisor needs to start its attempts.
 
     Attributes:
         run: The run directory.
-        config: The resolved configuration.
+        config: The resolved configuration; it and `pool` are replaced when the job gets another size.
         pool: Hosts of the run.
         launcher: The mpirun to use.
         max_restarts: Restarts after failures, at most.

@@ -73,15 +73,20 @@ class RunRecord:
         except OSError as error:
             self.warn(str(error))
 
-    def note_failure(self, generation: int, step: int, cause: str) -> None:
-        """Add a line on a failed attempt to events.jsonl. `step`: the last step that it reported."""
-        event = Event(
-            time_s=time.time(), generation=generation, event="failed", step=step, cause=cause
-        )
+    def note(self, event: str, generation: int, step: int = 0, cause: str = "") -> None:
+        """Add a line to events.jsonl.
+
+        Args:
+            event: See `mpips.rundir.files.Event`.
+            generation: Generation number of the attempt.
+            step: The last step that it reported.
+            cause: One sentence.
+        """
+        line = Event(time_s=time.time(), generation=generation, event=event, step=step, cause=cause)
         try:
-            self._run.note(event)
+            self._run.note(line)
         except OSError as error:
             self.tell(
                 f"mpips run: warning: {self._run.events_file}: cannot be written: {error.strerror}; this "
-                "failure is missing there"
+                "event is missing there"
             )

@@ -246,8 +246,29 @@ class Standbys:
         here = [place.pid for place in status.ranks if is_here(place.host)]
         if record is None or not self._may_restart() or not has_memory(here):
             return
+        self.start(self._plan, generation, layout, record)
+
+    def start(
+        self, plan: SupervisionPlan, generation: int, layout: Layout, record: Started
+    ) -> None:
+        """Start a standby launch behind an attempt now; one that is there is ended before.
+
+        Args:
+            plan: The plan of the attempt that follows.
+            generation: Generation number of the running attempt.
+            layout: Ranks and hosts of the attempt that follows.
+            record: What the ranks of the running attempt had loaded.
+        """
+        self._attempt = None
+        self.end()
         with contextlib.suppress(CapabilityError, OSError):
-            self._standby = Standby(self._plan, generation + 1, layout, record, self._copy_stdout)
+            self._standby = Standby(plan, generation + 1, layout, record, self._copy_stdout)
+
+    @property
+    def is_starting(self) -> bool:
+        """True while a standby launch is there whose ranks do not wait yet."""
+        standby = self._standby
+        return standby is not None and not standby.has_ended() and not standby.is_ready()
 
     def keep(self, generation: int, layout: Layout, hurry: Callable[[], bool]) -> bool:
         """Return True if no standby launch is there or it can be this attempt; end it otherwise. Blocks.

@@ -25,7 +25,7 @@ from mpips.mpi import early_signals
 from mpips.mpi.signals import ONE_SIGNAL_S, name_of
 from mpips.process.patience import is_over, running_s
 from mpips.rundir.files import Status
-from mpips.rundir.requests import RequestFolder
+from mpips.rundir.requests import RequestFolder, Shape
 from mpips.supervisor.attempt import Attempt
 
 ENDING_S = 30.0  # seconds from the end of a rank to that of the launcher, at most
@@ -53,6 +53,7 @@ class Signals:
         self._requests = requests
         self._next_look = 0.0  # monotonic time of the next reading of the requests
         self._seen: list[int] = []
+        self._shapes: list[Shape] = []
         self._warned: set[int] = set()  # numbers of all signals so far
         self._old: dict[int, object] = {}
 
@@ -85,8 +86,17 @@ class Signals:
         now = time.monotonic()
         if self._requests is not None and now >= self._next_look:
             self._next_look = now + _LOOK_S
-            kinds = self._requests.take(socket.gethostname(), os.getpid())
-            self._seen += [_SIGNAL_OF[kind] for kind in kinds]
+            for request in self._requests.take(socket.gethostname(), os.getpid()):
+                if request.shape is not None:
+                    self._shapes.append(request.shape)
+                elif request.kind in _SIGNAL_OF:
+                    self._seen.append(_SIGNAL_OF[request.kind])
+
+    def take_shapes(self) -> list[Shape]:
+        """Return the requests for another size of the job since the last call, in their order."""
+        self._look()
+        taken, self._shapes = self._shapes, []
+        return taken
 
     def take(self) -> list[int]:
         """Return the signals received since the last call, in their order."""

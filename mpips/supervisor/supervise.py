@@ -29,9 +29,10 @@ from mpips.supervisor.left_memory import foreign_here
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.reap import reap
 from mpips.supervisor.record import RunRecord
+from mpips.supervisor.scaling import Scaling
 from mpips.supervisor.standby import Standbys
 from mpips.supervisor.stopping import Requests, Signals, drive
-from mpips.supervisor.verdict import judge
+from mpips.supervisor.verdict import PREEMPTED, judge
 from mpips.terminal.elapsed import Elapsed
 from mpips.terminal.screen import say
 
@@ -69,6 +70,7 @@ class Supervisor:
         # mpips draws on the terminal here, so the output of ranks is copied.
         self._copies_stdout = plan.show is not None and sys.stdout.isatty()
         self._standbys = Standbys(plan, self._may_restart, self._record.tell, self._copies_stdout)
+        self._scaling = Scaling(plan, self._standbys, self._refuse_size)
         self._conclusion = Conclusion(plan, self._record, self._must_end, self._standbys.end)
 
     def run(self) -> int:
@@ -116,6 +118,10 @@ class Supervisor:
     def _may_restart(self) -> bool:
         return self._conclusion.may_restart
 
+    def _refuse_size(self, generation: int, why: str) -> None:
+        self._record.tell(f"mpips run: another size is refused: {why}")
+        self._record.note("not scaled", generation, cause=why)
+
     def _attempts(self, lease: LeaseHolder) -> int:
         """Start one attempt after the other; return the exit code of the run."""
         while True:
@@ -135,9 +141,22 @@ class Supervisor:
             ended = self._attempt(lease, generation, layout, command)
             lease.check()
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
+            if self._scaling.is_asked and verdict.kind == PREEMPTED and not ended.interrupted:
+                self._scale(generation, ended)
+                continue
             code = self._conclusion.conclude(generation, verdict, ended)
             if code is not None:
                 return code
+
+    def _scale(self, generation: int, ended: Ended) -> None:
+        """Give the run its new size, after an attempt that has ended with a checkpoint for it."""
+        change = self._scaling.apply()
+        self._conclusion.scaled(generation, ended, change.layout)
+        try:
+            replace_json(self._run.config_file, change.config, durable=True)
+        except OSError as error:
+            # The attempt reads the old number of servers there, and has as many workers more or fewer.
+            self._record.warn(str(error))
 
     def _prepare(self, lease: LeaseHolder) -> tuple[int, Layout]:
         """Take a new generation number, end what is left of earlier attempts, and choose the hosts.
@@ -245,6 +264,7 @@ class Supervisor:
             process=self._standbys.release(),
         )
         self._standbys.begin(generation, layout)
+        self._scaling.begin()
 
         printed = False
         elapsed = Elapsed(
@@ -265,6 +285,7 @@ class Supervisor:
             if status is not None:
                 self._conclusion.recovered(generation, status)
                 self._standbys.tick(status)
+                self._scaling.tick(generation, attempt, self._signals.take_shapes())
                 if self._plan.show is not None:
                     self._plan.show(Snapshot.of(status.progress))
 

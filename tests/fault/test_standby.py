@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import processes
+from long_runs import in_turn
 from supervised import SHAPE, Run, alive, check_counts, job, start
 
 OPTIONS = ["options.pause_s=0.0", "options.fitted=false", "options.pulls=true"]
@@ -19,10 +20,11 @@ def waiters(run: Run, generation: int) -> list[int]:
     return [pid for pid in found if pid in ours and "python" in processes.describe([pid])]
 
 
+@in_turn(3, 4)
 def test_it_takes_over_and_its_own_death_does_no_harm(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     settings = [*OPTIONS, "table.consistency=ssp", f"options.gate={gate}", "run.standby_after_s=0"]
-    run = start(tmp_path, *SHAPE, *job(tmp_path, "waiting_counts:Waiting", *settings))
+    run = start(tmp_path, *SHAPE, *job(tmp_path, "slow_counts:Slow", *settings))
     with run.launched:
         first = run.until(lambda s: bool(s["ranks"]))
         assert processes.until((run.path / "standby-1").exists, 60.0), run.launched.tail(60)

@@ -93,7 +93,7 @@ def test_requests_are_taken_once_in_their_order_and_files_that_are_none_removed(
     requests.make("stop")
     (requests.path / "0.json").write_text("{")
     (requests.path / "1.json").write_text('{"kind": "burn", "host": "", "pid": 1, "time_s": 0}')
-    assert requests.take(*HERE) == ["checkpoint", "stop"]
+    assert [request.kind for request in requests.take(*HERE)] == ["checkpoint", "stop"]
     assert requests.take(*HERE) == []
     assert not list(requests.path.iterdir())
 

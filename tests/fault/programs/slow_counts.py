@@ -1,4 +1,4 @@
-"""The counting task, which waits in its middle until a file is there."""
+"""The counting task, whose steps take half a second until a file is there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mpips.testing import counted
 
 
 class Options(counted.Counting, frozen=True, forbid_unknown_fields=True):
-    """`gate`: the file; without it each process waits before its fourth step."""
+    """`gate`: the file."""
 
     gate: str = ""
 
 
-class Waiting(counted.Counted):
-    name = "waiting"
+class Slow(counted.Counted):
+    name = "slow"
     Options = Options
 
     def __init__(self, info, options, seed):
@@ -23,8 +23,7 @@ class Waiting(counted.Counted):
         self.gate = Path(options.gate)
 
     def step(self, worker, batch):
-        deadline = time.monotonic() + 100
-        while self._steps >= 3 and not self.gate.exists():
-            assert time.monotonic() < deadline
+        deadline = time.monotonic() + 0.5
+        while not self.gate.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         return super().step(worker, batch)

@@ -1,0 +1,213 @@
+"""Changes of the size of a run: which are refused, and in which order the others take place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from supervisor_rig import Background, Case
+
+from mpips.cli.scale import Count, changed, numbers
+from mpips.cli.scale import command as scale
+from mpips.config.schema import load_config
+from mpips.errors import ConfigError
+from mpips.mpi.started import Started, started_file
+from mpips.rundir.directory import replace_json
+from mpips.rundir.files import RankPlace
+from mpips.rundir.requests import SCALE, RequestFolder, Shape
+from mpips.supervisor.hosts import Host, HostPool, Layout
+from mpips.supervisor.launcher import Launcher
+from mpips.supervisor.plan import SupervisionPlan, make_run
+from mpips.supervisor.scaling import Scaling, change_of
+
+
+def plan_of(folder: Path, pool: HostPool, **keys: object) -> SupervisionPlan:
+    """The plan of a run of the digits."""
+    job = [
+        ("task", "mlp"),
+        ("data.train", "digits"),
+        *((k.replace("__", "."), v) for k, v in keys.items()),
+    ]
+    config = load_config(None, job)
+    run = make_run(config, folder, "job")
+    return SupervisionPlan(run, config, pool, Launcher("none", "openmpi", ""), 3)
+
+
+class Standbys:
+    """Standby launches that start and are ready when the test says so."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[int, Layout, int]] = []
+        self.is_starting = False
+
+    def start(
+        self, plan: SupervisionPlan, generation: int, layout: Layout, record: Started
+    ) -> None:
+        self.started.append((generation, layout, plan.config.cluster.servers))
+        self.is_starting = True
+
+
+class Asked:
+    """An attempt that notes for what it was asked to leave."""
+
+    def __init__(self) -> None:
+        self.why: list[str] = []
+
+    def ask_to_leave(self, why: str) -> None:
+        self.why.append(why)
+
+
+class Scene:
+    """A scaling of a run of four ranks, one of them a server."""
+
+    def __init__(self, folder: Path, **keys: object) -> None:
+        self.plan = plan_of(folder, HostPool([], 4, 0, 1, 0), **keys)
+        self.standbys, self.attempt = Standbys(), Asked()
+        self.refused: list[tuple[int, str]] = []
+        self.scaling = Scaling(
+            self.plan,
+            self.standbys,  # type: ignore[arg-type]
+            lambda generation, why: self.refused.append((generation, why)),
+        )
+        self.plan.run.attempt(0).mkdir(parents=True)
+        self.scaling.begin()
+
+    def recorded(self) -> Scene:
+        replace_json(started_file(self.plan.run, 0, 0), Started(modules={}, environment={}))
+        return self
+
+    def tick(self, *shapes: Shape) -> None:
+        self.scaling.tick(0, self.attempt, list(shapes))  # type: ignore[arg-type]
+
+
+def test_an_attempt_is_asked_to_leave_when_the_new_ranks_wait(tmp_path: Path) -> None:
+    scene = Scene(tmp_path).recorded()
+    scene.tick()
+    assert not scene.standbys.started
+    scene.tick(Shape(ranks=6, servers=2))
+    scene.tick()
+    assert scene.standbys.started == [(0, Layout(6), 2)]
+    assert not scene.attempt.why
+    assert not scene.scaling.is_asked
+    scene.standbys.is_starting = False
+    scene.tick()
+    scene.tick()
+    assert scene.attempt.why == [SCALE]
+    assert scene.scaling.is_asked
+    # The run keeps its size until the attempt has ended.
+    assert (scene.plan.pool.n_ranks, scene.plan.config.run.ranks) == (4, 0)
+    scene.scaling.apply()
+    assert scene.plan.pool.n_ranks == 6
+    assert (scene.plan.config.run.ranks, scene.plan.config.cluster.servers) == (6, 2)
+    scene.scaling.begin()
+    scene.tick()
+    assert scene.attempt.why == [SCALE]
+
+
+def test_a_change_is_tried_again_by_the_next_attempt(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.tick(Shape(ranks=5, servers=1))
+    assert scene.attempt.why == [SCALE]  # without a record there is no launch to wait for
+    scene.scaling.begin()
+    assert not scene.scaling.is_asked
+    scene.tick()
+    assert scene.attempt.why == [SCALE, SCALE]
+
+
+def test_the_last_of_several_requests_counts(tmp_path: Path) -> None:
+    scene = Scene(tmp_path).recorded()
+    scene.tick(Shape(ranks=6, servers=2), Shape(ranks=5, servers=1))
+    scene.tick(Shape(ranks=7, servers=1))
+    assert [layout.n_ranks for _, layout, _ in scene.standbys.started] == [5, 7]
+    assert scene.scaling.apply().shape == Shape(ranks=7, servers=1)
+
+
+def test_new_ranks_that_do_not_come_are_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path).recorded()
+    scene.tick(Shape(ranks=6, servers=2))
+    assert not scene.attempt.why
+    monkeypatch.setattr("mpips.supervisor.scaling._STARTS_S", 0.0)
+    scene.tick()
+    assert scene.attempt.why == [SCALE]
+
+
+def test_without_standby_launches_nothing_is_started(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, run__standby=False).recorded()
+    scene.tick(Shape(ranks=6, servers=2))
+    assert not scene.standbys.started
+    assert scene.attempt.why == [SCALE]
+
+
+HOSTS = HostPool([Host("a", 3), Host("b", 3)], 4, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "keys", "text"),
+    [
+        (Shape(ranks=7, servers=1), {}, "7 ranks on hosts with 6 slots"),
+        (Shape(ranks=4, servers=3), {}, "servers = 3 is too many for 4 ranks: use 1 or 2"),
+        (
+            Shape(ranks=5, servers=2),
+            {"run__script": "s.py", "task": ""},
+            "s.py chooses the number of servers",
+        ),
+    ],
+)
+def test_an_impossible_size_is_refused_in_a_sentence(
+    tmp_path: Path, shape: Shape, keys: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        change_of(plan_of(tmp_path, HOSTS, **keys), shape)
+
+
+def test_a_refused_size_leaves_the_run_as_it_is(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.tick(Shape(ranks=4, servers=3))
+    assert scene.refused[0][0] == 0
+    assert "servers = 3 is too many" in scene.refused[0][1]
+    assert not scene.attempt.why
+
+
+def test_counts_and_changes() -> None:
+    assert [changed(3, count, "workers") for count in (None, "5", "+2", "-2")] == [3, 5, 5, 1]
+    with pytest.raises(ConfigError, match=r"--workers -3: the job has 3 workers; at least 1"):
+        changed(3, "-3", "workers")
+    with pytest.raises(ConfigError, match=r"--servers 0: the job has 3 servers"):
+        changed(3, "0", "servers")
+    assert Count().convert("+2", None, None) == "+2"
+    roles = ["scheduler + server 0", "server 1", "worker 0"]
+    places = tuple(RankPlace(rank=i, role=r, host="h", pid=1) for i, r in enumerate(roles))
+    assert numbers(places) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--workers", "many"], 2, "'many' is neither a number nor a change such as +2 or -1"),
+        ([], 2, "give --workers, --servers or both"),
+        (["--workers", "+1"], 1, "is not at work"),
+    ],
+)
+def test_wrong_uses_are_refused_by_the_command(
+    case: Case, arguments: list[str], code: int, text: str
+) -> None:
+    result = CliRunner().invoke(scale, [str(case.run_folder.path), *arguments])
+    assert result.exit_code == code
+    assert text in result.output + str(result.exception)
+
+
+def test_a_request_carries_the_size_to_the_supervisor(case: Case) -> None:
+    table = [{"rank": 0, "role": "scheduler", "host": "h", "pid": 1}]
+    with Background(case, ranks=table, sleep=2) as other:
+        RequestFolder(case.run_folder).make("scale", Shape(ranks=9, servers=8))
+        other.process.wait(20)
+        assert (
+            "mpips run: another size is refused: servers = 8 is too many for 9 ranks"
+            in other.text()
+        )
+    [event] = [event for event in case.run_folder.events() if event.event == "not scaled"]
+    assert "servers = 8 is too many" in event.cause
