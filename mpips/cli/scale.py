@@ -13,7 +13,7 @@ from mpips.monitor.requesting import request_scale
 from mpips.monitor.runs import find_run
 from mpips.monitor.top import look
 from mpips.rundir.files import RankPlace
-from mpips.rundir.requests import Shape
+from mpips.rundir.requests import JobSize
 from mpips.terminal.screen import say
 
 
@@ -96,7 +96,7 @@ def command(
         return
     n_ranks = 2 if (new_workers, new_servers) == (1, 1) else 1 + new_workers + new_servers
     is_fixed = servers is not None or not is_script(found.path)
-    shape = Shape(ranks=n_ranks, servers=new_servers if is_fixed else 0)
+    shape = JobSize(ranks=n_ranks, servers=new_servers if is_fixed else 0)
     after = request_scale(found, shape, timeout, say)
     counts = numbers(after.status.ranks if after.status is not None else ())
     text = "{} and {}".format(

@@ -13,7 +13,7 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.top import View, look
 from mpips.process.patience import Patience
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.requests import Kind, RequestFolder, Shape
+from mpips.rundir.requests import JobSize, Kind, RequestFolder
 
 _LOOK_S = 0.2  # seconds between two readings of the run directory
 _SECOND_S = 0.6  # seconds between two requests to stop that count as two
@@ -85,7 +85,7 @@ def request_stop(
 
 
 def request_scale(
-    run: RunFolder, shape: Shape, timeout_s: float, tell: Callable[[str], None]
+    run: RunFolder, shape: JobSize, timeout_s: float, tell: Callable[[str], None]
 ) -> View:
     """Request another size of a job; return the first view of the attempt that has it. Blocks.
 
@@ -139,7 +139,7 @@ def _make(
     kind: Kind,
     timeout_s: float,
     tell: Callable[[str], None],
-    shape: Shape | None = None,
+    shape: JobSize | None = None,
 ) -> None:
     """Make a request and wait until the supervisor has received it. Blocks.
 

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt had loaded when the job began: the record that a standby launch repeats.
+"""The modules and variables of the ranks of an attempt when its job began, for standby launches.
 
 The scheduler, the first server and the first worker write `logs/attempt-N/started-RANK.json` at the start of
 the job, each its own file. The supervisor joins them when it prepares a standby launch; see

@@ -26,7 +26,7 @@ SCALE = "mpips scale"  # why an attempt ends so that one of another size follows
 Kind: TypeAlias = Literal["checkpoint", "stop", "scale"]
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class JobSize(msgspec.Struct, frozen=True, kw_only=True):
     """The size of a job.
 
     Attributes:
@@ -53,7 +53,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     time_s: float
-    shape: Shape | None = None
+    shape: JobSize | None = None
 
 
 class RequestFolder:
@@ -64,7 +64,7 @@ class RequestFolder:
         self._run = run
         self.path = run.path / "requests"
 
-    def make(self, kind: Kind, shape: Shape | None = None) -> Path:
+    def make(self, kind: Kind, shape: JobSize | None = None) -> Path:
         """Write a request to the supervisor that the lease names; return its file.
 
         Args:

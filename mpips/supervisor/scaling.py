@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from mpips.errors import ConfigError
 from mpips.mpi.started import joined
 from mpips.process.patience import is_over, running_s
-from mpips.rundir.requests import SCALE, Shape
+from mpips.rundir.requests import SCALE, JobSize
 from mpips.supervisor.hosts import HostPool, HostsError, Layout
 from mpips.supervisor.plan import SupervisionPlan
 
@@ -40,19 +40,19 @@ class Change(msgspec.Struct, frozen=True):
     """A change that is possible.
 
     Attributes:
-        shape: What was asked for.
+        shape: The numbers that were requested.
         config: The configuration with it.
         pool: The hosts with it.
         layout: The ranks and hosts of the next attempt.
     """
 
-    shape: Shape
+    shape: JobSize
     config: JobConfig
     pool: HostPool
     layout: Layout
 
 
-def change_of(plan: SupervisionPlan, shape: Shape) -> Change:
+def change_of(plan: SupervisionPlan, shape: JobSize) -> Change:
     """Return the change of a run to a shape.
 
     Args:
@@ -108,7 +108,7 @@ class Scaling:
         """Note that an attempt has begun."""
         self._since, self._asked = 0.0, False
 
-    def tick(self, generation: int, attempt: Attempt, shapes: list[Shape]) -> None:
+    def tick(self, generation: int, attempt: Attempt, shapes: list[JobSize]) -> None:
         """Take requests and bring the change forward. Called about twice a second; not blocking.
 
         Args:

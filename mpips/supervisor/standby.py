@@ -69,7 +69,7 @@ class Standby:
             plan: The plan of the run.
             generation: Generation number of the next attempt.
             layout: Hosts of the running attempt.
-            record: What its ranks had loaded.
+            record: Modules and environment of its ranks.
             copy_stdout: As for `Attempt`.
 
         Raises:
@@ -129,7 +129,7 @@ class Standby:
     def release(self) -> subprocess.Popen[bytes]:
         """Let the ranks begin; return the launcher's process, which belongs to the caller from now on.
 
-        What the ranks have printed until now is written into the log of the attempt.
+        The text that the ranks have printed until now goes into the log of the attempt.
 
         Raises:
             OSError: Rank 0 has ended.
@@ -227,7 +227,7 @@ class Standbys:
         """Start the standby launch of the running attempt when it is due. Called about twice a second.
 
         Args:
-            status: Of the attempt, which is at work.
+            status: The status of the attempt, which is at work.
         """
         now = time.monotonic()
         if self._at_work_since is None:
@@ -257,7 +257,7 @@ class Standbys:
             plan: The plan of the attempt that follows.
             generation: Generation number of the running attempt.
             layout: Ranks and hosts of the attempt that follows.
-            record: What the ranks of the running attempt had loaded.
+            record: Modules and environment of the ranks of the running attempt.
         """
         self._attempt = None
         self.end()

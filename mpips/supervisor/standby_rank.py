@@ -46,7 +46,7 @@ def unfit(record: Started) -> str:
     With several ranks it starts MPI where the last attempt did: collective over them, blocking.
 
     Args:
-        record: Of the last attempt.
+        record: The record of the last attempt.
     """
     several = launch.launched_size() > 1
     if record.own_mpi:

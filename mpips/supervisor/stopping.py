@@ -25,7 +25,7 @@ from mpips.mpi import early_signals
 from mpips.mpi.signals import ONE_SIGNAL_S, name_of
 from mpips.process.patience import is_over, running_s
 from mpips.rundir.files import Status
-from mpips.rundir.requests import RequestFolder, Shape
+from mpips.rundir.requests import JobSize, RequestFolder
 from mpips.supervisor.attempt import Attempt
 
 ENDING_S = 30.0  # seconds from the end of a rank to that of the launcher, at most
@@ -53,7 +53,7 @@ class Signals:
         self._requests = requests
         self._next_look = 0.0  # monotonic time of the next reading of the requests
         self._seen: list[int] = []
-        self._shapes: list[Shape] = []
+        self._shapes: list[JobSize] = []
         self._warned: set[int] = set()  # numbers of all signals so far
         self._old: dict[int, object] = {}
 
@@ -92,7 +92,7 @@ class Signals:
                 elif request.kind in _SIGNAL_OF:
                     self._seen.append(_SIGNAL_OF[request.kind])
 
-    def take_shapes(self) -> list[Shape]:
+    def take_shapes(self) -> list[JobSize]:
         """Return the requests for another size of the job since the last call, in their order."""
         self._look()
         taken, self._shapes = self._shapes, []

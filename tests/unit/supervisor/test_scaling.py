@@ -16,7 +16,7 @@ from mpips.errors import ConfigError
 from mpips.mpi.started import Started, started_file
 from mpips.rundir.directory import replace_json
 from mpips.rundir.files import RankPlace
-from mpips.rundir.requests import SCALE, RequestFolder, Shape
+from mpips.rundir.requests import SCALE, JobSize, RequestFolder
 from mpips.supervisor.hosts import Host, HostPool, Layout
 from mpips.supervisor.launcher import Launcher
 from mpips.supervisor.plan import SupervisionPlan, make_run
@@ -78,7 +78,7 @@ class Scene:
         replace_json(started_file(self.plan.run, 0, 0), Started(modules={}, environment={}))
         return self
 
-    def tick(self, *shapes: Shape) -> None:
+    def tick(self, *shapes: JobSize) -> None:
         self.scaling.tick(0, self.attempt, list(shapes))  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_an_attempt_is_asked_to_leave_when_the_new_ranks_wait(tmp_path: Path) ->
     scene = Scene(tmp_path).recorded()
     scene.tick()
     assert not scene.standbys.started
-    scene.tick(Shape(ranks=6, servers=2))
+    scene.tick(JobSize(ranks=6, servers=2))
     scene.tick()
     assert scene.standbys.started == [(0, Layout(6), 2)]
     assert not scene.attempt.why
@@ -108,7 +108,7 @@ def test_an_attempt_is_asked_to_leave_when_the_new_ranks_wait(tmp_path: Path) ->
 
 def test_a_change_is_tried_again_by_the_next_attempt(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.tick(Shape(ranks=5, servers=1))
+    scene.tick(JobSize(ranks=5, servers=1))
     assert scene.attempt.why == [SCALE]  # without a record there is no launch to wait for
     scene.scaling.begin()
     assert not scene.scaling.is_asked
@@ -118,17 +118,17 @@ def test_a_change_is_tried_again_by_the_next_attempt(tmp_path: Path) -> None:
 
 def test_the_last_of_several_requests_counts(tmp_path: Path) -> None:
     scene = Scene(tmp_path).recorded()
-    scene.tick(Shape(ranks=6, servers=2), Shape(ranks=5, servers=1))
-    scene.tick(Shape(ranks=7, servers=1))
+    scene.tick(JobSize(ranks=6, servers=2), JobSize(ranks=5, servers=1))
+    scene.tick(JobSize(ranks=7, servers=1))
     assert [layout.n_ranks for _, layout, _ in scene.standbys.started] == [5, 7]
-    assert scene.scaling.apply().shape == Shape(ranks=7, servers=1)
+    assert scene.scaling.apply().shape == JobSize(ranks=7, servers=1)
 
 
 def test_new_ranks_that_do_not_come_are_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(tmp_path).recorded()
-    scene.tick(Shape(ranks=6, servers=2))
+    scene.tick(JobSize(ranks=6, servers=2))
     assert not scene.attempt.why
     monkeypatch.setattr("mpips.supervisor.scaling._STARTS_S", 0.0)
     scene.tick()
@@ -137,7 +137,7 @@ def test_new_ranks_that_do_not_come_are_not_waited_for_for_ever(
 
 def test_without_standby_launches_nothing_is_started(tmp_path: Path) -> None:
     scene = Scene(tmp_path, run__standby=False).recorded()
-    scene.tick(Shape(ranks=6, servers=2))
+    scene.tick(JobSize(ranks=6, servers=2))
     assert not scene.standbys.started
     assert scene.attempt.why == [SCALE]
 
@@ -148,17 +148,17 @@ HOSTS = HostPool([Host("a", 3), Host("b", 3)], 4, 0, 1, 0)
 @pytest.mark.parametrize(
     ("shape", "keys", "text"),
     [
-        (Shape(ranks=7, servers=1), {}, "7 ranks on hosts with 6 slots"),
-        (Shape(ranks=4, servers=3), {}, "servers = 3 is too many for 4 ranks: use 1 or 2"),
+        (JobSize(ranks=7, servers=1), {}, "7 ranks on hosts with 6 slots"),
+        (JobSize(ranks=4, servers=3), {}, "servers = 3 is too many for 4 ranks: use 1 or 2"),
         (
-            Shape(ranks=5, servers=2),
+            JobSize(ranks=5, servers=2),
             {"run__script": "s.py", "task": ""},
             "s.py chooses the number of servers",
         ),
     ],
 )
 def test_an_impossible_size_is_refused_in_a_sentence(
-    tmp_path: Path, shape: Shape, keys: dict[str, Any], text: str
+    tmp_path: Path, shape: JobSize, keys: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         change_of(plan_of(tmp_path, HOSTS, **keys), shape)
@@ -166,7 +166,7 @@ def test_an_impossible_size_is_refused_in_a_sentence(
 
 def test_a_refused_size_leaves_the_run_as_it_is(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.tick(Shape(ranks=4, servers=3))
+    scene.tick(JobSize(ranks=4, servers=3))
     assert scene.refused[0][0] == 0
     assert "servers = 3 is too many" in scene.refused[0][1]
     assert not scene.attempt.why
@@ -203,7 +203,7 @@ def test_wrong_uses_are_refused_by_the_command(
 def test_a_request_carries_the_size_to_the_supervisor(case: Case) -> None:
     table = [{"rank": 0, "role": "scheduler", "host": "h", "pid": 1}]
     with Background(case, ranks=table, sleep=2) as other:
-        RequestFolder(case.run_folder).make("scale", Shape(ranks=9, servers=8))
+        RequestFolder(case.run_folder).make("scale", JobSize(ranks=9, servers=8))
         other.process.wait(20)
         assert (
             "mpips run: another size is refused: servers = 8 is too many for 9 ranks"
