@@ -1,0 +1,8 @@
+"""What a worker keeps over a restart: its image, in memory that outlives a launch and in checkpoints.
+
+Residuals (feedback) and the state of local training (local) contribute named arrays.
+
+start.py    start-up: find, check, and take or refuse; other numbers of workers
+memory.py   the worker's memory: halves that are written in turn, and their tags
+files.py    the worker's files for checkpoints
+"""
