@@ -1,4 +1,4 @@
-"""What a worker keeps over a restart: its image, in memory that outlives a launch and in checkpoints.
+"""The image of a worker, which survives a restart in memory that outlives a launch, and in checkpoints.
 
 Residuals (feedback) and the state of local training (local) contribute named arrays.
 

@@ -13,14 +13,14 @@ Halves and tags. Two halves are written in turn. A tag names the place in the wo
 half holds. It is removed before the half changes, and stored when the half is complete. Writers and readers:
 one worker writes, and after the end of its process one worker of a later launch reads and goes on writing. So
 no order between threads matters, and the end of a process keeps the order of its stores: a half with a tag is
-complete. What differs is the place. A residual changes with each push to its server, so its tag is the number
+complete. The places differ. A residual changes with each push to its server, so its tag is the number
 of a record of that push, and native code writes the half while it encodes (mpips.worker.feedback.residuals).
 Local training changes with each inner step, and may be repeated from each outer step.
 
 Images. The worker writes the state after outer step number n (clock n of the servers) into half n % 2, with
 the tag n + 1, before any server gets the tick of that step. So a launch that ends at any place leaves the
 image of the clock at which the worker continues: the greatest of its clocks over all servers, or, where a
-server lacks pushes, the least (mpips.recovery.memory). The image of the next clock may be there, too; it
+server lacks pushes, the least (mpips.recovery.memory). The image of the next clock may also be there; it
 stays until the worker writes that clock again (mpips.worker.local.tables).
 """
 
@@ -50,7 +50,7 @@ class WorkerBytes(NamedTuple):
         n_bytes: Size of the memory; 0: the worker needs none.
         halves: Halves of each residual.
         image_at: Offset of the tags of images.
-        image_bytes: Bytes of an image; 0: there are none.
+        image_bytes: Bytes of an image; 0: the memory has no images.
     """
 
     n_bytes: int

@@ -17,10 +17,10 @@ servers end no clock before the worker has, so it finds the same ones.
 Other numbers of workers. Let the checkpoint have the images of m workers, and the job n workers.
 
 * Residuals are handed over, so that their sum stays: worker w takes the sum of those of the workers w, w + n,
-  w + 2 n, ... of the checkpoint, zeros if there are none. Where servers apply the mean of the workers'
-  updates, the sum is scaled by n / m, so what it contributes to the mean stays. Tables whose updates a group
-  sums are those of its leader, at the start its lowest worker: it takes the sums of all of its group, and the
-  others, which push nothing to the table, take none (mpips.checkpoint.residuals).
+  w + 2 n, ... of the checkpoint, or begins with zeros. Where servers apply the mean of the workers' updates,
+  the sum is scaled by n / m, so what it contributes to the mean stays. Tables whose updates a group sums are
+  those of its leader, at the start its lowest worker: it takes the sums of all of its group, and the others,
+  which push nothing to the table, take none (mpips.checkpoint.residuals).
 * The state of local training is copied: worker w takes the inner states of worker w modulo m, and the values
   of the servers, which have the steps of all workers up to their last outer steps.
 """
@@ -263,7 +263,7 @@ def taking_of(groups: Groups, n_workers: int, grouped: Collection[str]) -> Takin
 
 
 class StartImage(NamedTuple):
-    """What a worker takes of the images in a checkpoint.
+    """The share of a worker in the images of a checkpoint.
 
     Attributes:
         residuals: Residuals by table, float32, flat; only of tables that have some in the checkpoint.
