@@ -130,7 +130,7 @@ def read_image(data: Bytes, layout: ImageLayout | None = None) -> dict[str, Part
         layout: Its layout; None: that of its head.
 
     Raises:
-        CheckpointError: `data` is no image, or shorter than the image.
+        CheckpointError: `data` has no head, or is shorter than the image.
     """
     layout = layout or layout_of(data[: head_end(data[:8].tobytes())].tobytes())
     found, at = dict[str, PartImage](), layout.first
