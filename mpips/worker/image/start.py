@@ -131,8 +131,6 @@ def connect(p: JobStart) -> None:
             lambda: _notes(p) if c.rank == first else [],
         )
         p.notes += found[first]
-    if not p.local and not feedback_tables(p.tables):
-        return
     rows = c.agree("making the workers' memory", lambda: _make(p), lengthy=True)
     _connect_handover(p)
     for rank in c.assignment.workers:
@@ -151,7 +149,7 @@ def _notes(p: JobStart) -> list[str]:
 def _make(p: JobStart) -> int:
     """Make the parts of this rank's worker; return how many residuals of the launch before are lost."""
     worker, n_workers, lost = p.cluster.worker, len(p.cluster.assignment.workers), 0
-    if worker is None:
+    if worker is None or not (p.local or feedback_tables(p.tables)):
         return 0
     memory: WorkerMemory | None
     if p.saving.places:
