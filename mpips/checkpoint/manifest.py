@@ -5,9 +5,10 @@
 file. So a flipped bit in the manifest is detected like any other damage. `format` and `mpips` are decoded
 alone first: a newer format is refused before anything else in the file is interpreted.
 
-Formats: format 2 has `data`, the description of the training data, and in `sampling` the rule that divides
-samples among workers (`mpips.data.shares`), without which cursors have no meaning. Format 1 has neither; it
-can still be read.
+Formats. Format 3 has one file of each worker, its image (`mpips.checkpoint.worker_files`). Format 2 has files
+of residuals and files of local training in its place. Format 1 lacks `data`, the description of the training
+data, and in `sampling` the rule that divides samples among workers (`mpips.data.shares`), without which
+cursors have no meaning. Both can still be read.
 
 Datasets are contiguous in the HDF5 file, so a reader needs only offset, shape and dtype. Checkpoints are
 verified, shown, compared, exported and restored without an HDF5 library.
@@ -23,12 +24,11 @@ import msgspec
 import numpy as np
 
 from mpips import _native
-from mpips.checkpoint.residual_entry import ResidualEntry
 from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.best_value import BestValue
 from mpips.model.table_options import is_table_name
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 STATE = "state.h5"
 DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4"}
@@ -151,7 +151,7 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         raise KeyError(f"table {self.name!r} has no dataset {role!r}")
 
 
-class LocalFile(msgspec.Struct, frozen=True):
+class ImageFile(msgspec.Struct, frozen=True):
     """A file with the image of one worker, as a cut record and a manifest describe it.
 
     Attributes:
@@ -160,6 +160,8 @@ class LocalFile(msgspec.Struct, frozen=True):
         xxh3: Checksum of all bytes, XXH3-64 in hexadecimal.
         error: Reason for which the worker could not write it at first; "": it is there.
         is_full: That reason is a full disk or quota.
+        without: Names of tables whose residuals in it do not count: another worker has them.
+        tables: Format 2: names and lengths of the tables whose residuals are in it; else empty.
     """
 
     name: str = ""
@@ -167,6 +169,8 @@ class LocalFile(msgspec.Struct, frozen=True):
     xxh3: str = ""
     error: str = ""
     is_full: bool = False
+    without: tuple[str, ...] = ()
+    tables: tuple[tuple[str, int], ...] = ()
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,8 +183,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
         step: Data cursor: step at which it continues.
         random: States of its random generators by name; see mpips.checkpoint.random_state.
         cursor: Argument of the worker's last `set_cursor`, with `epoch` and `step` if it has them.
-        local: The file with the worker's values and inner states of tables under LocalSGD and DiLoCo; None:
-            the job has no such tables.
+        files: The file with the worker's image; empty if the job has no tables with residuals or under
+            LocalSGD or DiLoCo. Format 2: the files in its place.
     """
 
     worker: int
@@ -189,7 +193,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     random: dict[str, Any] = {}
     cursor: dict[str, Any] = {}
-    local: LocalFile | None = None
+    files: tuple[ImageFile, ...] = ()
 
     @property
     def counts_epochs(self) -> bool:
@@ -241,7 +245,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         example: Predictions of the samples in "example/..." of the HDF5 file (`mpips.training.example`):
             {"predictions": [[...], ...]}, or {"absent": REASON}; {} if the job makes none.
         best: The value for which it was written as the best one of the run; None: for another reason.
-        residuals: Parts of updates that workers have not sent; None if no table has error feedback.
     """
 
     run_id: str
@@ -259,7 +262,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
     example: dict[str, Any] = {}
     best: BestValue | None = None
-    residuals: ResidualEntry | None = None
 
     def table(self, name: str) -> TableEntry:
         """Return a table by name.
@@ -334,11 +336,24 @@ def decode(data: bytes, where: Path) -> Manifest:
             raise CheckpointError(
                 f"{where}: the manifest's own checksum does not match: the file is damaged"
             )
-        manifest = msgspec.json.decode(envelope.content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if head.format < 3:
+            content = msgspec.json.encode(_with_files(msgspec.json.decode(content)))
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, IndexError) as error:
         raise CheckpointError(f"{where}: the manifest cannot be read: {error}") from None
     _check(manifest, where)
     return manifest
+
+
+def _with_files(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a manifest of format 1 or 2 with the workers' files where format 3 has them."""
+    residuals = content.pop("residuals", None)
+    for index, worker in enumerate(content["workers"]):
+        local = worker.pop("local", None)
+        worker["files"] = [] if local is None else [local]
+        if residuals is not None:
+            worker["files"].append({**residuals["files"][index], "tables": residuals["tables"]})
+    return content
 
 
 def _check(manifest: Manifest, where: Path) -> None:

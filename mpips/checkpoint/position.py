@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mpips.checkpoint.file_error import FileError
-from mpips.checkpoint.manifest import LocalFile, WorkerState
+from mpips.checkpoint.manifest import ImageFile, WorkerState
 from mpips.checkpoint.random_state import pack_random, unpack_random
 
 _STREAM = "worker"
@@ -39,20 +38,19 @@ class PositionPart(msgspec.Struct, frozen=True):
         random: State of the worker's random generator; see `pack_random`.
         steps: Number of clocks that its program has ended, if that is another number: tables under LocalSGD
             and DiLoCo end a clock of the servers at outer steps only. None: `clock`.
-        local: The file with the worker's values and inner states of such tables; None: no such tables.
-        in_memory: The position at the tick that began this clock, where this one is that of an inner step
+        image: The file with the worker's image; None: it keeps nothing of its own, or the record is of no
+            cut. in_memory: The position at the tick that began this clock, where this one is that of an inner
+            step
             after it: memory has the worker's values of the tick, so a launch that continues in memory begins
             there. None: this position.
-        no_residuals: At the end of the worker: why it could not write its residuals. It tries again.
     """
 
     clock: int = 0
     cursor: dict[str, Any] = {}
     random: dict[str, Any] = {}
     steps: int | None = None
-    local: LocalFile | None = None
+    image: ImageFile | None = None
     in_memory: PositionPart | None = None
-    no_residuals: FileError | None = None
 
     @property
     def n_steps(self) -> int:
@@ -242,12 +240,12 @@ class Position:
         """Clock of the worker after its last tick, which `part` describes."""
         return self._tick[0]
 
-    def part(self, local: LocalFile | None = None, no_residuals: FileError | None = None) -> bytes:
-        """Return the payload of a cut record for the last tick; arguments: see PositionPart."""
+    def part(self, image: ImageFile | None = None) -> bytes:
+        """Return the payload of a cut record for the last tick; `image`: see PositionPart."""
         clock, cursor, random = self._tick
         random = self._raw_random() if random is None else random
         packed = {_STREAM: pack_random(random)} if random else {}
-        found = PositionPart(clock, cursor, packed, self._steps, local, no_residuals=no_residuals)
+        found = PositionPart(clock, cursor, packed, self._steps, image)
         tick = self._in_memory
         if tick.clock == clock and tick.n_steps != found.n_steps:
             found = msgspec.structs.replace(found, in_memory=tick)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.checkpoint import local_files, residuals
+from mpips.checkpoint import worker_files
 from mpips.checkpoint.folder import parse_name
 from mpips.checkpoint.manifest import DTYPES, MANIFEST, DatasetEntry, Manifest, TableEntry, decode
 from mpips.checkpoint.shards import Float32, Keys
@@ -259,8 +259,7 @@ class Checkpoint:
                 )
         if part == 0:
             found += self._structure_damage()
-            found += local_files.damage(self.path, self.manifest.workers)
-            found += residuals.damage(self.path, self.manifest)
+            found += worker_files.damage(self.path, self.manifest.workers)
         return found
 
     def _structure_damage(self) -> list[str]:

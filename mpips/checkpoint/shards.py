@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import WorkerState
-from mpips.checkpoint.residuals import ResidualCut
 from mpips.errors import CheckpointError
 from mpips.model.best_value import BestValue
 from mpips.model.common_copy import stored_states
@@ -83,15 +82,13 @@ class ManifestHead:
         step: Global step; part of the checkpoint's name.
         wall_time_s: Unix time of the cut, seconds.
         tables: All tables of the job.
-        workers: Clocks, data cursors and random states of the workers.
+        workers: Clocks, data cursors, random states and files of the workers.
         config: Resolved configuration, as values of JSON.
         sampling: Meaning of the cursors; see Manifest.
         data: Description of the training data; see Manifest.
         attachments: Arrays beside the tables, by path in the file; only server 0's value is used. See
             `mpips.checkpoint.structure.meaning_of`.
         best: See Manifest.
-        residuals: The workers' files of residuals; None: no table has residuals. Only server 0's value
-            is used.
     """
 
     run_id: str
@@ -105,7 +102,6 @@ class ManifestHead:
     data: Mapping[str, Any] = field(default_factory=dict)
     attachments: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     best: BestValue | None = None
-    residuals: ResidualCut | None = None
 
 
 def counts_steps(table: Table) -> bool:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint import folder as folders
-from mpips.checkpoint import local_files, residuals
+from mpips.checkpoint import worker_files
 from mpips.checkpoint.agreement import Agreement
 from mpips.checkpoint.info import CheckpointInfo
 from mpips.checkpoint.manifest import DTYPES, MOST_APPLIED, STATE, Manifest, Piece
@@ -221,9 +221,8 @@ class CheckpointWriter:
             folders.sync_folder(self._folder.parent)
         self._lock = folders.FolderLock(self._folder)
         self._removed = folders.sweep(self._folder)
-        local_files.sweep(self._folder, self._head.workers)
+        worker_files.sweep(self._folder, self._head.workers)
         attached = sum(array.nbytes for array in self._head.attachments.values())
-        attached += residuals.n_bytes(self._head.tables, self._head.residuals)
         self._check_space(attached + sum(e.n_bytes for plan in plans for e in plan.entry.datasets))
         self._temporary = folders.make_temporary(self._folder, self._head.step)
         path = self._temporary / STATE
@@ -342,9 +341,8 @@ class CheckpointWriter:
                 found = self._example(written, self._head.attachments)
             manifest = msgspec.structs.replace(manifest, example=found)
             notes = [f"no example: {found['absent']}"] if "absent" in found else []
-        workers = local_files.adopt(self._folder, prepared.folder, manifest.workers)
-        moved = residuals.collect(self._folder, prepared.folder, self._head)
-        manifest = msgspec.structs.replace(manifest, workers=workers, residuals=moved)
+        workers = worker_files.adopt(self._folder, prepared.folder, manifest.workers)
+        manifest = msgspec.structs.replace(manifest, workers=workers)
         write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
         _native.fault_point("synced")
@@ -354,8 +352,7 @@ class CheckpointWriter:
         _native.fault_point("named")
         # Keep the folder from here on: it is a checkpoint, even if the link cannot be set.
         self._temporary = None
-        local_files.remove(self._folder, self._head.workers)
-        residuals.remove(self._folder, self._head.residuals)
+        worker_files.remove(self._folder, self._head.workers)
         try:
             folders.point_latest(path)
         except OSError as error:

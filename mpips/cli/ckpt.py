@@ -146,12 +146,12 @@ def show(path: Path, as_json: bool) -> None:
         ]
         header = ("worker", "clock", "epoch", "step", "cursor", "random states")
         parts.append(_table(header, rows, right=range(4)))
-        files = [w.local for w in manifest.workers if w.local is not None]
+        files = [file for w in manifest.workers for file in w.files]
         if files:
             total = binary_size(sum(file.n_bytes for file in files))
             parts.append(
-                f"own values and inner states of workers (LocalSGD, DiLoCo): {len(files)} files, {total}; "
-                "the tables are those of the servers, with the outer rule"
+                f"residuals, own values and inner states of workers: {len(files)} files, {total}; the tables "
+                "are those of the servers, under LocalSGD and DiLoCo with the outer rule"
             )
     if manifest.sampling:
         parts.append(_sampling_text(manifest.sampling))

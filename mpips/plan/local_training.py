@@ -8,7 +8,7 @@ from mpips.model.codec import Codec, PushCodec
 from mpips.model.served import local_tables, times_of
 from mpips.model.table import EmbeddingTable, Table
 from mpips.terminal.units import binary_size
-from mpips.worker.local.state import image_bytes
+from mpips.worker.local.state import local_image_bytes
 
 
 def period_bytes(tables: Sequence[Table]) -> tuple[int, int]:
@@ -36,6 +36,6 @@ def as_text(tables: Sequence[Table]) -> str:
         f"outer steps: {times.fragments} in {times.steps} steps of a worker, in which it pushes "
         f"{binary_size(pushed)} and pulls {binary_size(pulled)} of dense tables"
         + ("; rows travel in each step" if rows else "")
-        + f"\na checkpoint has {binary_size(image_bytes(found))} of each worker, too"
+        + f"\na checkpoint has {binary_size(local_image_bytes(found))} of each worker, too"
         + "\nno time is predicted, since steps differ: most of them communicate with nobody"
     )

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 
-from mpips.checkpoint import residuals as residual_files
 from mpips.checkpoint.structure import load_writer
 from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
 from mpips.model.placement import Placement, place
 from mpips.model.served import local_tables, served
-from mpips.model.table import EmbeddingTable
+from mpips.model.table import EmbeddingTable, feedback_tables
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.checkpoint_size import checkpoint_bytes
@@ -312,7 +311,7 @@ def _needs(
         ),
         residuals,
         common,
-        residual_files.n_bytes(inputs.tables, residual_files.ResidualCut(0, 0, len(a.workers))),
+        4 * len(a.workers) * sum(t.n_elements for t in feedback_tables(inputs.tables).values()),
     )
 
 

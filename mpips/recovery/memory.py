@@ -315,7 +315,7 @@ def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
         step=_whole(part.cursor, "step"),
         random=part.random,
         cursor=part.cursor,
-        local=part.local,
+        files=() if part.image is None else (part.image,),
     )
 
 

@@ -73,7 +73,7 @@ class Takeover:
         make_server: Callable[[], Server],
         make_copy: Callable[[int, str], Server],
         skips_clocks: bool,
-        reopen_local: Callable[[int, int, int], None],
+        reopen: Callable[[int, int, Memory], None],
         node_tables: NodeTables | None = None,
     ) -> None:
         """Prepare the start. Not collective; changes nothing.
@@ -86,11 +86,11 @@ class Takeover:
             make_server: Attaches this rank's server to existing memory.
             make_copy: Attaches the copy of a server (index) to existing memory (name of the set).
             skips_clocks: True if there are backup workers, so that a worker may skip clocks.
-            reopen_local: `reopen_local(worker, clock, origin)` takes over what this worker has in memory of
-                its own at a clock, counted from launch `origin`; raises RegionError if it is not there.
+            reopen: `reopen(worker, clock, memory)` takes over what this worker has in memory of its own at a
+                clock; raises RegionError if it is not there.
             node_tables: The replicated tables; None: the job has none.
         """
-        self._reopen_local = reopen_local
+        self._reopen = reopen
         self._node_tables = node_tables
         self._cluster = cluster
         self._run = run
@@ -220,7 +220,7 @@ class Takeover:
                 return {}
             try:
                 place = place_of(c.worker, self.at, memory, self._skips_clocks)
-                self._reopen_local(c.worker, place.clock, memory.generation)
+                self._reopen(c.worker, place.clock, memory)
             except (RecoveryError, RegionError) as error:
                 return {"reason": str(error)}
             behind = {i: place.ahead - self.at[i].clock for i in copies}

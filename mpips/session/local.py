@@ -47,10 +47,7 @@ from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
-from mpips.worker.feedback.start import local_residuals
-from mpips.worker.feedback.start import notes_of as notes_on_residuals
-from mpips.worker.local.start import notes_of, start_image
-from mpips.worker.local.tables import LocalPart
+from mpips.worker.image.start import notes_of, start_alone
 from mpips.worker.replicated.memory import local_part, with_copies
 from mpips.worker.start import MadeParts
 from mpips.worker.worker import Worker
@@ -127,9 +124,7 @@ class LocalJob:
         self._notes: list[str] = []
         if self.saving.start is not None:
             restore(self._server, self._placement, tables, self.saving.start)
-            workers = self.saving.origin.workers if self.saving.origin is not None else ()
-            self._notes += notes_of(self.saving.start, workers, 1, declared)
-            self._notes += notes_on_residuals(self.saving, tables)
+            self._notes += notes_of(self.saving, 1, declared, tables)
         elif initial is not None:
             indices = {table.name: i for i, table in enumerate(tables)}
             for group in range(len(initial.groups)):
@@ -323,15 +318,14 @@ class LocalJob:
         start = ConnectionOptions(
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
+            folder=saving.folder,
         )
         stores = saving.folder is not None
-        made = MadeParts(
-            local_part(self._tables, self._placement, self._regions, [server], stores),
-            self._local_part(),
-            residuals=local_residuals(
-                self._tables, self._placement, self._regions, saving, self._run
-            ),
+        replicated = local_part(self._tables, self._placement, self._regions, [server], stores)
+        local, residuals = start_alone(
+            self._tables, self._local, self._placement, self._regions, saving
         )
+        made = MadeParts(replicated, local, residuals=residuals)
         self._copies = made.replicated
         connection = Connection(
             0,
@@ -360,15 +354,6 @@ class LocalJob:
             self.rank_table.show_own(lambda: last)
             connection.retire()
             scheduler.close()
-
-    def _local_part(self) -> LocalPart | None:
-        """Return the worker's start of tables under LocalSGD and DiLoCo; None if the job has none."""
-        saving = self.saving
-        if not self._local:
-            return None
-        workers = saving.origin.workers if saving.origin is not None else ()
-        image, is_own = start_image(saving.start, workers, 0, 1)
-        return LocalPart(self._local, None, image, is_own, False, saving.folder)
 
     def _traced(self, scheduler: LocalScheduler, connection: Connection) -> RankTracer | None:
         """Let the scheduler order traces of this process; None without a run directory."""

@@ -186,6 +186,7 @@ class Roles:
             saving.places[c.worker].steps if saving.places else 0,
             p.groups,
             servers_behind(p.at, saving.places[c.worker]) if saving.places else (),
+            saving.folder,
         )
         names = [c.name_of(r) for r in c.assignment.workers]
         # The connection drops the image in it after its use.

@@ -34,8 +34,8 @@ from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
-from mpips.worker.local.start import reopen
-from mpips.worker.parts import BEFORE_CHANNELS, BEHIND_CHANNELS
+from mpips.worker.image.start import take_over
+from mpips.worker.parts import PARTS
 from mpips.worker.replicated.memory import native_rules, node_layout
 
 if TYPE_CHECKING:
@@ -202,14 +202,12 @@ class _StartUp:
         if len(c.assignment.workers) > 1:
             p.tree_comm = c.duplicate("connecting the workers")
             p.comms.append(p.tree_comm)
-        for part in BEFORE_CHANNELS:
+        for part in PARTS:
             part.connect(p)
         self._connect_servers()
         staging = None if p.has_partners else self._staging_part
         p.links.open(p.server, p.at, staging, p.oversubscribed)
         p.notes += p.links.notes
-        for part in BEHIND_CHANNELS:
-            part.connect(p)
         if takeover is not None and p.partnership is not None:
             p.mirror = takeover.join(p.server)
             p.notes += p.partnership.notes
@@ -234,20 +232,14 @@ class _StartUp:
             lambda: self._make_server(warm=True),
             self._make_copy,
             p.skips_clocks,
-            self._reopen_local,
+            lambda worker, clock, memory: take_over(p, worker, clock, memory),
             self._node_tables(),
         )
         p.saving = takeover.choose(p.saving, self._choose)
         p.server, p.at, p.cold = takeover.server, takeover.at, takeover.cold
         if p.cold:
-            p.local_memory = None
+            p.worker_memory = None
         return takeover
-
-    def _reopen_local(self, worker: int, clock: int, origin: int) -> None:
-        """Take over a worker's values of tables under LocalSGD and DiLoCo; raises RegionError."""
-        p = self._parts
-        if p.local:
-            p.local_memory = reopen(p.regions, p.local, worker, clock, origin)
 
     def _node_tables(self) -> NodeTables | None:
         p = self._parts

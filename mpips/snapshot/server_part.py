@@ -13,17 +13,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mpips import _native
 from mpips.checkpoint import (
     CheckpointInfo,
     CheckpointWriter,
     ManifestHead,
     ServerState,
-    local_files,
     plan,
     residuals,
     retain,
+    worker_files,
 )
+from mpips.checkpoint.manifest import ImageFile
 from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.steps import abandon, drive, in_background
@@ -318,7 +321,7 @@ class ServerPart:
             self._wait(failure, pause_s, between)
         self._waits = ""
         if self._server.index == 0:
-            local_files.remove_last(self._saving.folder, [p.local for p in self._positions()])
+            worker_files.discard(self._saving.folder)
         self.result = {
             "path": str(info.path),
             "bytes": info.n_bytes,
@@ -358,13 +361,11 @@ class ServerPart:
         """Try once to write the last checkpoint; return it and the note of `_retain`."""
         parts = self._positions()
         # No worker has ended a clock since the last checkpoint: it is the one to write.
-        if self._last is not None and self._last[0] == parts:
-            if self._server.index == 0:
-                residuals.discard(self._last[1].path.parent)
+        if self._last is not None and _contents(self._last[0]) == _contents(parts):
             return self._last[1], ""
         # All rings are empty and stay empty, so the shards in place are a cut and need no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
-        writer = self._make_writer(shards, residuals.LAST)
+        writer = self._make_writer(shards, worker_files.LAST)
         drive(self._await_attachments(), between)
         drive(writer.steps(), between)
         self._last = parts, writer.info
@@ -379,7 +380,7 @@ class ServerPart:
         return CheckpointWriter(
             self._comm,
             self._saving.folder,
-            self._head(number),
+            self._head(),
             shards,
             ServerState([core.applied(w) for w in range(self._n_workers)]),
             timeout_s=self._timeout_s,
@@ -388,27 +389,35 @@ class ServerPart:
             example=self._saving.example,
         )
 
-    def _head(self, number: int) -> ManifestHead:
-        """Return what the manifest holds of the job at cut `number`."""
+    def _head(self) -> ManifestHead:
+        """Return what the manifest holds of the job."""
         core, saving, parts = self._server.core, self._saving, self._positions()
         clocks = [part.steps or max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
         launch = self._run.generation if self._run is not None else 0
-        # The rings are held or empty, so whoever is not among these has written a file for this cut.
-        finished = frozenset(w for w in range(self._n_workers) if core.finished(w))
+        finished = [w for w in range(self._n_workers) if core.finished(w)]
+        handed = residuals.handed_over(self._groups, [part.clock for part in parts], finished)
+        states = worker_states(saving.origin, parts, clocks)
         return ManifestHead(
             run_id=saving.run_id,
             generation=saving.checkpoint_generation(launch),
             step=before + max(clocks),
             wall_time_s=time.time(),
             tables=self._tables,
-            workers=worker_states(saving.origin, parts, clocks),
+            workers=residuals.without(states, handed, self._grouped),
             config=saving.config,
             sampling=saving.sampling,
             data=saving.data,
             attachments=self._attachments.complete,
             best=self._best,
-            residuals=residuals.ResidualCut.of(
-                launch, number, parts, finished, self._groups, self._grouped
-            ),
         )
+
+
+def _contents(parts: Sequence[PositionPart]) -> list[PositionPart]:
+    """Return positions without the names of the workers' files, which differ from cut to cut."""
+    return [
+        msgspec.structs.replace(part, image=ImageFile(xxh3=part.image.xxh3))
+        if part.image is not None
+        else part
+        for part in parts
+    ]

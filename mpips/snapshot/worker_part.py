@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from mpips import _native
-from mpips.checkpoint.file_error import FileError
-from mpips.checkpoint.manifest import LocalFile
+from mpips.checkpoint.manifest import ImageFile
 from mpips.checkpoint.position import Position, compressed
 from mpips.errors import ConfigError
 from mpips.model.best_value import BestValue
@@ -60,7 +59,8 @@ class WorkerPart:
         common_clock: bool,
         ask_every: int,
         room: int,
-        store_local: Callable[[int], LocalFile | None] | None = None,
+        store_image: Callable[[int], ImageFile] | None = None,
+        inner_steps: bool = False,
     ) -> None:
         """Begin without a cut.
 
@@ -75,10 +75,13 @@ class WorkerPart:
             ask_every: Without a common clock the worker requests a checkpoint at each multiple of this number
                 of steps of the run; 0: never.
             room: Bytes of the longest payload that a record of any server takes.
-            store_local: `store_local(id)` writes the worker's file for a cut and returns its description;
-                None: the job has no tables under LocalSGD or DiLoCo.
+            store_image: `store_image(id)` writes the worker's image for a cut and returns its description;
+                None:
+                the worker keeps nothing of its own.
+            inner_steps: The job has tables under LocalSGD or DiLoCo.
         """
-        self._store_local = store_local
+        self._store_image = store_image
+        self._inner_steps = inner_steps
         # Clocks of the worker's program after the last tick and after the one before it.
         self._clock = self._clock_before = 0
         self._index = index
@@ -112,7 +115,7 @@ class WorkerPart:
         # Refuse it now, not at the first checkpoint. Small cursors, which are frequent, need no exact number.
         if n_bytes + _REST_BYTES > self._room:
             try:
-                self._fitting(self._position.longest_part(self._store_local is not None))
+                self._fitting(self._position.longest_part(self._inner_steps))
             except ConfigError:
                 self._position.set_cursor(before)
                 raise
@@ -181,7 +184,7 @@ class WorkerPart:
 
     def _skips(self, clock: int) -> bool:
         """Return True if the last tick is the first one at or after this clock, between outer steps."""
-        return self._store_local is not None and self._clock_before < clock <= self._clock
+        return self._inner_steps and self._clock_before < clock <= self._clock
 
     def _decided(self, now: int) -> bool:
         """Return True once the proposal for this clock is committed or abandoned. Sleeps briefly if not."""
@@ -309,9 +312,7 @@ class WorkerPart:
             self._control.tell(Waits(self._last_cut, "behind"))
             self._last_cut, self._behind = 0, None
 
-    def leave(
-        self, now: int, step: int | None = None, no_residuals: FileError | None = None
-    ) -> None:
+    def leave(self, now: int, step: int | None = None) -> None:
         """Write the worker's last position, which belongs to no cut, and make it ready for any cut.
 
         The worker has finished. The position is the present one and not that of its last tick, because the
@@ -320,11 +321,10 @@ class WorkerPart:
         Args:
             now: The worker's clock at the servers.
             step: Number of clocks that its program has ended; None: `now`.
-            no_residuals: Why the worker could not write its residuals for the last checkpoint; None: it has.
         """
         self._control.cut.finished, self._control.cut.pending = True, None
         self._position.note_tick(now, False, step)
-        self._put_tick(0, no_residuals)
+        self._put_tick(0)
 
     def write_position(self, now: int, step: int | None = None) -> None:
         """Write the position at which the worker continues after the next tick; see mpips.recovery.memory.
@@ -337,10 +337,10 @@ class WorkerPart:
         """
         self._put(0, now + 1, self._position.coming_part(now + 1, step))
 
-    def _put_tick(self, number: int, no_residuals: FileError | None = None) -> None:
-        """Write the records of a cut with the worker's position at its last tick."""
-        local = self._store_local(number) if self._store_local is not None else None
-        self._put(number, self._position.tick, self._position.part(local, no_residuals))
+    def _put_tick(self, number: int) -> None:
+        """Write the worker's image, then the records of a cut with its position at its last tick."""
+        image = self._store_image(number) if self._store_image is not None else None
+        self._put(number, self._position.tick, self._position.part(image))
 
     def _put(self, number: int, clock: int, part: bytes) -> None:
         """Write a record into the rings of all servers; `number` is that of the cut, 0 for no cut."""

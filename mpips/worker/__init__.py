@@ -7,7 +7,7 @@ updates to a server.
 Sums, copies and caches that tables of several workers need are parts (`parts.py`), a folder for each: groups,
 replicated and local tables, feedback of codecs, rows of a node. `ahead` contains look-aheads.
 
-`ticks.py` ends clocks, `waits.py` has the waits with their errors, `cut_records.py` and `last_files.py` what
-the worker writes for checkpoints, `collectives.py` gathers and reductions, `by_use.py` `push_pull`.
+`ticks.py` ends clocks, `waits.py` has the waits with their errors, `cut_records.py` and the folder `image`
+what the worker writes for checkpoints, `collectives.py` gathers and reductions, `by_use.py` `push_pull`.
 `whole.py` refuses a worker after an operation that was cut off.
 """

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpips import _native
 from mpips.checkpoint.position import Position
-from mpips.checkpoint.residuals import LAST
 from mpips.errors import EndedError, MpipsError
 from mpips.model.consistency import BSP
 from mpips.process import forked
@@ -26,7 +25,7 @@ from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_
 from mpips.worker.cut_records import CutRecords
 from mpips.worker.feedback.residuals import settled
 from mpips.worker.groups.tables import GroupedTables
-from mpips.worker.last_files import LastFiles
+from mpips.worker.image.files import ImageFiles
 from mpips.worker.local.tables import LocalTables
 from mpips.worker.replicated.tables import ReplicatedTables
 from mpips.worker.spent import TimeSpent
@@ -70,6 +69,7 @@ class Connection:
         node_rows: Memory for rows that they read for each other; None: no such memory.
         residuals: The parts of updates that pushes have not sent; None: no table has error feedback.
         parts: The objects that take part in clocks, cuts and the end: grouped, replicated, local, residuals.
+        images: The files of the worker's image for checkpoints; None: it has no image, or nothing is saved.
         progress: Advances transfers while the program computes; None: nothing does.
         coming: The values that the worker has asked for in advance; None: no such values.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
@@ -134,6 +134,10 @@ class Connection:
             self.local = LocalTables(self, made.local, start.first_step)
         parts = (self.grouped, self.replicated, self.local, self.residuals)
         self.parts: list[TablePart] = [part for part in parts if part is not None]
+        keeps = [part for part in (self.local, self.residuals) if part is not None]
+        self.images: ImageFiles | None = None
+        if keeps and start.folder is not None:
+            self.images = ImageFiles(start.folder, index, keeps)
         self.node_pulls, self.node_rows = made.node_pulls, made.node_rows
         self._groups, self._behind = start.groups, start.behind
         self.coming: PullsByUse | None = None
@@ -142,7 +146,6 @@ class Connection:
                 channel.orders.finish = self.finish_orders
         self._finished = False
         self.is_refused = False
-        self._last_files: LastFiles | None = None  # after the end
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
         cuts = CutRecords(self)
@@ -155,7 +158,8 @@ class Connection:
             needs_common_clock(tables, start.groups),
             start.ask_every,
             min((c.layout.geometry.payload_capacity for c in channels), default=0),
-            self.local.file_of if self.local is not None else None,
+            self.images.write if self.images is not None else None,
+            self.local is not None,
         )
         self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
@@ -190,8 +194,7 @@ class Connection:
             if getattr(self, name) is not None:
                 setattr(self, name, refusing)
         self.parts = []
-        self._last_files = None
-        self.node_pulls = self.node_rows = None
+        self.images = self.node_pulls = self.node_rows = None
         for handle in self._handles:
             handle.disown()
 
@@ -347,9 +350,7 @@ class Connection:
         for part in self.parts:
             part.finish()
         self.control.state = "finishing"
-        failure = self.residuals.save(LAST) if self.residuals is not None else None
-        self.snapshot.leave(self.now, self.step, failure)
-        self._last_files = LastFiles(self.parts)
+        self.snapshot.leave(self.now, self.step)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
@@ -471,10 +472,10 @@ class Connection:
     def poll_workers(self) -> None:
         """Take messages of other workers, also after `finish`, until the job ends. Cheap.
 
-        After `finish` it also writes files for the last checkpoint that could not be written before.
+        After `finish` it also writes the file for the last checkpoint, if it could not be written before.
         """
-        if self._last_files is not None:
-            self._last_files.try_again()
+        if self.images is not None:
+            self.images.try_again()
         self.collectives.poll()
         for part in self.parts:
             part.poll()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -38,6 +39,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
         first_step: Number of clocks that the worker's program has ended at `first_clock`.
         groups: All groups of workers of the job, for errors.
         behind: Servers that lack the tick of the clock before `first_clock`, after a restart in memory.
+        folder: Folder of checkpoints; None: the job saves nothing.
     """
 
     position: Position | None = None
@@ -48,6 +50,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     first_step: int = 0
     groups: Groups = ()
     behind: tuple[int, ...] = ()
+    folder: Path | None = None
 
 
 class Disowning(Protocol):

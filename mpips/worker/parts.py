@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mpips.worker.feedback import start as feedback
 from mpips.worker.groups import start as groups
-from mpips.worker.local import start as local
+from mpips.worker.image import start as image
 from mpips.worker.node_rows import start as node_rows
 from mpips.worker.replicated import start as replicated
 from mpips.worker.start import JobStart, NodeBytes, Planned
@@ -30,14 +29,13 @@ class PartStart(Protocol):
         """Make the part. Collective; blocks. The first error of any rank is raised on all ranks."""
 
 
-BEFORE_CHANNELS: list[PartStart] = [replicated, groups, node_rows, local]
-# Residuals are those of a worker's place at each server, which its channels know, and of its group.
-BEHIND_CHANNELS: list[PartStart] = [feedback]
+# Residuals belong to the worker that leads its group.
+PARTS: list[PartStart] = [replicated, groups, node_rows, image]
 
 
 def memory(job: Planned) -> list[NodeBytes]:
     """Return the memory that all parts take on each node."""
-    of_parts = [part.memory(job) for part in (*BEFORE_CHANNELS, *BEHIND_CHANNELS)]
+    of_parts = [part.memory(job) for part in PARTS]
     return [
         NodeBytes(
             sum(m.shared for m in node), sum(m.private for m in node), sum(m.later for m in node)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpips.worker.feedback.residuals import Residuals
     from mpips.worker.groups.node_pulls import NodePulls
     from mpips.worker.groups.part import GroupPart
-    from mpips.worker.local.state import LocalMemory
+    from mpips.worker.image.memory import WorkerMemory
     from mpips.worker.local.tables import LocalPart
     from mpips.worker.node_rows.rows import NodeRowsPart
     from mpips.worker.replicated.part import ReplicatedPart
@@ -73,7 +73,7 @@ class JobStart:
         node_tables: The replicated tables in memory that outlives a launch; None: no such tables.
         local: The tables under LocalSGD and DiLoCo, with the inner rules, by their index; those in `tables`
             are what servers have of them (mpips.model.local_sgd).
-        local_memory: Persistent memory of the worker for them, taken over from the launch before.
+        worker_memory: On a worker, its own memory, taken over from the launch before (mpips.worker.image).
         groups: Workers of each group whose updates are summed before they are sent.
         subgroups: Workers of each subgroup of a group, whose updates are summed first.
         grouped_tables: Dense tables whose updates groups sum, by index.
@@ -96,7 +96,7 @@ class JobStart:
     tree_comm: MPI.Intracomm | None = None
     node_tables: NodeTables | None = None
     local: dict[int, DenseTable] = field(default_factory=dict)
-    local_memory: LocalMemory | None = None
+    worker_memory: WorkerMemory | None = None
     groups: Groups = ()
     subgroups: Groups = ()
     grouped_tables: dict[int, DenseTable] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from mpips.checkpoint.worker_image import PartImage
     from mpips.mpi.messages import Figures
 
 
@@ -38,9 +39,9 @@ class TablePart:
     def finish(self) -> None:
         """End the worker's share, when it has ended its last clock. May block."""
 
-    def write_last(self) -> bool:
-        """Write what the last checkpoint still lacks of this worker; True if it lacks nothing. May block."""
-        return True
+    def image(self) -> dict[str, PartImage]:
+        """Return the share of the part in the worker's image (mpips.worker.image); {}: nothing. May block."""
+        return {}
 
     def leave(self) -> None:
         """Let other workers go on without this one, when all servers have the worker's end. May block."""

@@ -225,10 +225,9 @@ def content(path: Path) -> Content:
         for table in checkpoint.manifest.tables:
             for entry in table.datasets:
                 found[entry.path] = checkpoint.read(entry, 0, entry.n_units).tobytes()
-        left = checkpoint.manifest.residuals
-        for worker in range(len(left.files)) if left is not None else ():
-            assert left is not None
-            for name, values in residuals.read_file(path, left, worker).items():
+        for worker in range(len(checkpoint.manifest.workers)):
+            left = residuals.read_residuals(path, checkpoint.manifest, worker)
+            for name, values in left.items():
                 before = np.frombuffer(
                     found.get(_RESIDUALS + name, bytes(values.nbytes)), np.float32
                 )

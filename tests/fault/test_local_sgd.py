@@ -41,11 +41,11 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     assert memory[0] in (6, 9)
     assert memory[1] in (24, 27)
     assert said.count("not continuing in memory") == 1
-    assert re.search(r"not continuing in memory: .*-l1", said)
+    assert re.search(r"not continuing in memory: .*-i1", said)
     (step,) = (e["step"] for e in begun if e["event"] == "began" and e["source"] == "checkpoint")
     # A checkpoint is of the first outer step from a multiple of ten clocks on.
     assert step in (12, 21, 30, 42, 51, 60, 72, 81)
     assert killed["first"] == step
     (run,) = (tmp_path / "killed" / "runs").iterdir()
     assert json.loads((run / "status.json").read_text())["progress"]["step"] == int(STEPS)
-    assert [p.name for p in (run / "checkpoints").glob(".local*")] == []
+    assert [p.name for p in (run / "checkpoints").glob(".worker*")] == []

@@ -138,8 +138,8 @@ def test_checkpoints_go_on_after_a_worker_has_finished(
                 checkpoint.verify()
                 workers = checkpoint.manifest.workers
                 assert [w.clock for w in workers[1:]] == played.values[1:]
-                assert [w.local.name for w in workers if w.local] == [
-                    f"worker-{w}.local" for w in range(len(workers))
+                assert [file.name for w in workers for file in w.files] == [
+                    f"worker-{w:05d}.image" for w in range(len(workers))
                 ]
         assert len(found) >= 3
-        assert list(folder.glob(".local*")) == []
+        assert list(folder.glob(".worker*")) == []

@@ -3,11 +3,7 @@
 The codecs are TopK, RandomK, OneBit and SharedInt8. A push encodes residual + update. The part that its
 codes do not contain is the new residual (error feedback). There is one residual for each table with such a
 codec and each server that has a part of the table (native/src/ring/feedback.hpp). All residuals of a worker
-lie in one memory.
-
-In a supervised run whose servers leave their memory to the next launch (mpips.recovery.memory), this memory
-is a persistent shared-memory file on the worker's node, and each residual has two halves. Otherwise it is
-private and has one half, which is changed in place.
+lie in its memory (mpips.worker.image.memory).
 
 Protocol. Each half has a tag: one more than the number of the record that ended the push after which it is
 the residual; 0 for the residual of the beginning. A push
@@ -42,9 +38,9 @@ older than the last launch that completed its start-up, there is no valid half. 
 zeros. Start-up counts and reports such residuals. The result lacks what they held since the last push that
 sent it.
 
-Checkpoints. At a cut, before its cut record, each worker writes its residuals into a file beside the
-checkpoints, which becomes a part of the checkpoint (mpips.checkpoint.residuals). So the file holds the state
-after the same part of the worker's program as the servers' shards.
+Checkpoints. At a cut, before its cut record, each worker writes its residuals into its image
+(mpips.worker.image). So the image holds the state after the same part of the worker's program as the servers'
+shards.
 """
 
 from __future__ import annotations
@@ -56,8 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.checkpoint.file_error import FileError
-from mpips.checkpoint.residuals import LAST, ResidualFolder
+from mpips.checkpoint.worker_image import RESIDUALS, PartImage
 from mpips.errors import MpipsError
 from mpips.model.codec import Biased, OneBit, SharedInt8
 from mpips.model.placement import Placement
@@ -67,8 +62,7 @@ from mpips.worker.table_part import TablePart
 
 Float32 = NDArray[np.float32]
 
-_HEAD_BYTES = 64
-_MAGIC = 0x314C4155444953  # "SIDUAL1"
+HEAD_BYTES = 64  # of a worker's memory, in front of the residuals
 
 
 class ResidualSpan(NamedTuple):
@@ -91,7 +85,7 @@ def residual_layout(
         placement: Shards of each server.
         halves: 2 for memory that outlives a launch, else 1.
     """
-    spans, offset = [], _HEAD_BYTES
+    spans, offset = [], HEAD_BYTES
     for index, table in feedback_tables(tables).items():
         for part in placement.dense[table.name]:
             spans.append(ResidualSpan(index, part.server, part.start, part.stop, offset))
@@ -112,7 +106,6 @@ class Residuals(TablePart):
         tables: Sequence[Table],
         placement: Placement,
         halves: int,
-        folder: ResidualFolder | None = None,
     ) -> None:
         """Use memory of the size that `residual_layout` returns.
 
@@ -121,14 +114,10 @@ class Residuals(TablePart):
             tables: All tables of the job.
             placement: Shards of each server.
             halves: As for `residual_layout`.
-            folder: Receives the residuals at cuts; None: the job saves nothing.
         """
         self._tables: dict[int, DenseTable] = feedback_tables(tables)
         self._spans, _ = residual_layout(tables, placement, halves)
-        self._folder = folder
-        self._head = memory.view(0, _HEAD_BYTES, True).view(np.uint64)
         self.lost = 0
-        self._lacks_last = False  # the file of the worker's end could not be written
         # Residuals that were lost, by table and server; those of the group's leader before; see `owe`.
         self._lost: set[tuple[int, int]] = set()
         self._owed: dict[tuple[int, int], Float32] = {}
@@ -136,16 +125,6 @@ class Residuals(TablePart):
             (span.table, span.server): _feedback(memory, span, self._tables[span.table], halves)
             for span in self._spans
         }
-
-    @property
-    def generation(self) -> int:
-        """Generation number of the last launch that used the memory; -1: none has."""
-        return int(self._head[1]) if int(self._head[0]) == _MAGIC else -1
-
-    def mark(self, generation: int) -> None:
-        """Store the generation number of the launch that uses the memory."""
-        self._head[1] = generation
-        self._head[0] = _MAGIC
 
     def fill(self, values: Mapping[str, Float32]) -> None:
         """Begin with these residuals of whole tensors, float32, flat; zeros for tables that are missing.
@@ -249,25 +228,9 @@ class Residuals(TablePart):
                 target[span.start : span.stop] = part if owed is None else part + owed
         return found
 
-    def save(self, number: int) -> FileError | None:
-        """Write the residuals for cut `number`, 0 for the end of the job. Blocks for the file system.
-
-        A failure is not raised but returned: the checkpoint lacks the file, and is not published.
-        """
-        if self._folder is None:
-            return None
-        error = self._folder.write(number, self.values())
-        self._lacks_last = error is not None and number == LAST
-        return error
-
-    def before_cut(self, number: int) -> bool:
-        """Write the residuals for a cut; its checkpoint records whether that failed."""
-        self.save(number)
-        return True
-
-    def write_last(self) -> bool:
-        """Write the file of the end again if it could not be written before; return True if it is there."""
-        return not self._lacks_last or self.save(LAST) is None
+    def image(self) -> dict[str, PartImage]:
+        """Return the residuals as whole tensors by table. Copies."""
+        return {RESIDUALS: PartImage(b"{}", self.values())}
 
 
 def _feedback(

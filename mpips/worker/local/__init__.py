@@ -2,7 +2,6 @@
 
 handle.py   what a program uses
 tables.py   the part of one worker while the job is at work: open it first
-state.py    the image that survives a restart, in memory and in files
+state.py    what survives a restart, as a part of the worker's image (mpips.worker.image)
 pace.py     how many inner steps a slower worker makes
-start.py    start-up: where a worker starts from
 """

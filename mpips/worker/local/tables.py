@@ -11,7 +11,7 @@ values, the values of the servers that it had last (the base), and the state of 
 
 `synchronize` is an outer step of all tables at once, and a new period begins.
 
-Restarts. The state between an outer step and its settling is an image (mpips.worker.local.state). A job that
+Restarts. The state between an outer step and its settling is an image (mpips.worker.image). A job that
 starts from a checkpoint may have other steps, fragments and delays than the one that wrote the images. Their
 fragments are not those of the job, so an image names each table whose outer step is not settled. These tables
 are settled before the job's first outer step, as the old job would have mixed them: what a worker pushes
@@ -36,19 +36,16 @@ repetition, are those of the same samples, and each server applies one of the tw
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import kernels
-from mpips.checkpoint.local_files import PREFIX
-from mpips.checkpoint.manifest import LocalFile
+from mpips.checkpoint.worker_image import LOCAL, PartImage
 from mpips.errors import ConfigError, StallError
 from mpips.model.local_sgd import mix_of
 from mpips.model.optimizer import Optimizer
@@ -57,12 +54,10 @@ from mpips.model.table import DenseTable
 from mpips.worker.local.pace import Pace
 from mpips.worker.local.state import (
     ALL_TABLES,
-    Bytes,
     LocalHead,
-    LocalMemory,
     LocalState,
+    image_of,
     load,
-    write_file,
 )
 from mpips.worker.table_part import TablePart
 from mpips.worker.whole import Whole
@@ -70,6 +65,7 @@ from mpips.worker.whole import Whole
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
     from mpips.worker.dense import DenseHandle
+    from mpips.worker.image.memory import ImageHalves
 
 Float32 = NDArray[np.float32]
 
@@ -83,18 +79,16 @@ class LocalPart:
     Attributes:
         tables: These tables by their index in the job, with the inner rules.
         memory: Persistent memory, if a later launch can continue in memory; else None.
-        image: The image to start from; None: from the servers' values and new states.
+        image: The share of an image to start from; None: from the servers' values and new states.
         is_own: `image` is that of this worker, and not of one of a job with other workers.
         is_warm: `image` lies in `memory`: the job continues in memory.
-        folder: Folder for checkpoints; None: none are written.
     """
 
     tables: Mapping[int, DenseTable]
-    memory: LocalMemory | None = None
-    image: Bytes | None = None
+    memory: ImageHalves | None = None
+    image: PartImage | None = None
     is_own: bool = True
     is_warm: bool = False
-    folder: Path | None = None
 
 
 @dataclass
@@ -127,7 +121,6 @@ class LocalTables(TablePart):
     Attributes:
         steps: Inner steps of the worker since its clocks were 0.
         pace: The worker's speed, which decides the inner steps of a period with steps_by_speed.
-        lacks_last: The file of the worker's end could not be written.
     """
 
     connection: Connection
@@ -136,7 +129,6 @@ class LocalTables(TablePart):
     _tables: dict[int, _Table] = field(default_factory=dict)
     _handles: dict[int, DenseHandle] = field(default_factory=dict)
     _is_averaged: bool = False
-    lacks_last: bool = False
 
     def __post_init__(self) -> None:
         """Take the times of outer steps; `steps` is that of the start."""
@@ -149,8 +141,6 @@ class LocalTables(TablePart):
         # Fragment whose new values are not taken yet, or ALL_TABLES; each of its tables has state.pending.
         self._pending: int | None = None
         self._due = 0  # `steps` at which they are taken
-        self._name = f"{PREFIX}{secrets.token_hex(6)}"
-        self._files: list[str] = []  # of this worker in the folder of checkpoints, the newest last
 
     def add(self, index: int, handle: DenseHandle) -> None:
         """Take the table on the servers of the table with this index in the job."""
@@ -303,7 +293,7 @@ class LocalTables(TablePart):
     def _begin(self) -> None:
         """Make the tables at the first use, from the image or from the servers' values. Blocks then.
 
-        The persistent memory of a new job has an image of clock 0 already (mpips.worker.local.start).
+        The persistent memory of a new job has an image of clock 0 already (mpips.worker.image.start).
         """
         if self._tables:
             return
@@ -364,40 +354,14 @@ class LocalTables(TablePart):
         if memory is None:
             return
         if not memory.holds(clock):
-            memory.write(clock, self._head(), self._states)
+            memory.write(clock, image_of(self._head(), self._states))
             return
-        self._restore(load(memory.image(clock), self._states, True), True)
+        self._restore(load(memory.read(clock)[LOCAL], self._states, True), True)
 
-    def file_of(self, number: int) -> LocalFile | None:
-        """Write the state of this clock for the cut of this number; 0: of the end. Blocks.
-
-        Returns:
-            The description of the file; None if no checkpoints are written.
-        """
-        if self.part.folder is None:
-            return None
+    def image(self) -> dict[str, PartImage]:
+        """Return the state of this clock. May block for the servers' values at the first use."""
         self._begin()
-        # The checkpoint of the newest file may still be written. One before has taken its file, or was given
-        # up.
-        for name in self._files[:-1]:
-            (self.part.folder / name).unlink(missing_ok=True)
-        name = f"{self._name}-{number}-{self.connection.index}"
-        found = write_file(self.part.folder, name, self._head(), self._states)
-        self._files = [*self._files[-1:], name]
-        self.lacks_last = bool(found.error) and not number
-        return found
-
-    def write_last(self) -> bool:
-        """Write the file of the end again if it could not be written before; return True if it is there.
-
-        Values and states are those of the first time: the worker has made no step since.
-        """
-        if not self.lacks_last:
-            return True
-        assert self.part.folder is not None
-        found = write_file(self.part.folder, self._files[-1], self._head(), self._states)
-        self.lacks_last = bool(found.error)
-        return not self.lacks_last
+        return image_of(self._head(), self._states)
 
     def _head(self) -> LocalHead:
         length = self._times.steps if self._declared.by_speed else 0

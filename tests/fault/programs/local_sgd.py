@@ -55,7 +55,7 @@ def disturb(worker: mpips.Worker, step: int) -> None:
         if step == int(at) if how == "kill" else in_order and has_checkpoint(step):
             mark.touch()
             if how == "lose":
-                lose_memory(rf"-l{index}g\d+")
+                lose_memory(rf"-i{index}g\d+")
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpips import DenseTable
-from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead, local_files
-from mpips.checkpoint.residual_entry import ResidualEntry
-from mpips.checkpoint.residuals import collect, restored
+from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead, worker_files
+from mpips.checkpoint.residuals import read_residuals
 from mpips.checkpoint.shards import ShardData
 from mpips.errors import DiskFullError, MpipsError
 from mpips.model.table import Table
@@ -34,7 +31,6 @@ class Checkpoint(NamedTuple):
         versions: Number of updates of each table, by name.
         era: Number of the era in which it was written.
         path: Its folder.
-        residuals: Its files of residuals; None: no table has any.
     """
 
     head: ManifestHead
@@ -43,20 +39,13 @@ class Checkpoint(NamedTuple):
     versions: dict[str, int]
     era: int
     path: Path
-    residuals: ResidualEntry | None
-
-    @property
-    def manifest(self) -> Any:
-        """What readers of residuals need of its manifest."""
-        return SimpleNamespace(
-            residuals=self.residuals, workers=self.head.workers, tables=self.head.tables
-        )
 
     def unsent(self, table: Table) -> np.ndarray:
         """Return the sum of the residuals of all workers of a table."""
-        args = self.path, self.manifest, list(self.head.tables), 0, 1
-        found = restored(*args, lambda name, worker: [worker])  # type: ignore[arg-type]
-        return found.get(table.name, np.float32(0))
+        found = np.float32(0)
+        for worker in range(len(self.head.workers)):
+            found = found + read_residuals(self.path, self.head, worker).get(table.name, 0)
+        return found
 
 
 class Disk:
@@ -134,18 +123,12 @@ class Disk:
         head = parts[0][0]
         path = self.folder / f"step-{head.step}-{len(self.written)}"
         path.mkdir(parents=True, exist_ok=True)
-        workers = local_files.adopt(self.folder, path, head.workers)
-        residuals = collect(self.folder, path, head)
-        local_files.remove(self.folder, head.workers)
+        workers = worker_files.adopt(self.folder, path, head.workers)
+        worker_files.remove(self.folder, head.workers)
         head = replace(head, workers=workers)
         shards = [part for _, part in parts.values()]
-        self.written.append(joined(self.era, head, shards, path, residuals))
+        self.written.append(joined(self.era, head, shards, path))
         return CheckpointInfo(path, head.step, 0, 0.0, (), ())
-
-    @contextmanager
-    def opened(self, path: Path) -> Iterator[Any]:
-        """Open a checkpoint, as mpips.checkpoint.reader.open_checkpoint does."""
-        yield next(each for each in self.written if each.path == path)
 
 
 def joined(
@@ -153,10 +136,9 @@ def joined(
     head: ManifestHead,
     parts: Sequence[Sequence[ShardData]],
     path: Path,
-    residuals: ResidualEntry | None,
 ) -> Checkpoint:
     """Return a checkpoint with copies of all shards."""
-    found = Checkpoint(head, {}, {}, {}, era, path, residuals)
+    found = Checkpoint(head, {}, {}, {}, era, path)
     for shard in (each for part in parts for each in part):
         before = found.versions.setdefault(shard.table, shard.version)
         found.versions[shard.table] = max(before, shard.version)
@@ -204,7 +186,7 @@ class DiskServerPart(ServerPart):
             (number, self._tries[number]),
             self._server.index,
             self._n_servers,
-            self._head(number),
+            self._head(),
             shards,
         )
 

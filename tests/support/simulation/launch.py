@@ -572,6 +572,5 @@ def simulated_start_up(disk: Disk, launch_of: Callable[[], Launch]) -> Iterator[
         mock.patch.object(roles, "threadpool_limits", return_value=nullcontext()),
         mock.patch("mpips.recovery.takeover.gc"),
         mock.patch("mpips.recovery.restore.restore", disk.restore),
-        mock.patch("mpips.worker.feedback.start.open_checkpoint", disk.opened),
     ):
         yield

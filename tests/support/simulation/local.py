@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpips import ASP, SGD, DenseTable, DiLoCo, LocalSGD
-from mpips.checkpoint import local_files
+from mpips.checkpoint.worker_files import read_worker
+from mpips.checkpoint.worker_image import LOCAL
 from mpips.model.served import fragments_of, local_tables, times_of
 from mpips.model.table import Table
 from mpips.worker.local.state import LocalState, load
@@ -295,8 +296,8 @@ def floors(path: Path, states: Sequence[Any], tables: Sequence[Table]) -> list[d
     local = local_tables(tables)
     for state in states:
         of_worker: dict[int, Any] = {}
-        if state.local is not None:
-            image = local_files.read(path, state.local)
+        if state.files and local:
+            image = read_worker(path, state)[LOCAL]
             arrays = {i: LocalState.of(table) for i, table in local.items()}
             load(image, list(arrays.values()), False)
             for i, each in arrays.items():

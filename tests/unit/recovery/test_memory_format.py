@@ -14,28 +14,35 @@ import pytest
 
 import mpips
 from mpips import _native
-from mpips.checkpoint import manifest, residual_entry
+from mpips.checkpoint import manifest, worker_image
 from mpips.checkpoint.position import PositionPart
 from mpips.errors import ConfigError
 from mpips.model.build import Build, this_build
+from mpips.model.codec import TopK
+from mpips.model.consistency import ASP
 from mpips.model.local_sgd import LocalSGD
+from mpips.model.placement import place
 from mpips.model.table import DenseTable
 from mpips.recovery import memory as memory_file
 from mpips.recovery.memory import FORMAT, Memory
 from mpips.recovery.takeover import Takeover
 from mpips.rundir.directory import RunFolder, Supervised
+from mpips.worker.image.memory import worker_bytes
 from mpips.worker.local import state as local_state
 
 # The layout of each format so far. A layout that changes gets a new number and a new line. A line that is
 # here never changes, since memory and files of that format exist.
-MEMORY_LAYOUTS = {9: "1448a965d08b7ac7"}
-FILE_LAYOUTS = {2: "5aa64e0b1e3c8c14"}
+MEMORY_LAYOUTS = {9: "1448a965d08b7ac7", 10: "49f0f53f97f693d4"}
+FILE_LAYOUTS = {2: "5aa64e0b1e3c8c14", 3: "5b51ae6a3a14aa23"}
 
-KEPT = (Memory, PositionPart, local_state.LocalHead, local_state.LocalTableHead)
+KEPT = (
+    *(Memory, PositionPart, local_state.LocalHead, local_state.LocalTableHead),
+    *(manifest.ImageFile, worker_image.PartHead),
+)
 FILES = (
     *(manifest.Manifest, manifest.TableEntry, manifest.DatasetEntry, manifest.Piece),
-    *(manifest.ShardEntry, manifest.ServerEntry, manifest.WorkerState, manifest.LocalFile),
-    *(manifest.FileEntry, residual_entry.ResidualEntry),
+    *(manifest.ShardEntry, manifest.ServerEntry, manifest.WorkerState, manifest.ImageFile),
+    *(manifest.FileEntry, worker_image.PartHead),
 )
 
 
@@ -49,7 +56,9 @@ def fields(*structs: type[msgspec.Struct]) -> list[Any]:
 
 def test_the_format_of_memory_changes_with_its_layout():
     table = DenseTable("w", (1000,), consistency=LocalSGD(steps=2))
-    layout = digest(_native.memory_layout(), fields(*KEPT), local_state.memory_bytes([table]))
+    coded = DenseTable("v", (1000,), consistency=ASP(), compression=TopK(0.1))
+    size = worker_bytes([coded], place([coded], 1, 1, 4, 1024), [table], True)
+    layout = digest(_native.memory_layout(), fields(*KEPT), size)
     assert MEMORY_LAYOUTS.get(FORMAT) == layout, (
         f"memory has another layout ({layout}): raise memory_format in native/src/shm/memory_format.hpp and "
         "add a line to MEMORY_LAYOUTS"

@@ -15,7 +15,7 @@ import pytest
 import mpips
 from mpips import BSP, SGD, DenseTable, DiLoCo, Worker
 from mpips.checkpoint import find_newest, open_checkpoint, writer
-from mpips.checkpoint.residuals import read_file
+from mpips.checkpoint.residuals import read_residuals
 from mpips.session.local import LocalJob
 
 N = 40
@@ -64,7 +64,7 @@ def test_the_last_checkpoint_follows_a_failure_at_the_end(
         raise OSError(number, os.strerror(number), name)
 
     def replacing(source: Any, target: Any) -> None:
-        if not failed and Path(target).name.startswith((".local-", ".residual-")):
+        if not failed and Path(target).name.startswith(".worker-"):
             refused(str(target))
         replace(source, target)
 
@@ -97,9 +97,8 @@ def test_the_last_checkpoint_follows_a_failure_at_the_end(
     assert found is not None
     with open_checkpoint(found.path) as checkpoint:
         checkpoint.verify()
-        values, entry = checkpoint.read_dense("t")[0], checkpoint.manifest.residuals
-        left = read_file(checkpoint.path, entry, 0)["t"] if entry is not None else 0
+        values, (state,) = checkpoint.read_dense("t")[0], checkpoint.manifest.workers
+        left = read_residuals(checkpoint.path, checkpoint.manifest, 0).get("t", 0.0)
         assert (values - left == -3 * np.arange(N)).all()
-        assert all(w.local is None or not w.local.error for w in checkpoint.manifest.workers)
-    assert not list(tmp_path.glob(".local-*"))
-    assert not list(tmp_path.glob(".residual-*"))
+        assert [file.error for file in state.files] == [""]
+    assert not list(tmp_path.glob(".worker-*"))

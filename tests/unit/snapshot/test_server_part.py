@@ -99,4 +99,4 @@ def test_no_residuals_wait_for_a_checkpoint_after_the_job(tmp_path: Path) -> Non
     outcome = mpips.run(main, [table], save=tmp_path, every_steps=4)
     assert outcome.statistics["scheduler"]["checkpoints"]["written"] == 1
     assert len(list_checkpoints(tmp_path)) == 1
-    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".residual")]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".worker")]

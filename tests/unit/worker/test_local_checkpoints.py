@@ -71,16 +71,14 @@ def test_a_checkpoint_continues_with_the_bits_of_an_undisturbed_job(
     assert 17 <= starts[1] <= 30
     names = sorted(p.name for p in (tmp_path / "cut").iterdir() if p.name.startswith("step"))
     assert names == [f"step-{starts[1]:012d}", "step-000000000040"]
-    assert [p.name for p in (tmp_path / "cut").glob(".local*")] == []
+    assert [p.name for p in (tmp_path / "cut").glob(".worker*")] == []
     with open_checkpoint(tmp_path / "cut" / names[0]) as checkpoint:
         checkpoint.verify()
-        file = checkpoint.path / "worker-0.local"
+        file = checkpoint.path / "worker-00000.image"
         data = bytearray(file.read_bytes())
         data[-70] ^= 1
         file.write_bytes(data)
-        assert checkpoint.damage() == [
-            f"local values of worker 0: {file}: the checksum does not match"
-        ]
+        assert checkpoint.damage() == [f"image of worker 0: {file}: the checksum does not match"]
 
 
 def test_a_checkpoint_with_another_inner_rule_is_refused(tmp_path: Path) -> None:

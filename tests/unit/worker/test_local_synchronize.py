@@ -8,23 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import mpips
 from mpips import DenseTable, DiLoCo, LocalSGD, Worker, _native
+from mpips.checkpoint.worker_image import LOCAL
 from mpips.config.options import SessionOptions
-from mpips.errors import CheckpointError
 from mpips.model.optimizer import SGD, Momentum, Nesterov
 from mpips.session.local import run_local
-from mpips.worker.local.state import (
-    LocalHead,
-    LocalMemory,
-    LocalState,
-    image_bytes,
-    load,
-    memory_bytes,
-    pieces,
-)
+from mpips.worker.image.files import ImageFiles
+from mpips.worker.image.memory import ImageHalves
+from mpips.worker.local.state import LocalHead, LocalState, image_of, load, local_image_bytes
 from mpips.worker.worker import connection_of
 
 N = 70
@@ -102,9 +95,10 @@ def test_files_of_cuts_that_no_checkpoint_took_are_removed(tmp_path: Path) -> No
     def main(worker: Worker) -> None:
         go(worker)
         local = connection_of(worker).local
-        local.part = dataclasses.replace(local.part, folder=tmp_path)
+        assert local is not None
+        files = ImageFiles(tmp_path, 0, [local])
         for number in range(1, 6):
-            found = local.file_of(number)
+            found = files.write(number)
             names = {path.name for path in tmp_path.iterdir()}
             assert found.name in names
             assert len(names) <= 2
@@ -115,9 +109,8 @@ def test_files_of_cuts_that_no_checkpoint_took_are_removed(tmp_path: Path) -> No
 def test_a_repeated_outer_step_ends_with_the_image_of_the_first_time() -> None:
     """Servers may have had newer values the second time, so that other values were computed."""
     tables = [table(LocalSGD(4), Momentum(1.0, 0.5))]
-    memory = LocalMemory(
-        _native.SharedMemory.anonymous(memory_bytes(tables), 0), image_bytes(tables)
-    )
+    n_bytes = local_image_bytes(tables)
+    memory = ImageHalves(_native.SharedMemory.anonymous(64 + 2 * n_bytes, 0), 0, n_bytes)
 
     def main(worker: Worker) -> None:
         go(worker, 3)
@@ -125,7 +118,7 @@ def test_a_repeated_outer_step_ends_with_the_image_of_the_first_time() -> None:
         local.part = dataclasses.replace(local.part, memory=memory)
         first = LocalState.of(tables[0])
         first.values[:], first.states[0][:], first.updates = 7.0, 2.0, 9
-        memory.write(1, LocalHead(steps=3, period=3), [first])
+        memory.write(1, image_of(LocalHead(steps=3, period=3), [first]))
         local.store(1)
         assert worker.table("w").pull().tolist() == [7.0] * N
         go(worker)
@@ -133,17 +126,8 @@ def test_a_repeated_outer_step_ends_with_the_image_of_the_first_time() -> None:
         # There is no image of the next clock yet: this one is written.
         local.store(2)
         again = LocalState.of(tables[0])
-        assert load(memory.image(2), [again], True).steps == local.steps
+        assert load(memory.read(2)[LOCAL], [again], True).steps == local.steps
         assert again.updates == 10
         assert memory.holds(1)
 
     play(main, *tables)
-
-
-@pytest.mark.parametrize("cut", [1, 64, 300])
-def test_an_image_of_another_length_is_refused(cut: int) -> None:
-    state = LocalState.of(table(LocalSGD(4)))
-    image = np.concatenate(list(pieces(LocalHead(), [state])))
-    load(image, [state], False)
-    with pytest.raises(CheckpointError, match="are damaged: their length is wrong"):
-        load(image[:-cut], [state], False)
