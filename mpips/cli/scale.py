@@ -73,7 +73,7 @@ def command(
 
     RUN is a run directory or the beginning of a run's name. The ranks of the new size are started beside the
     job. When they wait, the job writes a checkpoint, and they continue from it: no sample of an epoch is read
-    twice or left out, and no update is lost. Of a script only the workers can be changed.
+    twice or left out, and no update is lost. A script chooses the number of its servers itself.
 
     \b
     mpips scale job-2026 --workers +2
