@@ -74,12 +74,35 @@ class EarlierStream(NamedTuple):
         """Return True if a worker has read of an epoch."""
         return any(at > epoch or (at == epoch and any(steps)) for at, steps in self.places)
 
-    def left(self, samples: Iterator[Any], epoch: int, child: int) -> Iterator[Any]:
-        """Yield the samples of a child's stream that no worker has read."""
+    def left(
+        self, samples: Iterator[Any], epoch: int, child: int, drop_last: bool
+    ) -> Iterator[Any]:
+        """Yield the samples of a child's stream that no worker has read.
+
+        Args:
+            samples: The stream.
+            epoch: Number of the epoch.
+            child: Number of the child.
+            drop_last: An incomplete step is dropped: where all workers had read all whole steps, the rest is
+                not left.
+        """
         n_workers = len(self.places)
+        done = [
+            steps[child] if at == epoch else 0 if at < epoch else None for at, steps in self.places
+        ]
+        # The first step that a worker has not read. Its samples wait until it is known to be whole.
+        behind = min((step for step in done if step is not None), default=0)
+        whole_at = (behind + 1) * self.per_step - 1 if drop_last else 0
+        waiting: list[Any] = []
         for i, sample in enumerate(samples):
-            at, steps = self.places[i % n_workers]
-            if at < epoch or (at == epoch and i // self.per_step >= steps[child]):
+            step = done[i % n_workers]
+            is_left = step is not None and i // self.per_step >= step
+            if i < whole_at:
+                waiting += [_copy(sample)] * is_left
+                continue
+            yield from waiting
+            waiting.clear()
+            if is_left:
                 yield sample
 
 
@@ -144,7 +167,7 @@ class WorkerStream(IterableDataset[Any]):
             samples = _begin(self.dataset, draws, epoch)
         for share in self.earlier:
             if share.has_read(epoch):
-                samples = share.left(samples, epoch, child)
+                samples = share.left(samples, epoch, child, self._drop_last)
         reader = _Reader(samples, self.per_step, self._worker, self._n_workers)
         one_by_one = (self.batch_size or 1) == 1 and not self._drop_last
         step, is_last = 0, False

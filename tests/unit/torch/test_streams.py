@@ -255,7 +255,12 @@ class Job:
     """The workers of one job, each with a loader of the same stream."""
 
     def __init__(
-        self, n_workers: int, before: Job | None = None, size: int = 2, **options: Any
+        self,
+        n_workers: int,
+        before: Job | None = None,
+        size: int = 2,
+        dataset: Any = None,
+        **options: Any,
     ) -> None:
         self.read: list[tuple[int, int]] = []
         self.loaders = []
@@ -268,7 +273,7 @@ class Job:
                 script=script, steps=0, loaders=[], **dict.fromkeys(names, lambda *arguments: None)
             )
             job.skips, job.schedules = Skips(job), Schedules(warns=False)
-            plain = loader_of(Parts(75), size, **options)
+            plain = loader_of(dataset or Parts(75), size, **options)
             self.loaders.append(StartingStream(plain, job, SEED))
         if before is not None:
             everyone = [one.position() for one in before.loaders]
@@ -309,6 +314,25 @@ def test_other_workers_divide_what_is_left_of_the_stream(
     assert found.keys() == once.keys()
     repeated = Counter(epoch for epoch, _ in (found - once).elements())
     assert all(n <= 3 * max(n_children, 1) * 2 for n in repeated.values())
+
+
+@pytest.mark.parametrize("n", [*range(12, 25, 3), 17])
+@pytest.mark.parametrize("places", [[1, 1], [2, 2], [1, 2], [3, 3], [2, None], [None, None]])
+def test_other_workers_train_no_samples_that_drop_last_has_dropped(
+    n: int, places: list[int | None]
+) -> None:
+    before = Job(2, size=3, drop_last=True, dataset=Numbers(n))
+    before.run(places, 1)
+    after = Job(1, before, size=2, drop_last=True, dataset=Numbers(n))
+    after.run([None], 1)
+    found = Counter([*before.read, *after.read])
+    assert max(found.values()) == 1
+    n_steps = n // 6
+    if all(k is None or k >= n_steps for k in places):
+        # The epoch had ended.
+        assert sorted(sample for _, sample in found) == list(range(6 * n_steps))
+    else:
+        assert len(found) == len(before.read) + (n - len(before.read)) // 2 * 2
 
 
 def test_a_stream_trains_in_a_job_and_continues_in_the_middle_of_an_epoch() -> None:
