@@ -26,7 +26,8 @@ order of `order.py`, and those without indices by `streams.py`; `sample_digests.
 next layer, `blocks.py` maps memory.
 
 `device.py` copies to and from accelerators, with the host memory of `device_memory.py`. `ddp.py` is a hook
-for DistributedDataParallel, `loading.py` reads a checkpoint without a job.
+for DistributedDataParallel, `loading.py` reads a checkpoint without a job, `handlers.py` refuses reads of
+states within a step.
 """
 
 try:

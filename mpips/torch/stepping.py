@@ -17,6 +17,7 @@ import torch
 from mpips.errors import ConfigError
 from mpips.torch.cursor import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.embedding import Embedding
+from mpips.torch.handlers import refuse_interrupting
 from mpips.torch.job import Pushed, TorchJob
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_plain, prepared_class
@@ -199,10 +200,12 @@ class Stepping:
         does. Before the start of the job they are those with which it begins.
 
         Raises:
-            ConfigError: Backward has sent gradients of the next step.
+            ConfigError: Backward has sent gradients of the next step, or a signal's handler has interrupted a
+                call of mpips.
         """
         if self._job.makes_cursor:
             return {}  # a restart has the moments of the run
+        refuse_interrupting("optimizer.state_dict()")
         if self._job.has_started:
             if self._overlap.has_sent:
                 raise ConfigError(
@@ -453,7 +456,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         mpips.torch.row_moments.
 
         Raises:
-            ConfigError: Backward has sent gradients of the next step.
+            ConfigError: Backward has sent gradients of the next step, or a signal's handler has interrupted a
+                call of mpips.
         """
         state, empty = self._mpips_stepping.state(), self.__dict__["state"]
         self.__dict__["state"] = defaultdict(dict, state)
