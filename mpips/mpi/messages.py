@@ -215,6 +215,18 @@ class StepCount(msgspec.Struct, tag="steps"):
     steps: int
 
 
+class SampleDigest(msgspec.Struct, tag="samples"):
+    """Digest of samples that must be the same on all workers.
+
+    Attributes:
+        place: The samples, for errors; the same on all workers.
+        digest: Digest of their contents, or their number, 0 to 2^64 - 1.
+    """
+
+    place: str
+    digest: int
+
+
 class Done(msgspec.Struct, tag="done"):
     """Sent when a worker has finished or a server has stopped, with its statistics as JSON."""
 
@@ -418,6 +430,7 @@ Message = (
     | Report
     | Evaluated
     | StepCount
+    | SampleDigest
     | Done
     | Stop
     | Bye

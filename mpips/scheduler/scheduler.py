@@ -36,6 +36,7 @@ from mpips.mpi.messages import (
     Message,
     Pong,
     Report,
+    SampleDigest,
     Saved,
     StepCount,
     Stop,
@@ -47,6 +48,7 @@ from mpips.mpi.siblings import process_state
 from mpips.process import patience
 from mpips.scheduler.job_failure import JobFailure
 from mpips.scheduler.job_statistics import JobStatistics
+from mpips.scheduler.sample_digests import SampleDigests
 from mpips.scheduler.step_counts import StepCounts
 from mpips.snapshot.coordinator import Coordinator
 
@@ -125,6 +127,7 @@ class Scheduler:
         self._speeds: dict[int, float] = {}  # inner steps per second of workers, by rank
         self._statistics = JobStatistics()
         self._step_counts = StepCounts(len(assignment.workers))
+        self._sample_digests = SampleDigests(len(assignment.workers))
         # Workers that still work, and ranks whose statistics have not come yet.
         self._working = set(assignment.workers)
         self._unfinished = {*assignment.servers, *assignment.workers}
@@ -160,7 +163,8 @@ class Scheduler:
         Raises:
             JobFailure: A rank has failed, or has sent nothing for `timeout_s`.
             LeavingError: The checkpoint after which the job was to end is durable.
-            ConfigError: Workers have made different numbers of steps at the same place.
+            ConfigError: Workers have made different numbers of steps at the same place, or read different
+                streams.
             ProtocolError: A rank sent a message of a wrong type.
         """
         messages = self._endpoint.receive()
@@ -284,6 +288,8 @@ class Scheduler:
                 self._rank_table.evaluated(message)
         elif isinstance(message, StepCount):
             self._step_counts.note(a.worker_of[source], message.place, message.steps)
+        elif isinstance(message, SampleDigest):
+            self._sample_digests.note(a.worker_of[source], message.place, message.digest)
         elif isinstance(message, Done):
             self._take_done(source, message)
         elif isinstance(message, Failure):

@@ -6,7 +6,7 @@ a worker that has made fewer steps than the others are averaged with those of ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mpips.errors import ConfigError
 from mpips.mpi.messages import END_OF_SCRIPT
@@ -63,8 +63,13 @@ def _described(counts: dict[int, int]) -> str:
     """Return the numbers of steps with their workers, the most steps first."""
     found = []
     for steps in sorted(set(counts.values()), reverse=True):
-        workers = sorted(w for w, n in counts.items() if n == steps)
-        names = ", ".join(map(str, workers[:_MOST_NAMED]))
-        more = f" and {len(workers) - _MOST_NAMED} more" if len(workers) > _MOST_NAMED else ""
-        found.append(f"worker{'s' * (len(workers) > 1)} {names}{more}: {steps}")
+        found.append(f"{names_of(w for w, n in counts.items() if n == steps)}: {steps}")
     return "; ".join(found)
+
+
+def names_of(workers: Iterable[int]) -> str:
+    """Return "worker 3", or "workers 0, 1 and 7 more" for many."""
+    found = sorted(workers)
+    names = ", ".join(map(str, found[:_MOST_NAMED]))
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"worker{'s' * (len(found) > 1)} {names}{more}"

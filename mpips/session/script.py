@@ -28,7 +28,7 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
 from mpips.mpi import failure_report, launch
-from mpips.mpi.messages import StepCount
+from mpips.mpi.messages import SampleDigest, StepCount
 from mpips.mpi.signals import TerminatedError
 from mpips.process import forked
 from mpips.session.calling import ExitedError
@@ -241,6 +241,20 @@ class Script:
             from mpips.worker.worker import connection_of
 
             connection_of(self.worker).control.tell(StepCount(place, steps))
+
+    def compare_samples(self, place: str, digest: int) -> None:
+        """Let the scheduler compare samples that must be the same on all workers. Returns at once.
+
+        Not collective. Where they differ the job ends with a ConfigError.
+
+        Args:
+            place: The samples, which each worker has once, for the error: text before "differ".
+            digest: Digest of their contents, or their number, 0 to 2^64 - 1.
+        """
+        if self.n_workers > 1 and self.worker is not None:
+            from mpips.worker.worker import connection_of
+
+            connection_of(self.worker).control.tell(SampleDigest(place, digest))
 
     def start(self) -> Worker:
         """Return the worker; at the first call start the job. Collective over all ranks then; blocks.

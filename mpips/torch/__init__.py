@@ -16,7 +16,8 @@ batches without a step. `cursor.py` turns schedulers and hyperparameters into en
 of the cursor.
 
 `loader.py` has the prepared loader and `lookahead`. `sampling.py` divides a DataLoader among workers in the
-order of `order.py`, and those without indices by `streams.py`; `generators.py` seeds random numbers.
+order of `order.py`, and those without indices by `streams.py`; `sample_digests.py` finds streams that differ,
+`generators.py` seeds random numbers.
 
 `lightning.py` and `transformers.py` have the Trainers of these libraries; nothing here imports them.
 
@@ -25,7 +26,8 @@ order of `order.py`, and those without indices by `streams.py`; `generators.py` 
 next layer, `blocks.py` maps memory.
 
 `device.py` copies to and from accelerators, with the host memory of `device_memory.py`. `ddp.py` is a hook
-for DistributedDataParallel, `loading.py` reads a checkpoint without a job.
+for DistributedDataParallel, `loading.py` reads a checkpoint without a job, `handlers.py` refuses reads of
+states within a step.
 """
 
 try:

@@ -160,9 +160,13 @@ class TorchJob(ScriptJob):
         super().open(worker)
         self.progress.begin(worker)
 
-    def arrive(self) -> None:
-        """Continue at the cursor, if all loaders are at their places for the first time."""
-        if self._waits and all(loader.has_arrived for loader in self.loaders):
+    def arrive(self, is_there: bool = False) -> None:
+        """Continue at the cursor, if all loaders are at their places for the first time.
+
+        Args:
+            is_there: They are, though their iteration may not have begun.
+        """
+        if self._waits and (is_there or all(loader.has_arrived for loader in self.loaders)):
             for name, position in self._coming.items():
                 self._restored[name].resume(position)
             self._coming.clear()

@@ -134,6 +134,23 @@ class StartingStream(StartingLoader, PreparedStream):
         found: dict[str, Any] = {**at, "per_step": self._own.per_step}
         return {**found, "earlier": [list(share) for share in earlier]} if earlier else found
 
+    def note_digest(self, epoch: int, child: int, step: int, digest: int) -> None:
+        """Let the scheduler compare the digests of all workers."""
+        children = f" in child {child}" if self._script.num_workers > 1 else ""
+        steps = "the first step" if step == 1 else f"the first {step} steps"
+        place = f"the samples of {steps} of epoch {epoch}{self._number()}{children}"
+        self._job.script.compare_samples(place, digest)
+
+    def note_end(self, epoch: int, n_batches: int) -> None:
+        """Let the scheduler compare the numbers of batches of all workers."""
+        place = f"the numbers of batches of epoch {epoch}{self._number()}"
+        self._job.script.compare_samples(place, n_batches)
+
+    def _number(self) -> str:
+        """Return the number of the loader, for errors, where the script has several."""
+        loaders = self._job.loaders
+        return f" of loader {loaders.index(self)}" if len(loaders) > 1 else ""
+
     def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
         """Continue where the workers of a run stood, as a StartingLoader does."""
         size = own["per_step"]

@@ -14,6 +14,7 @@ import torch
 
 from mpips.errors import ConfigError
 from mpips.torch.embedding import Embedding
+from mpips.torch.handlers import refuse_interrupting
 from mpips.torch.model_part import ModelPart
 
 
@@ -147,7 +148,13 @@ class PreparedModule(torch.nn.Module):
         Not collective: one worker may call it alone. Blocks like a pull. Under BSP without backup workers
         these are the values after this worker's newest step. Otherwise servers apply pushes of other workers
         meanwhile, so parts of the dict can be of different updates. Rows: see mpips.torch.Embedding.
+
+        Raises:
+            ConfigError: A signal's handler has interrupted a call of mpips.
         """
+        part = _part_of(self)
+        if part is not None and part.is_started:
+            refuse_interrupting("model.state_dict()")
         _refresh(self)
         return super().state_dict(*arguments, **named)
 

@@ -15,6 +15,7 @@ rounded, as its values are in a state dict of the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from mpips.model.optimizer import Optimizer
 
 if TYPE_CHECKING:
     from mpips.torch.parameters import ParameterTable
+
+_MOST_STEPS = 2**32 - 1
 
 # Entries of torch, by the name of the rule, in the order of the rule's states.
 _ENTRIES: dict[str, tuple[str, ...]] = {
@@ -43,7 +46,7 @@ def has_steps(optimizer: torch.optim.Optimizer) -> bool:
     # Adagrad makes its state, with step 0, in its constructor; SGD counts no steps.
     # Keys of entries that belong to no parameter are texts.
     items = optimizer.state.items()
-    return any(_step_of(state) for key, state in items if state and not isinstance(key, str))
+    return any(step_of(state) for key, state in items if state and not isinstance(key, str))
 
 
 def initial_state(
@@ -62,7 +65,7 @@ def initial_state(
             not finite, or is too small for float16.
     """
     entries = _ENTRIES[rule.name]
-    if not state or not _step_of(state) or not entries:
+    if not state or not step_of(state) or not entries:
         return None
     found = [state.get(entry) for entry in entries]
     if found == [None] and rule.name in ("momentum", "nesterov"):
@@ -88,7 +91,7 @@ def initial_state(
                 f"prepare: the optimizer's state 'exp_avg_sq' of the parameter {name!r} is 0 where 'exp_avg' "
                 "is not, because float16 has no smaller numbers: continue from a checkpoint of mpips"
             )
-    return tensors, _step_of(state)
+    return tensors, step_of(state)
 
 
 def state_of(table: ParameterTable, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -125,6 +128,20 @@ def state_of(table: ParameterTable, group: Mapping[str, Any]) -> dict[str, torch
     return state
 
 
-def _step_of(state: Mapping[str, Any]) -> int:
-    """Return the number of steps of a parameter; 1 where its optimizer counts none."""
-    return int(state.get("step", 1))
+def step_of(state: Mapping[str, Any]) -> int:
+    """Return the number of steps of a parameter; 1 where its optimizer counts none.
+
+    Raises:
+        ConfigError: It is not a number of steps.
+    """
+    given = state.get("step", 1)
+    try:
+        number = float(given)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 <= number <= _MOST_STEPS or number != int(number):
+        raise ConfigError(
+            f"the optimizer's state has the step {given!r} of a parameter: must be an integer from 0 to "
+            f"{_MOST_STEPS}"
+        )
+    return int(number)

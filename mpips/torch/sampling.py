@@ -303,6 +303,12 @@ class PreparedStream(PreparedLoader):
         self._resumed_steps = self._steps_of(position)
         self._resumed = (position["epoch"], position["batch"])
 
+    def note_digest(self, epoch: int, child: int, step: int, digest: int) -> None:
+        """Receive the digest of the samples of all workers up to a step, from 1, in the stream of a child."""
+
+    def note_end(self, epoch: int, n_batches: int) -> None:
+        """Note that the streams of an epoch have ended after some batches of this worker."""
+
     def _steps_of(self, position: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the steps of each child at a position; {}: at the beginning of the run.
 
@@ -397,9 +403,17 @@ class _StreamBatches(_EpochBatches):
 
     def _read(self) -> Any:
         while self._n_dropped:
-            next(self._batches)
+            child, digest, _ = next(self._batches)
+            if digest is not None:
+                self._stream.note_digest(self._epoch, child, *digest)
             self._n_dropped -= 1
-        child, batch = next(self._batches)
+        try:
+            child, digest, batch = next(self._batches)
+        except StopIteration:
+            self._stream.note_end(self._epoch, self._count)
+            raise
+        if digest is not None:
+            self._stream.note_digest(self._epoch, child, *digest)
         if self._epoch == self._stream._epoch:
             self._stream._children.read(child)
         return batch

@@ -17,10 +17,11 @@ import torch
 from mpips.errors import ConfigError
 from mpips.torch.cursor import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.embedding import Embedding
+from mpips.torch.handlers import refuse_interrupting
 from mpips.torch.job import Pushed, TorchJob
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import make_plain, prepared_class
-from mpips.torch.optimizer_state import initial_state, state_of
+from mpips.torch.optimizer_state import initial_state, state_of, step_of
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.row_moments import PREFIX, row_states
@@ -199,10 +200,12 @@ class Stepping:
         does. Before the start of the job they are those with which it begins.
 
         Raises:
-            ConfigError: Backward has sent gradients of the next step.
+            ConfigError: Backward has sent gradients of the next step, or a signal's handler has interrupted a
+                call of mpips.
         """
         if self._job.makes_cursor:
             return {}  # a restart has the moments of the run
+        refuse_interrupting("optimizer.state_dict()")
         if self._job.has_started:
             if self._overlap.has_sent:
                 raise ConfigError(
@@ -227,7 +230,10 @@ class Stepping:
             ConfigError: It does not fit, or the servers cannot begin with it; nothing is changed.
         """
         rows = row_states(states, [layer.own_table for layer in self._layers])
-        is_of_rows = all(isinstance(key, str) for key, state in states.items() if state)
+        # Adagrad has state, with step 0, before its first step.
+        is_of_rows = all(
+            isinstance(key, str) or not step_of(state) for key, state in states.items() if state
+        )
         if not is_of_rows and not self._takes_state:
             raise ConfigError(
                 "load_state_dict of a prepared optimizer cannot load the moments of each parameter under "
@@ -453,7 +459,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         mpips.torch.row_moments.
 
         Raises:
-            ConfigError: Backward has sent gradients of the next step.
+            ConfigError: Backward has sent gradients of the next step, or a signal's handler has interrupted a
+                call of mpips.
         """
         state, empty = self._mpips_stepping.state(), self.__dict__["state"]
         self.__dict__["state"] = defaultdict(dict, state)
@@ -482,11 +489,17 @@ class PreparedOptimizer(torch.optim.Optimizer):
             )
         groups, empty = self.param_groups, self.__dict__["state"]
         parameters = [list(group["params"]) for group in groups]
+        # Some optimizers look for a step in each entry.
+        given = state_dict.get("state", {})
+        rows = {key: entry for key, entry in given.items() if isinstance(key, str)}
+        others = {key: entry for key, entry in given.items() if key not in rows}
+        for entry in others.values():
+            step_of(entry)
         try:
             with stepping.given_groups():
-                super().load_state_dict(state_dict)
-            if state_dict.get("state"):
-                stepping.begin_with(self.__dict__["state"])
+                super().load_state_dict({**state_dict, "state": others})
+            if given:
+                stepping.begin_with({**self.__dict__["state"], **rows})
         except BaseException:
             self.param_groups = groups
             for group, own in zip(groups, parameters, strict=True):

@@ -7,6 +7,9 @@ with batch size n*b does. `drop_last` drops the last step if it is incomplete. O
 divided equally, and samples from the beginning of the stream complete it; all workers make equally many steps
 with equally long batches. A dataset that yields batches (batch_size = None) is divided by these.
 
+A dataset that yields one object again and again, with other contents, needs batch_size = None or 1, as in
+plain torch. There a worker passes its sample on before it reads the next one.
+
 Children (num_workers > 0) each iterate a dataset of their own, as in plain torch: one that divides itself by
 `torch.utils.data.get_worker_info` yields a part in each of them, any other one all of its samples in each.
 The samples of a child are a stream, which is divided as above.
@@ -14,7 +17,8 @@ The samples of a child are a stream, which is divided as above.
 The stream must be the same on all workers. It may depend on random number generators: the default ones, or
 those of torch, NumPy or Python that are attributes of the dataset or of a dataset within it. Each stream has
 states of its own, which only (seed, epoch, child) determine; the generators of the training step do not
-change. A dataset with a method `set_epoch` receives the number of the epoch.
+change. A dataset with a method `set_epoch` receives the number of the epoch. Workers make digests of the
+samples of the first steps of each stream (sample_digests.py), which the scheduler compares.
 
 A restart reads the samples before its place once more and drops them; they are not put together to batches.
 """
@@ -40,8 +44,19 @@ from mpips.torch.generators import (
     seed_defaults,
     seed_one,
 )
+from mpips.torch.sample_digests import FirstSamples
 
 _DROPPED: Any = object()  # of a batch that was read before the restart
+_END: Any = object()  # of a stream
+
+Digest = tuple[int, int]  # step of a stream, from 1, and digest of the samples up to it
+
+
+class WithDigest(NamedTuple):
+    """The first sample of a batch with a digest of the stream, on its way to the process of the worker."""
+
+    digest: Digest
+    sample: Any
 
 
 class EarlierStream(NamedTuple):
@@ -59,12 +74,35 @@ class EarlierStream(NamedTuple):
         """Return True if a worker has read of an epoch."""
         return any(at > epoch or (at == epoch and any(steps)) for at, steps in self.places)
 
-    def left(self, samples: Iterator[Any], epoch: int, child: int) -> Iterator[Any]:
-        """Yield the samples of a child's stream that no worker has read."""
+    def left(
+        self, samples: Iterator[Any], epoch: int, child: int, drop_last: bool
+    ) -> Iterator[Any]:
+        """Yield the samples of a child's stream that no worker has read.
+
+        Args:
+            samples: The stream.
+            epoch: Number of the epoch.
+            child: Number of the child.
+            drop_last: An incomplete step is dropped: where all workers had read all whole steps, the rest is
+                not left.
+        """
         n_workers = len(self.places)
+        done = [
+            steps[child] if at == epoch else 0 if at < epoch else None for at, steps in self.places
+        ]
+        # The first step that a worker has not read. Its samples wait until it is known to be whole.
+        behind = min((step for step in done if step is not None), default=0)
+        whole_at = (behind + 1) * self.per_step - 1 if drop_last else 0
+        waiting: list[Any] = []
         for i, sample in enumerate(samples):
-            at, steps = self.places[i % n_workers]
-            if at < epoch or (at == epoch and i // self.per_step >= steps[child]):
+            step = done[i % n_workers]
+            is_left = step is not None and i // self.per_step >= step
+            if i < whole_at:
+                waiting += [_copy(sample)] * is_left
+                continue
+            yield from waiting
+            waiting.clear()
+            if is_left:
                 yield sample
 
 
@@ -129,39 +167,101 @@ class WorkerStream(IterableDataset[Any]):
             samples = _begin(self.dataset, draws, epoch)
         for share in self.earlier:
             if share.has_read(epoch):
-                samples = share.left(samples, epoch, child)
-        beginning: list[Any] = []  # of the stream: at most one sample less than workers
-        step = 0
-        while True:
+                samples = share.left(samples, epoch, child, self._drop_last)
+        reader = _Reader(samples, self.per_step, self._worker, self._n_workers)
+        one_by_one = (self.batch_size or 1) == 1 and not self._drop_last
+        step, is_last = 0, False
+        while not is_last:
             with draws.own():
-                own, n_read = self._read(samples, beginning)
-            if n_read < self.per_step:
-                own = self._completed(own, n_read, beginning)
+                own = reader.next_sample() if one_by_one else reader.step()
+            is_last = reader.has_ended
+            if is_last:
+                own = [] if self._drop_last else reader.completed(own)
             # A batch that is dropped has as many elements, since torch counts them.
-            yield from own if step >= n_dropped else [_DROPPED] * len(own)
-            if n_read < self.per_step:
-                return
+            batch = own if step >= n_dropped else [_DROPPED] * len(own)
+            if batch and reader.digest is not None:
+                batch[0], reader.digest = WithDigest(reader.digest, batch[0]), None
+            yield from batch
             step += 1
 
-    def _read(self, samples: Iterator[Any], beginning: list[Any]) -> tuple[list[Any], int]:
-        """Read the samples of a step; return those of this worker, and the number of all."""
-        own, n_read = [], 0
-        for sample in islice(samples, self.per_step):
-            if len(beginning) < self._n_workers - 1:
-                beginning.append(sample)
-            if n_read % self._n_workers == self._worker:
-                own.append(sample)
-            n_read += 1
-        return own, n_read
 
-    def _completed(self, own: list[Any], n_read: int, beginning: list[Any]) -> list[Any]:
-        """Return this worker's samples of the last step, of which there are `n_read` for all workers."""
-        if self._drop_last or not n_read:
-            return []
-        place = n_read % self._n_workers
-        if 0 < place <= self._worker:
-            own.append(next(islice(cycle(beginning), self._worker - place, None)))
+class _Reader:
+    """Reads one stream for a worker.
+
+    Attributes:
+        has_ended: True when the stream has ended.
+        digest: Digest of the samples of the first steps, until it has been passed on; None: there is no new
+            one.
+    """
+
+    def __init__(self, samples: Iterator[Any], per_step: int, worker: int, n_workers: int) -> None:
+        """Take the stream. `per_step`: samples that all workers take in one step."""
+        self.has_ended = False
+        self.digest: Digest | None = None
+        self._per_step = per_step
+        self._worker, self._n_workers = worker, n_workers
+        self._n_read = 0  # samples of the current step
+        self._beginning: list[Any] = []  # of the stream: at most one sample less than workers
+        self._samples = self._noted(samples) if n_workers > 1 else samples
+
+    def _noted(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Yield all samples; make digests of those of the first steps, and copies of the very first ones."""
+        first, n = FirstSamples(), 0
+        while not first.is_over or n < self._n_workers - 1:
+            sample = next(samples, _END)
+            if sample is _END:
+                if n % self._per_step:
+                    self.digest = first.end_step(is_last=True) or self.digest
+                return
+            n += 1
+            if n < self._n_workers:
+                self._beginning.append(_copy(sample))
+            first.add(sample)
+            if n % self._per_step == 0:
+                self.digest = first.end_step(is_last=False) or self.digest
+            yield sample
+        yield from samples
+
+    def step(self) -> list[Any]:
+        """Read the samples of a step; return those of this worker."""
+        own, self._n_read = [], 0
+        for sample in islice(self._samples, self._per_step):
+            if self._n_read % self._n_workers == self._worker:
+                # A batch of one sample is right in plain torch also if the next one overwrites it.
+                own.append(_copy(sample) if self._per_step == self._n_workers else sample)
+            self._n_read += 1
+        self.has_ended = self._n_read < self._per_step
         return own
+
+    def next_sample(self) -> list[Any]:
+        """Read up to the next sample of this worker, where that is a step; return it if there is one."""
+        for sample in self._samples:
+            self._n_read += 1
+            if self._n_read % self._n_workers == (self._worker + 1) % self._n_workers:
+                return [sample]
+        self.has_ended = True
+        return []
+
+    def completed(self, own: list[Any]) -> list[Any]:
+        """Return this worker's samples of the last step, with one of the beginning where it has too few."""
+        place = self._n_read % self._n_workers
+        if 0 < place <= self._worker:
+            own.append(next(islice(cycle(self._beginning), self._worker - place, None)))
+        return own
+
+
+def _copy(sample: Any) -> Any:
+    """Return a sample with copies of its tensors and arrays, which the dataset may write again."""
+    if isinstance(sample, torch.Tensor | np.ndarray):
+        return sample.clone() if isinstance(sample, torch.Tensor) else sample.copy()
+    if type(sample) is dict:
+        return {key: _copy(one) for key, one in sample.items()}
+    if type(sample) is list:
+        return [_copy(one) for one in sample]
+    if isinstance(sample, tuple) and (type(sample) is tuple or hasattr(sample, "_fields")):
+        parts = [_copy(one) for one in sample]
+        return type(sample)(*parts) if hasattr(sample, "_fields") else tuple(parts)
+    return sample
 
 
 class _Draws:
@@ -233,18 +333,25 @@ def _is_stage(value: object) -> bool:
 
 
 class Numbered:
-    """The function that puts samples together to a batch, which also returns the number of the child."""
+    """The function that puts samples together to a batch, which also returns what the worker must know."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         """Take the function of the script's loader."""
         self._collate = collate
 
-    def __call__(self, samples: Any) -> tuple[int, Any]:
-        """Return the child, and the batch; None for one that was read before the restart."""
+    def __call__(self, samples: Any) -> tuple[int, Digest | None, Any]:
+        """Return the child, a new digest of its stream, and the batch.
+
+        The batch is None if it was read before the restart, and the digest where there is no new one.
+        """
         info = get_worker_info()
         child = info.id if info is not None else 0
-        first = samples[0] if isinstance(samples, list) and samples else samples
-        return child, None if first is _DROPPED else self._collate(samples)
+        is_batch = isinstance(samples, list) and len(samples) > 0
+        first, digest = samples[0] if is_batch else samples, None
+        if isinstance(first, WithDigest):
+            digest, first = first
+            samples = [first, *samples[1:]] if is_batch else first
+        return child, digest, None if first is _DROPPED else self._collate(samples)
 
 
 class ChildSteps:

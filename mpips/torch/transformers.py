@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 try:
@@ -158,7 +159,7 @@ class ParameterServerMixin:
         self._job = TorchJob.of_script("ParameterServerTrainer")
         super().__init__(*arguments, **named)
         self._loader: StepLoader | None = None
-        self._place = (0, 0)  # epoch and batch of the restart
+        self._place: tuple[int, int] | None = None  # epoch and batch of the restart
         self._ready: Any = None
         args = self._trainer.args
         for name in ("load_best_model_at_end", "auto_find_batch_size"):
@@ -238,7 +239,6 @@ class ParameterServerMixin:
             batch = len(loader) - loader.n_left(epoch)
         is_complete = loader.has_length and batch >= len(loader)
         loader.seek(epoch + 1 if is_complete else epoch)
-        self._job.arrive()
         trainer.state.global_step = self._job.steps
         trainer.state.epoch = epoch + (batch / len(loader) if loader.has_length else 0)
         trainer.callback_handler.callbacks.insert(0, WholeEpochs(loader))
@@ -251,28 +251,47 @@ class ParameterServerMixin:
 
     def _run_epoch(self, **named: Any) -> None:
         """Run an epoch; that of a restart with the batches that are left of it."""
-        trainer, (epoch, done) = self._trainer, self._place
-        if not done or named["epoch"] != epoch:
+        trainer = self._trainer
+        if self._place is None or named["epoch"] != self._place[0]:
             super()._run_epoch(**named)  # type: ignore[misc]
             return
-        n_left = named["steps_in_epoch"] - done
-        if n_left > 0:
+        state, control = trainer.state, trainer.control
+        self._job.arrive(is_there=True)
+        # The evaluation of the newest step: a restart has the states of callbacks before it.
+        due = _transformers.DefaultFlowCallback().on_step_end(
+            trainer.args, state, _transformers.TrainerControl()
+        )
+        if due.should_evaluate:
+            control.should_evaluate, control.should_save = True, due.should_save
+            self._evaluate_or_save(named)
+        control = trainer.control
+        control.should_training_stop |= state.global_step >= state.max_steps
+        assert self._loader is not None
+        n_left, batches = named["steps_in_epoch"] - self._place[1], iter(self._loader)
+        ends = control.should_training_stop or n_left <= 0
+        first = _END if ends else next(batches, _END)
+        if first is not _END:
             per_step = trainer.args.gradient_accumulation_steps
-            named["steps_in_epoch"], named["num_update_steps_per_epoch"] = (
-                n_left,
-                -(-n_left // per_step),
-            )
+            named["steps_in_epoch"] = n_left
+            named["num_update_steps_per_epoch"] = -(-n_left // per_step)
+            named["train_dataloader"] = chain([first], batches)
             super()._run_epoch(**named)  # type: ignore[misc]
             return
-        # The end of the epoch, which the launch before may not have reached.
+        # The end of the epoch, which the launch before may not have reached. A Trainer that finds no batch in
+        # an epoch would end the training.
         handler = trainer.callback_handler
-        trainer.control = handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+        trainer.control = handler.on_epoch_end(trainer.args, state, control)
+        self._evaluate_or_save(named)
+
+    def _evaluate_or_save(self, named: dict[str, Any]) -> None:
+        """Do what callbacks have decided on. `named`: arguments of `_run_epoch`."""
+        trainer = self._trainer
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             None,
             named["model"],
             named["trial"],
-            epoch,
+            named["epoch"],
             named["ignore_keys_for_eval"],
             named["start_time"],
             learning_rate=trainer._get_learning_rate(),

@@ -240,3 +240,32 @@ def test_a_continued_run_has_its_state(tmp_path):
             train(model, optimizer, first, stop)
             found = optimizer.state_dict()
     check_form(found, own.state_dict())
+
+
+def test_an_adagrad_without_steps_loads_its_own_state_under_local_sgd():
+    with torch_job():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)
+        _, optimizer = prepare(model, optimizer, consistency=LocalSGD(2))
+        state = optimizer.state_dict()
+        assert state["state"][0]["step"] == 0
+        optimizer.load_state_dict(state)
+        state["state"][0]["step"] += 1
+        with pytest.raises(ConfigError, match="cannot load the moments of each parameter"):
+            optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("step", [-1, 2**32, 1.5, float("nan"), None, torch.tensor([1.0, 2.0])])
+def test_a_step_that_is_no_number_of_steps_is_refused(step):
+    with torch_job():
+        model = nn.Linear(2, 1)
+        optimizer = Adam(model.parameters(), 0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        _, optimizer = prepare(model, Adam(model.parameters(), 0.1))
+        state["state"][0]["step"] = step
+        with pytest.raises(
+            ConfigError, match=r"has the step .*: must be an integer from 0 to 42949"
+        ):
+            optimizer.load_state_dict(state)

@@ -205,3 +205,25 @@ def test_parameters_of_another_list_are_refused_and_not_shifted():
         _, optimizer = prepare(nn.ModuleList([layer, dense]), Adam(dense.parameters(), 0.1))
         with pytest.raises(ValueError, match="size of optimizer's group"):
             optimizer.load_state_dict(other.state_dict())
+
+
+def test_an_adagrad_of_rows_alone_loads_its_own_state() -> None:
+    def made() -> Any:
+        model = EmbeddingBag(2, mode="sum", optimizer=mpips.Adagrad(0.5), init="uniform(1)")
+        return prepare(model, torch.optim.Adagrad(model.parameters()), name="net")
+
+    with torch_job():
+        model, optimizer = made()
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(BATCHES[0]) - 2).square().mean().backward()
+            optimizer.step()
+        saved = both(model, optimizer)
+    (key,) = saved[1]["state"]
+    with torch_job():
+        model, optimizer = made()
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        model(BATCHES[0])
+        found = optimizer.state_dict()["state"][key]
+        assert_equal(found, saved[1]["state"][key])

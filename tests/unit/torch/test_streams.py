@@ -20,6 +20,7 @@ from torch_rig import torch_job
 
 import mpips.torch
 from mpips.errors import ConfigError
+from mpips.scheduler.sample_digests import SampleDigests
 from mpips.torch.loader import StartingStream
 from mpips.torch.sampling import PreparedStream, split
 from mpips.torch.schedules import Schedules
@@ -254,18 +255,25 @@ class Job:
     """The workers of one job, each with a loader of the same stream."""
 
     def __init__(
-        self, n_workers: int, before: Job | None = None, size: int = 2, **options: Any
+        self,
+        n_workers: int,
+        before: Job | None = None,
+        size: int = 2,
+        dataset: Any = None,
+        **options: Any,
     ) -> None:
         self.read: list[tuple[int, int]] = []
         self.loaders = []
         names = ("start", "settle", "arrive", "begin_epoch", "warn_of_late_changes")
         for rank in range(n_workers):
-            script = SimpleNamespace(rank=rank, n_workers=n_workers)
+            script = SimpleNamespace(
+                rank=rank, n_workers=n_workers, compare_samples=lambda *note: None
+            )
             job: Any = SimpleNamespace(
-                script=script, steps=0, **dict.fromkeys(names, lambda *arguments: None)
+                script=script, steps=0, loaders=[], **dict.fromkeys(names, lambda *arguments: None)
             )
             job.skips, job.schedules = Skips(job), Schedules(warns=False)
-            plain = loader_of(Parts(75), size, **options)
+            plain = loader_of(dataset or Parts(75), size, **options)
             self.loaders.append(StartingStream(plain, job, SEED))
         if before is not None:
             everyone = [one.position() for one in before.loaders]
@@ -306,6 +314,25 @@ def test_other_workers_divide_what_is_left_of_the_stream(
     assert found.keys() == once.keys()
     repeated = Counter(epoch for epoch, _ in (found - once).elements())
     assert all(n <= 3 * max(n_children, 1) * 2 for n in repeated.values())
+
+
+@pytest.mark.parametrize("n", [*range(12, 25, 3), 17])
+@pytest.mark.parametrize("places", [[1, 1], [2, 2], [1, 2], [3, 3], [2, None], [None, None]])
+def test_other_workers_train_no_samples_that_drop_last_has_dropped(
+    n: int, places: list[int | None]
+) -> None:
+    before = Job(2, size=3, drop_last=True, dataset=Numbers(n))
+    before.run(places, 1)
+    after = Job(1, before, size=2, drop_last=True, dataset=Numbers(n))
+    after.run([None], 1)
+    found = Counter([*before.read, *after.read])
+    assert max(found.values()) == 1
+    n_steps = n // 6
+    if all(k is None or k >= n_steps for k in places):
+        # The epoch had ended.
+        assert sorted(sample for _, sample in found) == list(range(6 * n_steps))
+    else:
+        assert len(found) == len(before.read) + (n - len(before.read)) // 2 * 2
 
 
 def test_a_stream_trains_in_a_job_and_continues_in_the_middle_of_an_epoch() -> None:
@@ -400,3 +427,124 @@ def test_a_pipe_of_torch_has_no_length() -> None:
             yield from range(3)
 
     assert not split(DataLoader(Pipe(), batch_size=1), 0, 1, SEED).has_length
+
+
+class Reused(IterableDataset[torch.Tensor]):
+    """Yields one tensor again and again, with other numbers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        buffer = torch.empty(1)
+        for i in range(11):
+            yield buffer.fill_(i)
+
+
+@pytest.mark.parametrize(
+    ("size", "drop_last", "expected"),
+    [
+        (None, False, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]),
+        (1, False, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]),
+        (1, True, [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_a_stream_may_write_a_sample_again_when_it_yields_the_next_one(
+    size: int | None, drop_last: bool, expected: list[int]
+) -> None:
+    options = {"drop_last": drop_last} if size is not None else {}
+    loaders = workers_of(3, lambda: DataLoader(Reused(), size, **options))
+    found = [[int(batch) for batch in loader] for loader in loaders]
+    assert [i for step in zip(*found, strict=True) for i in step] == expected
+
+
+def test_a_worker_does_not_wait_for_the_batches_of_others() -> None:
+    for worker, loader in enumerate(workers_of(3, lambda: loader_of(Batched(None), None))):
+        batches = iter(loader)
+        assert next(batches) == [4 * worker + i for i in range(4)]
+        assert loader.dataset.n_read == 4 * (worker + 1)
+
+
+class Drawing(IterableDataset[Any]):
+    """Numbers in an order of a generator, which `draws` makes at the beginning of each epoch."""
+
+    def __init__(self, draws: Callable[[], Any]) -> None:
+        self.draws = draws
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(40))
+        self.draws().shuffle(order)
+        yield from ({"number": torch.tensor(i), "text": {str(i), "a", "b"}} for i in order)
+
+
+def digests_of(
+    make: Callable[[], Any], n_workers: int = 2, n_epochs: int = 2
+) -> list[list[tuple[int, int, int, int]]]:
+    """Return the digests that each worker passes on: epoch, child, step and digest."""
+    every = []
+    for loader in workers_of(n_workers, make):
+        found: list[tuple[int, int, int, int]] = []
+        loader.note_digest = lambda *note, found=found: found.append(note)  # type: ignore[method-assign]
+        for _ in range(n_epochs):
+            list(loader)
+        every.append(found)
+    return every
+
+
+@pytest.mark.parametrize("n_children", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_digests_are_equal_where_streams_are(size: int | None, n_children: int) -> None:
+    one, other = digests_of(
+        lambda: loader_of(Drawing(lambda: random), size, num_workers=n_children)
+    )
+    places = [(e, c, s) for e in range(2) for s in (1, 8) for c in range(max(n_children, 1))]
+    assert sorted(note[:3] for note in one) == sorted(places)
+    assert one == other
+    assert len({note[3] for note in one if note[1] == 0}) == 4
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_digests_differ_where_workers_draw_other_orders(size: int | None) -> None:
+    seeds = iter(range(2))
+
+    def make() -> Any:
+        own = random.Random(next(seeds))
+        return loader_of(Drawing(lambda: own), size)
+
+    one, other = digests_of(make, n_epochs=1)
+    assert [note[:3] for note in one] == [note[:3] for note in other] == [(0, 0, 1), (0, 0, 8)]
+    assert all(a[3] != b[3] for a, b in zip(one, other, strict=True))
+
+
+def test_a_stream_that_ends_early_has_another_digest() -> None:
+    short, long = (
+        digests_of(lambda n=n: loader_of(Numbers(n), 2), n_epochs=1)[0] for n in (13, 40)
+    )
+    assert [note[:3] for note in short] == [note[:3] for note in long] == [(0, 0, 1), (0, 0, 8)]
+    assert short[0] == long[0]
+    assert short[1] != long[1]
+
+
+def test_one_worker_makes_no_digests() -> None:
+    assert digests_of(lambda: loader_of(Numbers(40)), n_workers=1) == [[]]
+
+
+def test_a_job_compares_the_samples_of_its_streams() -> None:
+    found: list[tuple[str, int]] = []
+    loader = Job(2).loaders[1]
+    loader._job.loaders = [object(), loader]  # type: ignore[list-item]
+    loader._job.script.compare_samples = lambda *note: found.append(note)
+    list(loader)
+    assert [place for place, _ in found] == [
+        "the samples of the first step of epoch 0 of loader 1",
+        "the samples of the first 8 steps of epoch 0 of loader 1",
+        "the numbers of batches of epoch 0 of loader 1",
+    ]
+    assert found[-1][1] == 19
+
+
+def test_the_scheduler_names_workers_that_read_different_streams() -> None:
+    digests = SampleDigests(3)
+    for worker, place, digest in [(0, "a", 4), (1, "a", 4), (0, "b", 8), (2, "a", 4), (2, "b", 8)]:
+        digests.note(worker, place, digest)
+    with pytest.raises(
+        ConfigError, match=r"^workers 0, 2 and worker 1 read different streams: b differ"
+    ):
+        digests.note(1, "b", 7)

@@ -187,7 +187,11 @@ def test_a_compiled_model_trains_on_current_values(tmp_path: Path) -> None:
 
 
 def run(
-    folder: Path, crash: int | None = None, every_steps: int = 1, **options: Any
+    folder: Path,
+    crash: int | None = None,
+    every_steps: int = 1,
+    dataset: Any = None,
+    **options: Any,
 ) -> tuple[Watching, State, Any]:
     saving = {"save": folder, "every_steps": every_steps} if every_steps else {}
     with torch_job(seed=4, **saving) as script:
@@ -196,7 +200,7 @@ def run(
         trainer = ParameterServerTrainer(
             Network(0.3),
             arguments(folder / "out", save_strategy="no", **named),
-            train_dataset=data(),
+            train_dataset=data() if dataset is None else dataset,
             eval_dataset=data(),
             callbacks=[watching],
         )
@@ -225,6 +229,41 @@ def test_training_that_ended_in_the_middle_continues_there(
     # The evaluation that the crash interrupted runs again.
     n_before = (done - (crash < 0)) // -(-PER_EPOCH // per_step)
     assert found.evaluated == expected.evaluated[n_before:]
+    assert_equal(again, values)
+    assert counted == counts
+
+
+@pytest.mark.parametrize(
+    ("crash", "n_before", "is_stream", "options"),
+    [
+        (-10, 0, True, {"max_steps": 25}),
+        (-25, 2, True, {"max_steps": 25}),
+        (-15, 1, False, {"max_steps": 15}),
+        (-5, 0, False, {"eval_strategy": "steps", "eval_steps": 5}),
+        pytest.param(
+            -10, 1, False, {"eval_strategy": "steps", "eval_steps": 5}, marks=pytest.mark.long
+        ),
+        pytest.param(-14, 1, True, {"max_steps": 14}, marks=pytest.mark.long),
+    ],
+)
+def test_an_evaluation_that_was_interrupted_runs_again_and_no_step_is_lost_or_added(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crash: int,
+    n_before: int,
+    is_stream: bool,
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(cut, "_MARGIN_S", 0.0)
+    named = {"dataset": Stream() if is_stream else None, **options}
+    expected, values, counts = run(tmp_path, every_steps=0, **named)
+    with pytest.raises(CrashError):
+        run(tmp_path, crash, -crash, **named)
+    found, again, counted = run(tmp_path, None, 1000, **named)
+    assert [one[0] for one in found.steps] == [one[0] for one in expected.steps[-crash:]]
+    assert [(a, c) for a, _, c in found.evaluated] == [
+        (a, c) for a, _, c in expected.evaluated[n_before:]
+    ]
     assert_equal(again, values)
     assert counted == counts
 
