@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpips.errors import ConfigError, MpipsError
-from mpips.monitor.top import View, look
+from mpips.errors import MpipsError
 from mpips.process.patience import Patience
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.requests import Kind, RequestFolder
+from mpips.rundir.view import RunView, running, view_of
 
 _LOOK_S = 0.2  # seconds between two readings of the run directory
 _SECOND_S = 0.6  # seconds between two requests to stop that count as two
@@ -35,7 +35,7 @@ def request_checkpoint(run: RunFolder, timeout_s: float, tell: Callable[[str], N
         ConfigError: The run is not running.
         RequestError: There is no new checkpoint within `timeout_s`, or the run ended without one.
     """
-    before = _running(run)
+    before = running(run)
     old = _checkpoint(before)
     _make(run, "checkpoint", timeout_s, tell)
     if before.state != "running":
@@ -55,7 +55,7 @@ def request_checkpoint(run: RunFolder, timeout_s: float, tell: Callable[[str], N
 
 def request_stop(
     run: RunFolder, at_once: bool, timeout_s: float, tell: Callable[[str], None]
-) -> View:
+) -> RunView:
     """Request the end of a run and return its last view once its supervisor has ended. Blocks.
 
     Args:
@@ -68,12 +68,12 @@ def request_stop(
         ConfigError: The run is not running.
         RequestError: The run has not ended within `timeout_s`.
     """
-    _running(run)
+    running(run)
     _make(run, "stop", timeout_s, tell)
     if at_once:
         # The supervisor counts requests that come almost together as one.
         time.sleep(_SECOND_S)
-        if look(run).alive:
+        if view_of(run).alive:
             _make(run, "stop", timeout_s, tell)
     view = _wait(run, timeout_s, lambda view: not view.alive)
     if view is None:
@@ -84,15 +84,7 @@ def request_stop(
     return view
 
 
-def _running(run: RunFolder) -> View:
-    view = look(run)
-    if not view.alive:
-        note = f": {view.note}" if view.note else ""
-        raise ConfigError(f"{run.path.name} is not running ({view.state}){note}")
-    return view
-
-
-def _checkpoint(view: View) -> str:
+def _checkpoint(view: RunView) -> str:
     return view.status.checkpoint if view.status is not None else ""
 
 
@@ -105,7 +97,7 @@ def _make(run: RunFolder, kind: Kind, timeout_s: float, tell: Callable[[str], No
     path = RequestFolder(run).make(kind)
     wait = Patience(timeout_s)
     while path.exists():
-        if wait.is_over or not look(run).alive:
+        if wait.is_over or not view_of(run).alive:
             path.unlink(missing_ok=True)
             raise RequestError(
                 f"{run.path.name}: its supervisor has not taken the request; is it stopped, or its host cut "
@@ -115,11 +107,11 @@ def _make(run: RunFolder, kind: Kind, timeout_s: float, tell: Callable[[str], No
     tell(f"mpips {kind}: {run.path.name} has the request")
 
 
-def _wait(run: RunFolder, timeout_s: float, is_met: Callable[[View], bool]) -> View | None:
+def _wait(run: RunFolder, timeout_s: float, is_met: Callable[[RunView], bool]) -> RunView | None:
     """Read the run until `is_met`; return that view, or None after `timeout_s`. Blocks."""
     wait = Patience(timeout_s)
     while True:
-        view = look(run)
+        view = view_of(run)
         if is_met(view):
             return view
         if wait.is_over:
