@@ -32,8 +32,9 @@ from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.files import RowLoad
 from mpips.rundir.history import AttemptHead, Counts, read_line
 from mpips.rundir.reading import DAMAGED, read_regular
+from mpips.rundir.thinning import even_places, gathered
 from mpips.rundir.view import RunView, damaged, view_of
-from mpips.web.curve import COLUMNS, Curve, even_places, is_sane
+from mpips.web.curve import COLUMNS, Curve, is_sane
 from mpips.web.line_file import LineFile, sample
 
 _SLICE_S = 0.25  # s that `refresh` reads a long file for; the next call goes on
@@ -103,16 +104,13 @@ class History:
         Counts are sums, so those left stay exact. The first line of an attempt stays, and the last line of
         every interval.
         """
-        rows = self.rows
-        places = even_places([row[:2] for row in rows], n)
-        self.rows = [
-            row
-            for i, row in enumerate(rows)
-            if i == 0
-            or i + 1 == len(rows)
-            or places[i] != places[i + 1]
-            or places[i][0] != places[i - 1][0]
-        ]
+        places = even_places([row[:2] for row in self.rows], n)
+        kept: list[tuple[int, float, bytes]] = []
+        for together in gathered(zip(self.rows, places, strict=True)):
+            first, last = together[0], together[-1]
+            begins = not kept or kept[-1][0] != first[0]
+            kept += [first, last] if begins and first is not last else [last]
+        self.rows = kept
         self.epoch += 1
 
 
