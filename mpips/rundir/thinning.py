@@ -162,7 +162,8 @@ def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line:
 
 def _merged(lines: list[_Line]) -> bytes:
     """Return the line that stands for those of an interval."""
-    samples, seconds = [line.n_samples for line in lines], [line.seconds for line in lines]
+    samples: list[float] = [line.n_samples for line in lines]
+    seconds = [line.seconds for line in lines]
     fields = dict(lines[-1].fields)
     losses = [line.fields["loss"] for line in lines]
     # A loss that is no number makes the mean no number, too.

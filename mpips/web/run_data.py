@@ -105,12 +105,12 @@ class History:
         every interval.
         """
         places = even_places([row[:2] for row in self.rows], n)
-        kept: list[tuple[int, float, bytes]] = []
+        remaining: list[tuple[int, float, bytes]] = []
         for together in gathered(zip(self.rows, places, strict=True)):
             first, last = together[0], together[-1]
-            begins = not kept or kept[-1][0] != first[0]
-            kept += [first, last] if begins and first is not last else [last]
-        self.rows = kept
+            begins = not remaining or remaining[-1][0] != first[0]
+            remaining += [first, last] if begins and first is not last else [last]
+        self.rows = remaining
         self.epoch += 1
 
 
