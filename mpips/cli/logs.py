@@ -11,8 +11,8 @@ from mpips.cli.runs import folder_option, run_argument
 from mpips.errors import ConfigError
 from mpips.monitor.logs import Follower, LinesOnce, LogFile, attempts, find_logs, last_lines
 from mpips.monitor.runs import find_run
-from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.view import view_of
 from mpips.terminal.screen import say
 
 _LOOK_S = 0.5  # seconds between two readings of the logs
@@ -109,7 +109,7 @@ def _follow(run: RunFolder, ranks: tuple[int, ...], role: str | None, lines: int
     n_last: int | None = lines
     while True:
         # Read the state first: what a run wrote before its end is then printed.
-        alive = look(run).alive
+        alive = view_of(run).alive
         newest = max(attempts(run), default=-1)
         if newest != attempt and attempt >= 0:
             click.echo(f"--- attempt {newest}")

@@ -11,9 +11,9 @@ from mpips.cli.runs import folder_option, run_argument
 from mpips.errors import ConfigError
 from mpips.monitor.requesting import request_scale
 from mpips.monitor.runs import find_run
-from mpips.monitor.top import look
 from mpips.rundir.files import RankPlace
 from mpips.rundir.requests import JobSize
+from mpips.rundir.view import view_of
 from mpips.terminal.screen import say
 
 
@@ -82,7 +82,7 @@ def command(
     found = find_run(run, Path(folder))
     if workers is None and servers is None:
         raise click.UsageError("give --workers, --servers or both")
-    view = look(found)
+    view = view_of(found)
     ranks = view.status.ranks if view.status is not None else ()
     if not ranks or not view.alive:
         raise ConfigError(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from mpips.checkpoint.structure import load_writer
 from mpips.cli.run import JobOrScript, flags, is_script, refuse_task_options
@@ -30,6 +31,20 @@ from mpips.terminal.screen import say
 from mpips.training.preflight import preflight
 
 
+def _removed(*names: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Refuse an option that mpips had once. `names`: the last one is that of sbatch."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(
+                f"{names[0]} was removed: write {names[-1]}={value} after `--` behind the job, or for a "
+                f"script --set 'slurm.sbatch=[\"{names[-1]}={value}\"]'"
+            )
+
+    given = [name for name in names if name != "--cpus-per-task"]
+    return click.option(*given, hidden=True, expose_value=False, callback=refuse)
+
+
 @click.command(
     cls=JobOrScript, short_help="Write the batch script of a job and submit it to Slurm."
 )
@@ -42,13 +57,13 @@ from mpips.training.preflight import preflight
 )
 @click.option("-N", "--nodes", type=click.IntRange(1), help="Nodes of the job [default: 1].")
 @click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks per node [default: 4].")
-@click.option("--cpus-per-rank", type=click.IntRange(1), help="CPUs per rank [default: 1].")
 @click.option(
     "-t", "--time", metavar="TIME", help="Time limit of one allocation [default: 01:00:00]."
 )
-@click.option("-p", "--partition", help="Slurm partition [default: the cluster's].")
-@click.option("-A", "--account", help="Slurm account [default: yours].")
-@click.option("--qos", help="Slurm quality of service [default: the account's].")
+@_removed("--cpus-per-rank", "--cpus-per-task")
+@_removed("-p", "--partition")
+@_removed("-A", "--account")
+@_removed("--qos")
 @click.option(
     "--spares",
     type=click.IntRange(0),
@@ -78,7 +93,7 @@ def command(
     \b
     mpips submit job.toml --nodes 2 --ranks-per-node 16 --time 04:00:00
     mpips submit job.toml --launcher restart --nodes 8 --spares 1
-    mpips submit job.toml --dry-run -- --mem=64G --constraint=skylake
+    mpips submit job.toml --dry-run -- --partition=gpu --account=NAME --mem=64G
     mpips submit --nodes 2 --ranks-per-node 16 script.py --option-of-the-script
 
     Launchers:
@@ -95,10 +110,11 @@ def command(
     else:
         tuned = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
         assignments = (*tuned, *assignments)
-        if arguments:
-            overrides.append(("slurm.sbatch", list(arguments)))
         config = load_config(str(job), [*map(parse_assignment, assignments), *overrides])
-    options = config.slurm.check()
+    options = config.slurm
+    if not config.run.script:
+        options = msgspec.structs.replace(options, sbatch=(*options.sbatch, *arguments))
+    options.check()
     if not config.run.script:
         preflight(config, options.nodes * options.ranks_per_node, dry_run=dry_run)
     # The scripts of all launchers make the job write checkpoints.

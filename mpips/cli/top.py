@@ -14,7 +14,7 @@ import click
 from mpips.cli.runs import folder_option, run_argument
 from mpips.monitor.runs import find_run
 from mpips.monitor.sparkline import BLOCKS, PLAIN
-from mpips.monitor.top import View, as_dict, look, page
+from mpips.monitor.top import TopView, as_dict, look, page
 from mpips.rundir.directory import RunFolder
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def command(run: str | None, folder: str, once: bool, as_json: bool, interval: f
         return
 
 
-def _text(view: View) -> str:
+def _text(view: TopView) -> str:
     width = shutil.get_terminal_size((_WIDTH_OF_A_FILE, 0)).columns
     return "\n".join(page(view, width, levels=_levels(sys.stdout.encoding)))
 
@@ -113,7 +113,7 @@ def _show_live(run: RunFolder, interval: float) -> None:
     click.echo(_text(view))
 
 
-def _coloured(text: Text, view: View) -> Text:
+def _coloured(text: Text, view: TopView) -> Text:
     """Colour the state of the run, the heading of the table, and the rows of overdue ranks; return `text`."""
     text.highlight_words([view.state], "bold green" if view.alive else "bold red")
     text.highlight_regex(r"(?m)^rank .*heard$", "bold")

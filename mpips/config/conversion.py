@@ -174,7 +174,7 @@ def fitted(value: Any, hint: Any) -> Any:
 def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:
     """Refuse keys that the struct, or a struct in it, does not have.
 
-    A struct may have a ClassVar `REMOVED`: keys that it had once, each with the reason why it is not needed.
+    A struct may have a ClassVar `REMOVED`: keys that it had once, each with what to write now.
 
     Args:
         raw: As from TOML.
@@ -183,13 +183,13 @@ def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str
 
     Raises:
         UnknownKeyError: Names the key, the valid ones and the nearest of them.
-        ConfigError: A key was removed; gives the reason.
+        ConfigError: A key was removed; tells what to write now.
     """
     known = [f.name for f in msgspec.structs.fields(struct)]
     removed: Mapping[str, str] = getattr(struct, "REMOVED", {})
     for key in raw:
         if key in removed:
-            raise ConfigError(f"{where}{key} was removed: {removed[key]}; delete it")
+            raise ConfigError(f"{where}{key} was removed: {removed[key]}")
         if key not in known:
             near = nearest(key, known)
             place = f"in [{where[:-1]}]" if where else "at the top"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from mpips.errors import ConfigError
+
+_WARNING_S = 180  # s before the time limit, in the scripts of jobs/
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,7 +24,6 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = "mpirun"
     nodes: Annotated[int, Meta(ge=1, description="Number of nodes, without spares.")] = 1
     ranks_per_node: Annotated[int, Meta(ge=1, description="Ranks per node.")] = 4
-    cpus_per_rank: Annotated[int, Meta(ge=1, description="CPUs per rank.")] = 1
     time: Annotated[
         str,
         Meta(
@@ -29,22 +31,6 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             "(minutes) or UNLIMITED."
         ),
     ] = "01:00:00"
-    # Slurm stores the lead in 16 bits.
-    warn_s: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="Seconds before the time limit at which the job writes a checkpoint and exits.",
-        ),
-    ] = 180
-    partition: Annotated[
-        str, Meta(description="Partition of Slurm. Empty: the default of the site.")
-    ] = ""
-    account: Annotated[str, Meta(description="Account. Empty: the default of the site.")] = ""
-    qos: Annotated[str, Meta(description="Quality of service. Empty: the default of the site.")] = (
-        ""
-    )
     spares: Annotated[
         int,
         Meta(
@@ -54,8 +40,31 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ),
     ] = 0
     sbatch: Annotated[
-        tuple[str, ...], Meta(description="Further options of sbatch, such as --mem=64G.")
+        tuple[str, ...],
+        Meta(
+            description="Further options of sbatch, such as --partition=gpu, --account=NAME or --mem=64G. "
+            "--signal=B:USR1@600 sets the seconds before the time limit at which the job writes a checkpoint "
+            "and exits (180)."
+        ),
     ] = ()
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        key: f'write slurm.sbatch = ["{flag}"]'
+        for key, flag in (
+            ("cpus_per_rank", "--cpus-per-task=N"),
+            ("warn_s", "--signal=B:USR1@SECONDS"),
+            ("partition", "--partition=NAME"),
+            ("account", "--account=NAME"),
+            ("qos", "--qos=NAME"),
+        )
+    }
+
+    @property
+    def warning_s(self) -> int:
+        """Seconds before the time limit at which Slurm warns the job."""
+        given = [word for word in self.sbatch if word.startswith("--signal=")]
+        match = re.search(r"@(\d+)$", given[-1]) if given else None
+        return int(match[1]) if match else _WARNING_S
 
     def check(self) -> SlurmConfig:
         """Return these options if the time limit can be read and leaves time before the warning.
@@ -69,10 +78,11 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"slurm.time = {self.time!r}: must be minutes, hours:minutes:seconds, days-hours "
                 "or UNLIMITED"
             )
-        if limit_s <= self.warn_s:
+        if limit_s <= self.warning_s:
             raise ConfigError(
-                f"slurm.time = {self.time!r} with slurm.warn_s = {self.warn_s}: the warning would come "
-                "before the job has begun; give more time or a shorter warning"
+                f"slurm.time = {self.time!r} with a warning {self.warning_s} s before it: the warning would "
+                "come before the job has begun; give more time, or a shorter warning by "
+                'slurm.sbatch = ["--signal=B:USR1@SECONDS"]'
             )
         return self
 

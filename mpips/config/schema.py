@@ -97,7 +97,8 @@ class RedundancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = False
 
     REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("partner_mode", "partner_lag_records"), "a replica always has what was acknowledged"
+        ("partner_mode", "partner_lag_records"),
+        "a replica always has what was acknowledged; delete it",
     )
 
     def check(self) -> None:

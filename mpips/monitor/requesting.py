@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpips.errors import ConfigError, MpipsError
-from mpips.monitor.top import View, look
 from mpips.process.patience import Patience
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.requests import JobSize, Kind, RequestFolder
+from mpips.rundir.view import RunView, running, view_of
 
 _LOOK_S = 0.2  # seconds between two readings of the run directory
 _SECOND_S = 0.6  # seconds between two requests to stop that count as two
@@ -35,7 +35,7 @@ def request_checkpoint(run: RunFolder, timeout_s: float, tell: Callable[[str], N
         ConfigError: The run is not running.
         RequestError: There is no new checkpoint within `timeout_s`, or the run ended without one.
     """
-    before = _running(run)
+    before = running(run)
     old = _checkpoint(before)
     _make(run, "checkpoint", timeout_s, tell)
     if before.state != "running":
@@ -55,7 +55,7 @@ def request_checkpoint(run: RunFolder, timeout_s: float, tell: Callable[[str], N
 
 def request_stop(
     run: RunFolder, at_once: bool, timeout_s: float, tell: Callable[[str], None]
-) -> View:
+) -> RunView:
     """Request the end of a run and return its last view once its supervisor has ended. Blocks.
 
     Args:
@@ -68,12 +68,12 @@ def request_stop(
         ConfigError: The run is not running.
         RequestError: The run has not ended within `timeout_s`.
     """
-    _running(run)
+    running(run)
     _make(run, "stop", timeout_s, tell)
     if at_once:
         # The supervisor counts requests that come almost together as one.
         time.sleep(_SECOND_S)
-        if look(run).alive:
+        if view_of(run).alive:
             _make(run, "stop", timeout_s, tell)
     view = _wait(run, timeout_s, lambda view: not view.alive)
     if view is None:
@@ -86,7 +86,7 @@ def request_stop(
 
 def request_scale(
     run: RunFolder, shape: JobSize, timeout_s: float, tell: Callable[[str], None]
-) -> View:
+) -> RunView:
     """Request another size of a job; return the first view of the attempt that has it. Blocks.
 
     Args:
@@ -99,11 +99,11 @@ def request_scale(
         ConfigError: The run is not running, or it refuses the size.
         RequestError: The job has not got the size within `timeout_s`, or has ended before.
     """
-    known = len(_running(run).events)
+    known = len(running(run).events)
     _make(run, "scale", timeout_s, tell, shape)
     answers = ("scaled", "not scaled")
 
-    def is_met(view: View) -> bool:
+    def is_met(view: RunView) -> bool:
         found = [event.event for event in view.events[known:] if event.event in (*answers, "began")]
         at_work = "scaled" in found and found[-1] == "began"
         return at_work or "not scaled" in found or not view.alive
@@ -122,15 +122,7 @@ def request_scale(
     return view
 
 
-def _running(run: RunFolder) -> View:
-    view = look(run)
-    if not view.alive:
-        note = f": {view.note}" if view.note else ""
-        raise ConfigError(f"{run.path.name} is not running ({view.state}){note}")
-    return view
-
-
-def _checkpoint(view: View) -> str:
+def _checkpoint(view: RunView) -> str:
     return view.status.checkpoint if view.status is not None else ""
 
 
@@ -149,7 +141,7 @@ def _make(
     path = RequestFolder(run).make(kind, shape)
     wait = Patience(timeout_s)
     while path.exists():
-        if wait.is_over or not look(run).alive:
+        if wait.is_over or not view_of(run).alive:
             path.unlink(missing_ok=True)
             raise RequestError(
                 f"{run.path.name}: its supervisor has not taken the request; is it stopped, or its host cut "
@@ -159,11 +151,11 @@ def _make(
     tell(f"mpips {kind}: {run.path.name} has the request")
 
 
-def _wait(run: RunFolder, timeout_s: float, is_met: Callable[[View], bool]) -> View | None:
+def _wait(run: RunFolder, timeout_s: float, is_met: Callable[[RunView], bool]) -> RunView | None:
     """Read the run until `is_met`; return that view, or None after `timeout_s`. Blocks."""
     wait = Patience(timeout_s)
     while True:
-        view = look(run)
+        view = view_of(run)
         if is_met(view):
             return view
         if wait.is_over:

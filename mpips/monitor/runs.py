@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -12,9 +13,9 @@ import msgspec
 
 from mpips.errors import ConfigError
 from mpips.monitor.progress import epoch_of
-from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.reading import DAMAGED, read_regular
+from mpips.rundir.view import view_or_damage
 from mpips.terminal.units import age_text, decimal_size
 
 
@@ -64,7 +65,7 @@ class RunSummary:
     Attributes:
         name: Name of the run directory.
         task: Task or script; "": unknown.
-        state: State as `mpips top` shows it; "damaged": a file cannot be read.
+        state: State of the run; see mpips.rundir.view.
         epoch: Epochs begun, from 1; 0: unknown.
         step: Steps of the run.
         loss: Loss of the last report interval; None: unknown.
@@ -109,30 +110,25 @@ def summaries(folder: Path, now: float | None = None) -> list[RunSummary]:
 
 def _summary(run: RunFolder, now: float | None) -> RunSummary:
     created_s = changed_s = _mtime_s(run.path)
-    task, state, note, restarts = "", "damaged", "", 0
-    status = None
-    try:
+    with contextlib.suppress(ConfigError):
         created_s = run.info().created_s
-        view = look(run, now, curves=False)
-        task, state, note, status = _task(run), view.state, view.note, view.status
-        restarts = sum(event.event == "failed" for event in view.events)
-    except ConfigError as error:
-        note = str(error)
+    view = view_or_damage(run, now)
+    status = view.status
     progress = status.progress if status is not None else None
     if status is not None and status.time_s:
         changed_s = status.time_s
     return RunSummary(
         name=run.path.name,
-        task=task,
-        state=state,
+        task=_task(run) if view.state != "damaged" else "",
+        state=view.state,
         epoch=epoch_of(progress) if progress is not None else 0,
         step=progress.step if progress is not None else 0,
         loss=progress.loss if progress is not None else None,
-        restarts=restarts,
+        restarts=view.failures,
         created_s=created_s,
         changed_s=changed_s,
         n_bytes=sum(_sizes(run.path)),
-        note=note,
+        note=view.note,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mpips.rundir.reading import DAMAGED, read_regular
+from mpips.rundir.thinning import even_places, gathered, weighted_mean
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-=+*%#"  # where the output cannot have blocks
@@ -56,18 +57,15 @@ def over_time(points: Sequence[tuple[float, float | None]], width: int) -> list[
         width: Number of intervals, at least 1.
     """
     known = [(t, v) for t, v in points if v is not None and math.isfinite(v) and math.isfinite(t)]
-    if not known:
-        return [None] * width
-    begin, end = min(t for t, _ in known), max(t for t, _ in known)
-    sums, counts = [0.0] * width, [0] * width
-    for time_s, value in known:
-        place = int((time_s - begin) / (end - begin) * width) if end > begin else 0
-        sums[min(place, width - 1)] += value
-        counts[min(place, width - 1)] += 1
-    return [
-        total / n if n and math.isfinite(total) else None
-        for total, n in zip(sums, counts, strict=True)
-    ]
+    known.sort(key=lambda point: point[0])
+    found: list[float | None] = [None] * width
+    places = even_places([(0, time_s) for time_s, _ in known], width)
+    values = [value for _, value in known]
+    for together in gathered(zip(zip(values, places, strict=True), places, strict=True)):
+        mean = weighted_mean([value for value, _ in together], [1.0] * len(together))
+        if mean is not None and math.isfinite(mean):
+            found[together[0][1][1]] = mean
+    return found
 
 
 def sparkline(values: Sequence[float | None], levels: str = BLOCKS) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ import msgspec
 from mpips.monitor.progress import Snapshot, fields, fit, plural
 from mpips.monitor.sparkline import BLOCKS, Point, over_time, read_points, sparkline
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.files import Event, Load, RankRow, Ranks, Status
+from mpips.rundir.files import RankRow, Status
 from mpips.rundir.reading import read_regular
-from mpips.rundir.view import clock_text, judge
+from mpips.rundir.view import RunView, clock_text, view_of
 from mpips.terminal.units import age_text
 
-_LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
 _LONGEST_STATE = 40  # characters of a rank's activity that are shown
 _STEADY_STATE = 26  # characters that its column has if there is room, so that columns do not jump
 _LONGEST_CURVE = 60  # characters of a curve
@@ -32,102 +30,79 @@ _LONGEST_SUMMARY = 1 << 20  # bytes of summary.txt
 _LEAST_ROWS = 8  # lines of the table that curves leave where the height is limited
 
 
-class View(msgspec.Struct, frozen=True):
-    """A run at one moment.
+class TopView(RunView, frozen=True, kw_only=True):
+    """A run at one moment as `mpips top` shows it.
 
     Attributes:
-        name: Name of the run.
         path: The run directory.
-        state: State in status.json, or "not started", "done", "ended", "dead".
-        alive: A supervisor runs it, so the view will change.
-        note: A sentence on the state, or "".
-        status: Content of status.json.
-        ranks: Rows of ranks.json, if they are of the current attempt.
-        events: Content of events.jsonl.
-        now: Unix time of the view.
-        quiet_s: Seconds after the last heartbeat from which a rank is marked.
         summary: Content of summary.txt of a run that is done; "": no such file, or the run is not done.
-        points: Lines of metrics.jsonl.
-        load: Load by table and by link, if it is of the current attempt.
+        points: Lines of metrics.jsonl of a run that is not done.
     """
 
-    name: str
     path: Path
-    state: str
-    alive: bool
-    note: str
-    status: Status | None
-    ranks: tuple[RankRow, ...]
-    events: tuple[Event, ...]
-    now: float
-    quiet_s: float
-    summary: str = ""
-    points: tuple[Point, ...] = ()
-    load: Load = Load()
+    summary: str
+    points: tuple[Point, ...]
 
 
-def look(run: RunFolder, now: float | None = None, curves: bool = True) -> View:
+def look(run: RunFolder, now: float | None = None) -> TopView:
     """Read the files of a run.
 
     Args:
         run: The run.
         now: Unix time; None: the current time.
-        curves: Also read metrics.jsonl.
 
     Raises:
         ConfigError: A file is damaged or cannot be read.
     """
-    now = time.time() if now is None else now
-    status, lease, table = run.status(), run.lease(), run.ranks()
-    state, alive, note = judge(run, status, lease, now)
-    mine = table is not None and lease is not None and table.generation == lease.generation
-    return View(
-        name=run.info().run_id,
+    view = view_of(run, now)
+    is_done = view.state == "done"
+    return TopView(
+        **msgspec.structs.asdict(view),
         path=run.path,
-        state=state,
-        alive=alive,
-        note=note,
-        status=status,
-        ranks=table.ranks if table is not None and mine else (),
-        events=tuple(run.events()),
-        now=now,
-        quiet_s=_quiet_s(table or Ranks(generation=0, time_s=0.0)),
-        summary=_summary(run) if state == "done" else "",
-        points=tuple(read_points(run.metrics_file)) if curves and state != "done" else (),
-        load=table.load if table is not None and mine else Load(),
+        summary=summary_of(run) if is_done else "",
+        points=() if is_done else tuple(read_points(run.metrics_file)),
     )
 
 
-def _quiet_s(table: Ranks) -> float:
-    """Return the greatest age of a rank's last heartbeat in this table while all is well, seconds."""
-    return table.heartbeat_s + table.interval_s + _LATE_S
-
-
-def _summary(run: RunFolder) -> str:
+def summary_of(run: RunFolder) -> str:
+    """Return the content of summary.txt; "" without that file."""
     try:
         return read_regular(run.path / "summary.txt", _LONGEST_SUMMARY).decode(errors="replace")
     except OSError:
         return ""
 
 
-def as_dict(view: View) -> dict[str, Any]:
+_PLAIN = (
+    "name",
+    "path",
+    "state",
+    "alive",
+    "note",
+    "status",
+    "events",
+    "now",
+    "quiet_s",
+    "summary",
+    "load",
+)
+
+
+def as_dict(view: TopView) -> dict[str, Any]:
     """Return the view as plain values, for scripts; the lines of metrics.jsonl are left out."""
-    view = msgspec.structs.replace(view, points=())
-    plain: dict[str, Any] = msgspec.to_builtins(view, enc_hook=str)
-    del plain["points"]
+    values = {name: getattr(view, name) for name in _PLAIN}
+    plain: dict[str, Any] = msgspec.to_builtins({**values, "ranks": view.rows}, enc_hook=str)
     return plain
 
 
-def head(view: View, width: int) -> list[str]:
+def head(view: TopView, width: int) -> list[str]:
     """Return the lines above the table, each of at most `width` characters."""
     status = view.status
     lines = [f"{view.name}  {view.state}"]
     if status is None:
         return [lines[0][:width]]
-    failures = sum(event.event == "failed" for event in view.events)
     lines[0] += f"  attempt {status.generation}"
-    if failures:
-        lines[0] += f", {failures} failure{'s' if failures > 1 else ''}"
+    if view.failures:
+        lines[0] += f", {plural(view.failures, 'failure')}"
     if status.time_s:
         lines[0] += f"  {clock_text(status.time_s)}"
     lines = textwrap.wrap(lines[0], width, break_on_hyphens=False)
@@ -158,7 +133,7 @@ def _below(status: Status) -> list[tuple[int, str]]:
     return parts
 
 
-def curves(view: View, width: int, levels: str = BLOCKS) -> list[str]:
+def curves(view: TopView, width: int, levels: str = BLOCKS) -> list[str]:
     """Return a line each for loss and rate of all samples over time; none for a run without such values.
 
     Args:
@@ -185,7 +160,7 @@ def curves(view: View, width: int, levels: str = BLOCKS) -> list[str]:
     return lines
 
 
-def loads(view: View, width: int) -> list[str]:
+def loads(view: TopView, width: int) -> list[str]:
     """Return a line each for the tables with most updates, the hottest rows and the links with most bytes.
 
     There is no line without any of its kind. A row is named by table and key, with its pulls and pushes per
@@ -234,12 +209,12 @@ def _listed(name: str, items: list[tuple[str, float]], width: int) -> str:
 HEADINGS = ("rank", "role", "host", "state", "clock", "rate/s", "stale", "queue", "MB/s", "heard")
 
 
-def rows(view: View) -> list[tuple[str, ...]]:
+def rows(view: TopView) -> list[tuple[str, ...]]:
     """Return the cells of the table: a row for each rank, in the order of HEADINGS.
 
     The rate of a worker is in samples if it reports them, else in clocks; that of a server is in records.
     """
-    return [_cells(row, view.now, view.alive, view.quiet_s) for row in view.ranks]
+    return [_cells(row, view.now, view.alive, view.quiet_s) for row in view.rows]
 
 
 def _cells(row: RankRow, now: float, alive: bool, quiet_s: float) -> tuple[str, ...]:
@@ -299,7 +274,7 @@ def columns(cells: list[tuple[str, ...]], width: int) -> dict[int, int]:
     return widths
 
 
-def table(view: View, width: int, height: int = 0) -> list[str]:
+def table(view: TopView, width: int, height: int = 0) -> list[str]:
     """Return the lines of the table, at most `height` (0: any number); the last one counts omitted ranks."""
     cells = rows(view)
     widths = columns(cells, width)
@@ -320,7 +295,7 @@ def _line(row: tuple[str, ...], widths: dict[int, int]) -> str:
     return " ".join(parts).rstrip()
 
 
-def page(view: View, width: int, height: int = 0, levels: str = BLOCKS) -> list[str]:
+def page(view: TopView, width: int, height: int = 0, levels: str = BLOCKS) -> list[str]:
     """Return the whole view on at most `height` lines (0: any number) of `width` characters.
 
     Args:
@@ -334,8 +309,8 @@ def page(view: View, width: int, height: int = 0, levels: str = BLOCKS) -> list[
         # A run that is done shows its summary instead of the last state of its ranks.
         return [*above[:1], "", *view.summary.rstrip("\n").split("\n")]
     drawn = [*curves(view, width, levels), *loads(view, width)]
-    if not height or height - len(above) - len(drawn) > min(len(view.ranks) + 1, _LEAST_ROWS):
+    if not height or height - len(above) - len(drawn) > min(len(view.rows) + 1, _LEAST_ROWS):
         above += drawn
-    if not view.ranks:
+    if not view.rows:
         return above
     return [*above, "", *table(view, width, max(height - len(above) - 1, 2) if height else 0)]

@@ -8,10 +8,10 @@ import time
 
 from mpips.errors import ConfigError
 from mpips.monitor.requesting import RequestError
-from mpips.monitor.top import look
 from mpips.process.patience import Patience
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.tracing import PARTS_S, TraceFolder, TraceIndex, traces
+from mpips.rundir.view import running, view_of
 
 _LOOK_S = 0.2  # seconds between two readings of the run directory
 _SLACK_S = 5.0  # seconds within which the scheduler sees a request and writes the index
@@ -44,11 +44,7 @@ def record_trace(run: RunFolder, steps: int, timeout_s: float) -> TraceFolder:
         RequestError: No rank has written its part within `timeout_s` and the time to write it, or the run
             ended without the trace.
     """
-    view = look(run)
-    if not view.alive:
-        raise ConfigError(
-            f"{run.path.name}: the run is not running ({view.state}), nothing can be traced"
-        )
+    running(run)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = TraceFolder(run, name)
     try:
@@ -73,7 +69,7 @@ def _wait(run: RunFolder, folder: TraceFolder, steps: int, timeout_s: float) -> 
     wait = Patience(timeout_s + PARTS_S + _SLACK_S)
     while True:
         # Look first at the run and the request: a trace may be completed directly before the end of both.
-        alive, is_asked = look(run).alive, folder.request_file.exists()
+        alive, is_asked = view_of(run).alive, folder.request_file.exists()
         index = folder.index()
         if index is not None and index.ranks:
             return

@@ -20,8 +20,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.files import Progress, RankRow
-from mpips.rundir.view import RunView, view_of
+from mpips.rundir.files import Progress, RankRow, Status
+from mpips.rundir.view import STATES, RunView, view_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_RANKS = 1024  # ranks of a job up to which each has its own series
@@ -35,22 +35,10 @@ _BUCKETS = (
     32,
     63,
 )  # upper bounds of the histogram of staleness; 63: see TableStats
-STATES = (
-    "starting",
-    "running",
-    "restarting",
-    "done",
-    "preempted",
-    "failed",
-    "stalled",
-    "interrupted",
-    "ended",
-    "dead",
-)
 
 
 def run_metrics(runs: Iterable[RunFolder], now: float | None = None) -> bytes:
-    """Return the metrics of all these runs; a run without an attempt has none.
+    """Return the metrics of all these runs; a run without an attempt has its state only.
 
     Args:
         runs: The runs.
@@ -59,7 +47,7 @@ def run_metrics(runs: Iterable[RunFolder], now: float | None = None) -> bytes:
     Raises:
         ConfigError: A file is damaged or cannot be read.
     """
-    return exposition([view for view in (view_of(run, now) for run in runs) if view is not None])
+    return exposition([view_of(run, now) for run in runs])
 
 
 def exposition(views: Sequence[RunView]) -> bytes:
@@ -134,8 +122,13 @@ def _counter(
     return family
 
 
+def _status(of: Callable[[Status], _Number]) -> Callable[[RunView], _Number]:
+    """Return a value of the status of a run; None for a run without one."""
+    return lambda view: of(view.status) if view.status is not None else None
+
+
 def _progress(of: Callable[[Progress], _Number]) -> Callable[[RunView], _Number]:
-    return lambda view: of(view.status.progress)
+    return _status(lambda status: of(status.progress))
 
 
 def _known_length(p: Progress, value: _Number) -> _Number:
@@ -149,14 +142,14 @@ def _run_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "mpips_run_state", "1 for the present state of the run, else 0.", labels=["run", "state"]
     )
     for view in views:
-        for name in STATES:
-            state.add_metric([view.name, name], float((view.state or view.status.state) == name))
+        for known in STATES:
+            state.add_metric([view.name, known], float(view.state == known))
     yield state
     yield _gauge(
         "mpips_run_updated_timestamp_seconds",
         "Unix time at which the state was written.",
         views,
-        lambda view: view.status.time_s or None,
+        _status(lambda status: status.time_s or None),
     )
     gauges: tuple[tuple[str, str, Callable[[Progress], _Number]], ...] = (
         ("step", "Steps of the run, over all its launches.", lambda p: p.step),
@@ -181,7 +174,7 @@ def _run_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "mpips_run_attempt",
         "Number of the present launch of the run, from 0.",
         views,
-        lambda view: view.status.generation,
+        _status(lambda status: status.generation),
     )
     yield _gauge(
         "mpips_run_ranks",
@@ -189,8 +182,9 @@ def _run_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         views,
         lambda view: len(view.ranks.ranks) if view.ranks is not None else None,
     )
+    begun = [view for view in views if view.status is not None]
     yield _counter(
-        "mpips_run_failures", "Launches of the run that failed.", views, lambda view: view.failures
+        "mpips_run_failures", "Launches of the run that failed.", begun, lambda view: view.failures
     )
     yield _counter(
         "mpips_run_samples",
@@ -223,9 +217,10 @@ def _run_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         labels=["run", "metric"],
     )
     for view in views:
-        for result, n in sorted(view.status.checkpoints.items()):
+        status = view.status or Status(state="", generation=0, time_s=0.0)
+        for result, n in sorted(status.checkpoints.items()):
             checkpoints.add_metric([view.name, result], n)
-        for metric, value in sorted(view.status.test.items()):
+        for metric, value in sorted(status.test.items()):
             if value is not None:
                 score.add_metric([view.name, metric], value)
     yield checkpoints

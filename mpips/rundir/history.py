@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from mpips.rundir.reading import DAMAGED
-from mpips.rundir.thinning import interval_of
+from mpips.rundir.thinning import gathered, interval_of
 
 _FULL_S = 600.0  # s, age to which lines stay as they are
 _FIRST_S = 12.0  # s, shortest interval of lines that are left out
@@ -152,20 +152,14 @@ def thin_history(lines: Iterable[bytes], now: float) -> Iterator[bytes]:
         lines: Lines in the order in which they were written, with or without newlines.
         now: Unix time, seconds.
     """
-    held: tuple[bytes, tuple[int, float, float]] | None = None  # a line, and its interval
-    for encoded in lines:
-        line = encoded.rstrip(b"\n")
-        if not line:
-            continue
+
+    def interval(line: bytes) -> tuple[int, float, float] | None:
         found = read_line(line)
-        place = None
-        if isinstance(found, Counts):
-            interval = interval_of(found.time_s, now, _FULL_S, _FIRST_S)
-            place = (found.generation, *interval) if interval is not None else None
-        if held is not None and held[1] != place:
-            yield held[0]
-        held = (line, place) if place is not None else None
-        if place is None:
-            yield line
-    if held is not None:
-        yield held[0]
+        if not isinstance(found, Counts):
+            return None
+        found_in = interval_of(found.time_s, now, _FULL_S, _FIRST_S)
+        return (found.generation, *found_in) if found_in is not None else None
+
+    stripped = (line.rstrip(b"\n") for line in lines if line.strip())
+    for together in gathered((line, interval(line)) for line in stripped):
+        yield together[-1]

@@ -1,4 +1,11 @@
-"""Merge old lines of metrics.jsonl, so that the file of a run of any length stays small.
+"""Make long series short: the files of a run, so that they stay small, and what a page or a terminal draws.
+
+A series is thinned in two steps, whoever does it. A rule gives each line the interval of time into which it
+merges: `interval_of`, whose intervals grow with the age, for the files metrics.jsonl and history.jsonl, and
+`even_places` for charts. `gathered` then returns the lines of each interval together. Lines of progress
+become one line, with means by `weighted_mean`; of lines with counts, which are sums, the last one stays.
+
+metrics.jsonl, by `thin`:
 
 The scheduler adds about one line a second. Lines of the last hour stay as they are. Older lines are merged
 into one line per interval, and the interval grows with the age:
@@ -25,14 +32,15 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from mpips.rundir.series import EVALUATIONS
 
+_T = TypeVar("_T")
 _FULL_S = 3600.0  # s, age to which lines stay as they are
 _FIRST_S = 10.0  # s, shortest interval of merged lines
 _FACTOR = 6  # growth of age and interval from one range of ages to the next
@@ -41,14 +49,14 @@ _NEEDED = ("time_s", "generation", "samples", "loss", "samples_per_s")
 
 
 class _Line(msgspec.Struct):
-    """A line of progress, and the samples and time that it stands for."""
+    """A line, and if it is one of progress, the samples and time that it stands for."""
 
     encoded: bytes  # as it is in the file
-    fields: dict[str, Any]
-    n_samples: int
-    seconds: float
-    # Generation, length and begin of the interval into which it merges; None: it is too young to merge.
-    interval: tuple[int, float, float] | None
+    fields: dict[str, Any] = {}
+    n_samples: int = 0
+    seconds: float = 0.0
+    # Generation, length and begin of the interval into which it merges; None: it does not merge.
+    interval: tuple[int, float, float] | None = None
 
 
 def interval_of(
@@ -72,6 +80,49 @@ def interval_of(
     return found
 
 
+def even_places(times: Sequence[tuple[int, float]], n: int) -> list[tuple[int, int]]:
+    """Return attempt and interval of each line, with `n` equal intervals from the first line to the last.
+
+    Args:
+        times: Generation and Unix time of each line, the oldest first.
+        n: Number of intervals.
+    """
+    first, last = min((t for _, t in times), default=0.0), max((t for _, t in times), default=0.0)
+    if last <= first:
+        return [(generation, i * n // len(times)) for i, (generation, _) in enumerate(times)]
+    return [(g, min(int((t - first) / (last - first) * n), n - 1)) for g, t in times]
+
+
+def gathered(lines: Iterable[tuple[_T, Hashable | None]]) -> Iterator[list[_T]]:
+    """Yield the lines of each interval together, in their order.
+
+    Args:
+        lines: Each line with its interval. None: the line is in no interval, and so alone.
+    """
+    pending: list[_T] = []
+    before: Hashable | None = None
+    for line, interval in lines:
+        if pending and (interval is None or interval != before):
+            yield pending
+            pending = []
+        pending.append(line)
+        before = interval
+    if pending:
+        yield pending
+
+
+def weighted_mean(values: Iterable[float | None], weights: Iterable[float]) -> float | None:
+    """Return the mean of the values that are known; None without any.
+
+    If all their weights are 0, they weigh the same.
+    """
+    known = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
+    total = sum(w for _, w in known)
+    if total > 0:
+        return sum(value * w for value, w in known) / total
+    return sum(value for value, _ in known) / len(known) if known else None
+
+
 def thin(lines: Iterable[bytes], now: float) -> Iterator[bytes]:
     """Yield the lines of metrics.jsonl with old ones merged, in their order and without newlines.
 
@@ -80,25 +131,13 @@ def thin(lines: Iterable[bytes], now: float) -> Iterator[bytes]:
         now: Unix time, seconds.
     """
     done: dict[int, int] = {}  # samples at the last line of progress, by generation
-    pending: list[_Line] = []  # lines of one interval
-    for encoded in lines:
-        line = _read(encoded.rstrip(b"\n"), done, now)
-        if line is None:
-            # Keep the order of lines: an evaluation stands behind the progress before it.
-            yield from _merged(pending)
-            pending = []
-            if encoded.strip():
-                yield encoded.rstrip(b"\n")
-            continue
-        if pending and (line.interval is None or line.interval != pending[-1].interval):
-            yield from _merged(pending)
-            pending = []
-        pending.append(line)
-    yield from _merged(pending)
+    read = (_read(line.rstrip(b"\n"), done, now) for line in lines if line.strip())
+    for together in gathered((line, line.interval) for line in read):
+        yield together[0].encoded if len(together) == 1 else _merged(together)
 
 
-def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line | None:
-    """Return a line of progress; None for any other line.
+def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line:
+    """Return a line; one that is not of progress is in no interval.
 
     Args:
         encoded: The line.
@@ -111,49 +150,35 @@ def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line | None:
         # A script may count no samples: its lines then weigh the same.
         n = samples - done.get(generation, 0) or int(not samples)
         if any(key in fields for key in EVALUATIONS) or n <= 0 or not _are_numbers(fields):
-            return None
+            return _Line(encoded)
         interval = interval_of(time_s, now)
         place = (generation, *interval) if interval is not None else None
         line = _Line(encoded, fields, n, n / rate if rate else 0.0, place)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, OverflowError):
-        return None
+        return _Line(encoded)
     done[generation] = samples
     return line
 
 
-def _merged(lines: list[_Line]) -> Iterator[bytes]:
-    """Yield the line of an interval; a single line stays as it is."""
-    if len(lines) < 2:
-        yield from (line.encoded for line in lines)
-        return
-    n = sum(line.n_samples for line in lines)
-    seconds = sum(line.seconds for line in lines)
+def _merged(lines: list[_Line]) -> bytes:
+    """Return the line that stands for those of an interval."""
+    samples: list[float] = [line.n_samples for line in lines]
+    seconds = [line.seconds for line in lines]
     fields = dict(lines[-1].fields)
     losses = [line.fields["loss"] for line in lines]
     # A loss that is no number makes the mean no number, too.
-    known = None not in losses
-    weighted = (loss * line.n_samples for loss, line in zip(losses, lines, strict=True))
-    fields["loss"] = sum(weighted) / n if known else None
-    fields["samples_per_s"] = n / seconds if seconds else 0.0
-    fields["staleness"] = _mean(lines, "staleness", lambda line: line.n_samples)
-    for name in _RATES:
-        fields[name] = _mean(lines, name, lambda line: line.seconds)
-    yield msgspec.json.encode(fields)
+    fields["loss"] = weighted_mean(losses, samples) if None not in losses else None
+    fields["samples_per_s"] = sum(samples) / sum(seconds) if sum(seconds) else 0.0
+    for name, weights in (("staleness", samples), *((name, seconds) for name in _RATES)):
+        mean = weighted_mean([line.fields.get(name) for line in lines], weights)
+        fields[name] = round(mean, 6) if mean is not None else None
+    return msgspec.json.encode(fields)
 
 
 def _are_numbers(fields: dict[str, Any]) -> bool:
     """Return True if all values that are averaged are numbers or unknown."""
     values = (fields.get(name) for name in ("loss", "staleness", *_RATES))
     return all(value is None or isinstance(value, int | float) for value in values)
-
-
-def _mean(lines: list[_Line], name: str, weight: Callable[[_Line], float]) -> float | None:
-    """Return the weighted mean of a value over the lines in which it is known; None without such lines."""
-    known = [
-        (line.fields[name], weight(line)) for line in lines if line.fields.get(name) is not None
-    ]
-    total = sum(w for _, w in known)
-    return round(sum(value * w for value, w in known) / total, 6) if total else None
 
 
 def thin_file(

@@ -115,7 +115,9 @@ class ObservedRun:
             self._ranks = tracker.ranks(self._ranks_s, self._heartbeat_s)
         tracker.metrics = self._observer.address
         status = tracker.status("running")
-        self._observer.observe(RunView(name=self._observer.name, status=status, ranks=self._ranks))
+        self._observer.observe(
+            RunView(name=self._observer.name, state="running", status=status, ranks=self._ranks)
+        )
 
     def finish(self, statistics: Mapping[str, Any]) -> None:
         """Show the run at its end.

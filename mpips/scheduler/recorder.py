@@ -22,7 +22,7 @@ from mpips.mpi.intervals import heartbeat_interval_s
 from mpips.mpi.messages import Evaluated, Report, ReportDetails
 from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.files import Event, Finished, Ranks, StartPoint
-from mpips.rundir.view import RunView
+from mpips.rundir.view import RunView, failures_in, judge
 from mpips.scheduler.history_file import HistoryFile, JobTables
 from mpips.scheduler.job_statistics import is_saved, last_checkpoint
 from mpips.scheduler.logs import make_logs
@@ -108,7 +108,7 @@ class RunRecorder:
         self._ranks_s = ranks_interval_s(n_ranks)
         self._heartbeat_s = heartbeat_interval_s(n_ranks, timeout_s)
         self._ranks: Ranks | None = None  # the newest content of ranks.json
-        self._failures = sum(event.event == "failed" for event in run.folder.events())
+        self._failures = failures_in(run.folder.events())
         self._warned = False
         rank_table.listen(self.evaluated)
         self.look({})
@@ -219,11 +219,20 @@ class RunRecorder:
             tracker.metrics = self._observer.address
         status = tracker.status("running")
         if self._observer is not None:
-            self._observer.observe(
-                RunView(
-                    name=self._run.run_id, status=status, ranks=self._ranks, failures=self._failures
-                )
+            # The supervisor may be gone while the job still runs.
+            folder, unix_s = self._run.folder, time.time()
+            state, alive, note = judge(folder, status, folder.lease(), unix_s)
+            view = RunView(
+                name=self._run.run_id,
+                state=state,
+                alive=alive,
+                note=note,
+                status=status,
+                ranks=self._ranks,
+                failures=self._failures,
+                now=unix_s,
             )
+            self._observer.observe(view)
         if has_line:
             fields = self._metrics.append(tracker.line())
             tracker.begin_line(now)

@@ -73,7 +73,7 @@ Triggers:
     mpi/signals.py          SignalRequests._end: SIGTERM or SIGINT, of which `take` makes Ask("end")
     supervisor/attempt.py   Attempt.ask_to_leave: writes leave.json and sends SIGUSR1, of which
                             SignalRequests.take makes Ask("end"); for signals to `mpips run`
-    supervisor/submit.py    directives: Slurm warns by SIGUSR1, `warn_s` before the allocation's time limit
+    jobs/*.sbatch           #SBATCH --signal: Slurm warns by SIGUSR1 before the allocation's time limit
     jobs/batch.sh           launch: passes the warning on to mpirun or `mpips run`; with on_usr1 = "exit"
                             the job ends after the checkpoint
 

@@ -5,6 +5,10 @@ mpirun, `stopping.py` passes signals on, `verdict.py` finds the cause of an end,
 and `restarts.py` decides whether another attempt follows. `lease.py` lets one supervisor at a time run a run
 directory; `hosts.py` and `launcher.py` choose hosts and build the command. `clearing.py` ends what is left of
 earlier attempts on all hosts: `reap.py` is the command that it runs there, `asking.py` decides when which
-host is asked and which one is bad, `host_step.py` starts the processes. `script.py` runs a user's own script
+host is asked and which one is bad, `host_step.py` starts the processes. `left_memory.py` removes shared
+memory at the end or leaves it, `suspended.py` finds suspended ranks. `script.py` runs a user's own script
 in a rank; `submit.py` writes batch scripts.
+
+`record.py` writes the state of a run between attempts, `block.py` and `host_names.py` are texts for people.
+`sweep.py` runs one job with different options, each in a `child.py`, and `trial_watch.py` shows the trial.
 """

@@ -64,13 +64,10 @@ def directives(options: SlurmConfig, name: str, folder: Path, spares: int) -> li
         ("--job-name", name),
         ("--nodes", str(options.nodes + spares)),
         ("--ntasks-per-node", str(options.ranks_per_node)),
-        ("--cpus-per-task", str(options.cpus_per_rank)),
+        ("--cpus-per-task", "1"),
         ("--time", options.time),
-        ("--signal", f"B:USR1@{options.warn_s}"),
         ("--output", f"{folder}/slurm-%j.out"),
     ]
-    given = {"--partition": options.partition, "--account": options.account, "--qos": options.qos}
-    found += [(key, value) for key, value in given.items() if value]
     for word in options.sbatch:
         key, _, value = word.partition("=")
         found.append((key, value))
@@ -156,13 +153,14 @@ def _refusal(stderr: str, options: SlurmConfig, spares: int) -> str:
         stderr.strip().splitlines()[-1].rpartition(": ")[2] if stderr.strip() else "no reason given"
     )
     spare = f" and {spares} spare" if spares else ""
+    further = "".join(f", {word}" for word in options.sbatch)
     has = "; ".join(
         "{}: {} nodes of {} CPUs, at most {}".format(*line.split())
         for line in _slurm("sinfo", "--noheader", "--format=%P %D %c %l").stdout.splitlines()
     )
     return (
         f"Slurm refuses the job: {reason}. Asked for: {options.nodes} nodes{spare}, "
-        f"{options.ranks_per_node} ranks a node, {options.cpus_per_rank} CPUs a rank, {options.time}. "
+        f"{options.ranks_per_node} ranks a node, {options.time}{further}. "
         f"Partitions: {has or 'sinfo lists none'}"
     )
 

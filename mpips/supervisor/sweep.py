@@ -25,9 +25,9 @@ from mpips.data.metrics import BY_DEFAULT, HIGHER_IS_BETTER
 from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.best_epoch import BestEpoch, best_epoch, is_higher, rows_of
-from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json, replace_json
 from mpips.rundir.reading import DAMAGED
+from mpips.rundir.view import view_or_damage
 from mpips.supervisor import child
 from mpips.supervisor.plan import make_run
 
@@ -179,9 +179,9 @@ class Sweep:
         trial = self.content.trials[number - 1]
         number = (number - 1) // max(self.content.folds, 1) + 1
         run = RunFolder(self.path / trial.run)
-        state, found = look(run).state, _read_result(run)
+        state, found = view_or_damage(run).state, _read_result(run)
         path = str(self.path / trial.run)
-        if found is None or run.finished() is None:
+        if found is None or state != "done":
             state = "ended" if state == "done" else state
             return TrialResult(number, path, trial.assignments, state, fold=trial.fold)
         data = str(found.get("evaluated_data") or "")

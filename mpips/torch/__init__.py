@@ -12,8 +12,9 @@ with the length of a loader.
 
 `stepping.py` is a prepared optimizer, `rules.py` finds its rule on the servers. `overlap.py` pushes
 gradients within backward, `fingerprints.py` finds changes of them behind it, `skips.py` ends the clocks of
-batches without a step. `cursor.py` turns schedulers and hyperparameters into entries
-of the cursor.
+batches without a step, `losses.py` finds the loss of a step. `optimizer_state.py` is the state of an
+optimizer before and after the servers have it, `row_moments.py` that of rows. `cursor.py` turns schedulers
+and hyperparameters into entries of the cursor, `progress.py` reports.
 
 `loader.py` has the prepared loader and `lookahead`. `sampling.py` divides a DataLoader among workers in the
 order of `order.py`, and those without indices by `streams.py`; `sample_digests.py` finds streams that differ,

@@ -7,7 +7,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -16,6 +16,7 @@ from mpips.monitor.about import VALIDATION, EvaluatedStep, best_of, higher_is_be
 from mpips.rundir.files import Event
 from mpips.rundir.reading import DAMAGED
 from mpips.rundir.series import settled
+from mpips.rundir.thinning import even_places, gathered, weighted_mean
 
 _MOST_ROWS = 3000  # rows above which neighbours are merged, to half of it
 _MOST_TESTS = 2000  # evaluations that are held; the page draws no more
@@ -196,12 +197,16 @@ class Curve:
         """Add a row that stands for all of these, and empty the list."""
         if not pending:
             return
-        rows, weights = [row for row, _ in pending], [of for _, of in pending]
+        self._add_merged(pending)
         pending.clear()
-        self.rows.append(_merged(rows, weights) if len(rows) > 1 else rows[0])
-        self._weights.append((sum(w[0] for w in weights), sum(w[1] for w in weights)))
         if len(self.rows) > _MOST_ROWS:
             self._merge()
+
+    def _add_merged(self, together: list[tuple[Row, Weights]]) -> None:
+        """Add a row that stands for all of these."""
+        rows, weights = [row for row, _ in together], [of for _, of in together]
+        self.rows.append(_merged(rows, weights) if len(rows) > 1 else rows[0])
+        self._weights.append((sum(w[0] for w in weights), sum(w[1] for w in weights)))
 
     def _begin(self, line: _Line) -> None:
         """Begin an attempt: its samples follow those of the step that it started from.
@@ -218,18 +223,10 @@ class Curve:
     def _merge(self) -> None:
         """Merge rows of one attempt that lie close together: those left are spread over time evenly."""
         places = even_places([(row[8], row[0]) for row in self.rows], _MOST_ROWS // 2)
-        merged, sums = list[Row](), list[Weights]()
-        begin = 0
-        for end in range(1, len(places) + 1):
-            if end < len(places) and places[end] == places[begin]:
-                continue
-            weights = self._weights[begin:end]
-            merged.append(
-                _merged(self.rows[begin:end], weights) if end - begin > 1 else self.rows[begin]
-            )
-            sums.append((sum(w[0] for w in weights), sum(w[1] for w in weights)))
-            begin = end
-        self.rows, self._weights = merged, sums
+        weighted = zip(self.rows, self._weights, strict=True)
+        self.rows, self._weights = [], []
+        for together in gathered(zip(weighted, places, strict=True)):
+            self._add_merged(together)
         self.epoch += 1
 
 
@@ -238,35 +235,12 @@ def is_sane(time_s: float) -> bool:
     return 0.0 <= time_s <= LATEST_S
 
 
-def even_places(rows: Sequence[tuple[int, float]], n: int) -> list[tuple[int, int]]:
-    """Return attempt and interval of each row, with `n` equal intervals from the first row to the last.
-
-    Args:
-        rows: Generation and Unix time of each row, the oldest first.
-        n: Number of intervals.
-    """
-    first, last = min(t for _, t in rows), max(t for _, t in rows)
-    if last <= first:
-        return [(generation, i * n // len(rows)) for i, (generation, _) in enumerate(rows)]
-    return [(g, min(int((t - first) / (last - first) * n), n - 1)) for g, t in rows]
-
-
 def _merged(rows: list[Row], weights: list[Weights]) -> Row:
     """Return the row that stands for neighbours: the last one, with weighted means."""
     found = list(rows[-1])
     for column, weight in _MEANS:
-        known = [
-            (row[column], of[weight])
-            for row, of in zip(rows, weights, strict=True)
-            if row[column] is not None
-        ]
+        values = [row[column] for row in rows]
         # A loss that is no number makes the mean none, too.
-        if not known or (column == _LOSS and len(known) < len(rows)):
-            found[column] = None
-            continue
-        total = sum(w for _, w in known)
-        if total > 0:
-            found[column] = sum(value * w for value, w in known) / total
-        else:
-            found[column] = sum(value for value, _ in known) / len(known)
+        is_known = column != _LOSS or None not in values
+        found[column] = weighted_mean(values, [of[weight] for of in weights]) if is_known else None
     return tuple(found)

@@ -27,12 +27,14 @@ from mpips.errors import ConfigError
 from mpips.monitor import about
 from mpips.monitor.differences import values_of
 from mpips.monitor.logs import attempts
-from mpips.monitor.top import View, look
+from mpips.monitor.top import summary_of
 from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.files import RowLoad
 from mpips.rundir.history import AttemptHead, Counts, read_line
 from mpips.rundir.reading import DAMAGED, read_regular
-from mpips.web.curve import COLUMNS, Curve, even_places, is_sane
+from mpips.rundir.thinning import even_places, gathered
+from mpips.rundir.view import RunView, damaged, view_of
+from mpips.web.curve import COLUMNS, Curve, is_sane
 from mpips.web.line_file import LineFile, sample
 
 _SLICE_S = 0.25  # s that `refresh` reads a long file for; the next call goes on
@@ -102,16 +104,13 @@ class History:
         Counts are sums, so those left stay exact. The first line of an attempt stays, and the last line of
         every interval.
         """
-        rows = self.rows
-        places = even_places([row[:2] for row in rows], n)
-        self.rows = [
-            row
-            for i, row in enumerate(rows)
-            if i == 0
-            or i + 1 == len(rows)
-            or places[i] != places[i + 1]
-            or places[i][0] != places[i - 1][0]
-        ]
+        places = even_places([row[:2] for row in self.rows], n)
+        remaining: list[tuple[int, float, bytes]] = []
+        for together in gathered(zip(self.rows, places, strict=True)):
+            first, last = together[0], together[-1]
+            begins = not remaining or remaining[-1][0] != first[0]
+            remaining += [first, last] if begins and first is not last else [last]
+        self.rows = remaining
         self.epoch += 1
 
 
@@ -130,7 +129,7 @@ class RunData:
         self._group = 1  # lines that become one row, while a long file is read
         self._history = History()
         self._state: dict[str, Any] = {}
-        self._view: View | None = None  # the last one that could be read
+        self._view: RunView | None = None  # the last one that could be read
         self._job = about.JobDescription()
         self._result: about.RunResult | None = None
         self._size: about.ModelSize | None = None
@@ -257,8 +256,7 @@ class RunData:
 
     def _read_state(self, now: float | None) -> dict[str, Any]:
         try:
-            view = look(self.run, now, curves=False)
-            self._view = view
+            view = self._view = view_of(self.run, now)
             return _state_of(view, self.run)
         except Exception as error:
             return self._damaged(error)
@@ -266,7 +264,8 @@ class RunData:
     def _damaged(self, error: Exception) -> dict[str, Any]:
         """Return what is known of the state of a run that cannot be read."""
         known = self._state or {"name": self.name, "ranks": [], "events": [], "progress": None}
-        return {**known, "state": "damaged", "alive": False, "note": note_of(error)}
+        view = damaged(self.run, error)
+        return {**known, "state": view.state, "alive": view.alive, "note": view.note}
 
     def _read_about(self) -> None:
         """Read job, result and size of the model again if their files have changed."""
@@ -383,14 +382,7 @@ def _row_of(row: RowLoad) -> dict[str, Any]:
     return {**msgspec.to_builtins(row), "key": str(row.key)}
 
 
-def note_of(error: Exception) -> str:
-    """Return a sentence on why a run cannot be read."""
-    if isinstance(error, ConfigError):
-        return str(error)
-    return f"its files cannot be read: {type(error).__name__}: {error}"
-
-
-def _state_of(view: View, run: RunFolder) -> dict[str, Any]:
+def _state_of(view: RunView, run: RunFolder) -> dict[str, Any]:
     """Return the state of a run as plain values, without what the page does not show: no token, no paths."""
     status = view.status
     finished = run.finished()
@@ -407,9 +399,9 @@ def _state_of(view: View, run: RunFolder) -> dict[str, Any]:
         "restarts": status.restarts if status is not None else 0,
         "checkpoint": Path(status.checkpoint).name if status is not None else "",
         "paths": status.paths if status is not None else {},
-        "ranks": msgspec.to_builtins(view.ranks),
+        "ranks": msgspec.to_builtins(view.rows),
         "hot_rows": [_row_of(row) for row in view.load.rows],
         "quiet_s": view.quiet_s,
         "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],
-        "summary": view.summary,
+        "summary": summary_of(run) if view.state == "done" else "",
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterable
@@ -11,14 +10,17 @@ from typing import Any
 
 from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
-from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json
 from mpips.rundir.files import RunInfo
-from mpips.rundir.view import view_of
-from mpips.web.run_data import RunData, note_of
+from mpips.rundir.view import view_or_damage
+from mpips.web.run_data import RunData
 from mpips.web.sweep_data import SweepData
 
 MOST_RUNS = 200  # newest runs of a folder that are listed, beside those that a page shows
+_SHOWN = (
+    "dead",
+    "damaged",
+)  # states of runs not at work of which /metrics tells in a folder of runs
 _LIST_S = 5.0  # s between two looks at the list of runs
 
 
@@ -126,19 +128,17 @@ class RunsData:
     def metrics(self) -> bytes:
         """Return the metrics of the runs that are at work, and of a single run in any state, for Prometheus.
 
-        A run whose supervisor was lost keeps its metrics, with the state "dead", until it is continued, so
-        that an alert can be raised. A run that cannot be read has none. Blocks.
+        A run whose supervisor was lost keeps its metrics, with the state "dead", until it is continued, and
+        one that cannot be read has the state "damaged", so that an alert can be raised. Blocks.
         """
         from mpips.rundir.exposition import exposition
 
         views = []
         for row in self.listed():
             run = self.get(row["name"])
-            if run is not None and (row["alive"] or row["state"] == "dead" or self._single):
-                # One run must not take the metrics of the others.
-                with contextlib.suppress(Exception):
-                    views.append(view_of(run.run))
-        return exposition([view for view in views if view is not None])
+            if run is not None and (row["alive"] or row["state"] in _SHOWN or self._single):
+                views.append(view_or_damage(run.run))
+        return exposition(views)
 
     def is_loading(self, names: Iterable[str]) -> bool:
         """Return True while a long file of one of these runs has not been read to its end."""
@@ -147,20 +147,11 @@ class RunsData:
 
 def _row(path: Path, created_s: float) -> dict[str, Any]:
     """Return a run in one line."""
-    row: dict[str, Any] = {
-        "name": path.name,
-        "created_s": created_s,
-        "state": "damaged",
-        "alive": False,
-    }
-    try:
-        view = look(RunFolder(path), curves=False)
-    except Exception as error:
-        # One run must not take the others off the list.
-        return {**row, "note": note_of(error)}
+    view = view_or_damage(RunFolder(path))
     progress = view.status.progress if view.status is not None else None
     return {
-        **row,
+        "name": path.name,
+        "created_s": created_s,
         "state": view.state,
         "alive": view.alive,
         "note": view.note,

@@ -17,6 +17,7 @@ from mpips.monitor.about import higher_is_better
 from mpips.monitor.summary_text import metric_names
 from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.reading import DAMAGED, read_regular
+from mpips.rundir.view import view_or_damage
 
 _FIRST = (*BY_DEFAULT, "loss")  # metrics that count where sweep.json names none
 _MOST_TRIALS = 1000  # trials that are shown
@@ -93,7 +94,8 @@ class SweepData:
         if known is None or known[0] != version:
             known = self._results[trial.run] = version, _result(run)
         # The list of states has the newest runs of the folder only.
-        state = state or ("done" if any(version_of(run.finished_file)) else "")
+        if not state and any(version_of(run.finished_file)):
+            state = view_or_damage(run).state
         # A trial that is continued has the result of its last end until it is done.
         result = known[1] if state == "done" else {}
         return {

@@ -1,13 +1,23 @@
 """The worker as programs see it, with its handles of dense and embedding tables and its requests.
 
-Open `worker.py` first, then `dense.py` and `embedding.py`. All of them use the `Connection` of
-`connection.py`: channels, the clock, waits, staging memory. The folder `paths` contains the paths of dense
+Open `worker.py` first, then `dense.py` and `embedding.py`, the handles. All of them use the `Connection` of
+`connection.py`: channels, the clock, waits, staging memory. `connection_options.py` is what it starts with,
+and `control_plane.py` is the scheduler as it uses it.
+
+Handles: `base.py` checks pushes, `keys.py` keys, and `requests.py` are the operations that do not block.
+`noted.py` notes the versions of pulled arrays; `shard_reader.py` reads shards and `row_listing.py` all rows
+of a table. `by_use.py` and `ordering.py` send updates and values in the order of their use. `held.py` is what
+handles of tables in a worker's own memory have in common. The folder `paths` contains the paths of dense
 updates to a server.
 
-Sums, copies and caches that tables of several workers need are parts (`parts.py`), a folder for each: groups,
-replicated and local tables, feedback of codecs, rows of a node. `ahead` contains look-aheads.
+Sums, copies and caches that tables of several workers need are parts, a folder for each: `groups`,
+`replicated` and `local` tables, `feedback` of codecs, `node_rows`. `parts.py` lists them, `start.py` is what
+start-up gives them, `table_part.py` what they do at work, and `sharing.py` makes their memory. `ahead`
+contains look-aheads, which use `row_access.py`.
 
-`ticks.py` ends clocks, `waits.py` has the waits with their errors, `cut_records.py` and the folder `image`
-what the worker writes for checkpoints, `collectives.py` gathers and reductions, `by_use.py` `push_pull`.
-`whole.py` refuses a worker after an operation that was cut off.
+Clocks and checkpoints: `ticks.py` ends clocks, `arrivals.py` has the waits in front of the first tick,
+`waits.py` those for other ranks, with their errors. `cut_records.py` and the folder `image` are what the
+worker writes for checkpoints, `best.py` writes the best one. `collectives.py` has gathers and reductions.
+`staging.py` is memory that servers read in place. `counts.py`, `spent.py` and `tracing.py` count, time and
+record. `whole.py` refuses a worker after an operation that was cut off.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -333,3 +334,18 @@ def test_the_package_costs_less_than_half_of_numpy() -> None:
         )
 
     assert cpu_s("mpips") < 0.5 * cpu_s("numpy")
+
+
+def test_the_picture_of_the_folders_has_the_layers_from_the_top_to_the_ground() -> None:
+    picture = (ROOT.parent / "docs/assets/folders.svg").read_text()
+    rows = re.findall(r'text-anchor="start"[^>]*>([^<]*)<', picture)
+    layers = [row for row in LAYERS[::-1] if (ROOT / row[0]).is_dir()]
+    assert [row.split(" &#183; ") for row in rows] == layers
+
+
+@pytest.mark.parametrize("folder", ["supervisor", "worker", "session", "torch"])
+def test_the_first_text_of_a_large_folder_names_each_of_its_files(folder: str) -> None:
+    path = ROOT / folder
+    text = ast.get_docstring(ast.parse((path / "__init__.py").read_text())) or ""
+    named = set(re.findall(r"`(\w+)(?:\.py)?`", text))
+    assert {file.stem for file in path.glob("*.py")} - named == {"__init__"}

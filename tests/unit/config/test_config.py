@@ -105,7 +105,6 @@ TABLE_KEYS = (
             "checkpoint.on_usr1 = 'exti': must be one of continue, exit; did you mean 'exit'?",
         ),
         ("slurm.nodes=0", "slurm.nodes = 0: must be 1 or more"),
-        ("slurm.warn_s=65536", "slurm.warn_s = 65536: must be from 0 to 65535"),
         ("table.lambda_=0", "table.lambda_ = 0: must be greater than 0 and at most 1e+18"),
         ("table.lambda_=nan", "table.lambda_ = nan: must be greater than 0 and at most 1e+18"),
         (

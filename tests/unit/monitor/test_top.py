@@ -198,7 +198,7 @@ def test_a_run_that_has_not_started_has_no_table(tmp_path: Path) -> None:
 
 
 def test_ranks_of_an_earlier_attempt_are_not_shown(tmp_path: Path) -> None:
-    assert look(made(tmp_path, generation=3), NOW).ranks == ()
+    assert look(made(tmp_path, generation=3), NOW).rows == ()
 
 
 def test_runs_are_found_by_folder_by_name_and_by_age(tmp_path: Path) -> None:

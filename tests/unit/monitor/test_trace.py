@@ -201,7 +201,7 @@ def test_wrong_files_and_runs_without_traces_are_named(tmp_path: Path) -> None:
     assert "has no trace: record one with --steps" in str(done.exception)
     done = CliRunner().invoke(command, [run, "--steps", "3"])
     assert isinstance(done.exception, ConfigError)
-    assert "the run is not running" in str(done.exception)
+    assert "is not running (not started)" in str(done.exception)
 
 
 def test_the_command_writes_the_newest_trace(tmp_path: Path) -> None:
@@ -223,7 +223,8 @@ class Watched:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]):
         self.run = RunFolder.create(folder, "job")
         self.acts = list(acts)
-        monkeypatch.setattr(tracing, "look", self.look)
+        for name in ("running", "view_of"):
+            monkeypatch.setattr(tracing, name, self.look)
         monkeypatch.setattr(tracing, "_LOOK_S", 0.0)
 
     def look(self, run: RunFolder) -> Any:

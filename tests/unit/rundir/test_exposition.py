@@ -13,9 +13,8 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mpips.monitor.top import look
-from mpips.rundir.directory import STALE_S, RunFolder, replace_json
-from mpips.rundir.exposition import MOST_RANKS, STATES, exposition, run_metrics
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.exposition import MOST_RANKS, exposition, run_metrics
 from mpips.rundir.files import (
     Event,
     Finished,
@@ -29,7 +28,7 @@ from mpips.rundir.files import (
     Status,
     TableLoad,
 )
-from mpips.rundir.view import RunView, view_of
+from mpips.rundir.view import STATES, RunView, view_of
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 ROWS = (
@@ -68,7 +67,7 @@ STATUS = Status(
     checkpoints={"written": 3, "failed": 1},
     test={"accuracy": 0.75, "auc": None},
 )
-VIEW = RunView(name="one", status=STATUS, ranks=RANKS, failures=1)
+VIEW = RunView(name="one", state="running", status=STATUS, ranks=RANKS, failures=1)
 
 
 def values(text: bytes) -> dict[Key, float]:
@@ -169,7 +168,14 @@ def test_one_process_with_all_roles_counts_nothing_twice() -> None:
     )
     found = values(
         exposition(
-            [RunView(name="one", status=STATUS, ranks=Ranks(generation=2, time_s=1, ranks=(row,)))]
+            [
+                RunView(
+                    name="one",
+                    state="running",
+                    status=STATUS,
+                    ranks=Ranks(generation=2, time_s=1, ranks=(row,)),
+                )
+            ]
         )
     )
     assert of(found, "mpips_worker_pushed_bytes_total", worker="0") == 1000
@@ -183,7 +189,9 @@ def test_a_large_job_has_sums_but_no_series_for_single_ranks() -> None:
             RankRow(rank=r, role=f"worker {r}", host="a", pid=r, pushed_bytes=2) for r in range(n)
         )
         ranks = Ranks(generation=2, time_s=1, ranks=rows)
-        return values(exposition([RunView(name="one", status=STATUS, ranks=ranks)]))
+        return values(
+            exposition([RunView(name="one", state="running", status=STATUS, ranks=ranks)])
+        )
 
     most, more = shown(MOST_RANKS), shown(MOST_RANKS + 1)
     assert sum(name == "mpips_worker_clock" for name, _ in most) == MOST_RANKS
@@ -218,8 +226,11 @@ def test_run_directories_give_the_text_of_their_scheduler(tmp_path: Path) -> Non
     runs = [made(tmp_path, "a"), made(tmp_path, "b"), made(tmp_path, "not started", None)]
     runs[0].note(Event(time_s=1.0, generation=0, event="failed"))
     runs[0].note(Event(time_s=2.0, generation=1, event="began"))
-    views = [RunView(name=run.path.name, status=STATUS, ranks=RANKS) for run in runs[:2]]
+    views = [
+        RunView(name=run.path.name, state="running", status=STATUS, ranks=RANKS) for run in runs[:2]
+    ]
     views[0] = msgspec.structs.replace(views[0], failures=1)
+    views.append(RunView(name=runs[2].path.name, state="not started"))
     assert run_metrics(runs, 100.0) == exposition(views)
     # Each name has one HELP line for all runs.
     assert run_metrics(runs).count(b"# HELP mpips_run_step ") == 1
@@ -232,21 +243,4 @@ def test_a_finished_run_is_done_and_ranks_of_an_earlier_attempt_are_not_shown(
     replace_json(run.finished_file, Finished(generation=2, time_s=1.0, step=50))
     replace_json(run.ranks_file, msgspec.structs.replace(RANKS, generation=1))
     view = view_of(run)
-    assert view is not None
     assert (view.state, view.ranks) == ("done", None)
-
-
-def test_a_run_whose_supervisor_died_is_dead_in_metrics_as_in_top(tmp_path: Path) -> None:
-    run = made(tmp_path, "a")
-    lease = run.lease()
-    assert lease is not None
-    for age, state in ((STALE_S - 1, "running"), (STALE_S + 1, "dead")):
-        now = lease.time_s + age
-        assert look(run, now).state == state
-        view = view_of(run, now)
-        assert view is not None
-        lines = exposition([view]).decode().splitlines()
-        states = [line for line in lines if line.startswith("mpips_run_state{")]
-        assert [line for line in states if line.endswith(" 1.0")] == [
-            f'mpips_run_state{{run="{view.name}",state="{state}"}} 1.0'
-        ]

@@ -24,7 +24,8 @@ from mpips.scheduler.metrics_server import MetricsServer
 def view(step: int, n_ranks: int = 1) -> RunView:
     status = Status(state="running", generation=0, time_s=1.0, progress=Progress(step=step))
     rows = tuple(RankRow(rank=r, role=f"worker {r}", host="a", pid=1) for r in range(n_ranks))
-    return RunView(name="job", status=status, ranks=Ranks(generation=0, time_s=1.0, ranks=rows))
+    ranks = Ranks(generation=0, time_s=1.0, ranks=rows)
+    return RunView(name="job", state="running", status=status, ranks=ranks)
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from mpips.cli.submit import command
 from mpips.config.conversion import convert
 from mpips.config.launching import SlurmConfig
 from mpips.config.schema import load_config
@@ -48,7 +52,9 @@ def job(tmp_path: Path) -> Path:
     """A job that asks for two nodes."""
     path = tmp_path / "my job.toml"
     text = (ROOT / "jobs/configs/digits.toml").read_text()
-    path.write_text(text + '\n[slurm]\nnodes = 2\nranks_per_node = 3\npartition = "cpu"\n')
+    path.write_text(
+        text + '\n[slurm]\nnodes = 2\nranks_per_node = 3\nsbatch = ["--partition=cpu"]\n'
+    )
     return path
 
 
@@ -109,7 +115,8 @@ def test_what_slurm_would_not_read_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_warning_comes_before_the_limit(time: str, warn_s: int, fits: bool) -> None:
-    options = SlurmConfig(time=time, warn_s=warn_s)
+    given = () if warn_s == 180 else (f"--signal=B:USR1@{warn_s}",)
+    options = SlurmConfig(time=time, sbatch=given)
     if fits:
         assert options.check() is options
         return
@@ -189,6 +196,41 @@ def test_impossible_options_are_a_sentence(values: dict[str, object], sentence: 
         convert(values, SlurmConfig, "slurm").check()
 
 
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("partition", "--partition=NAME"),
+        ("account", "--account=NAME"),
+        ("qos", "--qos=NAME"),
+        ("cpus_per_rank", "--cpus-per-task=N"),
+        ("warn_s", "--signal=B:USR1@SECONDS"),
+    ],
+)
+def test_a_removed_option_names_what_to_write_now(key: str, word: str, tmp_path: Path) -> None:
+    job = ['task = "mlp"', 'data.train = "digits"', f"slurm.{key} = 1"]
+    (tmp_path / "job.toml").write_text("\n".join(job))
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(tmp_path / "job.toml"), [])
+    assert str(caught.value) == f'slurm.{key} was removed: write slurm.sbatch = ["{word}"]'
+    # A run that began with it can continue.
+    (tmp_path / "config.json").write_text(
+        json.dumps({"task": "mlp", "data": {"train": ["digits"]}, "slurm": {key: 1, "nodes": 2}})
+    )
+    assert load_config(str(tmp_path / "config.json"), []).slurm == SlurmConfig(nodes=2)
+
+
+@pytest.mark.parametrize(
+    "flag", ["-p", "-A", "--partition", "--account", "--qos", "--cpus-per-rank"]
+)
+def test_a_removed_flag_names_what_to_write_now(flag: str, job: Path) -> None:
+    done = CliRunner().invoke(command, [str(job), flag, "x", "--dry-run"])
+    assert done.exit_code == 2
+    names = {"-p": "--partition", "-A": "--account", "--cpus-per-rank": "--cpus-per-task"}
+    assert f"write {names.get(flag, flag)}=x after `--`" in " ".join(done.output.split())
+    options = CliRunner().invoke(command, ["--help"]).output.partition("Options:")[2]
+    assert not re.search(rf" {flag}\b", options)
+
+
 def test_dry_run_prints_the_script_and_leaves_nothing(job: Path, tmp_path: Path) -> None:
     done = run_submit(tmp_path, job.name, "--time=90", "--dry-run", "--", "--mem=2G")
     assert done.returncode == 0, done.stderr
@@ -223,7 +265,7 @@ def test_a_refusal_of_slurm_is_reported_with_its_partitions(job: Path, tmp_path:
     assert done.returncode == 2
     assert (
         "Slurm refuses the job: Requested node configuration is not available. Asked for: 9 nodes, "
-        "3 ranks a node, 1 CPUs a rank, 01:00:00. Partitions: main*: 4 nodes of 16 CPUs, at most 1-00:00:00"
+        "3 ranks a node, 01:00:00, --partition=cpu. Partitions: main*: 4 nodes of 16 CPUs, at most 1-00:00:00"
     ) in done.stderr
     assert not list((tmp_path / "runs").iterdir()), "nothing is left of it"
 
