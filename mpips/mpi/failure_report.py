@@ -1,9 +1,9 @@
 """The log of a rank of a supervised run, and the failure report that it writes when it fails.
 
 `begin` redirects stderr of the process, native code included, into the rank's log in the run directory. The
-log exists independently of the launcher. Rank 0 writes to the terminal as well, line by line. What worker 0
-writes to sys.stderr from `show_stderr` on appears on the terminal as it is written, with its progress bars
-(see mpips.terminal.passing), until worker 0 fails: the supervisor prints its failure report. A fatal signal
+log exists independently of the launcher. Rank 0 writes to the terminal as well, line by line. From
+`show_stderr` on the terminal also shows sys.stderr of worker 0 as it is written, with progress bars (see
+mpips.terminal.passing). It ends when worker 0 fails: the supervisor prints its failure report. A fatal signal
 and SIGUSR2 write the stacks of all threads into the log.
 
 A rank that fails by itself writes one small file, its failure report. Only the first report of a process is
@@ -27,16 +27,17 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import msgspec
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.launch import launched_rank
 from mpips.rundir import directory
-from mpips.terminal.passing import PassedStream
-from mpips.terminal.readable_log import ReadableLog
 from mpips.terminal.screen import Tee, columns, say
+
+if TYPE_CHECKING:
+    from mpips.terminal.passing import PassedStream
 
 _LINES = 24  # lines of the terminal of `mpips run`, of which ranks know the columns only
 LEAVING = (
@@ -93,6 +94,9 @@ class _ReportWriter:
         Raises:
             ConfigError: The run directory cannot be written from here.
         """
+        # Only ranks of a supervised run need it.
+        from mpips.terminal.readable_log import ReadableLog
+
         self._logs = logs
         self._rank = launched_rank()
         self._pid = os.getpid()
@@ -131,6 +135,8 @@ class _ReportWriter:
     def show_stderr(self) -> None:
         """Let stderr appear on the terminal of `mpips run` as it is written, if there is one; works once."""
         if self._has_terminal and self._passed is None:
+            from mpips.terminal.passing import PassedStream
+
             self._stderr.flush()
             self._passed = passed = PassedStream(self._terminal)
             self._stderr.show_on(cast(TextIO, passed))

@@ -191,7 +191,7 @@ class Report(msgspec.Struct, tag="report", omit_defaults=True):
     def add(self, before: Report) -> None:
         """Add the report before, which was not sent. Its details count where this one has none.
 
-        Of losses of a library and of the script, those of the script count.
+        If one of the two has losses of a library and the other those of the script, the latter count.
         """
         own, other = self.is_by_library, before.is_by_library
         if own is not None or other is not None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 
 import torch
+from report_rig import Reports, collected
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import (
@@ -23,9 +24,7 @@ from torch.utils.data import (
 from torch_rig import torch_job
 
 import mpips
-from mpips.mpi.messages import Report
 from mpips.session import library_progress
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.torch import epochs, prepare, prepare_loader
 from mpips.torch import losses as losses_module
 from mpips.torch import progress as module
@@ -35,26 +34,10 @@ from mpips.torch.losses import WaitingLosses, term_of
 PLAIN = torch.Tensor.backward
 
 
-class Reports(list[Report]):
-    """The reports of a script."""
-
-    def total(self) -> tuple[int, float, int]:
-        """Return samples, sum of losses and their weight of all reports."""
-        losses = sum(r.loss_sum for r in self), sum(r.loss_weight for r in self)
-        return sum(r.samples for r in self), *losses
-
-
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
     """Return what scripts send: a report behind each step."""
-    found = Reports()
-
-    def send(_: Any, epoch: int, step: int, samples: int, loss_sum: float, details: Any) -> None:
-        found.append(Report(epoch, step, samples, loss_sum, 0, details))
-
-    monkeypatch.setattr(LocalScheduler, "report", send)
-    monkeypatch.setattr(library_progress, "INTERVAL_S", 0.0)
-    return found
+    return collected(monkeypatch)
 
 
 @contextmanager
