@@ -92,8 +92,8 @@ class ReadableLog(io.TextIOBase):
 
     def _write_row(self) -> None:
         """Write the present text of the row, if the log does not have it."""
-        self._next = self._clock() + STATE_S
         if self._is_new and self._row.strip():
+            self._next = self._clock() + STATE_S
             self._log.write(self._row.rstrip() + "\n")
         self._is_new = False
 

@@ -213,6 +213,13 @@ def test_the_log_has_a_state_every_half_minute() -> None:
     assert logged(*writes, at=at) == "5%\n8%\n"
 
 
+def test_the_log_has_such_states_also_of_bars_that_are_drawn_below_others() -> None:
+    step = ["\n", "\r{}%", "\x1b[A"]
+    writes = ["\r0/2", *(text.format(i) for i in range(4) for text in step)]
+    # The first one is written at the step below a bar that begins at 0 s, the last ones within a moment.
+    assert logged(*writes, at={4: 10.0, 7: 20.0, 11: STATE_S + 0.5}) == "0/2\n3%\n"
+
+
 def test_the_log_has_the_row_that_the_end_of_the_program_leaves() -> None:
     out = StringIO()
     log = ReadableLog(out)

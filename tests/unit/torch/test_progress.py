@@ -370,7 +370,7 @@ def test_a_loss_times_a_tensor_is_not_shown_since_that_may_be_a_scale(
         lambda loss: loss * 0.5,
         lambda loss: 0.5 * loss,
         lambda loss: loss / torch.tensor(2.0),
-        lambda loss: loss * torch.tensor(0.25, requires_grad=True) + loss / 4,
+        lambda loss: loss * torch.tensor(0.5, requires_grad=True),
     ],
 )
 def test_a_loss_times_a_number_or_a_parameter_is_shown(reports: Reports, made: Any) -> None:
