@@ -147,8 +147,8 @@ def report(
 
     Args:
         loss: Mean loss of the last samples; None: none is reported.
-        samples: Number of these samples, of this worker; None: those that mpips counts by itself, or one in a
-            script of which it knows none. A loss without a number has the weight of one sample.
+        samples: Number of these samples, of this worker; None: those that mpips counts by itself, or one
+            where it counts none. A loss without a number has the weight of one sample.
         epoch: Index of the current epoch, from 0; None: the one that mpips counts by itself, or 0.
         **metrics: Results of an evaluation by name; one worker reports them.
 

@@ -23,7 +23,7 @@ MOST_RATES = 16  # learning rates that are reported
 
 
 class Known(NamedTuple):
-    """What a library knows of the steps since the report before.
+    """The facts that a library has of the steps since the report before.
 
     Attributes:
         epoch: Index of the current epoch; None: unknown.

@@ -1,7 +1,7 @@
 """The automatic reports of a script with fits: epoch, samples, rate and loss.
 
     epoch       of the current fit, behind the epochs of earlier fits. Their number is unknown, since a fit
-                ends when its loss stops falling, and nobody knows how many follow
+                ends when its loss stops falling, and others may follow
     samples     this worker's shares of the batches
     rate        that of the parameters
     loss        that of loss_curve_, with the penalty

@@ -91,7 +91,7 @@ class Training:
             place: Where a restart continues; None: the fit was complete before the restart.
             digest: That of the arguments; None: the job cannot be restarted, and no table has it.
             end_clock: Ends a clock of the worker, behind which the fit is at the given place.
-            note_step: Receives each step; see FitsProgress.note_step. None: nobody does.
+            note_step: Receives each step; see FitsProgress.note_step. None: steps are not noted.
         """
         self._worker = worker
         self._fit = fit

@@ -38,7 +38,7 @@ class Factor(NamedTuple):
     """A factor of a loss.
 
     Attributes:
-        scale: The tensor that may be the scale of GradScaler; None: there is none.
+        scale: The tensor that may be the scale of GradScaler; None: not found.
         is_product: The loss is a product with a tensor that may be a scale.
     """
 
