@@ -1,8 +1,8 @@
 """A log in which a progress bar is a few lines: a program may replace a line thousands of times.
 
-Of a row that the program replaces in place (by a carriage return, or a cursor that moves upwards) the log
-has the text with which the row ends, and before that one text every half minute. Other text passes unchanged,
-at once, but for the codes of colours.
+The program replaces a row in place by a carriage return, or by a cursor that moves upwards. The log has the
+text with which such a row ends, and before that one text every half minute. Other text passes unchanged, at
+once, but for the codes of colours.
 """
 
 from __future__ import annotations
