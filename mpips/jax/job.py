@@ -11,11 +11,15 @@ the batch and the random numbers of a step are functions of that number.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import jax
 
 from mpips.errors import ConfigError
+from mpips.jax.progress import StepProgress
 from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
+from mpips.worker.worker import Worker
 
 
 class JaxJob(ScriptJob):
@@ -23,6 +27,8 @@ class JaxJob(ScriptJob):
 
     Attributes:
         has_pushed: True if gradients were pushed since the newest step.
+        rates: Functions that return the learning rates of a pytree, for reports.
+        progress: Automatic reports of the script.
     """
 
     library = "mpips.jax"
@@ -31,11 +37,23 @@ class JaxJob(ScriptJob):
         """Declare nothing yet."""
         super().__init__(script)
         self.has_pushed = False
+        self.rates: list[Callable[[], Sequence[float]]] = []
+        self.progress = StepProgress(script, lambda: [x for of in self.rates for x in of()])
+
+    def open(self, worker: Worker) -> None:
+        """Begin the reports."""
+        super().open(worker)
+        self.progress.begin(worker)
+
+    def begin_step(self, worker: Worker) -> None:
+        """Send a report that is due."""
+        self.progress.send_if_due()
 
     def step(self) -> None:
         """Set the cursor and end the worker's clock. Not collective."""
         self.start()
         self.note_step()
+        self.progress.note_step()
         self.settle()
         self.has_pushed = False
 
@@ -47,6 +65,7 @@ class JaxJob(ScriptJob):
                 "step"
             )
         super().end()
+        self.progress.flush()
 
 
 def step() -> None:

@@ -72,6 +72,10 @@ class PytreeHandle:
         self._job = job
         self._leaves = leaves
         self._structure = structure
+        rules = (leaf.rule for leaf in leaves)
+        # Different rates in the order of the leaves; rules in Python have none.
+        self._rates = list(dict.fromkeys(r.lr for r in rules if isinstance(r, Optimizer)))
+        job.rates.append(lambda: self._rates)
 
     def pull(self) -> Any:
         """Return the current values: a pytree of the declared structure, shapes and dtypes. Blocks.
@@ -132,6 +136,7 @@ class PytreeHandle:
         worker = self._job.start()
         for leaf in self._leaves:
             worker.table(leaf.name).set_optimizer(optimizer)
+        self._rates = [optimizer.lr]
 
 
 def declare(

@@ -15,15 +15,17 @@ from mpips.keras.values import array_of
 class First(keras.callbacks.Callback):
     """Finds the place of a restart, seeds an epoch, and puts the metrics of all workers into its logs."""
 
-    def __init__(self, part: ModelTables) -> None:
-        """Take the model's tables."""
+    def __init__(self, part: ModelTables, first_epoch: int) -> None:
+        """Take the model's tables, and the index of the first epoch of the fit."""
         super().__init__()
         self._part = part
+        self._first_epoch = first_epoch
         self._results: dict[str, Any] | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Skip what was complete before a restart. Keras reads the attribute after this call."""
-        epoch = self._part.begin_fit()
+        params = self.params
+        epoch = self._part.begin_fit(self._first_epoch, params["epochs"], params.get("steps"))
         if epoch is not None:
             self.model._initial_epoch = self.params["epochs"] if epoch < 0 else epoch
 

@@ -22,8 +22,10 @@ from typing import Any, Protocol
 import msgspec
 
 from mpips.errors import ConfigError
+from mpips.keras.progress import FitProgress
 from mpips.session.script import Script
 from mpips.session.script_job import Opened, ScriptJob
+from mpips.worker.worker import Worker
 
 
 class KerasPart(Opened, Protocol):
@@ -69,6 +71,7 @@ class KerasJob(ScriptJob):
     Attributes:
         place: The place of the script in its fits.
         resumed: The place of the restart; None: there was no restart, or the script has passed it.
+        progress: Automatic reports of the script.
     """
 
     library = "mpips.keras"
@@ -79,6 +82,7 @@ class KerasJob(ScriptJob):
         super().__init__(script)
         self.place = FitPlace()
         self.resumed: FitPlace | None = None
+        self.progress = FitProgress(script)
         self._models: list[KerasPart] = []
         self._rates: list[Any] = []  # of each model, at the place of the restart
         self._metrics: list[Any] = []
@@ -92,6 +96,20 @@ class KerasJob(ScriptJob):
         """Declare the tables of all models."""
         for model in self._models:
             model.declare()
+
+    def open(self, worker: Worker) -> None:
+        """Let all models take their handles."""
+        super().open(worker)
+        self.progress.begin(worker)
+
+    def begin_step(self, worker: Worker) -> None:
+        """Send a report that is due."""
+        self.progress.send_if_due()
+
+    def end(self) -> None:
+        """End the newest step; send the last report."""
+        super().end()
+        self.progress.flush()
 
     def position(self) -> dict[str, Any]:
         """Return the steps, the place in the fits, and the learning rates and metrics of all models."""
@@ -128,12 +146,14 @@ class KerasJob(ScriptJob):
         self.is_open = True
         self.settle()
 
-    def begin_fit(self) -> int | None:
+    def begin_fit(self, first: int, n_epochs: int, n_batches: int | None) -> int | None:
         """Begin a fit; return the epoch at which a restart continues it.
 
-        None: the fit begins at its beginning. -1: it was complete before the restart.
+        None: the fit begins at its beginning. -1: it was complete before the restart. The arguments are those
+        of FitProgress.begin_fit.
         """
         self.settle()
+        self.progress.begin_fit(first, n_epochs, n_batches)
         self.place = FitPlace(self.place.fit + 1, True)
         resumed = self.resumed
         if resumed is not None and resumed.fit < self.place.fit:
@@ -152,6 +172,7 @@ class KerasJob(ScriptJob):
         must end the same clocks at the same places, where tables take the sum of a clock's pushes.
         """
         self.settle()
+        self.progress.end_fit()
         if not self.place.is_within:
             return
         self.place.is_within = False

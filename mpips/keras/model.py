@@ -47,7 +47,8 @@ class PreparedModel(keras.Model):
             raise ConfigError("fit: callbacks is a CallbackList: pass the callbacks in a list")
         own = keras.tree.flatten(given) if given else []
         part = self._mpips_part
-        bound.arguments["callbacks"] = [First(part), *own, Last(part)]
+        first = First(part, bound.arguments.get("initial_epoch", 0))
+        bound.arguments["callbacks"] = [first, *own, Last(part)]
         if part.job.script.rank:
             bound.arguments["verbose"] = 0
         try:
@@ -66,6 +67,12 @@ class PreparedModel(keras.Model):
     def train_step(self, data: Any) -> Any:
         """Make the model's own training step with this worker's share of the batch."""
         return self._mpips_part.train(data, super().train_step)
+
+    def compute_loss(self, *arguments: Any, **named: Any) -> Any:
+        """As in Keras; the loss of a training step is that of its report."""
+        loss = super().compute_loss(*arguments, **named)
+        self._mpips_part.note_loss(loss)
+        return loss
 
     def test_step(self, data: Any) -> Any:
         """As in Keras, with the current values."""

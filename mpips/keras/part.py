@@ -89,6 +89,8 @@ class ModelTables:
         self._is_stale = True
         self._has_applied = False
         self._weight = 1.0  # of this worker's gradients in the step
+        self._n_own = 0  # rows of this worker's share of the batch; 0: unknown
+        self._rate: float | None = None  # learning rate of the newest step
         self._skipped = 0  # batches of this epoch that were complete before a restart
         self._read = 0  # batches of this epoch
         self._hash = _native.Xxh3()  # of these batches
@@ -218,6 +220,7 @@ class ModelTables:
         n = n_rows(data)
         first, last = bounds(n, script.rank, script.n_workers)
         self._weight = (last - first) * script.n_workers / n
+        self._n_own = last - first
         self.is_stepping = True
         self._has_applied = False
         try:
@@ -262,7 +265,9 @@ class ModelTables:
         for gradient, v, table in zip(gradients, variables, tables, strict=True):
             if gradient is None:
                 continue
-            table.configure(rule_of(self._optimizer, v))
+            rule = rule_of(self._optimizer, v)
+            self._rate = rule.lr
+            table.configure(rule)
             table.parameter.grad = gradient if self._weight == 1.0 else gradient * self._weight
         # Gradients come from the last layer to the first.
         for table in reversed(tables):
@@ -273,12 +278,17 @@ class ModelTables:
         if not self.is_stepping:
             self._end_step()
 
-    def begin_fit(self) -> int | None:
+    def note_loss(self, loss: Any) -> None:
+        """Note what compute_loss has returned, if it is the loss of a training step."""
+        if self.is_stepping:
+            self.job.progress.note_loss(loss)
+
+    def begin_fit(self, first: int, n_epochs: int, n_batches: int | None) -> int | None:
         """Begin a fit; see KerasJob.begin_fit. Collective over all ranks at the first call; blocks then."""
         self.job.start()
         if self._sums is not None:
             self._sums.take(self._model.metrics_variables)
-        return self.job.begin_fit()
+        return self.job.begin_fit(first, n_epochs, n_batches)
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed the generators by which data are shuffled, equally on all workers."""
@@ -314,6 +324,7 @@ class ModelTables:
     def report(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Report the metrics of an epoch for `mpips top` and metrics.jsonl, on worker 0."""
         worker = self.job.start()
+        self.job.progress.flush()
         if worker.index == 0:
             worker.report_metrics(epoch + 1, worker.now, metrics)
 
@@ -355,7 +366,10 @@ class ModelTables:
         for state in self._states:
             state.push()
         self.job.note_step()
-        self.job.place.batch += 1
+        place = self.job.place
+        place.batch += 1
+        self.job.progress.note_step(id(self), self._n_own, self._rate, place.epoch, place.batch)
+        self._n_own = 0
         self._is_stale = True
 
     def _seed_layers(self, worker: Worker) -> None:

@@ -1,8 +1,10 @@
 """The log of a rank of a supervised run, and the failure report that it writes when it fails.
 
 `begin` redirects stderr of the process, native code included, into the rank's log in the run directory. The
-log exists independently of the launcher. Rank 0 writes to the terminal as well. A fatal signal and SIGUSR2
-write the stacks of all threads into the log.
+log exists independently of the launcher. Rank 0 writes to the terminal as well, line by line. From
+`show_stderr` on the terminal also shows sys.stderr of worker 0 as it is written, with progress bars (see
+mpips.terminal.passing). It ends when worker 0 fails: the supervisor prints its failure report. A fatal signal
+and SIGUSR2 write the stacks of all threads into the log.
 
 A rank that fails by itself writes one small file, its failure report. Only the first report of a process is
 written, since a later failure may be a consequence of the first. A rank that is killed writes none: the
@@ -12,6 +14,7 @@ here has an effect.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
@@ -24,15 +27,19 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import msgspec
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.launch import launched_rank
 from mpips.rundir import directory
-from mpips.terminal.screen import Tee, say
+from mpips.terminal.screen import Tee, columns, say
 
+if TYPE_CHECKING:
+    from mpips.terminal.passing import PassedStream
+
+_LINES = 24  # lines of the terminal of `mpips run`, of which ranks know the columns only
 LEAVING = (
     "Leaving"  # `kind` of the report of a rank that ends on request after a durable checkpoint
 )
@@ -87,6 +94,9 @@ class _ReportWriter:
         Raises:
             ConfigError: The run directory cannot be written from here.
         """
+        # Only ranks of a supervised run need it.
+        from mpips.terminal.readable_log import ReadableLog
+
         self._logs = logs
         self._rank = launched_rank()
         self._pid = os.getpid()
@@ -102,20 +112,37 @@ class _ReportWriter:
                 "directory must lie on a file system that all nodes share"
             ) from None
         # Replace descriptor 2, so that native code and child processes write to the log, too.
-        terminal = os.dup(2)
+        self._terminal = os.dup(2)
         sys.stderr.flush()
         os.dup2(fd, 2)
         os.close(fd)
         log = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-        if self._rank == 0:
-            shown = os.fdopen(terminal, "w", buffering=1, encoding="utf-8", errors="replace")
-            sys.stderr = Tee(log, shown)
-        else:
-            sys.stderr = Tee(log)
-            os.close(terminal)
+        shown = os.fdopen(
+            self._terminal, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False
+        )
+        self._has_terminal = columns(shown) > 0
+        self._passed: PassedStream | None = None  # from `show_stderr` on
+        self._log = ReadableLog(log)
+        self._stderr = Tee(cast(TextIO, self._log), *([shown] if self._rank == 0 else []))
+        if self._rank != 0 and not self._has_terminal:
+            os.close(self._terminal)
+        sys.stderr = self._stderr
+        atexit.register(self._log.end_row)
         faulthandler.enable(log)
         faulthandler.register(signal.SIGUSR2, log, all_threads=True)
         sys.excepthook = self._uncaught
+
+    def show_stderr(self) -> None:
+        """Let stderr appear on the terminal of `mpips run` as it is written, if there is one; works once."""
+        if self._has_terminal and self._passed is None:
+            from mpips.terminal.passing import PassedStream
+
+            self._stderr.flush()
+            self._passed = passed = PassedStream(self._terminal)
+            self._stderr.show_on(cast(TextIO, passed))
+            # Programs ask the descriptor for the size of the terminal, then these variables.
+            os.environ.setdefault("COLUMNS", str(columns(cast(TextIO, passed))))
+            os.environ.setdefault("LINES", str(_LINES))
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, tb: TracebackType | None
@@ -135,6 +162,9 @@ class _ReportWriter:
             if self._written:
                 return
             self._written = True
+        self._log.end_row()
+        if self._passed is not None and fields.get("kind") != LEAVING:
+            self._stderr.show_on()
         filled: dict[str, Any] = {"about": self._rank, "exit_code": 1, **fields}
         report = FailureReport(
             rank=self._rank,
@@ -163,6 +193,15 @@ def begin() -> None:
         ConfigError: The environment names no valid run directory, or it cannot be written from here.
     """
     _report_writer()
+
+
+def show_stderr() -> None:
+    """Let the terminal of `mpips run` show what this process writes to stderr. Call it on worker 0.
+
+    Behind `begin`; no effect without a supervisor or a terminal.
+    """
+    if (writer := _report_writer()) is not None:
+        writer.show_stderr()
 
 
 def fields_of(error: BaseException) -> dict[str, Any]:

@@ -136,6 +136,8 @@ class ReportDetails(msgspec.Struct, array_like=True):
         n_epochs: Epochs of the run; 0: unknown.
         share: Part of the run that this worker has done, 0 to 1.
         rates: Learning rates: one, or that of each param group where they differ; empty: unknown.
+        by_library: A library of the script has found the losses. They do not count beside those that the
+            script reports itself, on any worker.
     """
 
     loss_weight: int | None = None
@@ -143,6 +145,17 @@ class ReportDetails(msgspec.Struct, array_like=True):
     n_epochs: int = 0
     share: float = 0.0
     rates: list[float] = []
+    by_library: bool = False
+
+    def with_missing(self, before: ReportDetails) -> ReportDetails:
+        """Return these details, with those parts of the report before that they lack."""
+        return msgspec.structs.replace(
+            self if self.n_epochs else before,
+            loss_weight=self.loss_weight,
+            has_epoch=self.has_epoch or before.has_epoch,
+            rates=self.rates or before.rates,
+            by_library=self.by_library and before.by_library,
+        )
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
@@ -170,15 +183,37 @@ class Report(msgspec.Struct, tag="report", omit_defaults=True):
         weight = self.details.loss_weight if self.details is not None else None
         return self.samples if weight is None else weight
 
+    @property
+    def is_by_library(self) -> bool | None:
+        """True: a library has found the losses; False: the script; None: a program without a library."""
+        return None if self.details is None else self.details.by_library
+
     def add(self, before: Report) -> None:
-        """Add the report before, which was not sent. Its details count where this one has none."""
-        if self.details is not None or before.details is not None:
+        """Add the report before, which was not sent. Its details count where this one has none.
+
+        If one of the two has losses of a library and the other those of the script, the latter count.
+        """
+        own, other = self.is_by_library, before.is_by_library
+        if own is not None or other is not None:
+            counted = [
+                one
+                for one, replaced in (
+                    (self, own and other is False),
+                    (before, other and own is False),
+                )
+                if not replaced
+            ]
+            weight = sum(one.loss_weight for one in counted)
+            loss_sum = sum(one.loss_sum for one in counted)
             details = self.details or before.details
             assert details is not None
-            weight = before.loss_weight + self.loss_weight
+            if self.details is not None and before.details is not None:
+                details = self.details.with_missing(before.details)
             self.details = msgspec.structs.replace(details, loss_weight=weight)
+            self.loss_sum = loss_sum
+        else:
+            self.loss_sum += before.loss_sum
         self.samples += before.samples
-        self.loss_sum += before.loss_sum
 
 
 Evaluation: TypeAlias = Literal["validation", "test"]  # name of data that is evaluated

@@ -80,10 +80,15 @@ class ObservedRun:
         self.look({})
 
     def report(
-        self, epoch: int, samples: int, loss_sum: float, loss_weight: int | None = None
+        self,
+        epoch: int,
+        samples: int,
+        loss_sum: float,
+        loss_weight: int | None = None,
+        by_library: bool | None = None,
     ) -> None:
         """Add a worker's progress since its last report; see RunTracker."""
-        self._tracker.report(epoch, samples, loss_sum, loss_weight)
+        self._tracker.report(epoch, samples, loss_sum, loss_weight, by_library)
 
     def note_details(self, worker: int, epoch: int, details: ReportDetails | None) -> None:
         """Take the details of a worker's report; see RunTracker."""

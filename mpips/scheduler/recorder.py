@@ -132,10 +132,15 @@ class RunRecorder:
             self._warn(error)
 
     def report(
-        self, epoch: int, samples: int, loss_sum: float, loss_weight: int | None = None
+        self,
+        epoch: int,
+        samples: int,
+        loss_sum: float,
+        loss_weight: int | None = None,
+        by_library: bool | None = None,
     ) -> None:
         """Add a worker's progress since its last report; see RunTracker."""
-        self._tracker.report(epoch, samples, loss_sum, loss_weight)
+        self._tracker.report(epoch, samples, loss_sum, loss_weight, by_library)
 
     def note_details(self, worker: int, epoch: int, details: ReportDetails | None) -> None:
         """Take the details of a worker's report; see RunTracker."""
@@ -359,7 +364,13 @@ def recorded(
         return on_report
 
     def both(worker: int, report: Report) -> None:
-        recorder.report(report.epoch, report.samples, report.loss_sum, report.loss_weight)
+        recorder.report(
+            report.epoch,
+            report.samples,
+            report.loss_sum,
+            report.loss_weight,
+            report.is_by_library,
+        )
         recorder.note_details(worker, report.epoch, report.details)
         if on_report is not None:
             on_report(worker, report)

@@ -81,12 +81,19 @@ class RunTracker:
         self._samples = self._window_samples = self._window_weight = 0
         self._window_loss = 0.0
         self._window_since = now
+        self._has_rates = False  # learning rates were reported since then
+        self._has_own = False  # a worker has reported losses of the script itself
         self._checkpoints: dict[str, int] = {}
         self._test: dict[str, float | None] = {}
         rank_table.listen(self._evaluated)
 
     def report(
-        self, epoch: int, samples: int, loss_sum: float, loss_weight: int | None = None
+        self,
+        epoch: int,
+        samples: int,
+        loss_sum: float,
+        loss_weight: int | None = None,
+        by_library: bool | None = None,
     ) -> None:
         """Add a worker's progress since its last report.
 
@@ -95,11 +102,18 @@ class RunTracker:
             samples: Number of samples since its last report.
             loss_sum: Sum of their losses.
             loss_weight: Number of samples, or of steps, of which `loss_sum` is the sum; None: all `samples`.
+            by_library: The losses are those of a library of the script. They do not count once a worker has
+                reported losses of the script (False): these may be of another kind.
         """
         self._samples += samples
         self._window_samples += samples
-        self._window_loss += loss_sum
-        self._window_weight += samples if loss_weight is None else loss_weight
+        weight = samples if loss_weight is None else loss_weight
+        if by_library is False and weight and not self._has_own:
+            self._has_own = True
+            self._window_loss, self._window_weight = 0.0, 0
+        if not (by_library and self._has_own):
+            self._window_loss += loss_sum
+            self._window_weight += weight
         if epoch > self.progress.epoch:
             self.progress = msgspec.structs.replace(self.progress, epoch=epoch)
 
@@ -108,6 +122,7 @@ class RunTracker:
     ) -> None:
         """Take the details of a worker's report; see ReportedLength."""
         self._length.note(worker, epoch, details, now)
+        self._has_rates = self._has_rates or bool(details is not None and details.rates)
 
     def note_checkpoints(self, statistics: Mapping[str, Any]) -> None:
         """Store path of the newest checkpoint and numbers of cuts by result, as the coordinator has them."""
@@ -125,8 +140,8 @@ class RunTracker:
             clocks: Clock of each worker, by any key; empty: not known yet.
 
         Returns:
-            True if samples or losses have been reported since the last `begin_line`; `progress` then has
-            their loss and rate.
+            True if samples, losses or learning rates have been reported since the last `begin_line`;
+            `progress` then has their loss and rate. Where the script reports losses itself: True if one has.
         """
         seconds = max(now - self._window_since, 1e-9)
         n, weight = self._window_samples, self._window_weight
@@ -138,15 +153,17 @@ class RunTracker:
                 changes["recoverable"] = self.start.step + min(gained)
             changes["updates"] = sum(gained)
         if n or weight:
-            changes["loss"] = self._window_loss / weight if weight else None
+            if weight or not self._has_own:
+                changes["loss"] = self._window_loss / weight if weight else None
             changes["samples_per_s"] = round(n / seconds, 1)
         self.progress = msgspec.structs.replace(self.progress, **changes, **self._pace(now))
-        return n > 0 or weight > 0
+        return weight > 0 or (not self._has_own and (n > 0 or self._has_rates))
 
     def begin_line(self, now: float) -> None:
         """Begin the next line of the metrics, because the present one is written."""
         self._window_samples = self._window_weight = 0
         self._window_loss, self._window_since = 0.0, now
+        self._has_rates = False
 
     def line(self) -> dict[str, Any]:
         """Return the present progress as the fields of a line of metrics.jsonl."""

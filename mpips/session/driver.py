@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from mpips.errors import LeavingError
-from mpips.mpi import launch
+from mpips.mpi import failure_report, launch
 from mpips.mpi.signals import signals_unwind
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir.directory import Supervised, run_id
@@ -275,6 +275,7 @@ def gathered(
         if size == 1:
             from mpips.session.local import LocalJob
 
+            _show_stderr(run)
             with leaves_after_checkpoint():
                 yield Gathered(
                     OneRank(),
@@ -297,6 +298,8 @@ def gathered(
         from mpips.session.job import Job
 
         with Cluster(comm, options.servers or None, options.timeout_s, run) as cluster:
+            if cluster.worker == 0:
+                _show_stderr(run)
             yield Gathered(
                 cluster,
                 len(cluster.assignment.workers),
@@ -314,6 +317,12 @@ def gathered(
                     program.monitor,
                 ),
             )
+
+
+def _show_stderr(run: Supervised | None) -> None:
+    """Let the terminal of `mpips run` show stderr of this rank, which has worker 0."""
+    if run is not None:
+        failure_report.show_stderr()
 
 
 @contextmanager

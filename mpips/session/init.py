@@ -133,17 +133,23 @@ def world_size() -> int:
 
 
 def report(
-    *, loss: float | None = None, samples: int = 1, epoch: int | None = None, **metrics: float
+    *,
+    loss: float | None = None,
+    samples: int | None = None,
+    epoch: int | None = None,
+    **metrics: float,
 ) -> None:
     """Report progress, for `mpips top`, metrics.jsonl and the progress line. Not collective; returns at once.
 
-    A script of mpips.torch reports loss, samples and epoch without this call; see the guide for PyTorch. From
-    its first call with a loss on, the losses and samples of these calls count instead.
+    Scripts of mpips.torch, mpips.keras, mpips.jax and mpips.sklearn report what mpips sees of their loop
+    without this call; see the guides. From the first call with a loss on, only the losses of these calls
+    count, also beside those that mpips finds on other workers.
 
     Args:
         loss: Mean loss of the last samples; None: none is reported.
-        samples: Number of these samples.
-        epoch: Index of the current epoch, from 0; None: the one that mpips.torch counts, or 0.
+        samples: Number of these samples, of this worker; None: those that mpips counts by itself, or one
+            where it counts none. A loss without a number has the weight of one sample.
+        epoch: Index of the current epoch, from 0; None: the one that mpips counts by itself, or 0.
         **metrics: Results of an evaluation by name; one worker reports them.
 
     Raises:

@@ -30,6 +30,7 @@ from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
 from mpips.session.session import scripts
 from mpips.sklearn.fit import FitArguments, Trained, TrainingPlace
+from mpips.sklearn.progress import FitsProgress
 from mpips.sklearn.settings import RULES
 from mpips.sklearn.training import Training, losses_table, table_name, table_of
 from mpips.worker.worker import Worker
@@ -69,7 +70,11 @@ class ServerRows(msgspec.Struct, frozen=True):
 
 
 class FitJob(ScriptJob):
-    """All fits of a script. Make it by `fit_job`."""
+    """All fits of a script. Make it by `fit_job`.
+
+    Attributes:
+        progress: Automatic reports of the script.
+    """
 
     library = "mpips.sklearn"
     first_use = "the first fit"
@@ -77,6 +82,7 @@ class FitJob(ScriptJob):
     def __init__(self, script: Script) -> None:
         """Declare nothing yet."""
         super().__init__(script)
+        self.progress = FitsProgress(script)
         self._number = 0
         self._place = TrainingPlace()  # in this fit, at the end of the newest clock
         self._resumed: tuple[int, TrainingPlace] | None = None
@@ -113,8 +119,18 @@ class FitJob(ScriptJob):
         if rows is not None:
             fit = replace(fit, base=rows.base)
         begin = self._first_place()
-        training = Training(worker, fit, number, first, begin, fit.digest(), self._end_clock)
+        training = Training(
+            worker,
+            fit,
+            number,
+            first,
+            begin,
+            fit.digest(),
+            self._end_clock,
+            self.progress.note_step,
+        )
         trained = training.run()
+        self.progress.end_fit(len(trained.curve.losses))
         self._report(worker, trained)
         return trained, ServerRows(
             fit.base, trained.rows, fit.settings.rule.name, first, self, None
@@ -144,6 +160,15 @@ class FitJob(ScriptJob):
     def resume(self, cursor: Mapping[str, Any]) -> None:
         """Take the place of the checkpoint or of the launch before."""
         self._resumed = (cursor["fit"], TrainingPlace(*cursor["place"]))
+
+    def open(self, worker: Worker) -> None:
+        """Begin the reports."""
+        super().open(worker)
+        self.progress.begin(worker)
+
+    def begin_step(self, worker: Worker) -> None:
+        """Send a report that is due."""
+        self.progress.send_if_due()
 
     def end(self) -> None:
         """Do nothing: a fit ends its clocks, and all workers wait for each other in it."""

@@ -79,6 +79,7 @@ class Training:
         place: TrainingPlace | None,
         digest: int | None,
         end_clock: Callable[[TrainingPlace], object],
+        note_step: Callable[[int, int, float, float], object] | None = None,
     ) -> None:
         """Train nothing yet.
 
@@ -90,6 +91,7 @@ class Training:
             place: Where a restart continues; None: the fit was complete before the restart.
             digest: That of the arguments; None: the job cannot be restarted, and no table has it.
             end_clock: Ends a clock of the worker, behind which the fit is at the given place.
+            note_step: Receives each step; see FitsProgress.note_step. None: steps are not noted.
         """
         self._worker = worker
         self._fit = fit
@@ -97,6 +99,7 @@ class Training:
         self._place = place
         self._digest = digest
         self._end_clock = end_clock
+        self._note_step = note_step
         self._handle = worker.table(table_name(fit.settings.rule))
         self._losses = worker.table(LOSSES)
         self._keys: Int64 = first * _KEYS_OF_A_FIT + np.arange(fit.layout.n_rows, dtype=np.int64)
@@ -168,6 +171,8 @@ class Training:
         self._handle.push(self._keys, gradient, base=pulled)
         mean = np.array([[-loss_sum / self._n_samples]], np.float32)
         self._losses.push(self._row(_FIRST_LOSS + epoch), mean)
+        if self._note_step is not None:
+            self._note_step(epoch, last - first, loss_sum, fit.settings.rule.lr)
 
     def _begin(self) -> None:
         """Set the optimizer, and push the digests in the first clock. Before the pushes of a clock."""

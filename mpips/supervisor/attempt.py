@@ -4,7 +4,8 @@ The child leads a session of its own, so that Ctrl-C at the terminal reaches onl
 supervisor is killed, the kernel sends SIGTERM to the child. The main thread waits for the child and reads
 the files of the run. A second thread copies stderr of mpirun and its ranks to the log and to the terminal;
 the launcher's own text about an end goes to the log only, because the supervisor prints a block about it.
-Where the supervisor draws on the terminal, a third thread copies stdout.
+Text that worker 0 passes on goes to the terminal only, since the log of its rank has it. Where the supervisor
+draws on the terminal, a third thread copies stdout.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from mpips.rundir.files import Status
 from mpips.supervisor.hosts import is_here
 from mpips.supervisor.reap import belongs, is_dead, orphans_of, reap
 from mpips.supervisor.suspended import is_suspended
+from mpips.terminal.passing import PassedRow, passed_text
 
 LAUNCHER_LOG = "launcher.log"
 STARTING = "starting"  # state of a run until the scheduler of an attempt writes its first status
@@ -190,6 +192,7 @@ class Attempt:
             self._epoll.close()
             raise
         self._watch(-1, self._process.pid)
+        self._row = PassedRow.at_terminal()
         self._listeners = [threading.Thread(target=self._listen, daemon=True)]
         if copy_stdout:
             self._listeners.append(threading.Thread(target=self._copy_stdout, daemon=True))
@@ -365,6 +368,13 @@ class Attempt:
         assert self._process.stderr is not None
         in_rules = held = False
         for raw in iter(functools.partial(self._process.stderr.readline, _LINE_BYTES), b""):
+            text = passed_text(raw.decode(errors="replace"))
+            if text is not None:
+                held = held or text.startswith("mpips: error:")
+                if self._row is not None and not held:
+                    with contextlib.suppress(OSError, ValueError):
+                        self._row.pass_on(text)
+                continue
             # A full disk must not stop the reading: the launcher would block on a full pipe.
             with contextlib.suppress(OSError):
                 self._log.write(raw)
@@ -387,9 +397,13 @@ class Attempt:
         """Copy stdout line by line to this process's stdout."""
         assert self._process.stdout is not None
         for raw in iter(functools.partial(self._process.stdout.readline, _LINE_BYTES), b""):
+            text = raw.decode(errors="replace")
             with contextlib.suppress(OSError, ValueError):
-                sys.stdout.write(raw.decode(errors="replace"))
-                sys.stdout.flush()
+                if self._row is not None:
+                    self._row.print_above(sys.stdout, text)
+                else:
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
 
     def close(self, cut_off: str = "", interrupted: int = 0, hurried: str = "") -> Ended:
         """Kill the remaining processes of the attempt on this host. The launcher has ended.
@@ -412,6 +426,9 @@ class Attempt:
             listener.join(5.0)
             if not listener.is_alive() and pipe is not None:
                 pipe.close()
+        if self._row is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._row.close()
         self._log.close()
         self._epoll.close()
         for fd in self._ends:

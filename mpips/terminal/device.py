@@ -85,7 +85,8 @@ def find_terminal(
     """Return the terminal at which stderr ends; None for a file, another pipe, or a dumb terminal."""
     if env.get("TERM", "") in ("", "dumb"):
         return None
-    if sys.stderr.isatty():
+    # A stream may end at a terminal by way of the supervisor, and its descriptor in a log.
+    if sys.stderr.isatty() and os.isatty(sys.stderr.fileno()):
         return Terminal(os.ttyname(sys.stderr.fileno()), os.getpid())
     return launcher_terminal(2, env, proc)
 

@@ -137,6 +137,10 @@ class Tee(io.TextIOBase):
         """Write to `ways`; the first one has the file descriptor."""
         self._ways = ways
 
+    def show_on(self, *ways: TextIO) -> None:
+        """Write to the first stream and to `ways` from here on."""
+        self._ways = (self._ways[0], *ways)
+
     def columns(self, env: Mapping[str, str]) -> list[int]:
         """Return the columns of each stream; see `columns`."""
         return [columns(way, env) for way in self._ways]
@@ -163,6 +167,15 @@ class Tee(io.TextIOBase):
     def fileno(self) -> int:
         """Return the file descriptor of the first stream."""
         return self._ways[0].fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of stderr of this process: programs draw with characters that it has."""
+        return getattr(sys.__stderr__, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return True if a stream behind the first one is a terminal; its descriptor is another one."""
+        return any(way.isatty() for way in self._ways[1:])
 
     def writable(self) -> bool:
         """Return True."""

@@ -7,12 +7,16 @@ not noted. The loss of a step is unknown, and is not shown, if
     backward got an argument `gradient` or `inputs`, or a tensor that is not a plain torch.Tensor;
     GradScaler has scaled it and mpips does not find the factor: something else came between `scale` and
     backward;
+    it is a product with a tensor of one element, which may be a scale of the script's own, without
+    GradScaler;
+    backward ran MOST_PASSES times without a step or `zero_grad`: these are passes of another kind;
     another prepared optimizer steps with a loss of its own (a GAN): no loss of this script is shown then.
 
 `zero_grad` drops what was noted, with the gradients. On the CPU a loss is read at once. A loss on a device is
-kept, without its graph, and is read with others when a report is due, so that the host does not wait for the
-device in each step. Only the first MOST steps behind a report are looked at: in a loop that is so fast that
-it makes more of them, these are enough for a mean.
+copied there, since a compiled function may write the next one to the same memory, and is read with others
+when a report is due, so that the host does not wait for the device in each step.
+Only the first MOST steps behind a report are looked at: in a loop that is so fast that it makes more of them,
+these are enough for a mean.
 """
 
 from __future__ import annotations
@@ -20,13 +24,26 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 MOST = 32  # steps whose losses are in a report
+MOST_PASSES = 1024  # of a step, whose losses are added up
 
 Term = float | torch.Tensor  # a part of a loss; on a device a tensor
+
+
+class Factor(NamedTuple):
+    """A factor of a loss.
+
+    Attributes:
+        scale: The tensor that may be the scale of GradScaler; None: not found.
+        is_product: The loss is a product with a tensor that may be a scale.
+    """
+
+    scale: torch.Tensor | None = None
+    is_product: bool = False
 
 
 class Losses:
@@ -39,9 +56,7 @@ class Losses:
     def __init__(self) -> None:
         """Note nothing yet; see `begin`."""
         self.is_wanted = True
-        self._noted: list[
-            tuple[Term, torch.Tensor | None]
-        ] = []  # with the factor that may be a scale
+        self._noted: list[tuple[Term, Factor]] = []
         self._is_known = True  # all of the current step
         self._is_running = False  # within a backward pass
         self._plain: Any = None
@@ -61,7 +76,7 @@ class Losses:
             if own is None or not own.is_wanted or own._noting is None or own._is_running:
                 return plain(tensor, *arguments, **options)
             # The pass frees what the graph has saved.
-            factor = _factor(tensor)
+            factor = _factor_of(tensor)
             own._is_running = True
             try:
                 result = plain(tensor, *arguments, **options)
@@ -81,11 +96,13 @@ class Losses:
         self._noting = None
         self.drop()
 
-    def _note(self, loss: torch.Tensor, is_whole: bool, factor: torch.Tensor | None) -> None:
-        if not is_whole or type(loss) is not torch.Tensor:
+    def _note(self, loss: torch.Tensor, is_whole: bool, factor: Factor) -> None:
+        is_known = is_whole and type(loss) is torch.Tensor and len(self._noted) < MOST_PASSES
+        if not self._is_known or not is_known:
             self._is_known = False
+            self._noted.clear()
             return
-        self._noted.append((_term(loss), factor))
+        self._noted.append((term_of(loss), factor))
 
     def drop(self) -> None:
         """Forget what was noted since the last step: its gradients are dropped."""
@@ -102,16 +119,18 @@ class Losses:
         """
         noted, is_known = list(self._noted), self._is_known
         self.drop()
-        if not is_known or (is_scaled and any(factor is None for _, factor in noted)):
+        if not is_known:
             return None
         if not is_scaled:
-            return [term for term, _ in noted]
-        # GradScaler changes its scale in place, behind the step.
-        return [
-            term / factor if isinstance(term, torch.Tensor) else term / float(factor)
-            for term, factor in noted
-            if factor is not None
-        ]
+            return None if any(f.is_product for _, f in noted) else [term for term, _ in noted]
+        found: list[Term] = []
+        for term, factor in noted:
+            if factor.scale is None:
+                return None
+            # GradScaler changes its scale in place, behind the step.
+            by_device = isinstance(term, torch.Tensor)
+            found.append(term / (factor.scale if by_device else float(factor.scale)))
+        return found
 
 
 class WaitingLosses:
@@ -122,13 +141,13 @@ class WaitingLosses:
         self.n_steps = 0  # whose losses were added
         self._sum = 0.0
         self._n = 0  # steps in the sum
-        self._waiting: list[tuple[list[tuple[torch.Tensor, int]], float]] = []
+        self._waiting: list[tuple[list[torch.Tensor], float]] = []
 
     def add(self, terms: Iterable[Term]) -> None:
-        """Add the loss of a step, the sum of `terms`."""
+        """Add the loss of a step, the sum of `terms`, as `term_of` makes them."""
         self.n_steps += 1
         numbers = [term for term in terms if not isinstance(term, torch.Tensor)]
-        tensors = [(term, term._version) for term in terms if isinstance(term, torch.Tensor)]
+        tensors = [term for term in terms if isinstance(term, torch.Tensor)]
         if tensors:
             self._waiting.append((tensors, sum(numbers)))
         else:
@@ -138,14 +157,8 @@ class WaitingLosses:
     def read(self) -> float | None:
         """Return the mean loss of the steps, None: it is unknown; hold none."""
         total, n = self._sum, self._n
-        # A tensor that was changed in place since is not the loss any more.
-        waiting = [
-            one
-            for one in self._waiting
-            if all(term._version == version for term, version in one[0])
-        ]
-        found = iter(_read([term for one in waiting for term, _ in one[0]]))
-        for tensors, number in waiting:
+        found = iter(_read([term for tensors, _ in self._waiting for term in tensors]))
+        for tensors, number in self._waiting:
             total += number + sum(next(found) for _ in tensors)
             n += 1
         self.clear()
@@ -164,32 +177,38 @@ def _is_whole(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     return gradient is None and inputs is None
 
 
-def _factor(loss: torch.Tensor) -> torch.Tensor | None:
-    """Return the factor of a loss that is a product with one, as `GradScaler.scale` makes it; else None.
+def _factor_of(loss: torch.Tensor) -> Factor:
+    """Return how a loss was multiplied by a tensor of one element.
 
-    The scale of GradScaler is a float32 tensor of one element. A number of the script would be another dtype.
+    The scale of GradScaler is a float32 tensor behind the loss. A number of the script would be a tensor of
+    float64 or of integers in the graph, so a scale of these dtypes is not found.
     """
     graph = loss.grad_fn if type(loss) is torch.Tensor else None
     if graph is None or graph.name() != "MulBackward0":
-        return None
+        return Factor()
     try:
-        factor = graph._saved_other  # type: ignore[attr-defined]
+        before, behind = graph._saved_self, graph._saved_other  # type: ignore[attr-defined]
     except RuntimeError:
-        return None  # freed by an earlier pass
-    is_scale = (
+        return Factor()  # freed by an earlier pass
+    is_scale = _is_scale(behind) and behind.dtype == torch.float32
+    return Factor(behind if is_scale else None, _is_scale(behind) or _is_scale(before))
+
+
+def _is_scale(factor: Any) -> bool:
+    return (
         isinstance(factor, torch.Tensor)
-        and factor.dtype == torch.float32
+        and factor.is_floating_point()
+        and factor.dtype != torch.float64
         and factor.numel() == 1
         and not factor.requires_grad
     )
-    return factor if is_scale else None
 
 
-def _term(loss: torch.Tensor) -> Term:
-    """Return a loss as a number, or without its graph where it is on a device."""
+def term_of(loss: torch.Tensor) -> Term:
+    """Return a loss as a number, or a copy without its graph where it is on a device."""
     if loss.device.type == "cpu":
         return float(loss.item())
-    return loss.detach().reshape(())
+    return loss.detach().reshape(()).clone()
 
 
 def _read(terms: list[torch.Tensor]) -> list[float]:

@@ -1,9 +1,8 @@
 """The automatic reports of a torch script: epoch, part of the run that is done, samples, rates, loss.
 
-A step notes its loss and its place in the data, and the first step that ends an interval later sends a
-report. Nothing is noted in a job whose reports have no reader, and no loss once the script reports its own by
-`mpips.report`. The loss is explained in losses.py. A report has its mean over steps; the mean over the
-reports of all workers is weighted by samples.
+A step notes its loss and its place in the data; see mpips.session.library_progress for when they are sent.
+Nothing is noted in a job whose reports have no reader, and no loss once the script reports its own by
+`mpips.report`. The loss is explained in losses.py.
 
     epoch       of the loop over mpips.torch.epochs; else of the first prepared loader; else unknown
     n_epochs    of all loops over mpips.torch.epochs so far; unknown in a loop over `range`
@@ -14,19 +13,15 @@ reports of all workers is weighted by samples.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from mpips.mpi.messages import ReportDetails
+from mpips.session.library_progress import MOST_RATES, Known, LibraryProgress
 from mpips.session.script import Script
 from mpips.torch.losses import MOST, Losses, WaitingLosses
 from mpips.worker.worker import Worker
-
-_INTERVAL_S = 0.25  # s between two reports
-_MOST_RATES = 16  # param groups whose rates are reported
 
 
 class CountedLoader(Protocol):
@@ -66,7 +61,7 @@ class CountedLoops(Protocol):
         """Return epoch, number of epochs, and iterations of each loader before the epoch; None: no loop."""
 
 
-class ScriptProgress:
+class ScriptProgress(LibraryProgress):
     """The reports of one torch script. No method blocks, but for a device whose losses are read."""
 
     def __init__(
@@ -84,19 +79,16 @@ class ScriptProgress:
             loaders: Its prepared loaders; the list grows.
             n_optimizers: Returns the number of prepared optimizers.
         """
+        super().__init__(script)
         self.losses = Losses()
-        self._script = script
         self._loops = loops
         self._loaders = loaders
         self._n_optimizers = n_optimizers
-        self._worker: Worker | None = None  # while the script is observed
         self._waiting = WaitingLosses()
-        self._n_steps = 0  # since the report before
         self._samples = 0  # of passes that have ended since then
         # Pass over the loader, its batches that were reported, and those up to the newest step.
         self._pass = self._reported = self._batch = 0
         self._n_passes = 1  # most of an epoch so far
-        self._next = 0.0  # monotonic s from which a report is due
         self._newest: torch.optim.Optimizer | None = None  # that has made a step
         self._stepped: list[torch.optim.Optimizer] = []  # all that have
         self._groups: list[tuple[torch.optim.Optimizer, int]] = []  # param groups with a rate
@@ -105,20 +97,17 @@ class ScriptProgress:
 
     def begin(self, worker: Worker) -> None:
         """Begin at the start of the job, if the reports have a reader."""
-        if not self._script.is_observed:
-            return
-        self._worker = worker
-        self._next = time.monotonic() + _INTERVAL_S
-        self._script.reports.flush = self.flush
-        self._script.before_unmap(lambda _: self.losses.end())
-        if not self._script.reports.has_own:
+        super().begin(worker)
+        if self.is_observed:
+            self._script.before_unmap(lambda _: self.losses.end())
+        if self.wants_loss:
             self.losses.begin()
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step of a prepared optimizer, also one that pushes nothing. GradScaler may make it."""
-        if self._worker is None:
+        if not self.is_observed:
             return
-        self._n_steps += 1
+        self.n_steps += 1
         if optimizer is not self._newest:
             self._note_optimizer(optimizer)
         # A scheduler sets the rates of the next step before this one is reported.
@@ -137,7 +126,7 @@ class ScriptProgress:
         if all(one is not optimizer for one in self._stepped):
             self._stepped.append(optimizer)
             self._groups += [(optimizer, i) for i in _trained_groups(optimizer)]
-            del self._groups[_MOST_RATES:]
+            del self._groups[MOST_RATES:]
 
     def _take_loss(self, optimizer: torch.optim.Optimizer) -> None:
         """Take the loss of a step, if it is known."""
@@ -156,32 +145,16 @@ class ScriptProgress:
         self.losses.end()
         self._waiting.clear()
 
-    def send_if_due(self) -> None:
-        """Send a report, if there was a step and the interval is over. Cheap: called behind each step."""
-        if self._n_steps and time.monotonic() >= self._next:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what has not been sent."""
-        if self._worker is None or not self._n_steps:
-            return
-        self._next = time.monotonic() + _INTERVAL_S
-        reports = self._script.reports
-        if reports.has_own:
+    def known(self) -> Known:
+        """See LibraryProgress."""
+        if not self.wants_loss:
             self._end_losses()
-        samples, n_steps = self._take_samples(), self._n_steps
-        self._n_steps = 0
+        samples = self._take_samples()
         # Until every optimizer has made a step it is not known whether another one has a loss of its own.
         is_alone = len(self._stepped) >= self._n_optimizers()
         loss = self._waiting.read() if is_alone else None
         self.losses.is_wanted = True
-        weight = 0 if loss is None else samples or n_steps
-        epoch, n_epochs, share = self._place()
-        rates = [float(rate) for rate in self._rates]
-        rates = rates[:1] if len(set(rates)) == 1 else rates
-        details = ReportDetails(weight, False, n_epochs, share, rates)
-        loss_sum = 0.0 if loss is None else loss * weight
-        reports.library_report(self._worker, epoch, samples, loss_sum, details)
+        return Known(*self._place(), samples, loss, [float(rate) for rate in self._rates])
 
     def _take_samples(self) -> int:
         """Return the samples of the batches since the report before, and count them as reported."""

@@ -149,3 +149,29 @@ def test_the_line_of_a_supervised_run_is_on_the_terminal(tmp_path: Path) -> None
     # At the end there is no line, which would be older than the message above it.
     done = text.replace("\r\n", "\n").rpartition(" is done: ")[2]
     assert done.rpartition("\n")[2].split("\x1b[K")[-1] == ""
+
+
+def test_a_bar_of_worker_0_is_on_the_terminal_while_it_is_drawn(tmp_path: Path) -> None:
+    program = Path(__file__).parent / "programs/with_bar.py"
+    gate = tmp_path / "gate"
+    run = [sys.executable, "-m", "mpips", "run", "-n", "4", str(program), str(gate)]
+    screen = Screen(run, tmp_path)
+    try:
+        # The bar has no newline, and the job waits for the file.
+        screen.until(b"\r 50%|bar of worker 0|")
+        gate.touch()
+        assert screen.finish() == 0, screen.received.decode()
+    finally:
+        gate.touch()
+        screen.close()
+    text = screen.received.decode()
+    assert "\r100%|bar of worker 0|\r\n" in text
+    assert "isatty True" in text
+    assert "bar of worker 1" not in text
+    assert "\x02" not in text
+    logs = next((tmp_path / "runs").iterdir()) / "logs/attempt-0"
+    assert "bar" not in (logs / "launcher.log").read_text()
+    logs_of_workers = [(logs / f"rank-{rank}.log").read_text() for rank in (2, 3)]
+    for worker, log in enumerate(logs_of_workers):
+        # The end of the bar, and no other of its states.
+        assert log == f"isatty {worker == 0}\n100%|bar of worker {worker}|\n"

@@ -22,7 +22,8 @@ def tracker() -> RunTracker:
 
 
 def of(share: float, n_epochs: int = 4, **more: Any) -> ReportDetails:
-    return ReportDetails(has_epoch=True, n_epochs=n_epochs, share=share, **more)
+    found = {"has_epoch": True, "n_epochs": n_epochs, "share": share, "by_library": True}
+    return ReportDetails(**{**found, **more})
 
 
 def test_the_share_is_the_mean_of_the_workers_and_the_rest_takes_as_long_at_their_rate() -> None:
@@ -95,6 +96,72 @@ def test_the_state_and_the_line_have_what_was_reported() -> None:
     seen.report(1, 0, 6.0, 2)
     assert seen.update(5.0, {})
     assert (seen.progress.loss, seen.progress.samples_per_s) == (3.0, 0.0)
+
+
+def of_library(loss_sum: float, weight: int, samples: int = 4, **more: Any) -> Report:
+    return Report(0, 1, samples, loss_sum, 1, of(0.5, loss_weight=weight, **more))
+
+
+def of_script(loss_sum: float, weight: int) -> Report:
+    return Report(0, 1, 0, loss_sum, 1, ReportDetails(loss_weight=weight))
+
+
+def test_losses_of_the_script_on_one_worker_replace_those_that_libraries_find_on_all() -> None:
+    seen = tracker()
+    report = recorded(None, _Recorder(seen))
+    assert report is not None
+    report(0, of_library(12.0, 4))
+    report(1, of_library(12.0, 4))
+    report(0, of_script(50.0, 5))
+    report(1, of_library(12.0, 4))
+    assert seen.update(2.0, {})
+    assert (seen.progress.loss, seen.progress.samples) == (10.0, 12)
+    seen.begin_line(2.0)
+    # Between two reports of the script the loss is the newest that is known, and there is no line.
+    report(1, of_library(12.0, 4))
+    assert not seen.update(3.0, {})
+    assert (seen.progress.loss, seen.progress.samples_per_s) == (10.0, 4.0)
+    report(0, of_script(2.0, 1))
+    assert seen.update(4.0, {})
+    assert (seen.progress.loss, seen.progress.samples_per_s) == (2.0, 2.0)
+
+
+def test_losses_of_a_program_without_a_library_always_count() -> None:
+    seen = tracker()
+    report = recorded(None, _Recorder(seen))
+    assert report is not None
+    report(0, of_script(6.0, 2))
+    report(1, Report(0, 1, 2, 2.0, 1))
+    seen.update(2.0, {})
+    assert seen.progress.loss == 2.0
+
+
+@pytest.mark.parametrize("script_first", [False, True])
+def test_of_reports_that_are_added_up_the_losses_of_the_script_count(script_first: bool) -> None:
+    first, last = of_library(12.0, 4, rates=[0.5]), of_script(9.0, 3)
+    if script_first:
+        first, last = last, first
+    last.add(first)
+    assert last.details is not None
+    assert (last.samples, last.loss_sum, last.loss_weight, last.is_by_library) == (4, 9.0, 3, False)
+    d = last.details
+    assert (d.rates, d.n_epochs, d.share, d.has_epoch) == ([0.5], 4, 0.5, True)
+    of_two = of_library(12.0, 4)
+    of_two.add(of_library(4.0, 2))
+    assert (of_two.loss_sum, of_two.loss_weight, of_two.is_by_library) == (16.0, 6, True)
+
+
+def test_rates_alone_make_a_line_of_a_script_whose_losses_are_unknown() -> None:
+    seen = tracker()
+    report = recorded(None, _Recorder(seen))
+    assert report is not None
+    report(0, of_library(0.0, 0, samples=0))
+    assert not seen.update(2.0, {})
+    report(0, of_library(0.0, 0, samples=0, rates=[0.5]))
+    assert seen.update(2.0, {})
+    assert (seen.line()["loss"], seen.line()["learning_rate"]) == (None, 0.5)
+    seen.begin_line(2.0)
+    assert not seen.update(3.0, {})
 
 
 def test_a_line_has_all_rates_where_they_differ_and_none_where_they_are_unknown() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.supervise import Supervisor
 from mpips.supervisor.verdict import Verdict
 from mpips.terminal import elapsed, screen
+from mpips.terminal.passing import MARK, PassedRow
 
 RULE = "-" * 74
 KILLED = f"""{RULE}
@@ -199,6 +202,27 @@ def test_memory_does_not_grow_with_the_text_of_the_ranks(
     # The end is found behind the text, and the log has all of it.
     assert "killed by SIGKILL (signal 9)" in case.text
     assert (case.run_folder.attempt(0) / LAUNCHER_LOG).stat().st_size > 3_000_000
+
+
+def test_text_that_a_rank_passes_on_is_on_the_terminal_alone_up_to_the_error(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passed(text: str) -> str:
+        return f"{MARK}{json.dumps(text)}\n"
+
+    monkeypatch.setattr(PassedRow, "at_terminal", classmethod(lambda cls: cls({"TERM": "xterm"})))
+    monkeypatch.setattr(sys, "stderr", terminal := io.StringIO())
+    texts = [
+        passed("\r50%"),
+        "of rank 0\n",
+        passed("\r99%"),
+        passed("mpips: error: x\n"),
+        passed("y"),
+    ]
+    assert case.run({"say": "".join(texts), "code": 3}, {"finish": True}) == 0
+    assert terminal.getvalue() == "\r50%\r\x1b[Kof rank 0\n\r50%\r99%\n"
+    assert (case.run_folder.attempt(0) / LAUNCHER_LOG).read_text() == "of rank 0\n"
+    assert sys.stderr is terminal
 
 
 def test_too_few_hosts_end_the_run_with_their_reasons(case: Case) -> None:

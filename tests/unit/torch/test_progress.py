@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 
 import torch
+from report_rig import Reports, collected
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import (
@@ -23,35 +24,20 @@ from torch.utils.data import (
 from torch_rig import torch_job
 
 import mpips
-from mpips.mpi.messages import Report
-from mpips.session.local_scheduler import LocalScheduler
+from mpips.session import library_progress
 from mpips.torch import epochs, prepare, prepare_loader
+from mpips.torch import losses as losses_module
 from mpips.torch import progress as module
-from mpips.torch.losses import WaitingLosses
+from mpips.torch.job import TorchJob
+from mpips.torch.losses import WaitingLosses, term_of
 
 PLAIN = torch.Tensor.backward
-
-
-class Reports(list[Report]):
-    """The reports of a script."""
-
-    def total(self) -> tuple[int, float, int]:
-        """Return samples, sum of losses and their weight of all reports."""
-        losses = sum(r.loss_sum for r in self), sum(r.loss_weight for r in self)
-        return sum(r.samples for r in self), *losses
 
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
     """Return what scripts send: a report behind each step."""
-    found = Reports()
-
-    def send(_: Any, epoch: int, step: int, samples: int, loss_sum: float, details: Any) -> None:
-        found.append(Report(epoch, step, samples, loss_sum, 0, details))
-
-    monkeypatch.setattr(LocalScheduler, "report", send)
-    monkeypatch.setattr(module, "_INTERVAL_S", 0.0)
-    return found
+    return collected(monkeypatch)
 
 
 @contextmanager
@@ -112,7 +98,7 @@ def test_a_plain_loop_reports_all_that_is_known_behind_each_step(reports: Report
 def test_steps_of_an_interval_are_one_report_and_the_end_of_the_script_sends_the_last(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_INTERVAL_S", 1e9)
+    monkeypatch.setattr(library_progress, "INTERVAL_S", 1e9)
     with observed_job():
         loader = loader_of(10, 4, drop_last=True)
         model, optimizer = constant()
@@ -359,12 +345,76 @@ def test_a_scaled_loss_whose_scale_is_not_found_is_not_shown_nor_that_of_a_skipp
     assert reports.total() == (0, 0.0, 0)
 
 
-def test_a_loss_times_a_tensor_is_that_product_without_a_grad_scaler(reports: Reports) -> None:
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda loss: loss * torch.tensor(0.5),
+        lambda loss: torch.tensor(0.5) * loss,
+        lambda loss: torch.tensor([0.5], dtype=torch.bfloat16) * loss,
+    ],
+)
+def test_a_loss_times_a_tensor_is_not_shown_since_that_may_be_a_scale(
+    reports: Reports, scaled: Any
+) -> None:
     with observed_job():
         model, optimizer = constant()
-        (model(torch.ones(1, 1)).mean() * torch.tensor(0.5)).backward()
+        scaled(model(torch.ones(1, 1)).mean()).backward()
+        optimizer.step()
+        step(model, optimizer, torch.full((1, 1), 5.0))
+    assert reports.total() == (0, 5.0, 1)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda loss: loss * 0.5,
+        lambda loss: 0.5 * loss,
+        lambda loss: loss / torch.tensor(2.0),
+        lambda loss: loss * torch.tensor(0.5, requires_grad=True),
+    ],
+)
+def test_a_loss_times_a_number_or_a_parameter_is_shown(reports: Reports, made: Any) -> None:
+    with observed_job():
+        model, optimizer = constant()
+        made(model(torch.ones(1, 1)).mean()).backward()
         optimizer.step()
     assert reports.total() == (0, 0.5, 1)
+
+
+def test_passes_without_a_step_take_no_more_memory_than_those_of_a_step(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses_module, "MOST_PASSES", 3)
+    with observed_job() as script:
+        model, optimizer = constant()
+        losses = script.part(TorchJob).progress.losses
+        for n in (2, 3, 4, 8):
+            sizes = []
+            for _ in range(n):
+                model(torch.ones(1, 1)).mean().backward()
+                sizes.append(len(losses._noted))
+            assert max(sizes) <= 3
+            optimizer.step()
+            optimizer.zero_grad()
+    # Steps of more passes than a step has are without a loss.
+    assert [r.loss_sum for r in reports] == [2.0, 3.0, 0.0, 0.0]
+    assert [r.loss_weight for r in reports] == [1, 1, 0, 0]
+
+
+def test_a_loss_on_a_device_is_a_copy_since_its_memory_may_be_written_again() -> None:
+    class OnDevice:
+        """A scalar that claims to be on a device."""
+
+        device = torch.device("cuda")
+
+        def __init__(self, value: torch.Tensor) -> None:
+            self.detach = value.detach
+
+    buffer = torch.tensor([3.0], requires_grad=True)
+    term: Any = term_of(OnDevice(buffer))  # type: ignore[arg-type]
+    with torch.no_grad():
+        buffer.fill_(9.0)
+    assert (term.item(), term.shape, term.requires_grad) == (3.0, (), False)
 
 
 def test_two_optimizers_with_one_loss_have_it_and_with_two_none(reports: Reports) -> None:
@@ -433,10 +483,45 @@ def test_what_the_script_reports_counts_and_its_samples_are_counted_once(reports
     assert [r.epoch for r in reports] == [0] * 5
 
 
+def test_without_a_number_of_samples_those_that_mpips_counts_go_on(reports: Reports) -> None:
+    with observed_job():
+        loader = loader_of(8, 2)
+        model, optimizer = constant()
+        for i, (x,) in enumerate(loader):
+            step(model, optimizer, x)
+            if i in (0, 2):
+                mpips.report(loss=7.0)
+    # The first call sends what was counted by then.
+    assert [(r.samples, r.loss_sum, r.loss_weight) for r in reports] == [
+        (2, 3.0, 2),
+        (0, 7.0, 1),
+        (2, 0.0, 0),
+        (2, 0.0, 0),
+        (0, 7.0, 1),
+        (2, 0.0, 0),
+    ]
+    assert [r.is_by_library for r in reports] == [True, False, True, True, False, True]
+
+
+def test_samples_that_the_script_counts_later_are_those_since_its_report_before(
+    reports: Reports,
+) -> None:
+    with observed_job():
+        loader = loader_of(8, 2)
+        model, optimizer = constant()
+        for i, (x,) in enumerate(loader):
+            step(model, optimizer, x)
+            if i == 1:
+                mpips.report(loss=7.0)
+            if i == 3:
+                mpips.report(loss=7.0, samples=4)
+    assert reports.total()[0] == 8
+
+
 def test_an_evaluation_of_the_script_has_the_epoch_that_is_counted(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_INTERVAL_S", 1e9)
+    monkeypatch.setattr(library_progress, "INTERVAL_S", 1e9)
     found = []
     with observed_job() as script:
         loader = loader_of(2, 1)
@@ -492,21 +577,20 @@ def test_a_wrapper_of_another_library_stays_and_notes_nothing_behind_the_job(
         torch.Tensor.backward = PLAIN  # type: ignore[method-assign]
 
 
-def test_losses_on_a_device_are_read_when_a_report_is_due_unless_they_were_changed() -> None:
+def test_losses_on_a_device_are_read_when_a_report_is_due() -> None:
     waiting = WaitingLosses()
     losses = [torch.tensor(float(i)) for i in range(1, 4)]
     for loss in losses:
         waiting.add([loss, loss.half(), 0.5])
-    losses[1].add_(1.0)
     assert waiting.n_steps == 3
-    assert waiting.read() == ((1 + 1 + 0.5) + (3 + 3 + 0.5)) / 2
+    assert waiting.read() == ((1 + 1 + 0.5) + (2 + 2 + 0.5) + (3 + 3 + 0.5)) / 3
     assert (waiting.n_steps, waiting.read()) == (0, None)
 
 
 def test_a_fast_loop_has_the_losses_of_the_first_steps_behind_each_report(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_INTERVAL_S", 1e9)
+    monkeypatch.setattr(library_progress, "INTERVAL_S", 1e9)
     monkeypatch.setattr(module, "MOST", 2)
     with observed_job() as script:
         loader = loader_of(6, 1)
@@ -521,7 +605,7 @@ def test_a_fast_loop_has_the_losses_of_the_first_steps_behind_each_report(
 def test_a_pass_that_ends_between_two_reports_is_counted_to_its_last_step(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_INTERVAL_S", 1e9)
+    monkeypatch.setattr(library_progress, "INTERVAL_S", 1e9)
     with observed_job():
         loader = loader_of(10, 4)
         model, optimizer = constant()
