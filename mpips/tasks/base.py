@@ -350,6 +350,30 @@ class LearnsData(Protocol):
         """
 
 
+class Chooses(Protocol):
+    """The class of a task that chooses values by the training data where a job leaves them out.
+
+    Define `choose` as a class method of the task. A run chooses once: checkpoints contain the values, and a
+    job that starts from one has them again, whatever its files contain by then. Values that a job sets win.
+    """
+
+    @classmethod
+    def choose(cls, info: DataInfo, options: Any) -> dict[str, Any]:
+        """Return the chosen values by their dotted names. Local; called on one rank.
+
+        The constructor of the task receives them as `DataInfo.chosen`, {} in a job that started with a
+        version of the task without this method. "train.epochs" and "train.batch_size" (of one worker) replace
+        `default_epochs` and `suitable_batch_size`.
+
+        Args:
+            info: Description of the whole training data.
+            options: The task's options.
+
+        Returns:
+            Numbers, booleans or texts, which JSON can contain.
+        """
+
+
 def labels_of(task: type[Task], options: msgspec.Struct) -> Wants:
     """Return how a task uses labels with these options."""
     option = getattr(task, "labels_option", "")
