@@ -23,6 +23,7 @@ from mpips.data.quotients import Direction, Measured
 from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.text import Agree
 from mpips.model.table import Table
+from mpips.tasks.proposals import Proposal
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 Keys: TypeAlias = npt.NDArray[np.int64]
@@ -263,6 +264,10 @@ class Task(Protocol):
     def describe_model(self) -> str:
         """Return a text about the model, for the output at start and the summary; "": none."""
         return ""
+
+    def proposals(self) -> list[Proposal]:
+        """Return the few options that `mpips sweep --auto` varies, those that matter most first."""
+        return []
 
     def report(self) -> str:
         """Return a line on the scaling of the features, for the output at start; "": none."""

@@ -32,6 +32,7 @@ from mpips.tasks.kge_answers import Ranker
 from mpips.tasks.kge_choice import GraphSize, choose, reason
 from mpips.tasks.kge_losses import cubes, full_softmax, logistic, sampled_softmax
 from mpips.tasks.kge_options import KgeOptions
+from mpips.tasks.proposals import RATE, Proposal, around, between
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 # Triples that are asked for are no facts, and do not hide each other.
@@ -175,6 +176,41 @@ class Kge(Task):
         if not self._chosen:
             return text
         return f"{text} (values left out are chosen for {reason(own.dim, self._chosen)})"
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the regularisation of products, or the loss of distances, and the rate."""
+        own = self._options
+        assert own.n3 is not None
+        assert own.dropout is not None
+        rate = around("learning_rate", own.learning_rate, 5, RATE)
+        if own.loss == "logistic":
+            assert own.margin is not None
+            return [
+                between(
+                    "margin",
+                    own.margin,
+                    0.5,
+                    12.0,
+                    "how far apart true and drawn triples are pushed",
+                ),
+                between(
+                    "temperature",
+                    own.temperature,
+                    0.0,
+                    2.0,
+                    "weight of the negatives that are hard",
+                ),
+                rate,
+            ]
+        return [
+            around(
+                "n3", own.n3 or 0.01, 20, "suitable values differ by a factor of 100 between graphs"
+            ),
+            between(
+                "dropout", own.dropout, 0.0, 0.5, "helps long rows and dense graphs, harms others"
+            ),
+            rate,
+        ]
 
     def begin_step(self, epoch: int, step: int, n_steps: int) -> None:
         """Take the place of the next step, for its random numbers."""
