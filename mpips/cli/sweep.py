@@ -138,8 +138,8 @@ def command(
             wanted = variation.trials(grid, random, n_draws, seed)
         if wanted == [()] and folds is None:
             raise ConfigError(
-                "nothing varies: give --auto N, --grid KEY=V1,V2 or --random KEY=LOW:HIGH, or --folds N to "
-                "validate one job N times"
+                "nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH, --auto N to let the task "
+                "choose, or --folds N to validate one job N times"
             )
         if folds is not None:
             _refuse_other_folds(wanted, folds)
