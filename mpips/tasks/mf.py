@@ -61,15 +61,6 @@ class MatrixFactorization(Task):
     own_metrics: ClassVar[dict[str, Direction]] = {"ndcg_at_10": "higher", "recall_at_10": "higher"}
 
     @classmethod
-    def choose(cls, info: DataInfo, options: MfOptions) -> dict[str, Any]:
-        """Choose the unit of ratings by their range."""
-        if options.implicit or not info.target_range:
-            return {}
-        low, high = info.target_range
-        width = high - low
-        return {"options.unit": 1.0 if width == 0 or 2 <= width <= 10 else width / 4}
-
-    @classmethod
     def read(
         cls, path: str, options: MfOptions, share: Share, like: Arrays | None, purpose: Purpose
     ) -> TaskPart:
@@ -129,7 +120,6 @@ class MatrixFactorization(Task):
         self._seed = seed
         self._place = (0, 0)  # epoch and step
         self._n_items = info.size("items")
-        self._unit = options.scale(info.chosen)  # of ratings
         # The metrics of implicit feedback are not those of predicted numbers.
         own: Any = self
         own.labels = "none" if options.implicit else "targets"
@@ -172,8 +162,7 @@ class MatrixFactorization(Task):
             if self._options.implicit
             else "squared error of ratings"
         )
-        unit = "" if self._unit == 1 else f"; ratings in units of {self._unit:g} (options.unit)"
-        return f"{what}, dim {self._options.dim}{unit}"
+        return f"{what}, dim {self._options.dim}"
 
     def begin_step(self, epoch: int, step: int, n_steps: int) -> None:
         """Take the place of the next step, for its random numbers."""
@@ -196,9 +185,8 @@ class MatrixFactorization(Task):
         if self._options.implicit:
             loss, errors = _bpr(p, *rows)
         else:
-            error = self._ratings(_scores(p, rows[0])) - batch.labels.astype(np.float32)
-            loss = float((error.astype(np.float64) ** 2).sum() / 2)
-            errors = [error / np.float32(self._unit)]
+            error = _scores(p, rows[0]) + np.float32(self._mean) - batch.labels.astype(np.float32)
+            loss, errors = float((error.astype(np.float64) ** 2).sum() / 2), [error]
         penalty = np.float32(self._options.penalty) * scale
         by_p = penalty * p
         for own, q, e in zip(np.split(places, len(items)), rows, errors, strict=True):
@@ -212,10 +200,6 @@ class MatrixFactorization(Task):
         worker.table("user").push(user_keys, by_user, base=user_rows)
         worker.table("item").push(item_keys, by_item, base=item_rows)
         return StepResult(loss, batch.n)
-
-    def _ratings(self, scores: Float32) -> Float32:
-        """Return the ratings that scores, in the unit of the training, mean."""
-        return scores * np.float32(self._unit) + np.float32(self._mean)
 
     def _negatives(self, batch: RowBatch) -> Int64:
         """Draw an item for each pair that the user does not have, shape (n,).
@@ -239,7 +223,7 @@ class MatrixFactorization(Task):
             _rows(worker, "user", batch.ids[:, 0]), _rows(worker, "item", batch.ids[:, 1])
         )
         low, high = self._range
-        scores = self._ratings(scores)
+        scores += np.float32(self._mean)
         values: Float32 = np.clip(scores, np.float32(low), np.float32(high))
         return values
 
@@ -263,7 +247,7 @@ class MatrixFactorization(Task):
             numbers = np.repeat(asked, chosen.shape[1])
             pairs = np.stack([np.repeat(users, chosen.shape[1]), chosen.ravel()], axis=1)
             low, high = self._range
-            values = np.clip(self._ratings(scores.ravel()), low, high)
+            values = np.clip(scores.ravel() + np.float32(self._mean), low, high)
             places = np.tile(np.arange(1.0, chosen.shape[1] + 1), len(asked))
             there = scores.ravel() > -np.inf
             pieces.append((numbers[there], pairs[there], values[there], places[there]))

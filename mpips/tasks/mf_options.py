@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -39,14 +38,6 @@ class MfOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     init_std: Annotated[
         Rate, Meta(description="Standard deviation of the initial biases and factors.")
     ] = 0.1
-    unit: Annotated[
-        Rate | None,
-        Meta(
-            description="Ratings are learned in this unit, so that penalty and rate mean the same for any "
-            "scale. By default 1 for ratings with a range of 2 to 10, such as stars; else a quarter of the "
-            "range; but 1 if the job sets l2, learning_rate or init_std."
-        ),
-    ] = None
     user: Annotated[str, Meta(description="Name of the column of users. Empty: a usual one.")] = ""
     item: Annotated[str, Meta(description="Name of the column of items. Empty: a usual one.")] = ""
     rating: Annotated[
@@ -60,22 +51,11 @@ class MfOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Return why an option has no effect beside the others, by its name."""
         if not self.implicit:
             return {"least_rating": "it applies only with options.implicit = true"}
-        found = {"unit": "options.implicit = true learns no ratings"}
         if self.least_rating is None:
-            found["rating"] = "options.implicit = true reads ratings for options.least_rating alone"
-        return found
-
-    def scale(self, chosen: Mapping[str, Any]) -> float:
-        """Return the unit of ratings; `chosen` is `DataInfo.chosen`, {} in runs of earlier versions."""
-        if self.implicit:
-            return 1.0
-        if self.unit is not None:
-            return self.unit
-        plain = MfOptions()
-        sets = any(
-            getattr(self, n) != getattr(plain, n) for n in ("l2", "learning_rate", "init_std")
-        )
-        return 1.0 if sets else float(chosen.get("options.unit", 1.0))
+            return {
+                "rating": "options.implicit = true reads ratings for options.least_rating alone"
+            }
+        return {}
 
     @property
     def penalty(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,9 +67,7 @@ class _Handle:
 
 
 class Sizes:
-    """A description of data with 5 items, of an earlier version."""
-
-    chosen: ClassVar[dict[str, Any]] = {}
+    """A description of data with 5 items."""
 
     def size(self, name: str) -> int:
         return {"items": 5}[name]
