@@ -11,6 +11,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from mpips.cli.auto_sweep import propose
 from mpips.cli.run import PLACES, is_script, pool_of, run_keys
 from mpips.cli.train import DATA, SERVERS, SET, TUNING, configure, job_keys, with_options
 from mpips.config import variation
@@ -55,6 +56,13 @@ _PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_work
     show_default=True,
     help="Draws of all --random.",
 )
+@click.option(
+    "--auto",
+    "n_auto",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Run N trials of the options that matter for the task and its data, in ranges that it proposes.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the draws.")
 @click.option(
     "--metric",
@@ -78,6 +86,7 @@ def command(
     grid: tuple[str, ...],
     random: tuple[str, ...],
     n_draws: int,
+    n_auto: int | None,
     seed: int,
     metric: str,
     folds: int | None,
@@ -94,6 +103,7 @@ def command(
 
     \b
     mpips sweep job.toml --grid train.batch_size=32,64 --grid table.consistency=bsp,asp
+    mpips sweep job.toml --auto 20
     mpips sweep job.toml --random table.optimizer.lr=1e-4:1:log --n 20
     mpips sweep sweeps/job
     """
@@ -107,22 +117,33 @@ def command(
     else:
         options = {key: given.pop(key) for key in _PLACE_KEYS}
         path = Path(folder) if folder is not None else Path("sweeps") / _name(job)
-        wanted = variation.trials(grid, random, n_draws, seed)
-        if wanted == [()] and folds is None:
-            raise ConfigError(
-                "nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH, or --folds N to validate "
-                "one job N times"
-            )
-        if folds is not None:
-            _refuse_other_folds(wanted, folds)
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
         split = (f"data.folds={folds}", "data.fold=1") if folds is not None else ()
         # Folds take the place of the validation data of a job file, such as that of a draft.
         replaces = folds is not None and keys.get("data.validation") is None
         whole = ("data.validation=0",) if replaces else ()
-        configs = [
-            _checked(job, keys, (*whole, *assignments, *varied, *split)) for varied in wanted
-        ]
+
+        def checked(varied: Sequence[str]) -> JobConfig:
+            return _checked(job, keys, (*whole, *assignments, *varied, *split))
+
+        if n_auto is not None:
+            _refuse_beside_auto()
+            wanted, lines = propose(checked(()), n_auto, seed, checked, folds is not None)
+            say(
+                "\n".join(
+                    (f"--auto {n_auto}: trial 1 has the values of the job, the others vary", *lines)
+                )
+            )
+        else:
+            wanted = variation.trials(grid, random, n_draws, seed)
+        if wanted == [()] and folds is None:
+            raise ConfigError(
+                "nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH, --auto N to let the task "
+                "choose, or --folds N to validate one job N times"
+            )
+        if folds is not None:
+            _refuse_other_folds(wanted, folds)
+        configs = [checked(varied) for varied in wanted]
         own: dict[str, Direction] = {}
         for config in configs:
             own |= getattr(load_task(config.task), "own_metrics", {})
@@ -169,6 +190,25 @@ def _refuse_changes(path: Path) -> None:
         raise ConfigError(
             f"{', '.join(names)}: {path} continues with the trials of its {FILE}; leave the option out, or "
             "begin a new sweep in another --folder"
+        )
+
+
+def _refuse_beside_auto() -> None:
+    """Refuse options that choose what varies beside --auto.
+
+    Raises:
+        ConfigError: Names them.
+    """
+    context, source = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    names = [
+        flag
+        for name, flag in (("grid", "--grid"), ("random", "--random"), ("n_draws", "--n"))
+        if context.get_parameter_source(name) == source
+    ]
+    if names:
+        raise ConfigError(
+            f"{', '.join(names)}: --auto chooses what varies and how often; leave out one of them (an option "
+            "that the job or --set sets does not vary)"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -53,6 +53,8 @@ class DataInfo:
             `mpips.data.libsvm.OF_ARRAY`.
         words: CSV: the rule for words of categorical columns (`mpips.data.words`). Descriptions of earlier
             versions have none, and mean rule 0.
+        chosen: Values that the task has chosen by this data (`mpips.tasks.base.Chooses`), by dotted names
+            such as "train.epochs". {}: it chooses none, or the description is that of an earlier version.
     """
 
     n_samples_total: int
@@ -74,6 +76,7 @@ class DataInfo:
     digest: str = ""
     words: int = TEXTS
     of_array: bool = False
+    chosen: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def size(self, name: str) -> int:
         """Return the number of names in the vocabulary `name`, or of entries in the task's array `name`.
@@ -110,7 +113,9 @@ class DataInfo:
 
     def to_config(self) -> dict[str, Any]:
         """Return plain values, for a checkpoint or a log."""
-        return asdict(self)
+        found = asdict(self)
+        # Descriptions without choices are those of earlier versions.
+        return found if self.chosen else {k: v for k, v in found.items() if k != "chosen"}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DataInfo:

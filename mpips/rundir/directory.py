@@ -8,6 +8,7 @@
     places.json       role, host and process of every rank of the attempt; written with the first status.json
                       of an attempt
     placement.json    the decision about tables with placement = "auto"; written by the scheduler
+    choice.json       values that a task has chosen by the training data; written by the scheduler, once
     ranks.json        activity of every rank of the attempt; written by the scheduler, shown by `mpips top`
     events.jsonl      failures and restarts, one line each; written by the supervisor and, at the start of
                       an attempt, by the scheduler

@@ -23,6 +23,7 @@ from mpips.data.quotients import Direction, Measured
 from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.text import Agree
 from mpips.model.table import Table
+from mpips.tasks.proposals import Proposal
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 Keys: TypeAlias = npt.NDArray[np.int64]
@@ -264,6 +265,10 @@ class Task(Protocol):
         """Return a text about the model, for the output at start and the summary; "": none."""
         return ""
 
+    def proposals(self) -> list[Proposal]:
+        """Return the few options that `mpips sweep --auto` varies, those that matter most first."""
+        return []
+
     def report(self) -> str:
         """Return a line on the scaling of the features, for the output at start; "": none."""
         return ""
@@ -347,6 +352,30 @@ class LearnsData(Protocol):
 
         Raises:
             DataError: A file cannot be read. Raise it within `agree`, or alike on all workers.
+        """
+
+
+class Chooses(Protocol):
+    """The class of a task that chooses values by the training data where a job leaves them out.
+
+    Define `choose` as a class method of the task. A run chooses once: checkpoints contain the values, and a
+    job that starts from one has them again, whatever its files contain by then. Values that a job sets win.
+    """
+
+    @classmethod
+    def choose(cls, info: DataInfo, options: Any) -> dict[str, Any]:
+        """Return the chosen values by their dotted names. Local; called on one rank.
+
+        The constructor of the task receives them as `DataInfo.chosen`, {} in a job that started with a
+        version of the task without this method. "train.epochs" and "train.batch_size" (of one worker) replace
+        `default_epochs` and `suitable_batch_size`.
+
+        Args:
+            info: Description of the whole training data.
+            options: The task's options.
+
+        Returns:
+            Numbers, booleans or texts, which JSON can contain.
         """
 
 

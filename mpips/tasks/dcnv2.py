@@ -17,6 +17,7 @@ from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32
 from mpips.tasks.mixed import MixedOptions, MixedStep, MixedTask, SideOutputs
 from mpips.tasks.options import Count
+from mpips.tasks.proposals import Proposal, among
 
 
 class CrossOptions(MixedOptions, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +69,13 @@ class DcnV2(MixedTask):
 
     name = "dcnv2"
     Options = CrossOptions
+
+    def proposals(self) -> list[Proposal]:
+        """Propose also the number of cross layers."""
+        return [
+            *super().proposals(),
+            among("cross", self._options.cross, [1, 2, 3], "degree of the products of columns"),
+        ]
 
     def side_tables(self) -> list[Table]:
         """Return `cross_weight<i>`, shape (width, width), `cross_bias<i>` and `cross_output`."""

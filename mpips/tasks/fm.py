@@ -25,6 +25,7 @@ from mpips.tasks.linear import linear_gradient, linear_logits, prior_gradient, w
 from mpips.tasks.logistic import Logistic
 from mpips.tasks.losses import logistic_loss, sigmoid
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
+from mpips.tasks.proposals import FACTORS, PENALTY, RATE, Proposal, among, around
 
 
 class FmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +107,16 @@ class FactorizationMachine(Task):
         return [
             EmbeddingTable("weight", 1, optimizer=linear),
             EmbeddingTable("factor", own.dim, optimizer=factor, init=init),
+        ]
+
+    def proposals(self) -> list[Proposal]:
+        """Propose rate, prior and length of the factors, and the prior of the linear weights."""
+        own = self._options
+        return [
+            around("factor_learning_rate", own.factor_learning_rate, 10, RATE),
+            around("factor_prior", own.factor_prior or 20.0, 20, PENALTY),
+            around("prior", own.prior or 1.0, 30, PENALTY),
+            among("dim", own.dim, [4, 8, 16, 32], FACTORS),
         ]
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:

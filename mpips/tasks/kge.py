@@ -29,8 +29,10 @@ from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.tasks.base import Float32, StepResult, Task, Worker
 from mpips.tasks.kge_answers import Ranker
+from mpips.tasks.kge_choice import GraphSize, choose, reason
 from mpips.tasks.kge_losses import cubes, full_softmax, logistic, sampled_softmax
 from mpips.tasks.kge_options import KgeOptions
+from mpips.tasks.proposals import RATE, Proposal, around, between
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 # Triples that are asked for are no facts, and do not hide each other.
@@ -70,6 +72,13 @@ class Kge(Task):
         "hits_at_10": "higher",
         "mean_rank": "lower",
     }
+
+    @classmethod
+    def choose(cls, info: DataInfo, options: KgeOptions) -> dict[str, Any]:
+        """Choose epochs, batch size, negatives and regularisation; see `mpips.tasks.kge_choice`."""
+        graph = GraphSize(info.size("entities"), info.n_samples_total)
+        softmax = options.loss_of_model() == "softmax"
+        return choose(graph, options.dim, options.has_products(), softmax)
 
     @classmethod
     def read(
@@ -117,7 +126,8 @@ class Kge(Task):
             ConfigError: They contradict each other.
         """
         self._n_entities, self._n_relations = info.size("entities"), info.size("relations")
-        self._options = own = options.resolved(self._n_entities)
+        self._options = own = options.resolved(self._n_entities, info.chosen)
+        self._chosen = dict(info.chosen)
         self._model = own.embedding_model()
         self._seed = seed
         self._place = (0, 0)  # epoch and step
@@ -153,12 +163,54 @@ class Kge(Task):
         known = arrays[KNOWN].astype(np.int64)
         self._ranker = Ranker(self._model, self._options, entities, relations, known)
 
-    def report(self) -> str:
-        """Return the model and how it is trained."""
+    def describe_model(self) -> str:
+        """Return the model, how it is trained, and why that was chosen."""
         own = self._options
-        against = "all entities" if self._all else f"{own.negatives} shared negatives"
+        against = "all entities" if self._all else f"{own.negatives:,} shared negatives"
+        corrected = " with log-Q correction" if own.correction and not self._all else ""
         directions = "reciprocal relations" if own.reciprocals else "one row per relation"
-        return f"{own.model}, dim {own.dim}, {directions}; {own.loss} against {against}"
+        text = (
+            f"{own.model}, dim {own.dim}, {directions}; {own.loss} against {against}{corrected}; "
+            f"n3 {own.n3:g}, dropout {own.dropout:g}"
+        )
+        if not self._chosen:
+            return text
+        return f"{text} (values left out are chosen for {reason(own.dim, self._chosen)})"
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the regularisation of products, or the loss of distances, and the rate."""
+        own = self._options
+        assert own.n3 is not None
+        assert own.dropout is not None
+        rate = around("learning_rate", own.learning_rate, 5, RATE)
+        if own.loss == "logistic":
+            assert own.margin is not None
+            return [
+                between(
+                    "margin",
+                    own.margin,
+                    0.5,
+                    12.0,
+                    "how far apart true and drawn triples are pushed",
+                ),
+                between(
+                    "temperature",
+                    own.temperature,
+                    0.0,
+                    2.0,
+                    "weight of the negatives that are hard",
+                ),
+                rate,
+            ]
+        return [
+            around(
+                "n3", own.n3 or 0.01, 20, "suitable values differ by a factor of 100 between graphs"
+            ),
+            between(
+                "dropout", own.dropout, 0.0, 0.5, "helps long rows and dense graphs, harms others"
+            ),
+            rate,
+        ]
 
     def begin_step(self, epoch: int, step: int, n_steps: int) -> None:
         """Take the place of the next step, for its random numbers."""
@@ -276,7 +328,8 @@ class Kge(Task):
         scores = (model.pairs(q, answers), model.scores(q, candidates))
         excluded = negatives[np.newaxis, :] == right[:, np.newaxis]
         if own.loss == "softmax":
-            loss, g, g_negatives = sampled_softmax(*scores, excluded)
+            others = self._n_entities - 1 if own.correction else None
+            loss, g, g_negatives = sampled_softmax(*scores, excluded, others)
         else:
             assert own.margin is not None
             loss, g, g_negatives = logistic(*scores, excluded, own.margin, own.temperature)

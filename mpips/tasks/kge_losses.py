@@ -19,6 +19,8 @@ Float32: TypeAlias = npt.NDArray[np.float32]
 Int64: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
+_BLOCK = 1 << 18  # scores of a block of queries, which a cache of 1 MiB holds
+
 
 def full_softmax(scores: Float32, right: Int64) -> tuple[float, Float32]:
     """Return the summed cross-entropy, in nats, and its gradient by the scores.
@@ -27,19 +29,24 @@ def full_softmax(scores: Float32, right: Int64) -> tuple[float, Float32]:
         scores: Scores of all candidates, shape (m, k); overwritten by the gradient.
         right: The right candidate of each query, shape (m,).
     """
-    queries = np.arange(len(right))
-    scores -= scores.max(axis=1, keepdims=True)
-    chosen = scores[queries, right].astype(np.float64)
-    np.exp(scores, out=scores)
-    sums = scores.sum(axis=1, keepdims=True)
-    loss = float((np.log(sums[:, 0], dtype=np.float64) - chosen).sum())
-    scores /= sums
-    scores[queries, right] -= 1
-    return loss, scores
+    losses = np.empty(len(right))
+    # Go through blocks of queries that stay in the cache; each row is computed alone, so they change no bits.
+    step = max(1, _BLOCK // scores.shape[1])
+    for start in range(0, len(right), step):
+        block, own = scores[start : start + step], right[start : start + step]
+        queries = np.arange(len(own))
+        block -= block.max(axis=1, keepdims=True)
+        chosen = block[queries, own].astype(np.float64)
+        np.exp(block, out=block)
+        sums = block.sum(axis=1, keepdims=True)
+        losses[start : start + step] = np.log(sums[:, 0], dtype=np.float64) - chosen
+        block /= sums
+        block[queries, own] -= 1
+    return float(losses.sum()), scores
 
 
 def sampled_softmax(
-    right: Float32, negatives: Float32, excluded: Flags
+    right: Float32, negatives: Float32, excluded: Flags, n_others: int | None = None
 ) -> tuple[float, Float32, Float32]:
     """Return the summed cross-entropy among each right candidate and the negatives, and its gradients.
 
@@ -47,9 +54,17 @@ def sampled_softmax(
         right: Scores of the right candidates, shape (m,).
         negatives: Scores of the negatives, shape (m, k).
         excluded: Negatives that are the right candidate and do not count, shape (m, k).
+        n_others: Number of candidates beside the right one, of which the negatives are a uniform sample. Each
+            negative stands for n_others / (its negatives that count) of them: minus the logarithm of its
+            expected count is added to its score (log-Q correction: Bengio and Senecal, "Adaptive Importance
+            Sampling to Accelerate Training of a Neural Probabilistic Language Model", 2008), so that the sum
+            of exponentials estimates that over all candidates without bias. None: nothing is added.
     """
     scores = np.concatenate([right[:, np.newaxis], negatives], axis=1)
     scores[:, 1:][excluded] = -np.inf
+    if n_others is not None:
+        n = np.maximum(excluded.shape[1] - excluded.sum(axis=1, keepdims=True), 1)
+        scores[:, 1:] += np.log(n_others / n).astype(scores.dtype)
     loss, gradient = full_softmax(scores, np.zeros(len(right), np.int64))
     return loss, gradient[:, 0], gradient[:, 1:]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,7 +13,7 @@ from mpips.tasks.options import Count, Penalty, Rate
 
 Loss = Literal["auto", "softmax", "logistic"]
 
-# Entities up to which all of them are candidates in training (1-vs-all) if a job sets no number of negatives.
+# Entities up to which all are candidates in training (1-vs-all) in runs of versions that do not choose.
 MOST_CANDIDATES = 20_000
 
 
@@ -47,8 +48,16 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Annotated[int, Meta(ge=0)] | None,
         Meta(
             description="Negatives that all triples of a batch share, drawn uniformly with replacement. "
-            "0: all entities are candidates (1-vs-all; softmax only). By default 0 with softmax and up to "
-            "20,000 entities, else 256."
+            "0: all entities are candidates (1-vs-all; softmax only). By default chosen by the size of the "
+            "graph and dim with softmax, else 256."
+        ),
+    ] = None
+    correction: Annotated[
+        bool | None,
+        Meta(
+            description="softmax with negatives: each drawn entity counts for as many as it stands for "
+            "(log-Q correction), so that the loss estimates that against all entities. By default true where "
+            "the number of negatives is chosen, false where options.negatives is given."
         ),
     ] = None
     temperature: Annotated[
@@ -70,14 +79,14 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Penalty | None,
         Meta(
             description="The loss of a triple has n3 times the sum of the cubed absolute values of its three "
-            "rows added. By default 0.01 for complex and distmult, else 0."
+            "rows added. By default chosen by the size of the graph and dim for complex and distmult, else 0."
         ),
     ] = None
     dropout: Annotated[
         Annotated[float, Meta(ge=0, lt=1)] | None,
         Meta(
-            description="Share of the values of a query that are 0 in a step. By default 0.3 for complex and "
-            "distmult, else 0."
+            description="Share of the values of a query that are 0 in a step. By default chosen by the size "
+            "of the graph and dim for complex and distmult, else 0."
         ),
     ] = None
     learning_rate: Annotated[Rate, Meta(description="Learning rate of Adagrad.")] = 0.1
@@ -104,9 +113,15 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         found = {}
         if self.model != "transe":
             found["norm"] = f"it applies only to transe, options.model is {self.model}"
-        if self.resolved(1).loss == "softmax":
+        if self.loss_of_model() == "softmax":
             why = "it applies only to the loss logistic, that of this job is softmax"
             found |= {"temperature": why, "margin": why}
+        else:
+            found["correction"] = (
+                "it applies only to the loss softmax, that of this job is logistic"
+            )
+        if self.negatives == 0:
+            found["correction"] = "options.negatives = 0: all entities are candidates"
         return found
 
     def embedding_model(self) -> EmbeddingModel:
@@ -120,17 +135,38 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         }
         return kinds[self.model]()
 
-    def resolved(self, n_entities: int) -> KgeOptions:
-        """Return the options with the values that the model chooses in place of None and "auto"."""
-        products = self.model in ("complex", "distmult")
-        loss = self.loss if self.loss != "auto" else ("softmax" if products else "logistic")
+    def resolved(self, n_entities: int, chosen: Mapping[str, Any] | None = None) -> KgeOptions:
+        """Return the options with values in place of None and "auto".
+
+        Args:
+            n_entities: Number of entities.
+            chosen: The values that were chosen for the graph, by dotted names (`mpips.tasks.kge_choice`).
+                None or {}: a run of an earlier version, which chose by the model and n_entities alone.
+        """
+        loss = self.loss_of_model()
         all_fit = loss == "softmax" and n_entities <= MOST_CANDIDATES
-        chosen = {
+        values = {
             "negatives": 0 if all_fit else 256,
             "margin": {"transe": 4.0, "rotate": 6.0}.get(self.model, 0.0),
-            "n3": 0.01 if products else 0.0,
-            "dropout": 0.3 if products else 0.0,
-            "init_std": 1e-3 if products else 0.1,
+            "n3": 0.01 if self.has_products() else 0.0,
+            "dropout": 0.3 if self.has_products() else 0.0,
+            "init_std": 1e-3 if self.has_products() else 0.1,
+            "correction": False,
         }
-        missing = {name: v for name, v in chosen.items() if getattr(self, name) is None}
+        for name, value in (chosen or {}).items():
+            section, _, option = name.partition(".")
+            # Runs with negatives of their own have the loss that they always had.
+            if section == "options" and (option != "correction" or self.negatives is None):
+                values[option] = value
+        missing = {name: v for name, v in values.items() if getattr(self, name) is None}
         return msgspec.structs.replace(self, loss=loss, **missing)
+
+    def has_products(self) -> bool:
+        """Return True if scores are products, not distances."""
+        return self.model in ("complex", "distmult")
+
+    def loss_of_model(self) -> Loss:
+        """Return the loss, that of the model for "auto"."""
+        if self.loss != "auto":
+            return self.loss
+        return "softmax" if self.has_products() else "logistic"

@@ -20,6 +20,7 @@ from mpips.tasks.classifiers import OutputsTask
 from mpips.tasks.linear import LinearMatrix, LinearModel, LinearRows
 from mpips.tasks.options import Penalty, Rate
 from mpips.tasks.outputs import outputs_of
+from mpips.tasks.proposals import PENALTY, RATE, Proposal, around
 
 # Updates that a run needs. Larger batches take less time for a sample, and fewer updates lose quality: on
 # w6a, 30 epochs, AUC is 0.9889 with 11,500 updates, 0.9885 with 2,900, 0.9873 with 1,400, 0.9849 with 720.
@@ -118,6 +119,14 @@ class Logistic(OutputsTask):
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull what the batch needs and return the outputs, float32, shape (n, k)."""
         return self.model.evaluate(worker, batch)
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the prior and the rate."""
+        own = self._options
+        return [
+            around("prior", own.prior or 1.0, 100, PENALTY),
+            around("learning_rate", own.learning_rate, 10, RATE),
+        ]
 
     def describe_model(self) -> str:
         """Return what is trained: logistic or softmax regression, of which features."""

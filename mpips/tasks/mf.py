@@ -40,6 +40,7 @@ from mpips.tasks.kge_answers import named
 from mpips.tasks.losses import sigmoid
 from mpips.tasks.mf_options import MfOptions
 from mpips.tasks.mf_ranking import SeenItems, best_items, gains
+from mpips.tasks.proposals import PENALTY, RATE, Proposal, among, around
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 USERS, ITEMS, SEEN, SCALE = "vocabulary/users", "vocabulary/items", "task/seen", "task/scale"
@@ -123,6 +124,20 @@ class MatrixFactorization(Task):
         own: Any = self
         own.labels = "none" if options.implicit else "targets"
         self.metrics = ("ndcg_at_10", "recall_at_10") if options.implicit else ("rmse", "r2")
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the penalty, the rate and the length of factors."""
+        own = self._options
+        return [
+            around("l2", own.penalty or 0.01, 10, PENALTY),
+            around("learning_rate", own.learning_rate, 5, RATE),
+            among(
+                "dim",
+                own.dim,
+                [8, 16, 32, 64],
+                "length of factors: more for many ratings of each user",
+            ),
+        ]
 
     def tables(self) -> list[Table]:
         """Return `user` and `item`."""

@@ -32,6 +32,7 @@ from mpips.tasks.layers import backward, forward, layer_tables, pull_layers
 from mpips.tasks.linear import prior_gradient
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
 from mpips.tasks.outputs import LabelKind, outputs_of
+from mpips.tasks.proposals import FACTORS, PENALTY, RATE, WIDTHS, Proposal, among, around
 
 
 class MixedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,6 +156,17 @@ class MixedTask(Task):
         """Take the scale of the numbers, and that of the targets."""
         self.features.prepare(moments)
         self.outputs.prepare(moments)
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the rate, the penalties, and the sizes of embeddings and layers."""
+        own = self._options
+        found = [around("learning_rate", own.learning_rate, 10, RATE)]
+        if self.features.n_texts:
+            found.append(around("prior", own.prior or 20.0, 20, PENALTY))
+        found.append(around("l2", own.l2 or 5e-4, 30, PENALTY))
+        if self.features.n_texts:
+            found.append(among("dim", own.dim, [4, 8, 16, 32], FACTORS))
+        return [*found, among("hidden", own.hidden, [[64], [128, 64], [256, 128]], WIDTHS)]
 
     def tables(self) -> list[Table]:
         """Return all tables."""

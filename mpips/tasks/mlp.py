@@ -28,6 +28,7 @@ from mpips.tasks.options import (
     refuse_idle,
 )
 from mpips.tasks.outputs import LabelKind
+from mpips.tasks.proposals import PENALTY, RATE, WIDTHS, Proposal, among, around
 
 # Initial rows of the first layer, where their number is not known.
 ROW_INIT = "normal(0.01)"
@@ -121,6 +122,16 @@ class Mlp(LayeredTask):
         weights = [worker.table(f"weight{i}").pull() for i in range(1, self._n_layers)]
         biases = [worker.table(f"bias{i}").pull() for i in range(self._n_layers)]
         return [first, *weights], biases
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the rate, the penalties that these data have, and the widths of the layers."""
+        own, found = self._options, []
+        found.append(around("learning_rate", own.learning_rate, 10, RATE))
+        if self._n_layers > 1 or not self.inputs.has_rows:
+            found.append(around("l2", own.l2 or 1e-3, 30, PENALTY))
+        if self.inputs.has_rows:
+            found.append(around("prior", own.prior or 1.0, 30, PENALTY))
+        return [*found, among("hidden", own.hidden, [[64], [128], [256], [128, 64]], WIDTHS)]
 
     def describe_model(self) -> str:
         """Return what is trained: layers of which widths, on which features."""

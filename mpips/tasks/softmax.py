@@ -15,6 +15,7 @@ from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32, StepResult, Worker
 from mpips.tasks.classifiers import LayeredTask
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Penalty, Rate, RowPrior, refuse_idle
+from mpips.tasks.proposals import PENALTY, RATE, Proposal, around
 
 
 class SoftmaxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +80,14 @@ class Softmax(LayeredTask):
         inputs = self.inputs.of_unseen(batch)
         logits: Float32 = inputs.x @ inputs.pull(worker, "weight") + worker.table("bias").pull()
         return logits
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the rate and the penalty that these data have."""
+        own = self._options
+        penalty = around("prior", own.prior or 1.0, 100, PENALTY)
+        if not self.inputs.has_rows:
+            penalty = around("l2", own.l2 or 2e-3, 30, PENALTY)
+        return [around("learning_rate", own.learning_rate, 10, RATE), penalty]
 
     def describe_model(self) -> str:
         """Return what is trained: softmax regression, of which features."""

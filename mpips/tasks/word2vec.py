@@ -28,6 +28,7 @@ from mpips.model.optimizer import SGD
 from mpips.model.table import EmbeddingTable, Table
 from mpips.tasks.base import Float32, Keys, Schedule, StepResult, Task, Worker
 from mpips.tasks.options import Count, Penalty, Rate
+from mpips.tasks.proposals import RATE, Proposal, among, around, between
 from mpips.tasks.word_data import (
     COUNTS,
     WORDS,
@@ -154,6 +155,20 @@ class Word2Vec(Task):
     ) -> Iterator[QueryData]:
         """Read words to look up; see `mpips.tasks.base.ReadsParts`."""
         return read_queries(path, like, say)
+
+    def proposals(self) -> list[Proposal]:
+        """Propose the rate; and with pairs of words, which compare them, options that change the loss."""
+        own = self._options
+        found = [around("learning_rate", own.learning_rate, 4, RATE)]
+        if own.similarity:
+            found += [
+                among("dim", own.dim, [50, 100, 200], "length of vectors: more for a long text"),
+                between(
+                    "window", own.window, 2, 10, "wide windows find topics, narrow ones syntax"
+                ),
+                among("negative", own.negative, [5, 10, 15], "more for a short text"),
+            ]
+        return found
 
     def schedule(self, schedule: Schedule) -> None:
         """Take the length of the training."""

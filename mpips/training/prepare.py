@@ -46,6 +46,7 @@ from mpips.tasks import Task, load_task
 from mpips.tasks.base import description_of, reader_of
 from mpips.terminal.screen import say
 from mpips.training.best import BestCheckpoint
+from mpips.training.choices import agree_on_choice
 from mpips.training.epochs import Inputs, in_common_step
 from mpips.training.example import arrays_of
 from mpips.training.final_test import FinalTest
@@ -109,6 +110,7 @@ def prepare(
     config: JobConfig,
     cache: Path | None = None,
     say: Callable[[str], object] = lambda line: None,
+    folder: Path | None = None,
 ) -> Inputs:
     """Read the data, agree on it, make the task and its tables. Collective over the ranks; blocks.
 
@@ -119,6 +121,8 @@ def prepare(
         cache: Folder for the cache of data that is read in windows, if the configuration names none; None: a
             temporary one.
         say: Called on worker 0 with the progress of a conversion into the cache.
+        folder: The run directory, which keeps what the task chooses; None: the job is not supervised, or
+            writes nothing.
 
     Raises:
         DataError, ConfigError: The data or the configuration is wrong on some rank; all ranks raise the
@@ -222,12 +226,15 @@ def prepare(
     def make_task(info: DataInfo) -> Task:
         return task_class(info, given, config.cluster.seed)
 
+    chosen = agree_on_choice(ranks, config, task_class, given, info, folder)
+    info = replace(info, chosen=chosen)
     ClassWeights.of(
         config.data.class_weight, info, np.ones(info.n_classes, np.int64)
     )  # check names
     task = make_task(info)
-    n_epochs = config.train.epochs or task.default_epochs
-    sizing = Sizing(config, n_epochs, measured, earlier_batches(ranks, config))
+    n_epochs = config.train.epochs or chosen.get("train.epochs") or task.default_epochs
+    earlier, size = earlier_batches(ranks, config), chosen.get("train.batch_size")
+    sizing = Sizing(config, n_epochs, measured, earlier, size)
     batch_size, tables = sizing.batch_size(task, n_workers), sizing.tables(task, n_workers)
     notes += sizing.note(task, n_workers)
     check_changes(task, tables, config)

@@ -30,21 +30,26 @@ class Sizing(msgspec.Struct, frozen=True):
         measured: Frequencies of the keys of the training data, for tables that are partitioned by them.
         earlier: Workers, and samples of a batch of each, of the job whose checkpoint this job starts from;
             None: there is no such job, or the configuration sets train.batch_size.
+        chosen: Samples of a batch that the task has chosen by the data; None: it has not.
     """
 
     config: JobConfig
     n_epochs: int
     measured: FrequencyPartition | None = None
     earlier: tuple[int, int] | None = None
+    chosen: int | None = None
 
     def batch_size(self, task: Task, n_workers: int) -> int:
         """Return the samples of a step of one worker.
 
-        Where the job sets none, it keeps those of the checkpoint: a task may choose others for more epochs.
-        With another number of workers the task chooses anew.
+        Where the job sets none, it has those that the task has chosen by the data; else it keeps those of the
+        checkpoint: a task may choose others for more epochs. With another number of workers the task chooses
+        anew.
         """
         if self.config.train.batch_size:
             return self.config.train.batch_size
+        if self.chosen is not None:
+            return self.chosen
         if self.earlier is not None and self.earlier[0] == n_workers:
             return self.earlier[1]
         return self.suitable(task, n_workers)
@@ -58,7 +63,7 @@ class Sizing(msgspec.Struct, frozen=True):
     def note(self, task: Task, n_workers: int) -> list[str]:
         """Return a sentence about a batch size that is kept but that the task would not choose; or none."""
         size, suitable = self.batch_size(task, n_workers), self.suitable(task, n_workers)
-        if self.config.train.batch_size or size == suitable:
+        if self.config.train.batch_size or self.chosen is not None or size == suitable:
             return []
         return [
             f"{size} samples per batch, as in the checkpoint; a new run would have {suitable} "
@@ -88,7 +93,7 @@ def earlier_batches(ranks: JobRanks, config: JobConfig) -> tuple[int, int] | Non
         return None
 
     def look() -> tuple[int, int] | None:
-        manifest = _start(config) if ranks.is_scheduler else None
+        manifest = start_manifest(config) if ranks.is_scheduler else None
         if manifest is None or not manifest.sampling:
             return None
         try:
@@ -111,7 +116,7 @@ def earlier_words(ranks: JobRanks, config: JobConfig) -> int:
         return SCALED
 
     def look() -> int | None:
-        manifest = _start(config) if ranks.is_scheduler else None
+        manifest = start_manifest(config) if ranks.is_scheduler else None
         if manifest is None or not manifest.data:
             return None
         return int(manifest.data.get("words", TEXTS))
@@ -126,12 +131,14 @@ def _may_start(config: JobConfig) -> bool:
     return wanted.resume != "never" and (wanted.resume != "auto" or bool(wanted.folder))
 
 
-def _start(config: JobConfig) -> Manifest | None:
-    """Return the manifest of the checkpoint that a job will probably start from; None: none was found.
+def start_manifest(config: JobConfig) -> Manifest | None:
+    """Return the manifest of the checkpoint that a job will probably start from; None: none was found. Local.
 
     `find_start` verifies the start later and raises its errors. If the newest checkpoint is damaged, it takes
     the one before it, most likely of the same shape; if not, the epoch goes on in a new order.
     """
+    if not _may_start(config):
+        return None
     wanted = config.checkpoint
     try:
         if wanted.resume == "auto":

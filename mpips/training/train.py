@@ -255,7 +255,8 @@ class TrainingProgram:
         tell = say if self._verbose else lambda line: None
         speaks = self._verbose and (comm is None or comm.rank == 0)
         with show_elapsed("mpips: reading the data", say if speaks else None):
-            self._inputs = prepare(ranks, n_workers, self._config, self._cache, tell)
+            path = self._folder.path if self._folder is not None else None
+            self._inputs = prepare(ranks, n_workers, self._config, self._cache, tell, path)
         self._inputs.verbose = self._verbose
         self._inputs.callback = self._callback
         if self._inputs.final_test is not None:

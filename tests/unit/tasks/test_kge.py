@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kge_rig import DIM, MODELS, rows, score, slope
 
+from mpips.tasks import kge_losses
 from mpips.tasks.kge import add_rows
 from mpips.tasks.kge_losses import cubes, full_softmax, logistic, sampled_softmax
 from mpips.tasks.kge_models import EmbeddingModel, RotatE, TransE
@@ -110,6 +111,18 @@ def test_losses_and_their_gradients_are_those_of_the_definitions() -> None:
         np.testing.assert_allclose(by_right, want, atol=1e-6)
         want = slope(lambda v: adversarial(right, v), negatives)
         np.testing.assert_allclose(by_negatives, want, atol=1e-6)
+
+
+def test_blocks_of_queries_change_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.random.default_rng(4).normal(size=(7, 301)).astype(np.float32)
+    right = np.arange(7) * 40
+    found = []
+    for size in (1, 700, 1 << 18):
+        monkeypatch.setattr(kge_losses, "_BLOCK", size)
+        found.append(full_softmax(scores.copy(), right))
+    for loss, gradient in found[:2]:
+        assert loss == found[2][0]
+        np.testing.assert_array_equal(gradient, found[2][1])
 
 
 def test_cubes_are_the_sum_of_cubed_absolute_values() -> None:
