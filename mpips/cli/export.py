@@ -38,12 +38,13 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
 
     \b
     npz          tables, moments of the features, labels and columns, for NumPy
-    safetensors  the state dict of torch below; of other models tables and moments of the features.
-                 Labels, columns, task and step are JSON in its metadata
+    safetensors  of models of rows of numbers the state dict of torch below; of others tables and
+                 moments of the features. Labels, columns, task and step are JSON in its metadata
     parquet      a file for each table: key and columns, or row and columns of a dense table
-    torch        logistic, softmax and mlp with a dense table of weights: a state dict
-                 of mpips.inference.network.Network, which scales raw features itself;
-                 torch.load(weights_only=True) reads it
+    torch        softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2: a state dict, which
+                 torch.load(weights_only=True) reads, the source of its nn.Module in a file with
+                 ending .py, and OUT.json, from which its inputs are made; neither needs mpips.
+                 Of other tasks the tables as tensors
     onnx         softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2: a graph that scales raw numbers
                  itself, and OUT.json, from which any language makes its inputs
     word2vec, word2vec-binary

@@ -1,4 +1,4 @@
-"""Write a trained model for other libraries: npz, safetensors, Parquet, a state dict for PyTorch, ONNX."""
+"""Write a trained model for other libraries: npz, safetensors, Parquet, ONNX, a module of PyTorch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from typing import IO, Any
 import numpy as np
 
 from mpips.checkpoint.export import export as export_tables
-from mpips.errors import CapabilityError, ConfigError
+from mpips.errors import ConfigError
 from mpips.inference.dense import dense_layers, is_dense
 from mpips.inference.model import Model
 from mpips.inference.onnx_writing import write_onnx
 from mpips.inference.safetensors import write_arrays
 from mpips.inference.stored_tables import StoredDense
+from mpips.inference.torch_writing import write_torch
 from mpips.inference.word_vectors import write_vectors
 
 
 def export(model: Model, kind: str, out: Path, force: bool = False) -> str:
     """Write a model into a new file, or folder for Parquet, which appears when it is complete.
 
-    ONNX has other files beside it; see `mpips.inference.onnx_writing`.
+    ONNX and PyTorch have other files beside it; see `mpips.inference.onnx_writing` and
+    `mpips.inference.torch_writing`.
 
     Args:
         model: The model.
@@ -43,6 +45,8 @@ def export(model: Model, kind: str, out: Path, force: bool = False) -> str:
     """
     if kind == "onnx":
         return write_onnx(model, out, force)
+    if kind == "torch":
+        return write_torch(model, out, force)
     if kind == "parquet":
         export_tables(
             model.tables.checkpoint, "parquet", out, tuple(model.tables), force, state=False
@@ -108,32 +112,10 @@ def _write_safetensors(model: Model, file: IO[bytes]) -> None:
     write_arrays(arrays, {name: json.dumps(value) for name, value in facts.items()}, file)
 
 
-def _write_torch(model: Model, file: IO[bytes]) -> None:
-    """Write a state dict and plain values, which `torch.load(weights_only=True)` reads."""
-    try:
-        import torch
-
-        from mpips.inference.network import network_of
-    except ImportError as error:
-        raise CapabilityError(
-            f"--format torch needs PyTorch (pip install torch): {error}"
-        ) from None
-    content = {
-        "state_dict": network_of(model).state_dict(),
-        "widths": dense_layers(model).widths,
-        "classes": model.classes.tolist(),
-        "columns": list(model.info.columns),
-        "task": model.manifest.config["task"],
-        "step": model.manifest.step,
-    }
-    torch.save(content, file)
-
-
 WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {
     "npz": _write_npz,
     "safetensors": _write_safetensors,
-    "torch": _write_torch,
     "word2vec": functools.partial(write_vectors, binary=False),
     "word2vec-binary": functools.partial(write_vectors, binary=True),
 }
-FORMATS = (*WRITERS, "parquet", "onnx")
+FORMATS = (*WRITERS, "parquet", "onnx", "torch")

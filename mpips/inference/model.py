@@ -43,9 +43,9 @@ from mpips.training.stopping import asked_metrics
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+    from torch import nn
 
     from mpips.inference.estimators import LoadedClassifier, LoadedRegressor
-    from mpips.inference.network import Network
 
 Numbers: TypeAlias = npt.NDArray[Any]
 
@@ -210,16 +210,28 @@ class Model:
             )
         return self.all_classes(np.concatenate([*self._parts(data)]))
 
-    def to_torch(self) -> Network:
-        """Return the model as a module of PyTorch that takes raw features and returns logits.
+    def to_torch(self) -> nn.Module:
+        """Return the model as a module of PyTorch that takes raw numbers, and returns logits or numbers.
+
+        `logistic`, `softmax` and `mlp` with a dense table of weights are a `mpips.inference.network.Network`,
+        which takes raw features, shape (n, d), unless numbers become logarithms or empty cells mean 0. Others
+        are the module that `mpips export --format torch` writes, which takes the inputs that `onnx_inputs`
+        makes, as tensors.
 
         Raises:
-            ConfigError: The model is not one of logistic, softmax or mlp with a dense table of weights.
+            ConfigError: The model's task has no such module.
             ImportError: PyTorch is missing.
         """
-        from mpips.inference.network import network_of
+        from mpips.inference.dense import is_dense
+        from mpips.inference.graph_description import empty_is_zero, logarithms
 
-        return network_of(self)
+        if is_dense(self) and not any(logarithms(self)) and not empty_is_zero(self):
+            from mpips.inference.network import network_of
+
+            return network_of(self)
+        from mpips.inference.torch_writing import module_of
+
+        return module_of(self)
 
     def to_onnx(self) -> ModelProto:
         """Return the model as a graph of ONNX, which scales raw numbers itself.
@@ -227,7 +239,7 @@ class Model:
         Its metadata has, under "mpips", the description of its inputs, of which `onnx_inputs` makes them.
 
         Raises:
-            ConfigError: The model's task has no form of ONNX, or the model has more than 2 GB; `mpips export`
+            ConfigError: The model's task has no graph, or the model has more than 2 GB; `mpips export`
                 writes such a one.
             CapabilityError: onnx is missing.
         """
@@ -236,20 +248,22 @@ class Model:
         return proto_of(self)
 
     def onnx_inputs(self, rows: Any) -> dict[str, Numbers]:
-        """Return the inputs of the graph of `to_onnx` for samples; see `mpips.inference.onnx_inputs`.
+        """Return the inputs of the graph of `to_onnx`, or of `to_torch` as arrays, for samples.
+
+        See `mpips.inference.onnx_inputs`.
 
         Args:
             rows: Mappings from names of columns to cells, as `csv.DictReader` yields, or a frame of pandas;
                 an array, shape (n, d); or mappings from numbers of features to values, or a sparse matrix.
 
         Raises:
-            ConfigError: The model's task has no form of ONNX.
+            ConfigError: The model's task has no graph.
             DataError: A sample is not what the model takes.
         """
-        from mpips.inference.onnx_description import description_of
+        from mpips.inference.graph_description import description_of
         from mpips.inference.onnx_inputs import onnx_inputs
 
-        return onnx_inputs(description_of(self), rows)
+        return onnx_inputs(description_of(self, "onnx"), rows)
 
     def to_sklearn(self) -> LoadedClassifier | LoadedRegressor:
         """Return the model as a fitted estimator of scikit-learn, for pipelines and tools that predict.

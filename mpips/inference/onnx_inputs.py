@@ -1,6 +1,7 @@
-"""Turn samples into the inputs of a graph of ONNX, by its description alone: no checkpoint, no ONNX.
+"""Turn samples into the inputs of a graph of ONNX or of a module of PyTorch, by its description alone.
 
-`mpips.inference.onnx_description` makes the description.
+Neither the checkpoint nor one of the libraries is needed. `mpips.inference.graph_description` makes the
+description.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def onnx_inputs(description: Facts, rows: Any) -> dict[str, Array]:
     Raises:
         DataError: A sample lacks a column, or a cell or value is not what the model takes.
     """
-    if description.get("format") != "mpips onnx" or description.get("format_version") != 1:
+    known = description.get("format") in ("mpips onnx", "mpips torch")
+    if not known or description.get("format_version") != 1:
         raise DataError(
             f"the description has format {description.get('format')!r}, version "
-            f"{description.get('format_version')!r}: must be 'mpips onnx', version 1"
+            f"{description.get('format_version')!r}: must be 'mpips onnx' or 'mpips torch', version 1"
         )
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         rows = rows.to_dict("records")

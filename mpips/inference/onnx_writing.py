@@ -7,25 +7,22 @@ installed. So a file that appears is complete, and predicts like the model.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mpips.checkpoint.record import mpips_version
 from mpips.errors import CapabilityError, ConfigError, MpipsError
-from mpips.inference.onnx_description import description_of, features_of
-from mpips.inference.onnx_example import example_of
-from mpips.training.example import difference
+from mpips.inference.graph_description import description_of, features_of
+from mpips.inference.graph_example import different_sample, example_of
+from mpips.inference.graph_model import graph_of
+from mpips.inference.onnx_outputs import add_outputs
+from mpips.inference.together import write_together
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from mpips.inference.model import Model
-    from mpips.inference.onnx_graph import Graph
+    from mpips.inference.onnx_graph import OnnxGraph
 
 NAME = "mpips"  # of the description in the metadata
 MOST_INSIDE = 1 << 30  # bytes of arrays above which they get a file of their own
@@ -56,42 +53,30 @@ def write_onnx(model: Model, out: Path, force: bool) -> str:
         CapabilityError: onnx is missing.
         MpipsError: onnxruntime predicts the example differently.
     """
-    for path in (out, _beside(out, "json"), _beside(out, "data")):
-        if path.exists() and not force:
-            raise ConfigError(f"{path}: already exists; use --force to replace it")
     graph, text = _graph_of(model), _text_of(model)
-    folder = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        folder.mkdir()
-        new = folder / out.name
+
+    def write(new: Path) -> str:
         _write(graph, text, new)
-        checked = _checked(model, new)
-        # The file of the graph comes last: with it, all is there.
-        if force and not _beside(new, "data").exists():
-            _beside(out, "data").unlink(missing_ok=True)
-        names = sorted((path.name for path in folder.iterdir()), key=len, reverse=True)
-        for name in names:
-            os.replace(folder / name, out.with_name(name))
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return f"{', '.join(str(out.with_name(name)) for name in reversed(names))} ({checked})"
+        return _checked(model, new)
+
+    return write_together(out, [_beside(out, "data"), _beside(out, "json")], force, write)
 
 
 def _beside(out: Path, ending: str) -> Path:
     return out.with_name(f"{out.name}.{ending}")
 
 
-def _graph_of(model: Model) -> Graph:
+def _graph_of(model: Model) -> OnnxGraph:
     features_of(model)  # raises for a task without a form
     try:
-        from mpips.inference.onnx_model import graph_of
+        from mpips.inference.onnx_graph import OnnxGraph
     except ImportError as error:
         raise CapabilityError(
             f"--format onnx needs onnx (pip install onnx onnxruntime): {error}"
         ) from None
-    graph = graph_of(model)
+    built, outputs = graph_of(model)
+    add_outputs(built, outputs, model)
+    graph = OnnxGraph(built)
     if graph.n_bytes_inside > MOST_BYTES:
         raise ConfigError(
             f"--format onnx: the keys of the model have {graph.n_bytes_inside:,} bytes (16 for each word or "
@@ -101,10 +86,10 @@ def _graph_of(model: Model) -> Graph:
 
 
 def _text_of(model: Model) -> str:
-    return json.dumps(description_of(model), ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(description_of(model, "onnx"), ensure_ascii=False, indent=1) + "\n"
 
 
-def _write(graph: Graph, text: str, out: Path) -> None:
+def _write(graph: OnnxGraph, text: str, out: Path) -> None:
     """Write all files of a model."""
     from mpips.inference.onnx_graph import write_arrays
 
@@ -143,13 +128,11 @@ def _checked(model: Model, path: Path) -> str:
         raise MpipsError(
             f"{path.name} is not written: {version} cannot run it (pip install -U onnxruntime): {error}"
         ) from None
-    got: Any = np.asarray(found_last, np.float64).reshape(n, -1)
-    wanted = np.asarray(expected, np.float64).reshape(n, -1)
-    place = difference(wanted, got)
-    if place is not None:
+    differs = different_sample(expected, found_last)
+    if differs is not None:
         raise MpipsError(
-            f"{path.name} is not written: for sample {place[0]} of the example of {model.path}, output "
-            f"{place[1]}, {version} computes {got[place]:.7g} and mpips {wanted[place]:.7g}: use another "
-            "version of onnxruntime, or --format npz"
+            f"{path.name} is not written: {differs[0]} of the example of {model.path}, {version} "
+            f"computes {differs[1]:.7g} and mpips {differs[2]:.7g}: use another version of onnxruntime, or "
+            "--format npz"
         )
     return f"{version} predicts {n} samples of the training data alike"

@@ -15,7 +15,7 @@ import pytest
 from launcher import results
 from long_runs import LONG
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 SCRIPT = Path(__file__).with_name("programs") / "torch_script.py"
 Launch = Callable[..., launcher.Launch]
@@ -226,6 +226,13 @@ def test_a_script_that_is_killed_logs_each_epoch_as_an_undisturbed_one(tmp_path:
         assert (found["worker"], found["log"]) == (expected["worker"], expected["log"])
         assert found["lr"] == expected["lr"]
         assert found["digest"] == expected["digest"]
+    # The best model that the script stores is the same, with its rows.
+    best, expected_best = (
+        torch.load(tmp_path / name / "best.pt", weights_only=True) for name in ("killed", "calm")
+    )
+    assert "bag.rows.values" in best
+    assert list(best) == list(expected_best)
+    assert all(torch.equal(value, expected_best[name]) for name, value in best.items())
     # The script reports nothing by itself.
     started = re.findall(r"after the failure, (from memory: step \d+, \d+ epochs? done)", said)
     assert started == [

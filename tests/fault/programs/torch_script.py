@@ -150,6 +150,8 @@ for epoch in epochs:
     if options.report and mpips.rank() == 0:
         mpips.report(epoch=epoch, accuracy=0.25 * (epoch + 1))
     if options.log:
+        if log["total"] < log["best"] and mpips.rank() == 0:
+            torch.save(model.state_dict(), "best.pt")
         log["best"] = min(log["best"], log["total"])
         rate = optimizer.param_groups[0]["lr"]
         log["lines"].append([epoch, mpips.torch.steps(), log["total"], log["best"], rate])

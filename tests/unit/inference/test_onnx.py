@@ -19,9 +19,9 @@ from mpips.cli.export import command as export_command
 from mpips.data.columns import hash_key
 from mpips.data.words import TEXTS
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
-from mpips.inference import onnx_writing
+from mpips.inference import graph_model, onnx_writing
+from mpips.inference.graph_description import description_of
 from mpips.inference.model import Model
-from mpips.inference.onnx_description import description_of
 from mpips.inference.onnx_inputs import onnx_inputs
 
 pytest.importorskip("h5py")
@@ -176,9 +176,7 @@ def logistic(tmp_path_factory: Any) -> Model:
 def test_a_graph_that_predicts_differently_is_not_written(
     logistic: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mpips.inference import onnx_model
-
-    monkeypatch.setattr(onnx_model, "hash_key", lambda name: 5)
+    monkeypatch.setattr(graph_model, "hash_key", lambda name: 5)
     with pytest.raises(
         MpipsError, match=r"not written: for sample \d of the example of .* and mpips 0"
     ):
@@ -194,8 +192,7 @@ def test_libraries_that_are_missing_are_named(
     done = CliRunner().invoke(export_command, arguments, catch_exceptions=False)
     assert "(not checked: pip install onnxruntime)" in done.output
     monkeypatch.setitem(sys.modules, "onnx", None)
-    for name in ("onnx_model", "onnx_graph"):
-        monkeypatch.delitem(sys.modules, f"mpips.inference.{name}")
+    monkeypatch.delitem(sys.modules, "mpips.inference.onnx_graph")
     with pytest.raises(CapabilityError, match=r"needs onnx \(pip install onnx onnxruntime\)"):
         logistic.to_onnx()
     # What makes the inputs needs neither.
@@ -206,7 +203,9 @@ def test_tasks_without_a_graph_say_which_forms_they_have(tmp_path: Path) -> None
     text = "a b c d\n" * 30
     folder = trained_on_text(tmp_path, "word2vec", text, {"options.min_count": 1})
     for way in (Model.to_onnx, lambda model: model.onnx_inputs([])):
-        with pytest.raises(ConfigError, match=r"task 'word2vec' has no form .* parquet, word2vec"):
+        with pytest.raises(
+            ConfigError, match=r"task 'word2vec' has no graph for .* parquet, torch, word2vec"
+        ):
             way(mpips.load(folder))
 
 
@@ -222,7 +221,7 @@ def test_a_task_of_a_user_has_no_graph(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "onnx_mine.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     case = CASES["rows, softmax"]._replace(task="onnx_mine:Mine")
-    with pytest.raises(ConfigError, match="task 'onnx_mine:Mine' has no form of ONNX"):
+    with pytest.raises(ConfigError, match="task 'onnx_mine:Mine' has no graph for ONNX"):
         trained(case, tmp_path).to_onnx()
 
 
@@ -272,13 +271,15 @@ def test_frames_are_samples_with_their_missing_values(logistic: Model, tmp_path:
 
 
 def test_words_of_earlier_versions_are_texts(logistic: Model) -> None:
-    facts = description_of(logistic)
+    facts = description_of(logistic, "onnx")
     facts["words"]["rule"] = TEXTS
     row = {column["column"]: "" for column in facts["columns"]}
     found = onnx_inputs(facts, [{**row, "colour": "007", "id": " NA "}, row])["keys"]
     assert found[:, :2].tolist() == [[hash_key("colour", "007"), hash_key("id", "NA")], [-1, -1]]
     facts["format_version"] = 2
-    with pytest.raises(DataError, match="version 2: must be 'mpips onnx', version 1"):
+    with pytest.raises(
+        DataError, match="version 2: must be 'mpips onnx' or 'mpips torch', version 1"
+    ):
         onnx_inputs(facts, [row])
 
 

@@ -89,12 +89,6 @@ def test_a_dense_model_becomes_a_module_of_torch(name: str, tmp_path: Path) -> N
         assert torch.equal(other(torch.from_numpy(x)), module(torch.from_numpy(x)))
 
 
-def test_a_sparse_model_becomes_no_module(logistic: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(ConfigError, match="'logistic' is no network of dense layers"):
-        load(logistic / "checkpoints").to_torch()
-
-
 def test_npz_holds_what_prediction_needs(logistic: Path, tmp_path: Path) -> None:
     out = tmp_path / "m.npz"
     arguments = [str(logistic / "checkpoints"), "--format", "npz", "-o", str(out)]
@@ -238,11 +232,11 @@ def test_a_sparse_model_is_an_estimator_too(logistic: Path) -> None:
         _ = estimator.feature_names_in_
 
 
-@pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet", "onnx"])
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet", "onnx", "torch"])
 def test_an_export_that_has_no_room_is_one_sentence_and_leaves_nothing(
     kind: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip({"parquet": "pyarrow"}.get(kind, "onnx" if kind == "onnx" else "numpy"))
+    pytest.importorskip({"parquet": "pyarrow", "onnx": "onnx", "torch": "torch"}.get(kind, "numpy"))
     make("softmax", tmp_path)
     (tmp_path / "out").mkdir()
     out = tmp_path / "out" / "model"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from browser import Browser
 from msgspec.structs import replace
+from page_checks import BROKEN, CONTRASTS
 from run_files import RunFiles, full_run
 
 from mpips.rundir.directory import replace_json
@@ -541,37 +542,6 @@ def test_it_fits_and_text_is_readable(
             window.picture(Path(folder) / f"page-{width}-{'dark' if dark else 'light'}.png")
     window.size(1280, 720)
     window.dark(False)
-
-
-# The least contrast of text by the class and the element that it is in.
-CONTRASTS = """
-const light = (text) => {
-  const [r, g, b] = text.match(/[0-9.]+/g).slice(0, 3).map((v) => v / 255)
-    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const found = {};
-const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (texts.nextNode()) {
-  const e = texts.currentNode.parentElement, style = getComputedStyle(e);
-  if (!texts.currentNode.data.trim() || !e.getClientRects().length || e.closest('.cell')) continue;
-  let at = e;
-  while (at && getComputedStyle(at).backgroundColor === 'rgba(0, 0, 0, 0)') at = at.parentElement;
-  const a = light(style.color), b = light(getComputedStyle(at).backgroundColor);
-  const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  const key = e.tagName + '.' + e.className;
-  found[key] = Math.min(found[key] ?? 99, contrast);
-}
-return found;
-"""
-# Cells of tables in which text has more lines than words.
-BROKEN = """
-return [...document.querySelectorAll('td, th')].filter((e) => {
-  const words = e.innerText.split(/[\\s_.\\/-]+/).filter(Boolean).length;
-  const line = parseFloat(getComputedStyle(e).lineHeight);
-  return words && e.firstChild.nodeType === 3 && e.clientHeight > (words + 1) * line;
-}).map((e) => e.innerText);
-"""
 
 
 def test_runs_with_a_comma_in_their_name_can_be_chosen(window: Browser, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows of embedding tables in a graph of ONNX, and their sums over the features of a sample.
+"""Rows of embedding tables in a graph, and their sums over the features of a sample.
 
 The rows that differ from 0 are a constant, with a row of 0 behind them. A map of their keys gives the place
 of a key's row; an unknown key, and -1, has the place of the row of 0.
@@ -7,7 +7,7 @@ of a key's row; an unknown key, and -1, has the place of the row of 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from mpips.errors import ConfigError
 from mpips.inference.stored_tables import StoredRows
 
 if TYPE_CHECKING:
+    from mpips.inference.graph import Graph
     from mpips.inference.model import Model
-    from mpips.inference.onnx_graph import Graph
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ class KeyedRows:
         if name not in self.zeroed and self._handle(name).initial(np.arange(3)).any():
             raise ConfigError(
                 f"table '{name}' has the initial values {init}, which words and features have "
-                'that the training data lacks; a graph of ONNX has 0 for them: train with init = "zeros"'
+                'that the training data lacks; the exported model has 0 for them: train with init = "zeros"'
             )
 
 
@@ -120,34 +120,35 @@ class EntrySums:
 
     def rows(self, name: str) -> str:
         """Return the sums of x_i v_i."""
-        graph, table = self._graph, self._rows.table(name)
-        x = graph.add("Unsqueeze", self._above(self._x, self._absent), graph.axes(1))
-        products = graph.add("MatMul", x, self._gathered(table, name))
-        base = self._absent.astype(np.float64) @ table.astype(np.float64)
-        return self._added(graph.add("Squeeze", products, graph.axes(1)), base)
+        graph, table = self._graph, self._graph.weight(self._rows.table(name), name)
+        graph.section = "Sums over the features of a sample"
+        x = graph.add("Unsqueeze", self._above(self._x, self._absent, "absent"), axis=1)
+        products = graph.add("MatMul", x, graph.add("Rows", table, self._places))
+        return self._added(graph.add("Squeeze", products, axis=1), "Base", table)
 
     def squares(self, name: str) -> str:
         """Return the sums of |x_i v_i|^2."""
-        graph, sizes = self._graph, sizes_of(self._rows.table(name))
-        x = self._above(graph.add("Mul", self._x, self._x), np.square(self._absent))
-        products = graph.add("Mul", x, self._gathered(sizes, f"{name}_squares"))
-        base = np.square(self._absent.astype(np.float64)) @ sizes
-        return self._added(graph.sum(products, 1, keep=True), base)
+        graph, table = self._graph, self._graph.weight(self._rows.table(name), name)
+        x = graph.add("Square", self._x)
+        x = self._above(x, np.square(self._absent), "absent_squares")
+        products = graph.add("Mul", x, graph.add("RowSizes", table, self._places))
+        return self._added(graph.sum(products, 1, keep=True), "BaseSizes", table)
 
-    def _above(self, x: str, absent: Float32) -> str:
+    def _above(self, x: str, absent: Float32, name: str) -> str:
         """Return how much a sample's values are above those of samples that do not have the features."""
         if not absent.any():
             return x
-        return self._graph.add("Sub", x, self._gathered(absent))
+        graph = self._graph
+        constant = graph.constant(absent, np.float32, name)
+        return graph.add("Sub", x, graph.add("Gather", constant, self._places))
 
-    def _gathered(self, array: Any, name: str = "") -> str:
-        constant = self._graph.constant(array, np.float32, name)
-        return self._graph.add("Gather", constant, self._places)
-
-    def _added(self, value: str, base: Any) -> str:
-        if not np.any(base):
+    def _added(self, value: str, operator: str, table: str) -> str:
+        """Add the sum of a sample that has no features."""
+        if not self._absent.any():
             return value
-        return self._graph.add("Add", value, self._graph.constant(base, np.float32))
+        graph = self._graph
+        absent = graph.constant(self._absent, np.float32, "absent")
+        return graph.add("Add", value, graph.add(operator, absent, table))
 
 
 class ColumnSums:
@@ -173,29 +174,28 @@ class ColumnSums:
 
     def rows(self, name: str) -> str:
         """Return the sums of x_i v_i."""
-        words = self._graph.constant(self._rows.table(name), name=name)
-        own = self._rows.of(name, self._number_keys)
+        graph, places = self._graph, self._places
+        graph.section = "Sums over the words and numbers of a sample"
+        words = graph.add("Rows", graph.weight(self._rows.table(name), name), places)
+        own = self._own(name) if self._numbers else ""
         return self._sum(words, self._numbers, own, keep=False)
 
     def squares(self, name: str) -> str:
         """Return the sums of |x_i v_i|^2."""
         graph = self._graph
-        sizes = sizes_of(self._rows.table(name))
-        words = graph.constant(sizes, np.float32, f"{name}_squares")
-        own = sizes_of(self._rows.of(name, self._number_keys))[:, np.newaxis]
-        numbers = graph.add("Mul", self._numbers, self._numbers) if self._numbers else ""
-        return self._sum(words, numbers, own, keep=True)
+        words = graph.add("RowSizes", graph.weight(self._rows.table(name), name), self._places)
+        if not self._numbers:
+            return self._sum(words, "", "", keep=True)
+        sizes = graph.add("Sizes", self._own(name))
+        return self._sum(words, graph.add("Square", self._numbers), sizes, keep=True)
 
-    def _sum(self, words: str, numbers: str, own: Any, keep: bool) -> str:
+    def _own(self, name: str) -> str:
+        """Return the rows of the columns of numbers."""
+        return self._graph.weight(self._rows.of(name, self._number_keys), f"{name}_of_numbers")
+
+    def _sum(self, words: str, numbers: str, own: str, keep: bool) -> str:
         graph = self._graph
-        total = graph.sum(graph.add("Gather", words, self._places), 1, keep)
+        total = graph.sum(words, 1, keep)
         if not numbers:
             return total
-        products = graph.add("MatMul", numbers, graph.constant(own, np.float32))
-        return graph.add("Add", total, products)
-
-
-def sizes_of(rows: Float32) -> npt.NDArray[np.float64]:
-    """Return the sum of squares of each row, float64, shape (n,)."""
-    found: npt.NDArray[np.float64] = np.square(rows.astype(np.float64)).sum(axis=1)
-    return found
+        return graph.add("Add", total, graph.add("MatMul", numbers, own))

@@ -1,4 +1,4 @@
-"""The example of a checkpoint as inputs of a graph of ONNX: numbers as they were before their logarithms."""
+"""The example of a checkpoint as inputs of a graph: numbers as they were before their logarithms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data import Batch, SparseBatch
-from mpips.inference.onnx_description import (
+from mpips.inference.graph_description import (
     NO_KEY,
     feature_columns,
     form_of,
@@ -16,7 +16,7 @@ from mpips.inference.onnx_description import (
     needs_float64,
 )
 from mpips.inference.opening import attached_of
-from mpips.training.example import batch_of, names_of
+from mpips.training.example import batch_of, difference, names_of
 
 if TYPE_CHECKING:
     from mpips.inference.model import Model
@@ -39,6 +39,17 @@ def example_of(model: Model) -> tuple[dict[str, Array], Array] | None:
     if model.info.wants == "classes":
         predicted = model.all_classes(predicted)
     return inputs_of(model, batch), predicted
+
+
+def different_sample(expected: Array, got: Array) -> tuple[str, float, float] | None:
+    """Return the place, what was computed and what is right, of the first prediction that differs."""
+    n = len(expected)
+    wanted = np.asarray(expected, np.float64).reshape(n, -1)
+    found = np.asarray(got, np.float64).reshape(n, -1)
+    place = difference(wanted, found)
+    if place is None:
+        return None
+    return f"for sample {place[0]}, output {place[1]}", float(found[place]), float(wanted[place])
 
 
 def inputs_of(model: Model, batch: Batch) -> dict[str, Array]:

@@ -1,7 +1,7 @@
-"""The description of an exported graph of ONNX: a JSON from which any language makes its inputs.
+"""The description of an exported graph: a JSON from which any language makes its inputs.
 
-It is in the metadata of the file under "mpips", and in a file beside it. Its `rules` say in sentences what
-`mpips.inference.onnx_inputs` does.
+It is in the file itself (of ONNX in the metadata under "mpips"), and in a file beside it. Its `rules` say in
+sentences what `mpips.inference.onnx_inputs` does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from mpips.data.conversions import EPOCHS, NUMBERS, pattern_of
 from mpips.data.missing import Missing
 from mpips.data.words import MISSING, NUMBER, PANDAS_MISSING, TEXTS
 from mpips.errors import ConfigError
+from mpips.tasks.base import Task
 from mpips.tasks.classifiers import LayeredTask
 from mpips.tasks.columns import ColumnFeatures
 from mpips.tasks.features import DenseFeatures, SparseFeatures
@@ -27,7 +28,7 @@ from mpips.tasks.registry import TASKS
 if TYPE_CHECKING:
     from mpips.inference.model import Model
 
-FORMAT, VERSION = "mpips onnx", 1
+FORMATS, VERSION = {"onnx": "mpips onnx", "torch": "mpips torch"}, 1
 NO_KEY = -1  # in the place of the key of an empty cell, and behind the features of a sample
 
 # Forms of a sample: a row of numbers; a list of (number of a feature, value); cells of named columns.
@@ -39,9 +40,27 @@ def features_of(model: Model) -> DenseFeatures | SparseFeatures | ColumnFeatures
     """Return what scales the features of a model.
 
     Raises:
-        ConfigError: The model's task has no form of ONNX.
+        ConfigError: The model's task has no graph.
     """
-    task, name = model.task, model.manifest.config["task"]
+    found = _features_of(model.task)
+    if found is not None:
+        return found
+    name = model.manifest.config["task"]
+    forms = "npz, safetensors, parquet, torch" + (
+        ", word2vec, word2vec-binary" if name == "word2vec" else ""
+    )
+    raise ConfigError(
+        f"task '{name}' has no graph for ONNX or PyTorch: only softmax, mlp, logistic, fm, wide_deep, "
+        f"deepfm and dcnv2 have one; mpips export writes this model as {forms}"
+    )
+
+
+def has_graph(model: Model) -> bool:
+    """Return True if `features_of` returns what scales the features."""
+    return _features_of(model.task) is not None
+
+
+def _features_of(task: Task) -> DenseFeatures | SparseFeatures | ColumnFeatures | None:
     if type(task) in TASKS.values():
         if isinstance(task, LayeredTask) and isinstance(task.inputs, MatrixInputs | EntryInputs):
             return task.inputs.features
@@ -49,13 +68,7 @@ def features_of(model: Model) -> DenseFeatures | SparseFeatures | ColumnFeatures
             return task.model.features
         if isinstance(task, FactorizationMachine | MixedTask):
             return task.features
-    forms = "npz, safetensors, parquet" + (
-        ", word2vec, word2vec-binary" if name == "word2vec" else ""
-    )
-    raise ConfigError(
-        f"task '{name}' has no form of ONNX: only softmax, mlp, logistic, fm, wide_deep, deepfm and "
-        f"dcnv2 have one; mpips export writes this model as {forms}"
-    )
+    return None
 
 
 def feature_columns(model: Model) -> list[Column]:
@@ -102,15 +115,15 @@ def empty_is_zero(model: Model) -> bool:
     return bool(model.info.columns) and model.read_options.empty == "zero"
 
 
-def description_of(model: Model) -> Facts:
-    """Return the description of a model, values of JSON.
+def description_of(model: Model, kind: Literal["onnx", "torch"]) -> Facts:
+    """Return the description of a model in a kind of file, values of JSON.
 
     Raises:
-        ConfigError: The model's task has no form of ONNX.
+        ConfigError: The model's task has no graph.
     """
     info, form = model.info, form_of(model)
     found: Facts = {
-        "format": FORMAT,
+        "format": FORMATS[kind],
         "format_version": VERSION,
         "mpips": mpips_version(),
         "task": model.manifest.config["task"],
@@ -120,7 +133,8 @@ def description_of(model: Model) -> Facts:
     if form != "columns":
         found["index_base"] = info.index_base
     inputs, columns = _inputs(model, form), _columns(model, form)
-    found["inputs"], found["outputs"] = inputs, _outputs(model)
+    found["inputs"] = inputs
+    found["outputs"] = _outputs(model) if kind == "onnx" else _module_outputs(model)
     if info.wants != "targets":
         found["labels" if info.wants == "several" else "classes"] = model.classes.tolist()
     if columns:
@@ -213,6 +227,25 @@ def _outputs(model: Model) -> list[Facts]:
             "shape": shape,
             "meaning": f"The probability of each {each}.",
         },
+    ]
+
+
+def _module_outputs(model: Model) -> list[Facts]:
+    """Return name, dtype, shape and meaning of what the module of PyTorch returns."""
+    dtype, wants = "float32", model.info.wants
+    if wants == "targets":
+        meaning = "The predicted number."
+        return [{"name": "forward", "dtype": dtype, "shape": ["n", 1], "meaning": meaning}]
+    shape = ["n", len(model.classes)]
+    each = (
+        "label in the order of `labels`"
+        if wants == "several"
+        else "class in the order of `classes`"
+    )
+    meanings = {"forward": "logit", "probabilities": "probability"}
+    return [
+        {"name": name, "dtype": dtype, "shape": shape, "meaning": f"The {what} of each {each}."}
+        for name, what in meanings.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""A model as a graph of ONNX: scale of the features, tables, outputs.
+"""A model as a graph: scale of the features, tables, outputs.
 
 The graph computes what `predict` of the task does. A number that the readers of mpips refuse, as nan or
 infinity, makes all outputs of its sample nan.
@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.columns import FLOAT32_MAX, hash_key
-from mpips.inference.onnx_description import (
+from mpips.inference.graph import Graph
+from mpips.inference.graph_description import (
     empty_is_zero,
     feature_columns,
     features_of,
     logarithms,
     needs_float64,
 )
-from mpips.inference.onnx_graph import Graph
-from mpips.inference.onnx_rows import ColumnSums, EntrySums, KeyedRows, Sums
+from mpips.inference.graph_rows import ColumnSums, EntrySums, KeyedRows, Sums
 from mpips.inference.stored_tables import StoredRows
 from mpips.tasks.columns import ColumnFeatures
 from mpips.tasks.dcnv2 import DcnV2
@@ -30,49 +30,58 @@ from mpips.tasks.features import MAX_DEVIATION, DenseFeatures, SparseFeatures
 from mpips.tasks.fm import FactorizationMachine
 from mpips.tasks.linear import BIAS_KEY
 from mpips.tasks.logistic import Logistic
-from mpips.tasks.outputs import ClassOutputs, LabelOutputs, OneTarget
 
 if TYPE_CHECKING:
+    from mpips.inference.dense import DenseLayers
     from mpips.inference.model import Model
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 
-def graph_of(model: Model) -> Graph:
-    """Return the graph of a model.
+def graph_of(model: Model, layers: DenseLayers | None = None) -> tuple[Graph, str]:
+    """Return the graph of a model without outputs, and the outputs of its task, float32, shape (n, k).
+
+    Args:
+        model: The model.
+        layers: Layers in the place of those of the tables, for a model of rows of numbers.
 
     Raises:
-        ConfigError: The model's task has no form of ONNX, or rows of unknown keys are not 0.
+        ConfigError: The model's task has no graph, or rows of unknown keys are not 0.
     """
-    return _Builder(model).build()
+    builder = _Builder(model, layers)
+    return builder.graph, builder.build()
 
 
 class _Builder:
-    """Builds the graph of one model."""
+    """Builds the graph of one model.
 
-    def __init__(self, model: Model) -> None:
+    Attributes:
+        graph: The graph.
+    """
+
+    def __init__(self, model: Model, layers: DenseLayers | None) -> None:
+        self.graph = Graph()
         self._model = model
+        self._given = layers
         self._task: Any = model.task
         self._features = features_of(model)
-        self._graph = Graph()
-        self._refused: list[
-            str
-        ] = []  # flags of refused samples, (n, 1), for each input with numbers
+        # Flags of refused samples, (n, 1), for each input with numbers.
+        self._refused: list[str] = []
 
-    def build(self) -> Graph:
-        """Return the graph."""
-        graph, features = self._graph, self._features
+    def build(self) -> str:
+        """Return the outputs of the task."""
+        graph, features = self.graph, self._features
         if isinstance(features, DenseFeatures):
             outputs = self._layers(self._matrix(features))
         elif isinstance(features, ColumnFeatures):
             outputs = self._mixed(features)
         else:
             outputs = self._from_rows(features)
+        graph.section = "A sample with a refused number has no outputs"
         for flags in self._refused:
             outputs = graph.add("Where", flags, graph.constant(np.nan, np.float32), outputs)
-        self._add_outputs(outputs)
-        return graph
+        return outputs
 
     # Inputs.
 
@@ -84,7 +93,8 @@ class _Builder:
             dtype: float32 or float64.
             may_be_nan: Flags of numbers that may be nan, of this shape.
         """
-        graph = self._graph
+        graph = self.graph
+        graph.section = "Numbers that are nan, infinite or beyond float32"
         size = graph.add("Abs", numbers)
         good = graph.add("LessOrEqual", size, graph.constant(FLOAT32_MAX, dtype))
         if may_be_nan:
@@ -94,16 +104,25 @@ class _Builder:
 
     def _with_logarithms(self, numbers: str, which: Sequence[bool]) -> str:
         """Return float64 numbers v, shape (n, d), with sign(v) log(1 + |v|) in some of the columns."""
-        graph = self._graph
+        graph = self.graph
         if not any(which):
             return numbers
+        graph.section = "Logarithms"
         above = graph.add("Add", graph.add("Abs", numbers), graph.constant(1, np.float64))
         signed = graph.add("Mul", graph.add("Sign", numbers), graph.add("Log", above))
         if all(which):
             return signed
-        return graph.add("Where", graph.constant(which, np.bool_), signed, numbers)
+        return graph.add("Where", graph.constant(which, np.bool_, "is_logarithm"), signed, numbers)
 
-    def _scaled(self, numbers: str, dtype: Any, shift: Array, scale: Array, at: str = "") -> str:
+    def _scaled(
+        self,
+        numbers: str,
+        dtype: Any,
+        shift: Array,
+        scale: Array,
+        at: str = "",
+        shift_name: str = "shift",
+    ) -> str:
         """Return (numbers - shift) * scale, clipped, float32.
 
         Args:
@@ -112,10 +131,12 @@ class _Builder:
             shift: Shape (d,).
             scale: Shape (d,).
             at: Places of the numbers in both, shape (n, d); "": the last axis.
+            shift_name: Name of the constant `shift`.
         """
-        graph = self._graph
+        graph = self.graph
+        graph.section = "Scale of the numbers"
         wide = np.result_type(dtype, shift.dtype)
-        both = [graph.constant(own, wide) for own in (shift, scale)]
+        both = [graph.constant(shift, wide, shift_name), graph.constant(scale, wide, "scale")]
         if at:
             both = [graph.add("Gather", own, at) for own in both]
         x = numbers if wide == dtype else graph.cast(numbers, wide)
@@ -126,7 +147,7 @@ class _Builder:
 
     def _matrix(self, features: DenseFeatures) -> str:
         """Return the standardised features of rows of numbers, float32, shape (n, d)."""
-        graph = self._graph
+        graph = self.graph
         dtype: Any = np.float64 if needs_float64(self._model) else np.float32
         x = graph.input("features", dtype, ["n", features.n_features])
         if empty_is_zero(self._model):
@@ -135,14 +156,14 @@ class _Builder:
         x = self._with_logarithms(x, logarithms(self._model))
         if dtype == np.float64 and not self._model.info.wide:
             x, dtype = graph.cast(x, np.float32), np.float32
-        return self._scaled(x, dtype, features.mean, features.scale)
+        return self._scaled(x, dtype, features.mean, features.scale, shift_name="mean")
 
     def _numbers(self, scale: tuple[Array, Array] | None = None) -> tuple[str, str]:
         """Return the numbers of named columns, float32, 0 for an empty cell, and flags of these; "": none.
 
         `scale`: what is subtracted from the numbers of each column, and the factor of the difference.
         """
-        graph = self._graph
+        graph = self.graph
         columns = zip(feature_columns(self._model), logarithms(self._model), strict=True)
         which = [logarithm for column, logarithm in columns if not column.categorical]
         if not which:
@@ -169,8 +190,8 @@ class _Builder:
         if not is_linear:
             return self._layers(sums)
         bias = self._model.tables.table("weight").pull(np.array([BIAS_KEY]))  # type: ignore[call-arg]
-        graph = self._graph
-        outputs = graph.add("Add", sums.rows("weight"), graph.constant(bias[0], name="bias"))
+        graph = self.graph
+        outputs = graph.add("Add", sums.rows("weight"), graph.weight(bias[0], "bias"))
         if isinstance(self._task, FactorizationMachine):
             outputs = graph.add("Add", outputs, self._pairs(sums))
         return outputs
@@ -181,13 +202,13 @@ class _Builder:
 
     def _pairs(self, sums: Sums) -> str:
         """Return the sums over pairs of factors of a factorization machine, shape (n, 1)."""
-        graph = self._graph
+        graph = self.graph
         total = sums.rows("factor")
-        squared = graph.sum(graph.add("Mul", total, total), 1, keep=True)
+        squared = graph.sum(graph.add("Square", total), 1, keep=True)
         return self._half(graph.add("Sub", squared, sums.squares("factor")))
 
     def _half(self, value: str) -> str:
-        return self._graph.add("Mul", value, self._graph.constant(0.5, np.float32))
+        return self.graph.add("Mul", value, self.graph.constant(0.5, np.float32))
 
     def _column_sums(
         self, features: SparseFeatures, names: Sequence[str], zeroed: Sequence[str]
@@ -203,17 +224,20 @@ class _Builder:
             scale = shift, factor
         numbers, _ = self._numbers(scale)
         keys = np.array(number_keys, np.int64)
-        return ColumnSums(self._graph, rows, places, numbers, keys)
+        return ColumnSums(self.graph, rows, places, numbers, keys)
 
     def _places(self, width: int | str, known: Int64) -> str:
         """Return the places of the input `keys`, shape (n, width), among those that are known."""
-        return self._graph.places(self._graph.input("keys", np.int64, ["n", width]), known)
+        graph = self.graph
+        keys = graph.input("keys", np.int64, ["n", width])
+        graph.section = "Places of the rows of keys"
+        return graph.add("Places", keys, graph.constant(known, np.int64, "known_keys"))
 
     def _entry_sums(
         self, features: SparseFeatures, names: Sequence[str], zeroed: Sequence[str]
     ) -> EntrySums:
         """Return the sums over lists of features with values."""
-        graph, base = self._graph, self._model.info.index_base
+        graph, base = self.graph, self._model.info.index_base
         seen = None if features.shift is None else np.flatnonzero(features.seen).astype(np.int64)
         rows = KeyedRows(self._model, names, zeroed, seen)
         places = self._places("most", rows.keys + base)
@@ -237,7 +261,7 @@ class _Builder:
 
     def _table(self, name: str) -> str:
         """Return a dense table as a constant."""
-        return self._graph.constant(self._dense(name), name=name)
+        return self.graph.weight(self._dense(name), name)
 
     def _layers(self, first: str | Sums) -> str:
         """Return the outputs of layers x W + b with ReLU between them.
@@ -245,35 +269,44 @@ class _Builder:
         Args:
             first: The inputs of the first layer, or the sums of its rows of weights.
         """
-        graph, tables = self._graph, self._model.tables
-        biases = [name for name in tables if name.startswith("bias")]
+        graph = self.graph
+        graph.section = "Layers"
+        biases = [name for name in self._model.tables if name.startswith("bias")]
+        biases.sort(key=lambda name: int(name[4:] or 0))
+        if self._given is not None:
+            return self._layers_given(first, self._given)
         x = first if isinstance(first, str) else ""
-        for i, bias in enumerate(sorted(biases, key=lambda name: int(name[4:] or 0))):
-            weight = f"weight{bias[4:]}"
-            if i > 0:
-                x = graph.add("Relu", x)
-            if i == 0 and not isinstance(first, str):
-                x = first.rows(weight)
-            else:
-                x = graph.add("MatMul", x, self._table(weight))
-            x = graph.add("Add", x, self._table(bias))
-        return x
+        if not isinstance(first, str):
+            bias, *biases = biases
+            x = graph.add("Add", first.rows(f"weight{bias[4:]}"), self._table(bias))
+            x = graph.add("Relu", x) if biases else x
+        names = [self._table(part) for bias in biases for part in (f"weight{bias[4:]}", bias)]
+        return graph.add("Layers", x, *names) if names else x
+
+    def _layers_given(self, x: str | Sums, layers: DenseLayers) -> str:
+        """Return the outputs of other layers than those of the tables."""
+        assert isinstance(x, str)
+        graph, names = self.graph, []
+        for i, (weight, bias) in enumerate(zip(layers.weights, layers.biases, strict=True)):
+            names += [graph.weight(weight, f"weight{i}"), graph.weight(bias, f"bias{i}")]
+        return graph.add("Layers", x, *names)
 
     # Columns of words and numbers, each with inputs of its own.
 
     def _mixed(self, features: ColumnFeatures) -> str:
         """Return the outputs of wide_deep, deepfm and dcnv2."""
-        graph, task = self._graph, self._task
+        graph, task = self.graph, self._task
         is_wide = not isinstance(task, DcnV2)
         rows = KeyedRows(
             self._model, ["embedding", "wide"] if is_wide else ["embedding"], ["embedding"], None
         )
         places = self._places(features.n_texts, rows.keys)
         embedding = rows.table("embedding")
-        words = graph.constant(embedding, name="embedding")
-        cells = graph.add("Gather", words, places)  # (n, columns of words, dim)
-        shape = graph.constant([-1, features.n_texts * embedding.shape[1]], np.int64)
-        inputs, numbers = graph.add("Reshape", cells, shape), ""
+        graph.section = "Rows of words"
+        words = graph.weight(embedding, "embedding")
+        cells = graph.add("Rows", words, places)  # (n, columns of words, dim)
+        shape = (-1, features.n_texts * embedding.shape[1])
+        inputs, numbers = graph.add("Reshape", cells, shape=shape), ""
         if features.n_numbers:
             numbers = self._with_empty(features)
             inputs = graph.add("Concat", inputs, numbers, axis=1)
@@ -281,11 +314,12 @@ class _Builder:
         outputs = self._layers(inputs)
         if not is_wide:
             return graph.add("Add", outputs, self._cross(inputs))
-        wide = graph.constant(rows.table("wide"), name="wide")
-        outputs = graph.add("Add", outputs, graph.sum(graph.add("Gather", wide, places), 1))
+        graph.section = "Linear part"
+        wide = graph.weight(rows.table("wide"), "wide")
+        outputs = graph.add("Add", outputs, graph.sum(graph.add("Rows", wide, places), 1))
         if numbers:
             weights = self._dense("linear").reshape(features.n_inputs, -1)
-            linear = graph.add("MatMul", numbers, graph.constant(weights, name="linear"))
+            linear = graph.add("MatMul", numbers, graph.weight(weights, "linear"))
             outputs = graph.add("Add", outputs, linear)
         if isinstance(task, DeepFm):
             outputs = graph.add("Add", outputs, self._products(cells, numbers))
@@ -293,17 +327,20 @@ class _Builder:
 
     def _with_empty(self, features: ColumnFeatures) -> str:
         """Return the standardised numbers, then flags of empty cells, float32, shape (n, 2 * columns)."""
-        graph = self._graph
+        graph = self.graph
         numbers, empty = self._numbers()
         scaled = self._scaled(numbers, np.float32, features.mean, features.scale)
         zero = graph.constant(0, np.float32)
         scaled = graph.add("Where", empty, zero, scaled)
-        flags = graph.add("Where", empty, graph.constant(features.has_empty, np.float32), zero)
+        flags = graph.add(
+            "Where", empty, graph.constant(features.has_empty, np.float32, "has_empty"), zero
+        )
         return graph.add("Concat", scaled, flags, axis=1)
 
     def _cross(self, x: str) -> str:
         """Return the outputs of the cross layers."""
-        graph, last = self._graph, x
+        graph, last = self.graph, x
+        graph.section = "Cross layers"
         for i in range(sum(name.startswith("cross_weight") for name in self._model.tables)):
             product = graph.add("MatMul", last, self._table(f"cross_weight{i}"))
             product = graph.add("Add", product, self._table(f"cross_bias{i}"))
@@ -312,73 +349,20 @@ class _Builder:
 
     def _products(self, cells: str, numbers: str) -> str:
         """Return the outputs of the products of all pairs."""
-        graph = self._graph
-        sums, squares = graph.sum(cells, 1), graph.sum(graph.add("Mul", cells, cells), 1)
+        graph = self.graph
+        graph.section = "Products of pairs"
+        sums, squares = graph.sum(cells, 1), graph.sum(graph.add("Square", cells), 1)
         if numbers:
             factors = self._dense("number_factor")
-            own = graph.add("MatMul", numbers, graph.constant(factors, name="number_factor"))
+            own = graph.add("MatMul", numbers, graph.weight(factors, "number_factor"))
             sums = graph.add("Add", sums, own)
-            squared = graph.constant(np.square(factors), name="number_factor_squares")
-            own = graph.add("MatMul", graph.add("Mul", numbers, numbers), squared)
+            squared = graph.add("Square", "number_factor")
+            own = graph.add("MatMul", graph.add("Square", numbers), squared)
             squares = graph.add("Add", squares, own)
-        products = self._half(graph.add("Sub", graph.add("Mul", sums, sums), squares))
+        products = self._half(graph.add("Sub", graph.add("Square", sums), squares))
         if "pair_output" in self._model.tables:
             return graph.add("MatMul", products, self._table("pair_output"))
         return graph.sum(products, 1, keep=True)
-
-    # Outputs.
-
-    def _add_outputs(self, outputs: str) -> None:
-        """Add what the outputs of the task mean, float32, shape (n, k), as outputs of the graph.
-
-        Probabilities are computed in float64, since float32 forms of runtimes cut small ones off.
-        """
-        graph, classes = self._graph, self._model.classes
-        meaning = getattr(self._task, "outputs", None)
-        wide = graph.cast(outputs, np.float64)
-        if isinstance(meaning, OneTarget):
-            number = graph.add("Mul", wide, graph.constant(meaning.deviation, np.float64))
-            number = graph.add("Add", number, graph.constant(meaning.mean, np.float64))
-            number = graph.add("Squeeze", number, graph.axes(1))
-            graph.output("value", graph.cast(number, np.float32), np.float32, ["n"])
-            return
-        half = graph.constant(0.5, np.float32)
-        if isinstance(meaning, LabelOutputs):
-            found = graph.cast(self._sigmoid(wide), np.float32)
-            label = graph.cast(graph.add("GreaterOrEqual", found, half), np.int64)
-            graph.output("label", label, np.int64, ["n", len(classes)])
-            graph.output("probabilities", found, np.float32, ["n", len(classes)])
-            return
-        if len(classes) > 2:
-            found = graph.cast(graph.add("Softmax", wide, axis=1), np.float32)
-            place = graph.add("ArgMax", found, axis=1, keepdims=0)
-        else:
-            found = self._of_two(wide, isinstance(meaning, ClassOutputs))
-            second = graph.add("Gather", found, graph.constant(1, np.int64), axis=1)
-            place = graph.cast(graph.add("GreaterOrEqual", second, half), np.int64)
-        label = graph.add("Gather", graph.constant(classes, name="classes"), place)
-        graph.output("label", label, classes.dtype, ["n"])
-        graph.output("probabilities", found, np.float32, ["n", len(classes)])
-
-    def _of_two(self, wide: str, has_two: bool) -> str:
-        """Return the probabilities of two classes; `has_two`: each has a logit, else the second alone."""
-        graph = self._graph
-        if has_two:
-            found = graph.add("Softmax", wide, axis=1)
-            second = graph.add("Gather", found, graph.constant([1], np.int64), axis=1)
-        else:
-            second = self._sigmoid(wide)
-        second = graph.cast(second, np.float32)
-        first = graph.add("Sub", graph.constant(1, np.float32), second)
-        return graph.add("Concat", first, second, axis=1)
-
-    def _sigmoid(self, wide: str) -> str:
-        """Return 1 / (1 + exp(-logits)); only exponents of 0 or less are used."""
-        graph = self._graph
-        one, zero = graph.constant(1, np.float64), graph.constant(0, np.float64)
-        small = graph.add("Exp", graph.add("Neg", graph.add("Abs", wide)))
-        upper = graph.add("Where", graph.add("GreaterOrEqual", wide, zero), one, small)
-        return graph.add("Div", upper, graph.add("Add", one, small))
 
 
 def _with_zero(array: Array) -> Array:
