@@ -390,7 +390,8 @@ def test_a_wheel_trains_where_there_is_no_compiler_and_no_repository(
         after.children_user + after.children_system - before.children_user - before.children_system
     )
     print(f"{extra}: {used:.1f} CPU s, {time.monotonic() - began:.1f} s")
-    assert used <= 25
+    # Most of it is pip's; Intel's wheel is larger than the others.
+    assert used <= (40 if extra == "intel" else 25)
     # Version and commit are those of the source distribution, and a task can be submitted.
     commit = (sdist / "native/commit.txt").read_text().strip()
     shown = run(python, "-m", "mpips", "--version", cwd=tmp_path, PATH=path).stdout

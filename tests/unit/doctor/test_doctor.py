@@ -269,8 +269,9 @@ def test_every_check_passes_and_fails_in_a_test(here: Fake) -> None:
         # The mpicc beside mpirun belongs to another MPI.
         ("MPICH Version: 5.0.2", MPICH, "mpicc: Open MPI 4.1.4 (Language: C)"),
         ("Open MPI v5.0.11", "mpirun (Open MPI) 5.0.11", "gcc: error: unrecognized option"),
-        # The mpirun on PATH does, and then so does its mpicc.
+        # The mpirun on PATH does, and so does the mpicc beside it.
         ("MPICH Version: 5.0.2", "mpirun (Open MPI) 4.1.4", "mpicc: Open MPI 4.1.4"),
+        ("Open MPI v5.0.11", "mpirun (Open MPI) 4.1.4", "mpicc: Open MPI 4.1.4"),
     ],
 )
 def test_a_wheel_of_h5py_is_no_fault_where_it_cannot_be_built_for_this_mpi(
