@@ -1,7 +1,7 @@
 """Reader of the digits that are part of mpips: 1797 images of 8x8 pixels, ten classes, no download.
 
-They are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998), which
-scikit-learn contains, too. Its licence is in digits.LICENSE.
+They are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998).
+scikit-learn contains the same images. digits.LICENSE states their licence.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def time_limit(here: Situation) -> Judgement:
 
 
 def root(here: Situation) -> Judgement:
-    """Check that Open MPI lets root start ranks. What mpips itself starts has these variables."""
+    """Check that Open MPI lets root start ranks by hand; mpips sets the variables for its own launches."""
     if not here.is_root or not here.open_mpi:
         return passed("the user is not root" if not here.is_root else "the MPI is not Open MPI")
     wanted = _AS_ROOT if here.open_mpi >= (5,) else _AS_ROOT[:1]
