@@ -20,8 +20,8 @@ fail() {
   exit "$code"
 }
 
-# begin USAGE ARGUMENT...: check all that can be wrong before ranks start, and set `job` (the number that
-# Slurm gave this job or task of an array), `folder` (the value of MPIPS_FOLDER with which the job can be
+# begin USAGE ARGUMENT...: check all that can be wrong before ranks start, and set `venv` (the environment with
+# mpips), `job` (the number that Slurm gave this job or task of an array), `folder` (the value of MPIPS_FOLDER with which the job can be
 # continued) and `run` (the run folder, which outlives the job; each task of an array has its own,
 # FOLDER_TASK).
 begin() {
@@ -35,8 +35,10 @@ begin() {
   # Ignore warnings until there are ranks to pass them to.
   trap : USR1 USR2
   source "$root/jobs/env.sh"
-  [[ $(command -v python) == "$root/.venv/bin/python" ]] ||
-    fail 69 "$root/.venv does not exist on $(hostname): run 'bash jobs/setup.sh' on a login node first"
+  venv=${MPIPS_VENV:-$root/.venv}
+  [[ $(command -v python) == "$venv/bin/python" ]] ||
+    fail 69 "$venv does not exist on $(hostname): run 'bash jobs/setup.sh' on a login node first, or set MPIPS_VENV" \
+      "to an environment on a file system of all nodes in which mpips is installed"
 
   job=$SLURM_JOB_ID
   if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
@@ -52,18 +54,21 @@ begin() {
 }
 
 # need_parallel_hdf5: refuse a job of several nodes whose h5py was replaced by a build without MPI. With
-# MPIPS_HDF5=serial, at the set-up or now, that is wanted: server 0 then writes for all servers.
+# MPIPS_HDF5=serial, at the set-up or now, that is wanted: server 0 then writes for all servers. So it is in an
+# environment that jobs/setup.sh did not make, where h5py is a wheel.
 need_parallel_hdf5() {
   local chosen=${MPIPS_HDF5:-} kind
-  if [[ -z $chosen && -s $root/.venv/.mpips/choice.hdf5 ]]; then
-    chosen=$(<"$root/.venv/.mpips/choice.hdf5")
+  if [[ -z $chosen && -s $venv/.mpips/choice.hdf5 ]]; then
+    chosen=$(<"$venv/.mpips/choice.hdf5")
+  elif [[ -z $chosen && -n ${MPIPS_VENV:-} ]]; then
+    chosen=serial
   fi
   if [[ $chosen == serial ]] || ((SLURM_JOB_NUM_NODES == 1)); then
     return 0
   fi
   kind=$(python -c 'from mpips.checkpoint.structure import hdf5_kind; print(hdf5_kind())')
   if [[ $kind != parallel ]]; then
-    fail 69 "the h5py of .venv has no MPI ($kind), so servers cannot write checkpoints together: run" \
+    fail 69 "the h5py of $venv has no MPI ($kind), so servers cannot write checkpoints together: run" \
       "'bash jobs/setup.sh' again (pip may have replaced h5py), or submit with MPIPS_HDF5=serial" \
       "to let one server write for all"
   fi

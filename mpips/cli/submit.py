@@ -14,7 +14,7 @@ import msgspec
 
 from mpips.checkpoint.structure import load_writer
 from mpips.cli.run import JobOrScript, flags, is_script, refuse_task_options
-from mpips.cli.train import JOB_KEYS, SET, TUNING, with_options
+from mpips.cli.train import DATA, JOB_KEYS, SET, TUNING, configure, job_keys, with_options
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
@@ -22,6 +22,7 @@ from mpips.supervisor.script import check_script
 from mpips.supervisor.submit import (
     TEMPLATES,
     directives,
+    environment_of,
     find_root,
     make_folder,
     make_script,
@@ -48,7 +49,7 @@ def _removed(*names: str) -> Callable[[click.decorators.FC], click.decorators.FC
 @click.command(
     cls=JobOrScript, short_help="Write the batch script of a job and submit it to Slurm."
 )
-@click.argument("job", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("job")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--launcher",
@@ -69,14 +70,17 @@ def _removed(*names: str) -> Callable[[click.decorators.FC], click.decorators.FC
     type=click.IntRange(0),
     help="With --launcher restart: nodes on top of --nodes that replace lost ones [default: 0].",
 )
-@click.option("--name", help="Name of the job [default: the name of the file].")
-@with_options((*TUNING, SET))
+@click.option("--name", help="Name of the job [default: the name of the file or task].")
+@with_options((*DATA, *TUNING, SET))
 @click.option("--dry-run", is_flag=True, help="Check the job, print the script, submit nothing.")
 def command(
-    job: Path,
+    job: str,
     arguments: tuple[str, ...],
     spares: int | None,
     name: str | None,
+    train_file: Any,
+    validation: Any,
+    test_file: Any,
     epochs: int | None,
     lr: float | None,
     batch_size: int | None,
@@ -84,7 +88,7 @@ def command(
     dry_run: bool,
     **given: Any,
 ) -> None:
-    """Submit the training job JOB, a TOML file or a Python script, to Slurm.
+    """Submit the training job JOB to Slurm: a TOML file, a task as for `mpips train`, or a Python script.
 
     Near its time limit the job writes a checkpoint and goes back into the queue; the next allocation
     continues from there, until training is done. Options can also be written in [slurm] of a TOML file;
@@ -93,6 +97,7 @@ def command(
     \b
     mpips submit job.toml --nodes 2 --ranks-per-node 16 --time 04:00:00
     mpips submit job.toml --launcher restart --nodes 8 --spares 1
+    mpips submit logistic --train raw.csv --nodes 2
     mpips submit job.toml --dry-run -- --partition=gpu --account=NAME --mem=64G
     mpips submit --nodes 2 --ranks-per-node 16 script.py --option-of-the-script
 
@@ -103,14 +108,15 @@ def command(
     srun      Slurm starts the ranks, by its PMIx plug-in; a loss ends the allocation
     restart   mpips run starts the ranks again after a loss, on the remaining nodes
     """
+    data = {"train_file": train_file, "validation": validation, "test_file": test_file}
     tuning = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     overrides = [(f"slurm.{key}", value) for key, value in given.items() if value is not None]
-    if is_script(str(job)):
-        config = _configure_script(job, arguments, tuning, assignments, overrides)
+    if is_script(job):
+        config = _configure_script(Path(job), arguments, {**data, **tuning}, assignments, overrides)
     else:
         tuned = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
         assignments = (*tuned, *assignments)
-        config = load_config(str(job), [*map(parse_assignment, assignments), *overrides])
+        config = configure(job, job_keys(data), assignments, overrides)
     options = config.slurm
     if not config.run.script:
         options = msgspec.structs.replace(options, sbatch=(*options.sbatch, *arguments))
@@ -126,17 +132,17 @@ def command(
         )
 
     # Copy a TOML file into a folder of its own: the job runs later, and the file may have changed by then.
-    root, name = find_root(), name or job.stem
+    root, name = find_root(), name or Path(job).stem.partition(":")[0]
     folder = make_folder(Path("runs"), name)
-    copy = None if config.run.script else folder / "job.toml"
+    copy = folder / "job.toml" if Path(job).is_file() and not config.run.script else None
     # `mpips run` takes [run] of a script; [slurm] is in the directives.
-    passed = [t for t in assignments if copy is not None or t.startswith("run.")]
+    passed = [t for t in assignments if not config.run.script or t.startswith("run.")]
     assigned = [word for text in passed for word in ("--set", text)]
-    if copy is not None:
-        words = [str(copy), *assigned]
-    else:
+    if config.run.script:
         words = [*assigned, config.run.script, *config.run.script_args]
-    environment = {"MPIPS_ROOT": str(root), "MPIPS_FOLDER": str(folder)}
+    else:
+        words = [str(copy or job), *_words(data), *assigned]
+    environment = {**environment_of(root), "MPIPS_FOLDER": str(folder)}
     if options.launcher == "restart":
         environment["MPIPS_SPARES"] = str(n_spares)
     script = make_script(
@@ -169,6 +175,15 @@ def command(
         f"stop    scancel {number}",
         err=False,
     )
+
+
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """Return options of TRAIN as they are written on the command line, with their values."""
+    words = []
+    for name, value in given.items():
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [] if one is None else [*flags({name: one}), str(one)]
+    return words
 
 
 def _configure_script(

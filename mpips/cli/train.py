@@ -213,13 +213,19 @@ def job_keys(given: Mapping[str, Any]) -> dict[str, Any]:
     return {JOB_KEYS[name]: value for name, value in given.items()}
 
 
-def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) -> JobConfig:
+def configure(
+    job: str,
+    given: Mapping[str, Any],
+    assignments: tuple[str, ...],
+    last: Sequence[tuple[str, Any]] = (),
+) -> JobConfig:
     """Return the configuration that a command line describes.
 
     Args:
         job: Path of a job file, or the name of a task.
         given: Values by dotted configuration key; None if the option was not given.
         assignments: Arguments of `--set`; they override `given` and the file.
+        last: Keys and values that override all of these.
 
     Raises:
         ConfigError: The file or a value is not valid.
@@ -232,7 +238,7 @@ def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) 
     others = (given["data.test"], given["data.validation"])
     if given["data.train"] == "digits" and others == (None, None):
         overrides.append(("data.test", "digits"))
-    overrides += [parse_assignment(text) for text in assignments]
+    overrides += [*map(parse_assignment, assignments), *last]
     from mpips.training.preflight import option_names
 
     try:

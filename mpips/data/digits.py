@@ -1,8 +1,11 @@
-"""Reader of the digits that scikit-learn contains: 1797 images of 8x8 pixels, ten classes, no download."""
+"""Reader of the digits that are part of mpips: 1797 images of 8x8 pixels, ten classes, no download.
+
+They are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, 1998).
+scikit-learn contains the same images. digits.LICENSE states their licence.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,6 @@ from mpips.data.dataset import DenseData
 from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions, Share
 from mpips.data.sources import Converted, Span, every_turn
-from mpips.errors import CapabilityError
 from mpips.model.distinct import distinct
 
 TEST_FRACTION = 0.2  # of each class
@@ -37,7 +39,7 @@ class DigitsSource:
         self._options = options
 
     def read(self, share: Share) -> Part:
-        """Read a share of the part; raises CapabilityError if scikit-learn is not installed."""
+        """Read a share of the part."""
         options, (x, y) = self._options, _load()
         in_test = _draw_test(y, options.split_seed)
         rows = np.flatnonzero(in_test if options.split == "test" else ~in_test)
@@ -61,17 +63,7 @@ class DigitsSource:
 
 def _load() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Return all images, shape (n, 64), and their classes, shape (n,)."""
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise CapabilityError("digits come with scikit-learn: pip install scikit-learn")
-    file = Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz")
-    if not file.is_file():
-        from sklearn.datasets import load_digits
-
-        x, y = load_digits(return_X_y=True)
-        return x, y
-    # Read the file itself: the import of scikit-learn takes more than a second in every rank.
-    table = np.loadtxt(file, delimiter=",")
+    table = np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",")
     return table[:, :-1], table[:, -1].astype(np.int64)
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mpips.mpi.mpirun import beside
 from mpips.transport.region import SHM
 
 
@@ -89,8 +90,10 @@ class Situation:
         self.shm = shm
         self.temporary = temporary or Path(self.env.get("TMPDIR") or "/tmp")
 
-    def run(self, *command: str, timeout_s: float = 20.0) -> Completed:
-        """Run a command with this environment, for `timeout_s` at most. Blocks."""
+    def run(
+        self, *command: str, timeout_s: float = 20.0, env: Mapping[str, str] | None = None
+    ) -> Completed:
+        """Run a command with this or another environment, for `timeout_s` at most. Blocks."""
         try:
             done = subprocess.run(
                 command,
@@ -99,7 +102,7 @@ class Situation:
                 stderr=subprocess.STDOUT,
                 timeout=timeout_s,
                 check=False,
-                env=dict(self.env),
+                env=dict(self.env if env is None else env),
             )
         except subprocess.TimeoutExpired:
             return Completed(124, f"{command[0]} took longer than {timeout_s:g} s")
@@ -154,7 +157,7 @@ class Situation:
     def mpirun_version(self) -> str:
         """Output of `mpirun --version`; empty if there is no mpirun."""
         path = self.which("mpirun")
-        return self.run(path, "--version").output if path else ""
+        return self.run(path, "--version", env=beside(path, self.env)).output if path else ""
 
     @functools.cached_property
     def open_mpi(self) -> tuple[int, ...]:

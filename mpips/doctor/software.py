@@ -21,10 +21,8 @@ REQUIRED = {
 }
 _SLOW_IMPORT_S = 3.0  # seconds; a slower import is a warning
 NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.sshfs", "wekafs")
-REBUILD_H5PY = (
-    "pip install 'setuptools>=77' 'Cython>=3' pkgconfig wheel && HDF5_MPI=ON CC=mpicc CFLAGS='-O1 -g0' "
-    "pip install --force-reinstall --no-build-isolation --no-deps --no-binary=h5py 'h5py>=3.16'"
-)
+# The wheel of h5py has no MPI of its own, so it fits every MPI.
+_WHEEL = "pip install --force-reinstall --no-deps --only-binary=h5py h5py"
 # Versions with which all of tests/mpi passed.
 TRIED = {"Open MPI": ((4, 1, 4), (5, 0, 11)), "MPICH": ((5, 0, 2),)}
 
@@ -125,7 +123,7 @@ def one_mpi(here: Situation) -> Judgement:
         return failed(
             f"a process loads {len(found)} MPI libraries: {', '.join(found)}; h5py was built with another "
             "MPI than that of mpi4py",
-            REBUILD_H5PY,
+            f"{_WHEEL}   # without MPI",
         )
     return passed(found[0] if found else "no MPI library is loaded")
 
@@ -140,16 +138,42 @@ def quiet_import(here: Situation) -> Judgement:
     return passed("importing mpips and h5py starts no MPI")
 
 
+def own_mpicc(here: Situation) -> str | None:
+    """Return the path of the mpicc of the MPI that mpi4py loads; None if it has none, as in Intel's wheel."""
+    mpirun = here.which("mpirun")
+    if mpirun is None or launcher(here).status != "PASS":
+        return None
+    # A link in /usr/bin may lead to the compiler of another MPI than the link of mpirun.
+    mpicc = str(Path(mpirun).with_name("mpicc"))
+    done = here.run(mpicc, "--showme:version")
+    same = ("Open MPI" in done.output) == (_family(here.stack.mpi)[0] == "Open MPI")
+    return mpicc if same and done.code != 127 else None
+
+
+def build_h5py(mpicc: str) -> str:
+    """Return the command that builds h5py with this mpicc, and with an HDF5 that was built with it."""
+    return (
+        "pip install 'setuptools>=77' 'Cython>=3' pkgconfig wheel && HDF5_DIR=PREFIX HDF5_MPI=ON "
+        f"CC={mpicc} CFLAGS='-O1 -g0' pip install --force-reinstall --no-build-isolation --no-deps "
+        "--no-binary=h5py 'h5py>=3.16'   # PREFIX: of a parallel HDF5 for this MPI"
+    )
+
+
 def hdf5(here: Situation) -> Judgement:
-    """Check that h5py is installed and built with MPI."""
+    """Check that h5py is installed, and built with MPI where that is possible."""
     stack = here.stack
     if stack.hdf5 == "none":
-        return warned("h5py is not installed: jobs run, but cannot save checkpoints", REBUILD_H5PY)
-    if stack.hdf5 == "serial":
         return warned(
-            f"h5py at {stack.h5py_path} has no MPI: server 0 writes the checkpoints of all servers",
-            REBUILD_H5PY,
+            "h5py is not installed: jobs run, but cannot save checkpoints", "pip install h5py"
         )
+    if stack.hdf5 == "serial":
+        found = (
+            f"h5py at {stack.h5py_path} has no MPI: server 0 writes the checkpoints of all servers"
+        )
+        mpicc = own_mpicc(here)
+        if mpicc is None:
+            return passed(f"{found}, as this MPI has no mpicc to build another")
+        return warned(found, build_h5py(mpicc))
     return passed(f"parallel h5py, HDF5 {stack.hdf5_version}")
 
 
@@ -161,7 +185,7 @@ def hdf5_version(here: Situation) -> Judgement:
     if found < (1, 10, 7) or found[:3] == (1, 12, 0):
         return warned(
             f"HDF5 {dotted(found)}: h5py needs 1.10.7 or later, and not 1.12.0",
-            f"apt-get install libhdf5-openmpi-dev && {REBUILD_H5PY}",
+            f"{_WHEEL}   # or build it with a newer HDF5",
         )
     old = (1, 10, 5) <= found <= (1, 10, 8)
     note = " (without collective metadata, which mpips does not use)" if old else ""
@@ -173,10 +197,13 @@ def h5py_build(here: Situation) -> Judgement:
     h5py, setuptools = here.version("h5py"), here.version("setuptools")
     if h5py is None or here.stack.hdf5 == "parallel":
         return passed("h5py is not installed" if h5py is None else "h5py is built with MPI")
+    mpicc = own_mpicc(here)
+    if mpicc is None:
+        return passed(f"h5py {dotted(h5py)} without MPI; this MPI has no mpicc")
     if h5py < (3, 16) and setuptools is not None and setuptools >= (81,):
         return warned(
             f"h5py {dotted(h5py)} does not build with setuptools {dotted(setuptools)}",
-            REBUILD_H5PY,
+            build_h5py(mpicc),
         )
     return passed(f"h5py {dotted(h5py)} can be built with MPI")
 

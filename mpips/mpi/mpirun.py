@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from mpips.errors import CapabilityError
@@ -19,12 +20,28 @@ def mpirun_command(n: int) -> list[str]:
         CapabilityError: There is no mpirun.
     """
     mpirun = find_mpirun()
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    version = subprocess.run(
+        [mpirun, "--version"],
+        env=beside(mpirun, os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     flags: list[str] = []
     if "Open MPI" in version.stdout + version.stderr or "OpenRTE" in version.stdout:
         # The ranks pin themselves: to one core each where there are enough.
         flags = ["--bind-to", "none"] + (["--oversubscribe"] if n > n_cores() else [])
     return [mpirun, "-n", str(n), *flags]
+
+
+def beside(program: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with the folder of a program on PATH, behind the others.
+
+    Intel's mpirun is a script that finds its own programs by PATH, where those of a virtual environment that
+    is not active are missing.
+    """
+    path = env.get("PATH", os.defpath)
+    return {**env, "PATH": f"{path}{os.pathsep}{Path(program).parent}"}
 
 
 def find_mpirun() -> str:
@@ -42,8 +59,11 @@ def find_mpirun() -> str:
 
 
 def mpi_environment() -> dict[str, str]:
-    """Return this process's environment for ranks: Open MPI may run as root, one OpenMP thread each."""
-    env = dict(os.environ)
+    """Return this process's environment for ranks: Open MPI may run as root, one OpenMP thread each.
+
+    PATH also leads to an mpirun beside this Python.
+    """
+    env = beside(sys.executable, os.environ)
     if os.geteuid() == 0:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
             env[name] = env[f"{name}_CONFIRM"] = "1"

@@ -13,6 +13,7 @@ import msgspec
 
 from mpips.errors import CapabilityError
 from mpips.mpi.launch import n_cores
+from mpips.mpi.mpirun import beside
 from mpips.supervisor.hosts import Host, Layout
 
 # Prefixes of the environment variables that ranks on other hosts receive.
@@ -53,7 +54,12 @@ def find_launcher(env: Mapping[str, str] = os.environ, prefix: Path = Path(sys.p
         )
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+            [path, "--version"],
+            env=beside(path, env),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CapabilityError(
@@ -139,7 +145,7 @@ def environment(
     launcher: Launcher, run_env: Mapping[str, str], env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return the environment of an attempt: `env`, the variables that mpirun needs, and those of the run."""
-    full = dict(env)
+    full = beside(launcher.path, env)
     full.setdefault("OMP_NUM_THREADS", env.get("SLURM_CPUS_PER_TASK", "1"))
     if launcher.kind == "openmpi":
         if os.geteuid() == 0:

@@ -12,6 +12,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,19 +33,47 @@ _STRICT = "set -euo pipefail"  # the line of every script in jobs/ at which its 
 
 
 def find_root() -> Path:
-    """Return the folder that contains jobs/: MPIPS_ROOT, or that of the repository of this package.
+    """Return the folder that contains jobs/: MPIPS_ROOT, that of the repository, or the installed package.
 
     Raises:
-        CapabilityError: The folder has no jobs/, as in an installation without the repository.
+        CapabilityError: MPIPS_ROOT names a folder without jobs/, or this installation is incomplete.
     """
+    package = Path(mpips.__file__).resolve().parent
     named = os.environ.get("MPIPS_ROOT", "")
-    root = Path(named) if named else Path(mpips.__file__).resolve().parents[1]
-    if not (root / "jobs/batch.sh").is_file():
+    folders = [Path(named)] if named else [package.parent, package]
+    for root in folders:
+        if (root / "jobs/batch.sh").is_file():
+            return root
+    raise CapabilityError(
+        f"{folders[-1]}/jobs/batch.sh does not exist: set MPIPS_ROOT to the repository of mpips or to a "
+        "folder of `mpips demo --copy`, whose scripts are submitted"
+    )
+
+
+def examples(root: Path) -> Path:
+    """Return the folder of the programs of the pages, of a repository or of an installed package."""
+    own = Path(mpips.__file__).resolve().parent / "examples"
+    return own if own.is_dir() else root / "docs/examples"
+
+
+def environment_of(root: Path) -> dict[str, str]:
+    """Return the variables by which a batch script finds its scripts and its Python.
+
+    A repository in which jobs/setup.sh has made .venv needs the folder alone. Elsewhere the job uses the
+    environment of this process.
+
+    Raises:
+        CapabilityError: This Python is of no environment that a job can use: there is no `python` beside it.
+    """
+    found = {"MPIPS_ROOT": str(root)}
+    if (root / ".venv/bin/python").exists():
+        return found
+    if not Path(sys.prefix, "bin/python").exists():
         raise CapabilityError(
-            f"{root}/jobs/batch.sh does not exist: set MPIPS_ROOT to the repository of mpips, "
-            "whose scripts are submitted"
+            f"{sys.prefix}/bin/python does not exist: install mpips into a virtual environment, so that jobs "
+            "find it"
         )
-    return root
+    return {**found, "MPIPS_VENV": sys.prefix}
 
 
 def make_folder(parent: Path, name: str) -> Path:

@@ -50,7 +50,6 @@ def quick(suite: str) -> dict:
 
 @of_suite("train")
 def test_train_gives_every_ratio() -> None:
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("train")
     assert set(found["ratios"]) == TRAIN
     assert set(found["bars"]) == TRAIN & BARS.keys()
@@ -85,7 +84,6 @@ def test_checkpoint_gives_every_ratio() -> None:
 
 @of_suite("plan")
 def test_plan_gives_every_ratio() -> None:
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = quick("plan")
     assert set(found["ratios"]) == {name for name in BARS if name.startswith("plan_")}
     assert all(ratio > 0 for ratio in found["ratios"].values())

@@ -67,7 +67,6 @@ def test_rows_and_records_of_every_server_are_as_planned(tmp_path: Path) -> None
 @pytest.mark.parametrize("width", [pytest.param(128, marks=pytest.mark.long), 3000])
 def test_records_of_dense_tables_are_as_planned(width: int) -> None:
     """With 3000 the weights of a layer are 768 KB: such updates go by way of staging memory."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     plan = planned(6, "mlp", "digits", 32, 2, width)
     served = ran(6, "mlp", "digits", 32, 2, width)["servers"]
     assert plan.rehearsal is not None

@@ -72,7 +72,6 @@ MODELS = {
 
 @pytest.mark.long
 def test_mlp_reads_digits() -> None:
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     found = trained(3, "mlp", "--train", "digits")
     assert found["accuracy"] >= 0.96
     assert found["updates_pushed"] == found["updates_applied"] > 0
@@ -96,7 +95,6 @@ def test_deepfm_learns_from_click_logs_that_are_read_in_windows(
 
 
 def test_mlp_reads_digits_with_an_outer_step_every_eight_steps() -> None:
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     bsp = trained(3, "mlp", "--train", "digits")
     settings = ("table.consistency=diloco", "table.steps=8", "table.compression=int8")
     found = trained(3, "mlp", "--train", "digits", *(a for s in settings for a in ("--set", s)))
@@ -110,7 +108,6 @@ def test_mlp_reads_digits_with_an_outer_step_every_eight_steps() -> None:
 
 @pytest.mark.long
 def test_codecs_with_a_residual_learn_the_digits_as_float32_does() -> None:
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     sgd = ("--set", "table.optimizer={name='sgd',lr=0.5}", "--set", "cluster.seed=1")
     plain = trained(3, "softmax", "--train", "digits", *sgd, *MODELS["bsp"])
     assert plain["accuracy"] >= 0.96
@@ -124,7 +121,6 @@ def test_codecs_with_a_residual_learn_the_digits_as_float32_does() -> None:
 @pytest.mark.long
 def test_pulls_and_pushes_of_one_bit_learn_the_digits_as_float32_does() -> None:
     """Workers evaluate the copy that they share; the checkpoint has the values, which are near."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     sgd = ("--set", "table.optimizer={name='sgd',lr=0.5}", "--set", "cluster.seed=1")
     plain = trained(3, "softmax", "--train", "digits", *sgd, *MODELS["bsp"])
     both = ("table.compression=onebit", "table.pull_compression=onebit")

@@ -133,6 +133,40 @@ def test_a_single_job_has_the_run_folder_that_was_given(tmp_path: Path) -> None:
     assert run_folder(tmp_path / "b", MPIPS_FOLDER=str(tmp_path / "b/mine")) == "mine mine"
 
 
+JOB = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_NTASKS": "8",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NAME": "j",
+    "SLURM_JOB_NODELIST": "n",
+}
+BEGIN = """set -euo pipefail
+root=$PWD
+source jobs/batch.sh
+begin usage x
+need_parallel_hdf5
+command -v python"""
+
+
+def test_a_job_uses_the_environment_that_is_named(machine: Machine, tmp_path: Path) -> None:
+    for tool in ("realpath", "hostname"):
+        (machine.bin / tool).symlink_to(str(shutil.which(tool)))
+    done = machine.run("bash", "-c", BEGIN, **JOB)
+    assert done.returncode == 69
+    assert f"{machine.root}/.venv does not exist on " in done.stderr
+    assert "or set MPIPS_VENV to an environment" in done.stderr
+    # In the environment of a wheel h5py has no MPI, and server 0 writes for all.
+    python = machine.add("python", "echo serial", tmp_path / "env/bin")
+    done = machine.run("bash", "-c", BEGIN, **JOB, MPIPS_VENV=str(tmp_path / "env"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(python)
+    # What the set-up of a repository made had a parallel h5py.
+    machine.add("python", "echo serial", machine.root / ".venv/bin")
+    done = machine.run("bash", "-c", BEGIN, **JOB)
+    assert done.returncode == 69
+    assert f"the h5py of {machine.root}/.venv has no MPI (serial)" in done.stderr
+
+
 def test_no_message_sends_anybody_to_an_index_that_has_no_mpips() -> None:
     texts = [*ROOT.glob("mpips/**/*.py"), ROOT / "README.md"]
     texts += [*ROOT.glob("jobs/*"), *ROOT.glob("native/CMakeLists.txt")]

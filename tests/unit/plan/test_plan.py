@@ -40,7 +40,6 @@ def test_a_rehearsal_writes_the_records_of_a_run(svm: Path) -> None:
 
 
 def test_a_rehearsal_of_a_dense_task_writes_the_records_of_a_run() -> None:
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     config = job("mlp", "digits", ("train.epochs", 1), ("options.hidden", [1500]))
     found = rehearse(read_inputs(config, 1), config.cluster, 1, 45)
     served = train(config, "none", verbose=False).statistics["servers"][0]

@@ -109,7 +109,6 @@ def test_training_resumes_at_the_cursor_of_its_loader(first: int) -> None:
 
 def test_epochs_after_others_of_the_same_session_are_whole() -> None:
     """The measured epochs start at a clock above 0."""
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     config = job_config("softmax", "digits")
     inputs = prepare(OneRank(), 1, config)
     outcome = run_alone(lambda w: timed_epochs(w, inputs, 2), inputs.tables, config.cluster)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Places, RankPlace, StartPoint, Status
 from mpips.supervisor import attempt as attempt_module
 from mpips.supervisor.attempt import STARTING, Attempt
-from mpips.supervisor.launcher import find_launcher
+from mpips.supervisor.launcher import environment, find_launcher
 
 
 def test_a_missing_launcher_is_a_missing_capability(tmp_path: Path) -> None:
@@ -45,6 +46,22 @@ def test_the_mpirun_of_the_environment_comes_before_others(tmp_path: Path) -> No
     assert find_launcher(env, tmp_path / "venv").path == found["site"]
     (tmp_path / "venv/pyvenv.cfg").touch()
     assert find_launcher(env, tmp_path / "venv").path == found["venv/bin"]
+
+
+def test_an_mpirun_that_is_a_script_finds_the_programs_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "venv/bin"
+    folder.mkdir(parents=True)
+    (tmp_path / "venv/pyvenv.cfg").touch()
+    for name, text in (("mpirun", "exec mpiexec.hydra"), ("mpiexec.hydra", "echo 'Intel(R) MPI'")):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o700)
+    # The virtual environment is not active.
+    launcher = find_launcher({"PATH": "/usr/bin:/bin"}, tmp_path / "venv")
+    assert launcher.kind == "mpich"
+    env = environment(launcher, {}, {"PATH": "/usr/bin:/bin"})
+    assert env["PATH"] == f"/usr/bin:/bin:{folder}"
+    done = subprocess.run([launcher.path], env=env, capture_output=True, text=True)
+    assert done.stdout == "Intel(R) MPI\n"
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -14,12 +14,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import mpips
+from mpips.cli import cli
 from mpips.cli.submit import command
 from mpips.config.conversion import convert
 from mpips.config.launching import SlurmConfig
 from mpips.config.schema import load_config
 from mpips.errors import CapabilityError, ConfigError
-from mpips.supervisor.submit import TEMPLATES, directives, find_root, make_script
+from mpips.supervisor.submit import (
+    TEMPLATES,
+    directives,
+    environment_of,
+    examples,
+    find_root,
+    make_script,
+)
 from mpips.training.preflight import preflight
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -293,6 +302,54 @@ def test_scripts_are_found_or_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("MPIPS_ROOT", str(tmp_path))
     with pytest.raises(CapabilityError, match="set MPIPS_ROOT"):
         find_root()
+
+
+def test_an_installed_package_has_its_own_scripts_and_names_its_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("MPIPS_ROOT", raising=False)
+    package = tmp_path / "site-packages/mpips"
+    (package / "jobs").mkdir(parents=True)
+    monkeypatch.setattr(mpips, "__file__", str(package / "__init__.py"))
+    with pytest.raises(CapabilityError, match=f"{package}/jobs/batch.sh does not exist"):
+        find_root()
+    (package / "jobs/batch.sh").touch()
+    (package / "examples").mkdir()
+    assert find_root() == package
+    assert examples(package) == package / "examples"
+    (tmp_path / "env/bin").mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    with pytest.raises(CapabilityError, match="install mpips into a virtual environment"):
+        environment_of(package)
+    (tmp_path / "env/bin/python").touch()
+    found = {"MPIPS_ROOT": str(package), "MPIPS_VENV": str(tmp_path / "env")}
+    assert environment_of(package) == found
+    # A repository that was set up has its own environment.
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").touch()
+    assert environment_of(tmp_path) == {"MPIPS_ROOT": str(tmp_path)}
+
+
+def test_a_task_is_submitted_with_its_files(tmp_path: Path) -> None:
+    for name in ("a b.csv", "c.csv"):
+        (tmp_path / name).write_text("label,x\n0,1\n1,2\n" * 8)
+    path = add_command(tmp_path, "sbatch", "echo 42")
+    files = ("--train", "a b.csv", "--train", "c.csv", "--test", "c.csv")
+    more = ("--epochs=3", "--nodes=2", "--set", "slurm.nodes=3")
+    done = run_submit(tmp_path, "logistic", *files, *more, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "job 42 (logistic) is submitted: 2 nodes with 4 ranks each" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [file.name for file in folder.iterdir()] == ["job.sbatch"]
+    words = shlex.join(["logistic", *files, "--set", "train.epochs=3", "--set", "slurm.nodes=3"])
+    assert f"set -- {words}\n" in (folder / "job.sbatch").read_text()
+
+
+def test_what_is_neither_a_file_nor_a_task_is_refused() -> None:
+    for job, sentence in (("none.toml", "none.toml: cannot be read"), ("logistc", "logistic")):
+        done = CliRunner().invoke(cli, ["submit", job, "--train", "digits", "--dry-run"])
+        assert isinstance(done.exception, ConfigError)
+        assert sentence in str(done.exception)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
