@@ -44,6 +44,7 @@ def free_bytes(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> tuple[int
     """
     node = _kib(f"{proc}/meminfo")
     free, total = node.get("MemAvailable", 0) * 1024, node.get("MemTotal", 0) * 1024
+    on_node = total
     try:
         lines = Path(f"{proc}/self/cgroup").read_text().splitlines()
     except OSError:
@@ -56,10 +57,11 @@ def free_bytes(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> tuple[int
         folder = Path(groups, controllers, path.strip("/"))
         while True:
             limit, used = (_number(folder / f"memory.{name}") for name in names)
-            if 0 < limit < total:
+            # A group above with a higher limit may have less left: other processes use it, too.
+            if 0 < limit < on_node:
                 # Pages of files count as used, and the kernel gives them back when it needs them.
                 given_back = _fields(folder / "memory.stat").get("inactive_file", 0)
-                free, total = min(free, limit - used + given_back), limit
+                free, total = min(free, limit - used + given_back), min(total, limit)
             if folder == Path(groups, controllers):
                 break
             folder = folder.parent

@@ -17,7 +17,7 @@ from mpips.supervisor import launcher as launching
 from mpips.supervisor.hosts import HostPool, Layout
 from mpips.terminal import screen
 
-_SCRIPT_MODULE = "mpips.supervisor.script"  # runs a script of the user's own in every rank
+SCRIPT_MODULE = "mpips.supervisor.script"  # runs a script of the user's own in every rank
 _STANDBY_MODULE = "mpips.supervisor.standby_rank"  # waits, and then runs the module behind it
 
 
@@ -56,7 +56,7 @@ class SupervisionPlan(msgspec.Struct):
         """Return the command that every rank executes."""
         options = self.config.run
         if options.script:
-            return [sys.executable, "-m", _SCRIPT_MODULE, options.script, *options.script_args]
+            return [sys.executable, "-m", SCRIPT_MODULE, options.script, *options.script_args]
         train = [sys.executable, "-m", "mpips", "train", str(self.run.config_file)]
         return [*train, *self.program_args]
 

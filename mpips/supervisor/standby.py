@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from mpips.errors import CapabilityError
+from mpips.errors import MpipsError
 from mpips.mpi.started import Started, joined
 from mpips.process.memory import free_bytes, own_bytes
 from mpips.rundir.directory import RunFolder, replace_json
@@ -45,6 +45,10 @@ _RESERVE = 0.1  # part of this host's memory that stays free
 def record_file(run: RunFolder) -> Path:
     """Return the path of the record that the ranks of the standby launch read."""
     return run.path / "standby.json"
+
+
+def _hostfile(run: RunFolder) -> Path:
+    return run.path / "standby-hosts"
 
 
 def marker(run: RunFolder, generation: int) -> Path:
@@ -73,14 +77,14 @@ class Standby:
             copy_stdout: As for `Attempt`.
 
         Raises:
-            CapabilityError: The launcher cannot be started.
+            MpipsError: The launcher cannot be started, or the run directory cannot be read.
             OSError: The run directory cannot be written to.
         """
         self.generation = generation
         self._run = plan.run
         self._layout = layout
         self._text = b""
-        self._hostfile = plan.run.path / "standby-hosts"
+        self._hostfile = _hostfile(plan.run)
         launching.write_hostfile(plan.launcher, layout.hosts, self._hostfile)
         replace_json(record_file(plan.run), record)
         marker(plan.run, generation).unlink(missing_ok=True)
@@ -144,14 +148,19 @@ class Standby:
         self._forget()
         return self._process
 
-    def end(self) -> None:
-        """End the launch and all its processes on this host. Blocks up to `_END_S`."""
+    def end(self, lost: bool = False) -> None:
+        """End the launch and all its processes on this host. Blocks up to `_END_S`.
+
+        Args:
+            lost: Another supervisor has the run now. The files, and processes that this launcher has not
+                started, are those of its attempt with the same number, and stay.
+        """
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         self._process.kill()
         until = time.monotonic() + _END_S
-        while (pids := self._own()) and time.monotonic() < until:
+        while (pids := self._own(lost)) and time.monotonic() < until:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -161,7 +170,8 @@ class Standby:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        self._forget()
+        if not lost:
+            self._forget()
 
     def _forget(self) -> None:
         """Remove the files of the launch."""
@@ -169,11 +179,13 @@ class Standby:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def _own(self) -> list[int]:
+    def _own(self, lost: bool) -> list[int]:
         """Return the processes of this launch on this host; those of the running attempt are older."""
         found = []
         for pid in processes_of(self._run.path, self.generation):
             with contextlib.suppress(OSError):
+                if lost and os.getsid(pid) != self._process.pid:
+                    continue
                 if not belongs(pid, self._run.path, self.generation - 1) and not is_dead(pid):
                     found.append(pid)
         return found
@@ -261,7 +273,7 @@ class Standbys:
         """
         self._attempt = None
         self.end()
-        with contextlib.suppress(CapabilityError, OSError):
+        with contextlib.suppress(MpipsError, OSError):
             self._standby = Standby(plan, generation + 1, layout, record, self._copy_stdout)
 
     @property
@@ -285,6 +297,7 @@ class Standbys:
             return True
         until = time.monotonic() + _READY_S
         while self._standby.fits(generation, layout):
+            self._standby.drain()
             if self._standby.is_ready():
                 return True
             if hurry() or time.monotonic() > until:
@@ -304,8 +317,21 @@ class Standbys:
             standby.end()
             return None
 
-    def end(self) -> None:
-        """End the standby launch, if one is there."""
+    @property
+    def waits(self) -> bool:
+        """True if there is a standby launch, ready or not."""
+        return self._standby is not None
+
+    def forget_earlier(self) -> None:
+        """Remove the files that a killed supervisor has left; there is no standby launch."""
+        run = self._plan.run
+        paths = [record_file(run), _hostfile(run), *run.path.glob("standby-*[0-9]")]
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def end(self, lost: bool = False) -> None:
+        """End the standby launch, if one is there. `lost`: see `Standby.end`."""
         standby, self._standby = self._standby, None
         if standby is not None:
-            standby.end()
+            standby.end(lost)

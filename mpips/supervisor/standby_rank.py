@@ -8,14 +8,15 @@ Until then no rank has done anything of the job: the program begins at its first
 environment variables and random states of any other attempt.
 
 A rank that cannot be sure of that prints why and ends, and with it the standby launch. So it does if the
-program changes variables that libraries read when they are loaded, or starts MPI by itself, or if a module is
-now another file.
+program changes variables that libraries read when they are loaded, starts MPI by itself, or has a module with
+the name of a loaded one, or if a module is now another file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
 import os
 import runpy
 import sys
@@ -26,34 +27,51 @@ import numpy as np
 
 from mpips.errors import MpipsError
 from mpips.mpi import launch
-from mpips.mpi.started import Started, changes, origin_of
+from mpips.mpi.started import Started, changes, environment_at_start, origin_of
 from mpips.rundir.directory import current, read_json
+from mpips.supervisor.plan import SCRIPT_MODULE
 from mpips.supervisor.standby import GO, REASON, marker, record_file
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _PAUSE_S = 0.01  # s between two tests for the message of rank 0
-# Variables that programs set at their beginning and that only the libraries concerned read: setting them
-# before the first import has the effect that the program wants.
-_HARMLESS = ("KERAS_BACKEND", "TOKENIZERS_PARALLELISM", "HF_", "WANDB_", "MLFLOW_", "TF_CPP_")
 _OOM = "/proc/self/oom_score_adj"
+_SAME = "unchanged"  # in place of a checksum
 
 
-def unfit(record: Started) -> str:
+def unfit(record: Started, folder: str) -> str:
     """Load the modules of a record; return why the program could now behave differently, or "".
 
     With several ranks it starts MPI where the last attempt did: collective over them, blocking.
 
     Args:
         record: The record of the last attempt.
+        folder: Folder in which the program finds its own modules before all others.
     """
-    several = launch.launched_size() > 1
     if record.own_mpi:
         return "the program starts MPI by itself"
-    for name, value in record.environment.items():
-        if name.startswith(_HARMLESS) and value is not None:
-            os.environ[name] = value
+    # The program sets these variables itself, if they are to have another value than at its start.
+    before = {name: os.environ.get(name) for name in record.preset}
+    os.environ.update(record.preset)
+    # `python -m` looks into the working folder first, where the modules of the user are.
+    first = sys.path.pop(0) if sys.path[:1] == [os.getcwd()] else None
+    try:
+        reason = _load(record)
+    finally:
+        if first is not None:
+            sys.path.insert(0, first)
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
+    return reason or _hides(record, folder) or _differing(record)
+
+
+def _load(record: Started) -> str:
+    """Load the modules of a record, and MPI where it was loaded; return why one is another file, or ""."""
+    several = launch.launched_size() > 1
     for name, origin in record.modules.items():
         # Loading mpi4py.MPI would start MPI with the settings of mpi4py.
         if several and name.partition(".")[0] == "mpi4py":
@@ -64,11 +82,27 @@ def unfit(record: Started) -> str:
         found = origin_of(sys.modules.get(name))
         if found is not None and found != origin:
             return f"module {name} is now {found}"
-    own = changes()
+    return ""
+
+
+def _hides(record: Started, folder: str) -> str:
+    """Return which loaded module takes the place of one in `folder`, or ""."""
+    for name in list(sys.modules):
+        if "." in name or name in record.modules or name == "__main__":
+            continue
+        spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+        if spec is not None and spec.has_location:
+            return f"{spec.origin} has the name of an installed module; rename it"
+    return ""
+
+
+def _differing(record: Started) -> str:
+    """Return which variables the program changes and the modules do not, or ""."""
+    own = changes(environment_at_start())
     differing = sorted(
         name
         for name in own.keys() | record.environment.keys()
-        if own.get(name, "") != record.environment.get(name, "")
+        if own.get(name, _SAME) != record.environment.get(name, _SAME)
     )
     if differing:
         return (
@@ -119,12 +153,16 @@ _before: list[str] = []  # the value before
 def _leave(reason: str) -> NoReturn:
     """End this process, which prevents the standby launch, and say why."""
     print(f"{REASON}{reason}", file=sys.stderr, flush=True)
-    os._exit(0)
+    # With another code the launcher would not end the other ranks, which wait for this one in MPI.
+    os._exit(1)
 
 
 def main() -> None:
     """Prepare, wait, and become the rank that the command line describes."""
     module, sys.argv = sys.argv[1], sys.argv[1:]
+    folder = os.getcwd()
+    if module == SCRIPT_MODULE:
+        folder = os.path.dirname(os.path.abspath(sys.argv[1]))
     try:
         run = current()
         record = read_json(record_file(run.folder), Started) if run is not None else None
@@ -135,7 +173,7 @@ def main() -> None:
     _be_killed_first(True)
     comm: Any = None
     try:
-        reason = unfit(record)
+        reason = unfit(record, folder)
         if not reason and launch.launched_size() > 1:
             comm = launch.load_mpi()
     except MpipsError as error:

@@ -102,11 +102,12 @@ class Supervisor:
         for line in foreign_here(self._run.info().token):
             self._record.tell_once(line)
         self._conclusion.begin()
+        self._standbys.forget_earlier()
         try:
             return self._attempts(lease)
         except LeaseLostError:
             # Later generations and the shared memory belong to the other supervisor now.
-            self._standbys.end()
+            self._standbys.end(lost=True)
             reap(self._run.path, lease.generation)
             raise
         finally:
@@ -167,11 +168,13 @@ class Supervisor:
         """
         generation = self._when_there_is_room(lease, lease.advance)
         pool = self._plan.pool
-        reap(self._run.path, generation - 1)
+        # A standby launch that has ended, one of a killed supervisor too, had this number at most.
+        last = generation - 1 if self._standbys.waits else generation
+        reap(self._run.path, last)
         pool.bad = clear(
             [name for name in pool.names if not is_here(name)],
             self._run.path,
-            generation - 1,
+            last,
             tell=self._record.tell,
             hurry=self._must_end,
         ).failed

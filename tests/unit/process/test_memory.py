@@ -52,6 +52,13 @@ def test_the_limit_of_a_control_group_counts(
     assert free_bytes(*where) == (150 * MIB, 700 * MIB)
 
 
+def test_a_group_above_with_less_memory_left_counts(tmp_path: Path) -> None:
+    where = node(tmp_path, "0::/job/step\n")
+    limited(tmp_path / "groups/job", ("max", "current"), str(800 * MIB), 780 * MIB)
+    limited(tmp_path / "groups/job/step", ("max", "current"), str(600 * MIB), 100 * MIB)
+    assert free_bytes(*where) == (20 * MIB, 600 * MIB)
+
+
 def test_own_memory_is_at_least_what_was_written() -> None:
     before = own_bytes(os.getpid())
     data = bytearray(64 * MIB)

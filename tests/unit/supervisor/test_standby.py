@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,11 @@ from mpips.rundir.files import RankPlace, Status
 from mpips.supervisor import standby, standby_rank
 from mpips.supervisor.hosts import Host, HostPool, Layout
 from mpips.supervisor.launcher import Launcher
+from mpips.supervisor.lease import LeaseHolder
 from mpips.supervisor.plan import SupervisionPlan, make_run
 from mpips.supervisor.standby import Standbys
+from mpips.supervisor.stopping import Signals
+from mpips.supervisor.supervise import Supervisor
 
 NOTHING = Started(modules={}, environment={})
 LAYOUT = Layout(1, (), ())
@@ -195,26 +199,61 @@ def test_a_program_that_changes_its_environment_has_none_and_is_told(tmp_path: P
     assert kept.standbys._standby is None
 
 
-def test_a_harmless_variable_is_set_before_the_first_module(
-    monkeypatch: pytest.MonkeyPatch,
+def changed() -> dict[str, str | None]:
+    return started.changes(started.environment_at_start())
+
+
+def test_a_variable_of_a_library_is_set_while_modules_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    base = started.changes()
-    assert (
-        standby_rank.unfit(
-            Started(modules={}, environment={**base, "KERAS_BACKEND": "torch", "HF_HOME": "/x"})
-        )
-        == ""
+    record = Started(modules={}, environment=changed(), preset={"KERAS_BACKEND": "torch"})
+    seen = []
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    monkeypatch.setattr(
+        standby_rank, "_load", lambda record: seen.append(os.environ["KERAS_BACKEND"]) or ""
     )
-    assert os.environ["KERAS_BACKEND"] == "torch"
+    assert standby_rank.unfit(record, str(tmp_path)) == ""
+    assert seen == ["torch"]
+    # The program begins with the variables of any other attempt.
+    assert "KERAS_BACKEND" not in os.environ
 
 
-def test_another_file_of_a_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = started.changes()
-    found = standby_rank.unfit(Started(modules={"json": "/elsewhere/json.py"}, environment=base))
-    assert found == f"module json is now {json.__file__}"
-    assert standby_rank.unfit(Started(modules={"no_such_module": "/x.py"}, environment=base)) == ""
-    assert "MPI by itself" in standby_rank.unfit(Started(modules={}, environment={}, own_mpi=True))
+def test_a_variable_set_to_nothing_is_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = changed()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES_", "")
+    record = Started(modules={}, environment=changed())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES_")
+    assert "changes CUDA_VISIBLE_DEVICES_ in" in standby_rank.unfit(record, str(tmp_path))
+    assert standby_rank.unfit(Started(modules={}, environment=before), str(tmp_path)) == ""
+
+
+def test_another_file_of_a_module_is_refused(tmp_path: Path) -> None:
+    base, folder = changed(), str(tmp_path)
+
+    def unfit(modules: dict[str, str]) -> str:
+        return standby_rank.unfit(Started(modules=modules, environment=base), folder)
+
+    assert unfit({"json": "/elsewhere/json.py"}) == f"module json is now {json.__file__}"
+    assert unfit({"no_such_module": "/x.py"}) == ""
+    record = Started(modules={}, environment={}, own_mpi=True)
+    assert "MPI by itself" in standby_rank.unfit(record, folder)
+
+
+def test_modules_of_the_user_are_neither_loaded_nor_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "users_own_too.py").write_text("raise SystemExit")
+    record = Started(modules={"users_own_too": "/site-packages/x.py"}, environment=changed())
+    assert standby_rank.unfit(record, str(tmp_path)) == ""
+    assert sys.path[0] == str(tmp_path)
+    # The program would get the loaded module where it imports its own.
+    (tmp_path / "processes.py").write_text("")
+    found = standby_rank.unfit(record, str(tmp_path))
+    assert found == f"{tmp_path}/processes.py has the name of an installed module; rename it"
 
 
 def test_the_record_has_installed_modules_and_changed_variables(
@@ -224,7 +263,18 @@ def test_the_record_has_installed_modules_and_changed_variables(
     (tmp_path / "users_own.py").write_text("")
     import users_own  # noqa: F401
 
-    monkeypatch.setenv("MADE_UP", "1")
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    (tmp_path / "elsewhere.py").write_text("")
+    (site / "of_a_user_site.py").symlink_to(tmp_path / "elsewhere.py")
+    import of_a_user_site  # noqa: F401
+
+    for name in [name for name in os.environ if name.startswith(("HF_", "TF_CPP_", "TOKENIZERS_"))]:
+        monkeypatch.delenv(name)
+    values = {"MADE_UP": "1", "KERAS_BACKEND": "jax", "HF_TOKEN": "x", "WANDB_SERVICE": "2-7-tcp"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "made_by_hand", ModuleType("made_by_hand"))
     run = RunFolder.create(tmp_path, "r")
     run.attempt(3).mkdir()
@@ -234,7 +284,11 @@ def test_the_record_has_installed_modules_and_changed_variables(
     started.note(supervised, "scheduler + server 0 + worker 0")
     record = started.joined(run, 3)
     assert record is not None
-    assert record.environment["MADE_UP"] == "1"
+    # The value may be secret.
+    assert record.environment["MADE_UP"] == "6b86b273ff34fce1"
+    assert record.preset == {"KERAS_BACKEND": "jax"}
+    assert not {"HF_TOKEN", "WANDB_SERVICE", "KERAS_BACKEND"} & record.environment.keys()
+    assert record.modules["of_a_user_site"] == str(site / "of_a_user_site.py")
     assert record.modules["msgspec"] == msgspec.__file__
     assert record.modules["mpips.supervisor.standby"] == standby.__file__
     assert record.modules["sys"] == ""
@@ -247,13 +301,100 @@ def test_records_of_several_ranks_are_one(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "r")
     run.attempt(0).mkdir()
     records = [
-        Started(modules={"a": "1", "b": "2"}, environment={"X": "1"}),
-        Started(modules={"a": "1", "c": "3"}, environment={}, own_mpi=True),
+        Started(
+            modules={"a": "1", "b": "2"},
+            environment={"X": "1"},
+            preset={"HF_HOME": "/0", "KERAS_BACKEND": "jax"},
+        ),
+        Started(
+            modules={"a": "1", "c": "3"}, environment={}, preset={"HF_HOME": "/1"}, own_mpi=True
+        ),
     ]
     for rank, record in enumerate(records):
         replace_json(started.started_file(run, 0, rank), record)
     (run.attempt(0) / "started-9.json").write_text("{")
     joined = started.joined(run, 0)
     assert joined == Started(
-        modules={"a": "1", "b": "2", "c": "3"}, environment={"X": "1"}, own_mpi=True
+        modules={"a": "1", "b": "2", "c": "3"},
+        environment={"X": "1", "HF_HOME": ""},
+        preset={"HF_HOME": "/1", "KERAS_BACKEND": "jax"},
+        own_mpi=True,
     )
+
+
+class Raising:
+    @property
+    def __spec__(self) -> object:
+        raise ImportError
+
+
+def test_a_record_that_cannot_be_made_harms_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder.create(tmp_path, "r")
+    run.attempt(0).mkdir()
+    supervised = Supervised(run, "r", "t", 0)
+    monkeypatch.setitem(sys.modules, "raising", Raising())  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setenv("TF_CPP_X", "\udcff")
+        started.note(supervised, "worker 0")
+        assert started.joined(run, 0) is None
+    # A changed title covers the environment.
+    title = tmp_path / "environ"
+    title.write_bytes(b"\0" * 90)
+    assert started.environment_at_start(str(title)) == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(started, "environment_at_start", lambda: {})
+        started.note(supervised, "worker 0")
+        assert started.joined(run, 0) is None
+    started.note(supervised, "worker 0")
+    assert started.joined(run, 0) is not None
+
+
+def test_a_launch_that_cannot_be_started_harms_no_attempt(tmp_path: Path) -> None:
+    kept = Kept(plan_of(tmp_path, SCRIPT))
+    kept.plan.run.info_file.write_text("{")
+    kept.standbys.tick(at_work())
+    assert not kept.standbys.waits
+
+
+def other_process(run: RunFolder, generation: int) -> subprocess.Popen[bytes]:
+    """A process of an attempt that another supervisor has started."""
+    env = {**os.environ, "MPIPS_RUN_DIR": str(run.path), "MPIPS_GENERATION": str(generation)}
+    return subprocess.Popen(["sleep", "60"], env=env, start_new_session=True)
+
+
+def test_the_attempt_of_the_supervisor_that_took_over_is_left_alone(tmp_path: Path) -> None:
+    kept = Kept(plan_of(tmp_path, SCRIPT))
+    assert kept.waits()
+    with other_process(kept.plan.run, 1) as other:
+        try:
+            kept.standbys.end(lost=True)
+            assert running(kept.plan.run) == [other.pid]
+            assert standby.record_file(kept.plan.run).exists()
+        finally:
+            other.kill()
+
+
+def test_what_a_killed_supervisor_left_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(tmp_path, SCRIPT)
+    found = []
+
+    def attempts(self: Supervisor, lease: LeaseHolder) -> int:
+        found.append(sorted(path.name for path in plan.run.path.glob("standby*")))
+        self._prepare(lease)
+        found.append(running(plan.run))
+        return 0
+
+    monkeypatch.setattr(Supervisor, "_attempts", attempts)
+    for name in ("standby.json", "standby-hosts", "standby-7"):
+        (plan.run.path / name).touch()
+    with other_process(plan.run, 0) as other:
+        try:
+            with Signals() as signals:
+                assert Supervisor(plan, signals, [].append).run() == 0
+        finally:
+            other.kill()
+    assert found == [[], []]
