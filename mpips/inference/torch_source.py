@@ -2,17 +2,22 @@
 
 The source needs torch alone. All steps are operators on tensors, without branches on values, so that
 `torch.export`, `torch.compile` and `torch.jit.trace` take the module.
+
+Names and texts of a checkpoint become parts of the source. So names must be identifiers, and texts of
+comments and docstrings lose the characters that could end them: a checkpoint brings no statements of its own.
 """
 
 from __future__ import annotations
 
 import json
+import keyword
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpips.errors import ConfigError
 from mpips.inference.graph import Array, Graph, Node
 from mpips.inference.graph_description import Facts
 
@@ -81,8 +86,8 @@ class TorchModule:
         for node in graph.nodes:
             if node.section != section:
                 section = node.section
-                self._forward.append(f"# {section}.")
-            self._forward.append(f"{node.name} = {self._value_of(node)}")
+                self._forward.append(f"# {_plain(section)}.")
+            self._forward.append(f"{_identifier(node.name)} = {self._value_of(node)}")
         self._last = outputs
         if (deviation, mean) != (1.0, 0.0):
             self._last = f"({outputs}.double() * {deviation!r} + {mean!r}).float()"
@@ -109,13 +114,13 @@ class TorchModule:
         """Return an input of a node as an expression."""
         array = self._graph.arrays.get(name)
         if array is None:
-            return name
+            return _identifier(name)
         if not array.ndim:
             value = array.item()
             return f'float("{value}")' if value != value else repr(value)
         if self._is_embedding(name):
             return f"self.{self._embedding(name)}.weight"
-        if name not in self._declared:
+        if _identifier(name) not in self._declared:
             self.arrays[name] = array
             shape = f"torch.empty({_shape(array.shape)}"
             if name in self._graph.weights:
@@ -133,7 +138,7 @@ class TorchModule:
 
     def _embedding(self, name: str) -> str:
         """Return the attribute of a table whose last row is 0."""
-        array = self._graph.arrays[name]
+        array = self._graph.arrays[_identifier(name)]
         n, dim = array.shape
         self.arrays[f"{name}.weight"] = array
         self._declared[name] = f"self.{name} = nn.Embedding({n}, {dim}, padding_idx={n - 1})"
@@ -159,7 +164,7 @@ class TorchModule:
             file: Name of the file with the state dict.
         """
         inputs = facts["inputs"]
-        names = [own["name"] for own in inputs]
+        names = [_identifier(own["name"]) for own in inputs]
         result, *more = facts["outputs"]
         takes = ", ".join(f"{name}: torch.Tensor" for name in names)
         given = [line for own in inputs for line in _argument(own)]
@@ -195,12 +200,13 @@ class TorchModule:
 
 def _head(facts: Facts, file: str, places: str) -> Sequence[str]:
     """Return the lines in front of `__init__`."""
+    task, version, file = (_plain(text) for text in (facts["task"], facts["mpips"], file))
     text = f"Its values are in {file}. {file}.json describes how samples become its inputs."
     labels = [name for name in ("classes", "labels") if name in facts]
     if labels:
         text += f" The outputs have the order of `{labels[0]}` in both files."
     return [
-        f'"""A model of task {facts["task"]}, step {facts["step"]}, written by mpips {facts["mpips"]}.',
+        f'"""A model of task {task}, step {int(facts["step"])}, written by mpips {version}.',
         "",
         *textwrap.wrap(text, _WIDTH),
         '"""',
@@ -215,7 +221,7 @@ def _head(facts: Facts, file: str, places: str) -> Sequence[str]:
         "",
         "",
         "class Model(nn.Module):",
-        f'    """A model of task {facts["task"]}."""',
+        f'    """A model of task {task}."""',
         "",
     ]
 
@@ -238,7 +244,7 @@ def _argument(facts: Mapping[str, Any]) -> Sequence[str]:
     """Return the lines that describe an argument."""
     shape = ", ".join(map(str, facts["shape"]))
     indent = " " * 12
-    text = f"{indent}{facts['name']}: {facts['dtype']}, shape ({shape}). {facts['meaning']}"
+    text = f"{indent}{facts['name']}: {facts['dtype']}, shape ({shape}). {_plain(facts['meaning'])}"
     return textwrap.wrap(text, _WIDTH, subsequent_indent=indent + "    ")
 
 
@@ -255,7 +261,7 @@ def _check(facts: Mapping[str, Any]) -> Sequence[str]:
 
 def _lowered(facts: Mapping[str, Any]) -> str:
     shape = ", ".join(map(str, facts["shape"]))
-    text = facts["meaning"].rstrip(".")
+    text = _plain(facts["meaning"]).rstrip(".")
     return f"{text[0].lower()}{text[1:]}, {facts['dtype']}, shape ({shape})."
 
 
@@ -265,3 +271,19 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _dtype(dtype: np.dtype[Any]) -> str:
     return "torch.bool" if dtype == np.bool_ else f"torch.{dtype.name}"
+
+
+def _identifier(name: str) -> str:
+    """Return a name that becomes one of the source.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ConfigError(f"{name!r} cannot be a name in a module of PyTorch: use --format npz")
+    return name
+
+
+def _plain(text: object) -> str:
+    """Return a text for a comment or a docstring, which it cannot end."""
+    return "".join(c if c.isprintable() and c not in '"\\' else " " for c in str(text))

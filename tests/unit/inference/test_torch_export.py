@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -19,8 +21,10 @@ import mpips
 from mpips.cli.export import command as export_command
 from mpips.errors import CapabilityError, ConfigError, MpipsError
 from mpips.inference import graph_model
+from mpips.inference.graph import Graph
 from mpips.inference.model import Model
 from mpips.inference.onnx_inputs import onnx_inputs
+from mpips.inference.torch_source import TorchModule
 from mpips.inference.torch_writing import _run as run
 
 pytest.importorskip("h5py")
@@ -267,3 +271,42 @@ def test_a_dense_model_is_the_state_dict_of_network(tmp_path: Path) -> None:
     )
     with torch.no_grad():
         assert torch.equal(network(x), defined.load()(x))
+
+
+def test_texts_of_a_checkpoint_bring_no_statements_into_the_source() -> None:
+    graph = Graph()
+    x = graph.input("x", np.float32, ["n", 1])
+    out = graph.add("Mul", x, graph.weight(np.ones((1,), np.float32), "w"))
+    hostile = 'a"""\nraise SystemExit(3)\n\\'
+    own = {"name": "x", "dtype": "float32", "shape": ["n", 1], "meaning": hostile}
+    facts = {
+        "task": hostile,
+        "step": 1,
+        "mpips": hostile,
+        "inputs": [own],
+        "outputs": [own],
+        "labels": ["a"],
+    }
+    source = TorchModule(graph, out, 1.0, 0.0).source(facts, hostile)
+    run(source, "hostile.py")
+    statements = [type(node).__name__ for node in ast.parse(source).body]
+    assert statements == [
+        "Expr",
+        "ImportFrom",
+        "ImportFrom",
+        "Import",
+        "ImportFrom",
+        "ClassDef",
+        "FunctionDef",
+    ]
+
+
+@pytest.mark.parametrize("name", ["w; import os", "class", "a.b", ""])
+def test_a_name_that_is_no_identifier_is_refused(name: str) -> None:
+    graph = Graph()
+    x = graph.input("x", np.float32, ["n", 1])
+    out = graph.add("Mul", x, graph.weight(np.ones((2,), np.float32), "w"))
+    graph.arrays[name] = graph.arrays.pop("w")
+    graph.nodes[0] = msgspec.structs.replace(graph.nodes[0], inputs=(x, name))
+    with pytest.raises(ConfigError, match="cannot be a name in a module of PyTorch"):
+        TorchModule(graph, out, 1.0, 0.0)
