@@ -14,12 +14,12 @@ from mpips.tasks.proposals import Proposal
 from mpips.terminal.table import text_table
 
 
-class Auto(NamedTuple):
-    """What a sweep varies.
+class AutoSweep(NamedTuple):
+    """The trials of a sweep that varies options by itself.
 
     Attributes:
         trials: Assignments of each trial; the first one has the values of the job.
-        lines: What is varied and why, for people.
+        lines: The options that vary and the reasons, for people.
     """
 
     trials: list[variation.Assignments]
@@ -28,7 +28,7 @@ class Auto(NamedTuple):
 
 def propose(
     config: JobConfig, n: int, seed: int, check: Callable[[Sequence[str]], object], folds: bool
-) -> Auto:
+) -> AutoSweep:
     """Return the trials that the task of a job proposes. Reads the data, because proposals depend on it.
 
     Args:
@@ -77,7 +77,7 @@ def propose(
         )
     random = [f"options.{p.name}={p.values}" for p in used]
     drawn = variation.trials((), random, n - 1, seed) if n > 1 else []
-    return Auto([tuple(_own(p) for p in used), *drawn], text_table(rows, indent=2))
+    return AutoSweep([tuple(_own(p) for p in used), *drawn], text_table(rows, indent=2))
 
 
 def _own(proposal: Proposal) -> str:

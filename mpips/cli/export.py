@@ -44,7 +44,7 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
     torch        softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2: a state dict, which
                  torch.load(weights_only=True) reads, the source of its nn.Module in a file with
                  ending .py, and OUT.json, from which its inputs are made; neither needs mpips.
-                 Of other tasks the tables as tensors
+                 Other tasks: the tables as tensors
     onnx         softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2: a graph that scales raw numbers
                  itself, and OUT.json, from which any language makes its inputs
     word2vec, word2vec-binary

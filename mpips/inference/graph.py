@@ -38,7 +38,7 @@ class Value(Struct, frozen=True):
         name: Its name.
         dtype: Type of its elements.
         shape: Sizes; a text: any size.
-        value: Of an output, the name of the value.
+        value: The name of the value, for an output.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Node(Struct, frozen=True):
         inputs: Names of values and arrays.
         name: Name of its result.
         options: Options by name, as `axis`.
-        section: What the nodes around it compute, for people.
+        section: The purpose of the nodes around it, for people.
     """
 
     operator: str

@@ -277,7 +277,7 @@ def _identifier(name: str) -> str:
     """Return a name that becomes one of the source.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It cannot be one.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"{name!r} cannot be a name in a module of PyTorch: use --format npz")

@@ -12,8 +12,8 @@ One rank: `local.py`, with the scheduler of `local_scheduler.py`.
 
 Scripts: `script.py` is the job of a process that goes on by itself, `script_job.py` what jobs of torch,
 keras, jax and sklearn have in common, `script_program.py` the tables that a script declares, `reporting.py`
-its reports of progress, `calling.py` calls a worker function, and `versions.py` refuses libraries that are
-too old.
+its reports of progress, and `library_progress.py` those of Keras, JAX and others. `calling.py` calls a worker
+function, and `versions.py` refuses libraries that are too old.
 
 For both: `running.py` is what a program has of a job at work, `observing.py` and `tracing.py` are metrics and
 traces, `final_tables.py` reads tables behind the end.

@@ -142,7 +142,8 @@ class Supervisor:
             ended = self._attempt(lease, generation, layout, command)
             lease.check()
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
-            if self._scaling.is_asked and verdict.kind == PREEMPTED and not ended.interrupted:
+            left = verdict.kind == PREEMPTED and verdict.saved and not ended.interrupted
+            if self._scaling.is_asked and left:
                 self._scale(generation, ended)
                 continue
             code = self._conclusion.conclude(generation, verdict, ended)

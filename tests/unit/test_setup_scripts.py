@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import shutil
+import struct
 import termios
 from pathlib import Path
 
@@ -185,7 +187,7 @@ def test_lines_fit_the_terminal_whose_size_is_known(
         if tool in tools and found:
             (machine.bin / tool).symlink_to(found)
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (25, 20))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 20, 0, 0))
     done = machine.call(f'exec >{os.ttyname(theirs)}; say "one two three four five six"')
     assert done.returncode == 0, done.stderr
     assert os.read(ours, 1000).decode().splitlines() == lines

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import mpips
 from mpips.cli.export import command as export_command
 from mpips.data import Moments
-from mpips.errors import ConfigError, DataError
+from mpips.errors import DataError
 
 pandas = pytest.importorskip("pandas")
 N = 60
@@ -155,11 +155,7 @@ def test_logistic_on_numbers_becomes_a_module_with_a_logit_for_each_class(
 
 def test_rows_of_a_softmax_are_no_dense_layers(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text("".join(f"{k % 3} {k % 3 + (1 << 17)}:1\n" for k in K))
-    model = mpips.fit("softmax", str(tmp_path / "a.svm"), epochs=1, folder=tmp_path / "m").model
-    with pytest.raises(
-        ConfigError, match="only logistic, softmax and mlp with a dense table of weights"
-    ):
-        model.to_torch()
+    mpips.fit("softmax", str(tmp_path / "a.svm"), epochs=1, folder=tmp_path / "m")
     with np.load(exported(tmp_path / "m", "npz")) as arrays:
         assert arrays["tables/weight/values"].shape == (3, 3)
         assert arrays["tables/bias"].shape == (3,)
@@ -228,9 +224,6 @@ def test_words_in_other_forms_are_the_same_words_for_scikit_learn(tmp_path: Path
         with pytest.raises(DataError, match=text) as refused:
             estimator.predict(rows.assign(n=bad))
         assert "categorical" not in str(refused.value)
-    for kind in ("torch",):
-        with pytest.raises(ConfigError, match="'wide_deep' is no network of dense layers"):
-            exported(tmp_path / "m", kind)
     with np.load(exported(tmp_path / "m", "npz")) as arrays:
         assert arrays["columns"].tolist() == ["k", "n"]
         assert "index_base" not in arrays

@@ -178,7 +178,7 @@ def test_a_graph_that_predicts_differently_is_not_written(
 ) -> None:
     monkeypatch.setattr(graph_model, "hash_key", lambda name: 5)
     with pytest.raises(
-        MpipsError, match=r"not written: for sample \d of the example of .* and mpips 0"
+        MpipsError, match=r"not written: for sample \d, output 0 of the example of .* and mpips 0"
     ):
         exported(logistic, tmp_path / "m.onnx")
     assert not [*tmp_path.iterdir()]

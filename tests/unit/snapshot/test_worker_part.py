@@ -211,7 +211,7 @@ def part_with(cursor, room, inner_at=None):
         True,
         0,
         room,
-        (lambda number: None) if inner_at is not None else None,
+        inner_steps=inner_at is not None,
     )
     if inner_at is not None:
         part.set_cursor(inner_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpips.cli.scale import Count, changed, numbers
 from mpips.cli.scale import command as scale
 from mpips.config.schema import load_config
 from mpips.errors import ConfigError
+from mpips.mpi.failure_report import LEAVING
 from mpips.mpi.started import Started, started_file
 from mpips.rundir.directory import replace_json
 from mpips.rundir.files import RankPlace
@@ -211,3 +213,20 @@ def test_a_request_carries_the_size_to_the_supervisor(case: Case) -> None:
         )
     [event] = [event for event in case.run_folder.events() if event.event == "not scaled"]
     assert "servers = 8 is too many" in event.cause
+
+
+@pytest.mark.parametrize(("kind", "attempts"), [(LEAVING, 2), ("SystemExit", 1)])
+def test_only_an_end_with_a_checkpoint_is_followed_by_the_new_size(
+    case: Case, kind: str, attempts: int
+) -> None:
+    # A program may exit with 75 by itself, and memory then has updates that no checkpoint has.
+    table = [{"rank": 0, "role": "scheduler", "host": "h", "pid": 1}]
+    words = [{"kind": kind, "exit_code": 75}]
+    act = {"ranks": table, "sleep": 2, "ignore": [signal.SIGUSR1], "words": words, "code": 75}
+    with Background(case, **act) as other:
+        RequestFolder(case.run_folder).make("scale", JobSize(ranks=5, servers=2))
+        assert other.process.wait(30) == 75
+        assert ("mpips run: 5 ranks from step" in other.text()) == (attempts == 2)
+    assert case.attempts == attempts
+    config = load_config(str(case.run_folder.config_file), [])
+    assert config.run.ranks == (5 if attempts == 2 else 0)

@@ -134,7 +134,9 @@ def test_a_launch_that_has_died_is_not_used(tmp_path: Path) -> None:
     kept = Kept(plan_of(tmp_path, SCRIPT))
     assert kept.waits()
     os.kill(*running(kept.plan.run), signal.SIGKILL)
-    assert processes.until(lambda: not running(kept.plan.run))
+    inner = kept.standbys._standby
+    assert inner is not None
+    assert processes.until(inner.has_ended)
     assert not kept.keep()
     assert kept.standbys.release() is None
 
@@ -147,7 +149,9 @@ def test_a_launch_whose_rank_dies_at_its_release_is_replaced(
     [pid] = running(kept.plan.run)
     assert kept.keep()
     os.kill(pid, signal.SIGKILL)
-    assert processes.until(lambda: not running(kept.plan.run))
+    inner = kept.standbys._standby
+    assert inner is not None
+    assert processes.until(inner.has_ended)
     assert kept.standbys.release() is None
 
 

@@ -29,7 +29,6 @@ from mpips.torch import epochs, prepare, prepare_loader
 from mpips.torch import losses as losses_module
 from mpips.torch import progress as module
 from mpips.torch.job import TorchJob
-from mpips.torch.losses import WaitingLosses, term_of
 
 PLAIN = torch.Tensor.backward
 
@@ -401,22 +400,6 @@ def test_passes_without_a_step_take_no_more_memory_than_those_of_a_step(
     assert [r.loss_weight for r in reports] == [1, 1, 0, 0]
 
 
-def test_a_loss_on_a_device_is_a_copy_since_its_memory_may_be_written_again() -> None:
-    class OnDevice:
-        """A scalar that claims to be on a device."""
-
-        device = torch.device("cuda")
-
-        def __init__(self, value: torch.Tensor) -> None:
-            self.detach = value.detach
-
-    buffer = torch.tensor([3.0], requires_grad=True)
-    term: Any = term_of(OnDevice(buffer))  # type: ignore[arg-type]
-    with torch.no_grad():
-        buffer.fill_(9.0)
-    assert (term.item(), term.shape, term.requires_grad) == (3.0, (), False)
-
-
 def test_two_optimizers_with_one_loss_have_it_and_with_two_none(reports: Reports) -> None:
     for has_two in (False, True):
         reports.clear()
@@ -575,16 +558,6 @@ def test_a_wrapper_of_another_library_stays_and_notes_nothing_behind_the_job(
         assert x.grad == 2
     finally:
         torch.Tensor.backward = PLAIN  # type: ignore[method-assign]
-
-
-def test_losses_on_a_device_are_read_when_a_report_is_due() -> None:
-    waiting = WaitingLosses()
-    losses = [torch.tensor(float(i)) for i in range(1, 4)]
-    for loss in losses:
-        waiting.add([loss, loss.half(), 0.5])
-    assert waiting.n_steps == 3
-    assert waiting.read() == ((1 + 1 + 0.5) + (2 + 2 + 0.5) + (3 + 3 + 0.5)) / 3
-    assert (waiting.n_steps, waiting.read()) == (0, None)
 
 
 def test_a_fast_loop_has_the_losses_of_the_first_steps_behind_each_report(
