@@ -19,7 +19,6 @@ from mpips.errors import ConfigError
 from mpips.jax.progress import StepProgress
 from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
-from mpips.worker.worker import Worker
 
 
 class JaxJob(ScriptJob):
@@ -32,6 +31,7 @@ class JaxJob(ScriptJob):
     """
 
     library = "mpips.jax"
+    progress: StepProgress
 
     def __init__(self, script: Script) -> None:
         """Declare nothing yet."""
@@ -39,15 +39,6 @@ class JaxJob(ScriptJob):
         self.has_pushed = False
         self.rates: list[Callable[[], Sequence[float]]] = []
         self.progress = StepProgress(script, lambda: [x for of in self.rates for x in of()])
-
-    def open(self, worker: Worker) -> None:
-        """Begin the reports."""
-        super().open(worker)
-        self.progress.begin(worker)
-
-    def begin_step(self, worker: Worker) -> None:
-        """Send a report that is due."""
-        self.progress.send_if_due()
 
     def step(self) -> None:
         """Set the cursor and end the worker's clock. Not collective."""
@@ -65,7 +56,6 @@ class JaxJob(ScriptJob):
                 "step"
             )
         super().end()
-        self.progress.flush()
 
 
 def step() -> None:

@@ -25,7 +25,6 @@ from mpips.errors import ConfigError
 from mpips.keras.progress import FitProgress
 from mpips.session.script import Script
 from mpips.session.script_job import Opened, ScriptJob
-from mpips.worker.worker import Worker
 
 
 class KerasPart(Opened, Protocol):
@@ -75,6 +74,7 @@ class KerasJob(ScriptJob):
     """
 
     library = "mpips.keras"
+    progress: FitProgress
     first_use = "the first fit, evaluation or prediction"
 
     def __init__(self, script: Script) -> None:
@@ -96,20 +96,6 @@ class KerasJob(ScriptJob):
         """Declare the tables of all models."""
         for model in self._models:
             model.declare()
-
-    def open(self, worker: Worker) -> None:
-        """Let all models take their handles."""
-        super().open(worker)
-        self.progress.begin(worker)
-
-    def begin_step(self, worker: Worker) -> None:
-        """Send a report that is due."""
-        self.progress.send_if_due()
-
-    def end(self) -> None:
-        """End the newest step; send the last report."""
-        super().end()
-        self.progress.flush()
 
     def position(self) -> dict[str, Any]:
         """Return the steps, the place in the fits, and the learning rates and metrics of all models."""

@@ -1,6 +1,6 @@
 """Make long series short: the files of a run, so that they stay small, and what a page or a terminal draws.
 
-A series is thinned in two steps, whoever does it. A rule gives each line the interval of time into which it
+A series is thinned in two steps. A rule gives each line the interval of time into which it
 merges: `interval_of`, whose intervals grow with the age, for the files metrics.jsonl and history.jsonl, and
 `even_places` for charts. `gathered` then returns the lines of each interval together. Lines of progress
 become one line, with means by `weighted_mean`; of lines with counts, which are sums, the last one stays.

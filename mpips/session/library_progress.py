@@ -9,6 +9,7 @@ script by `mpips.report` precede, see reporting.py.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +43,7 @@ class Known(NamedTuple):
     rates: Sequence[float] = ()
 
 
-class LibraryProgress:
+class LibraryProgress(ABC):
     """Reports of one script. A subclass is that of one library. No method blocks, but for `known`.
 
     Attributes:
@@ -100,6 +101,6 @@ class LibraryProgress:
             self._worker, known.epoch, known.samples, loss_sum, details
         )
 
+    @abstractmethod
     def known(self) -> Known:
         """Return what is known of the steps since the report before, and forget samples and losses."""
-        raise NotImplementedError

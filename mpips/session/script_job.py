@@ -22,6 +22,7 @@ from mpips.mpi.messages import END_OF_SCRIPT
 from mpips.session.init import current
 
 if TYPE_CHECKING:
+    from mpips.session.library_progress import LibraryProgress
     from mpips.session.script import Script
     from mpips.worker.worker import Worker
 
@@ -47,10 +48,12 @@ class ScriptJob:
         steps: Number of steps that this worker has made since the beginning of the run.
         is_open: True if a step has pushed, and its clock has not ended.
         makes_cursor: True while states are read for the cursor, which has nothing that the servers hold.
+        progress: Automatic reports of the library; None: it makes none.
     """
 
     library: ClassVar[str]
     first_use: ClassVar[str] = "the first pull"
+    progress: LibraryProgress | None = None
 
     def __init__(self, script: Script) -> None:
         """Declare nothing yet.
@@ -114,13 +117,15 @@ class ScriptJob:
             self._worker = worker = self.script.start()
             try:
                 self.open(worker)
+                if self.progress is not None:
+                    self.progress.begin(worker)
                 self._continue()
-                self.begin_step(worker)
+                self._begin_step(worker)
             except BaseException as error:
                 # A script that catches the error must not train from the beginning.
                 self._worker, self._failure = None, error
                 raise
-            self.script.before_end.append(self.end)
+            self.script.before_end.append(self._end)
         return self._worker
 
     def _continue(self) -> None:
@@ -156,7 +161,17 @@ class ScriptJob:
             self.before_clock()
             worker.clock()
             self.is_open = False
-            self.begin_step(worker)
+            self._begin_step(worker)
+
+    def _begin_step(self, worker: Worker) -> None:
+        self.begin_step(worker)
+        if self.progress is not None:
+            self.progress.send_if_due()
+
+    def _end(self) -> None:
+        self.end()
+        if self.progress is not None:
+            self.progress.flush()
 
     def settled_steps(self) -> int:
         """Return `steps`; start the job, and end the clock of the newest step. Collective like `start`."""

@@ -77,6 +77,7 @@ class FitJob(ScriptJob):
     """
 
     library = "mpips.sklearn"
+    progress: FitsProgress
     first_use = "the first fit"
 
     def __init__(self, script: Script) -> None:
@@ -160,15 +161,6 @@ class FitJob(ScriptJob):
     def resume(self, cursor: Mapping[str, Any]) -> None:
         """Take the place of the checkpoint or of the launch before."""
         self._resumed = (cursor["fit"], TrainingPlace(*cursor["place"]))
-
-    def open(self, worker: Worker) -> None:
-        """Begin the reports."""
-        super().open(worker)
-        self.progress.begin(worker)
-
-    def begin_step(self, worker: Worker) -> None:
-        """Send a report that is due."""
-        self.progress.send_if_due()
 
     def end(self) -> None:
         """Do nothing: a fit ends its clocks, and all workers wait for each other in it."""

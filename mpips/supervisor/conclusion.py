@@ -129,7 +129,7 @@ class Conclusion:
         newest = newest_checkpoint(self._plan.checkpoints)
         # The checkpoint has what memory has, in a form for any size.
         if not self._clear(generation, saved=True).silent:
-            # What describes the memory goes with it.
+            # The file that describes the memory is removed with it.
             with contextlib.suppress(OSError):
                 (self._run.path / MEMORY).unlink(missing_ok=True)
         text = f"{plural(layout.n_ranks, 'rank')} from step {newest.step} on"

@@ -120,7 +120,7 @@ class Standby:
                     self._text = (self._text + more)[-_TEXT_BYTES:]
 
     def why(self) -> str:
-        """Return why the ranks could not stand by, once the launch has ended; "" if none said why."""
+        """Return the reason that a rank has printed before the launch ended; "": none."""
         self.drain()
         lines = self._text.decode(errors="replace").splitlines()
         return next((line[len(REASON) :] for line in lines if line.startswith(REASON)), "")
@@ -229,6 +229,7 @@ class Standbys:
             None  # the running one that has no standby launch yet
         )
         self._at_work_since: float | None = None
+        self._here: list[int] = []  # ranks of the running attempt on this host
 
     def begin(self, generation: int, layout: Layout) -> None:
         """Note that an attempt has begun."""
@@ -242,6 +243,7 @@ class Standbys:
             status: The status of the attempt, which is at work.
         """
         now = time.monotonic()
+        self._here = [place.pid for place in status.ranks if is_here(place.host)]
         if self._at_work_since is None:
             self._at_work_since = now
         if self._standby is not None:
@@ -255,15 +257,14 @@ class Standbys:
             return
         (generation, layout), self._attempt = self._attempt, None
         record = joined(self._plan.run, generation)
-        here = [place.pid for place in status.ranks if is_here(place.host)]
-        if record is None or not self._may_restart() or not has_memory(here):
+        if record is None or not self._may_restart():
             return
         self.start(self._plan, generation, layout, record)
 
     def start(
         self, plan: SupervisionPlan, generation: int, layout: Layout, record: Started
     ) -> None:
-        """Start a standby launch behind an attempt now; one that is there is ended before.
+        """Start a standby launch behind an attempt now, if this host has the memory; end one that is there.
 
         Args:
             plan: The plan of the attempt that follows.
@@ -273,6 +274,8 @@ class Standbys:
         """
         self._attempt = None
         self.end()
+        if not has_memory(self._here):
+            return
         with contextlib.suppress(MpipsError, OSError):
             self._standby = Standby(plan, generation + 1, layout, record, self._copy_stdout)
 

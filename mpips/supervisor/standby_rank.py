@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 0.01  # s between two tests for the message of rank 0
 _OOM = "/proc/self/oom_score_adj"
+_before: list[str] = []  # content of this file at the start of the process
 _SAME = "unchanged"  # in place of a checksum
 
 
@@ -118,7 +119,9 @@ def wait(comm: MPI.Intracomm | None) -> bool:
     Args:
         comm: All ranks; None: this process is the only one.
 
-    Rank 0 sleeps in a read. The others test for its message with pauses in between, so the wait uses no core.
+    Rank 0 sleeps in a read, which the end of the supervisor ends. The others test for its message with pauses
+    in between, so the wait hardly uses a core. If a rank has died, the launcher ends the others. For one that
+    is stopped the supervisor waits `_READY_S` at most, and after the release the start of the job names it.
     """
     answer = np.zeros(1, dtype=np.int8)
     if comm is None or comm.Get_rank() == 0:
@@ -139,15 +142,14 @@ def _assemble(comm: MPI.Intracomm) -> None:
 
 def _be_killed_first(first: bool) -> None:
     """Let the kernel kill this process before others if memory runs out, or no longer."""
+    if not first and not _before:
+        return
     with contextlib.suppress(OSError):
         if first:
             with open(_OOM) as file:
                 _before.append(file.read())
         with open(_OOM, "w") as file:
             file.write("1000" if first else _before.pop())
-
-
-_before: list[str] = []  # the value before
 
 
 def _leave(reason: str) -> NoReturn:

@@ -87,6 +87,7 @@ class TorchJob(ScriptJob):
     """
 
     library = "mpips.torch"
+    progress: ScriptProgress
     first_use = "the first forward pass"
 
     def __init__(self, script: Script) -> None:
@@ -158,7 +159,6 @@ class TorchJob(ScriptJob):
         """Let all parts take their handles."""
         self.script.before_unmap(self.devices.close)
         super().open(worker)
-        self.progress.begin(worker)
 
     def arrive(self, is_there: bool = False) -> None:
         """Continue at the cursor, if all loaders are at their places for the first time.
@@ -257,14 +257,12 @@ class TorchJob(ScriptJob):
     def begin_step(self, worker: Worker) -> None:
         """Seed the generators of the next step."""
         reseed(worker.seed, worker.index, self.steps)
-        self.progress.send_if_due()
 
     def end(self) -> None:
         """End what the script has left open; let the scheduler compare the steps of all workers."""
         self.skips.end()
         self.loops.check_end()
         super().end()
-        self.progress.flush()
 
 
 def steps() -> int:
