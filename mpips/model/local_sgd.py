@@ -190,6 +190,14 @@ class OuterSteps:
         """Return the inner steps of a period that are done at its outer step `number`, from 0."""
         return (number + 1) * self.steps // self.fragments
 
+    def most_behind(self, n_steps: int) -> int:
+        """Return the most outer steps by which a worker that is `n_steps` inner steps behind may be behind.
+
+        Workers that continue from images may be at different places of their periods: of n inner steps each
+        has ended less than one outer step more, or less, than n * fragments / steps.
+        """
+        return -(-n_steps * self.fragments // self.steps) + 1
+
     def ended(self, n_steps: int) -> int | None:
         """Return the fragment with an outer step after `n_steps` of a period; None if no fragment has one."""
         number = -(-n_steps * self.fragments // self.steps) - 1

@@ -391,8 +391,12 @@ class Connection:
         self.spent.add_to(found)
         return found
 
+    def ticks_within(self, steps: int) -> int:
+        """Return the most clocks of the servers by which a worker that is so many steps behind may be."""
+        return steps if self.local is None else self.local.ticks_within(steps)
+
     def keep_pace(self, bound: int) -> None:
-        """Wait for slower workers; see Worker.keep_pace."""
+        """Wait for workers that are more than `bound` clocks of the servers behind; see Worker.keep_pace."""
         waits.keep_pace(self, self._cut_while_waiting, bound)
 
     def keep(self, server: int, before: int, rows: object) -> None:

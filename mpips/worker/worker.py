@@ -274,11 +274,14 @@ class Worker:
         Use it under ASP, where pulls do not wait: a worker that is far ahead trains on its own share of the
         data more often than the others on theirs. Under SSP and BSP pulls bound the difference themselves.
         With backup workers it waits until servers have closed the clocks: slower workers then skip them.
+        Under LocalSGD and DiLoCo the bound counts inner steps, but a worker's clock is seen at its outer
+        steps only: this worker waits for one that is more than `bound` and a period behind, and for none
+        that is at most `bound` behind, unless periods differ (`steps_by_speed`), where outer steps count.
 
         Raises:
             StallError: A worker stayed behind for the job's timeout; the message names it.
         """
-        self._connection.keep_pace(bound)
+        self._connection.keep_pace(self._connection.ticks_within(bound))
 
     def allocate(self, shape: int | Sequence[int]) -> Float32:
         """Return a float32 array in staging memory, which pushes send without a copy.

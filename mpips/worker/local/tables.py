@@ -216,6 +216,10 @@ class LocalTables(TablePart):
         """Inner steps of the current period."""
         return self._times.steps
 
+    def ticks_within(self, steps: int) -> int:
+        """Return the most outer steps by which a worker that is so many inner steps behind may be."""
+        return self._declared.most_behind(steps)
+
     def begin_synchronize(self) -> bool:
         """Prepare an outer step of all tables, if there were inner steps since the last one. May block.
 
