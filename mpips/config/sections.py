@@ -12,6 +12,7 @@ from mpips.data.options import (
     Categorical,
     Conversions,
     EmptyCells,
+    FileList,
     Format,
     Header,
     Ignored,
@@ -21,7 +22,6 @@ from mpips.data.options import (
     Numeric,
     OnBad,
 )
-from mpips.data.several import FileList
 from mpips.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Literal, TypeAlias
@@ -123,6 +123,22 @@ Ignored: TypeAlias = Annotated[
 ]
 
 _CHUNK = 4096  # samples whose owners are computed at a time
+
+
+class FileList(str):
+    """A list of paths and patterns, in the place of one: as text, its entries with commas between them.
+
+    Attributes:
+        paths: The entries, at least one.
+    """
+
+    paths: tuple[str, ...]
+
+    def __new__(cls, paths: Sequence[str]) -> FileList:
+        """Make a list of paths."""
+        found = super().__new__(cls, ", ".join(paths))
+        found.paths = tuple(paths)
+        return found
 
 
 class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,24 +19,8 @@ import numpy as np
 from mpips.data.columns import exactly
 from mpips.data.dataset import join
 from mpips.data.info import DataInfo, Part, describe, relabel
-from mpips.data.options import ReadOptions, Share
+from mpips.data.options import FileList, ReadOptions, Share
 from mpips.errors import DataError
-
-
-class FileList(str):
-    """A list of paths and patterns, in the place of one: as text, its entries with commas between them.
-
-    Attributes:
-        paths: The entries, at least one.
-    """
-
-    paths: tuple[str, ...]
-
-    def __new__(cls, paths: Sequence[str]) -> FileList:
-        """Make a list of paths."""
-        found = super().__new__(cls, ", ".join(paths))
-        found.paths = tuple(paths)
-        return found
 
 
 def given_files(data: Any) -> str | None:

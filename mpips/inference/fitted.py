@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from mpips.config.schema import JobConfig, load_config
-from mpips.data.several import FileList, given_files
+from mpips.data.options import FileList
+from mpips.data.several import given_files
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference.model import Model, load_model
 from mpips.inference.training_files import as_file, options_of

@@ -311,17 +311,17 @@ def _begin(dataset: IterableDataset[Any], draws: _Draws, epoch: int) -> Iterator
 
 def nested_datasets(dataset: object) -> list[Any]:
     """Return a dataset and the stages within it: its attributes, or those in lists, that can be iterated."""
-    found: list[Any] = []
-    waiting = [dataset]
+    found: dict[int, Any] = {}  # by identity, which `found` keeps in use
+    waiting = deque([dataset])
     while waiting:
-        one = waiting.pop(0)
-        if any(one is other for other in found):
+        one = waiting.popleft()
+        if id(one) in found:
             continue
-        found.append(one)
+        found[id(one)] = one
         for value in getattr(one, "__dict__", {}).values():
             inner = value if isinstance(value, list | tuple) else [value]
-            waiting += [part for part in inner if _is_stage(part)]
-    return found
+            waiting.extend(part for part in inner if _is_stage(part))
+    return list(found.values())
 
 
 def _is_stage(value: object) -> bool:

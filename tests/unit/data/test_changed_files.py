@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from mpips.data import DenseData, ReadOptions, file_blocks, read
+from mpips.data.options import FileList
 from mpips.data.readers import READERS
-from mpips.data.several import FileList
 from mpips.data.stored_arrays import Member, RowsOfFile, joined_crc, members_of
 from mpips.data.stream import conversion
 from mpips.errors import DataError

@@ -14,7 +14,7 @@ from thread_ranks import prepared
 
 from mpips.config.schema import load_config, parse_assignment
 from mpips.data import DenseData, Part, ReadOptions, SparseData, files_of, read
-from mpips.data.several import FileList
+from mpips.data.options import FileList
 from mpips.errors import ConfigError, DataError
 from mpips.training.preflight import preflight
 from mpips.training.train import train as train_job

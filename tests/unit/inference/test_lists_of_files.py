@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 
 import mpips
 from mpips.cli import cli
-from mpips.data.several import FileList, asked_files, given_files
+from mpips.data.options import FileList
+from mpips.data.several import asked_files, given_files
 from mpips.errors import DataError
 from mpips.inference.fitted import Fit
 
