@@ -39,8 +39,8 @@ class PositionPart(msgspec.Struct, frozen=True):
         steps: Number of clocks that its program has ended, if that is another number: tables under LocalSGD
             and DiLoCo end a clock of the servers at outer steps only. None: `clock`.
         image: The file with the worker's image; None: it keeps nothing of its own, or the record is of no
-            cut. in_memory: The position at the tick that began this clock, where this one is that of an inner
-            step
+            cut.
+        in_memory: The position at the tick that began this clock, where this one is that of an inner step
             after it: memory has the worker's values of the tick, so a launch that continues in memory begins
             there. None: this position.
     """

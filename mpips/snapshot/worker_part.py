@@ -76,8 +76,7 @@ class WorkerPart:
                 of steps of the run; 0: never.
             room: Bytes of the longest payload that a record of any server takes.
             store_image: `store_image(id)` writes the worker's image for a cut and returns its description;
-                None:
-                the worker keeps nothing of its own.
+                None: the worker keeps nothing of its own.
             inner_steps: The job has tables under LocalSGD or DiLoCo.
         """
         self._store_image = store_image

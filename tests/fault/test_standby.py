@@ -6,9 +6,11 @@ import os
 import signal
 from pathlib import Path
 
+import multinode
 import processes
+import pytest
 from long_runs import in_turn
-from supervised import SHAPE, Run, alive, check_counts, job, start
+from supervised import ENVIRONMENT, SHAPE, Run, alive, check_counts, command, job, start
 
 OPTIONS = ["options.pause_s=0.0", "options.fitted=false", "options.pulls=true"]
 
@@ -48,3 +50,29 @@ def test_it_takes_over_and_its_own_death_does_no_harm(tmp_path: Path) -> None:
         assert "attempt 1 is at work" in run.launched.stderr()
     assert not alive(run)
     assert not list(run.path.glob("standby*[0-9]"))
+
+
+@in_turn(2, 4)
+@pytest.mark.multinode
+def test_it_takes_over_on_two_nodes(nodes2: multinode.Nodes, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hosts = ",".join(f"{host}:3" for host in nodes2.hosts)
+    settings = [*OPTIONS, "table.consistency=ssp", f"options.gate={gate}", "run.standby_after_s=0"]
+    arguments = ["--hosts", hosts, *SHAPE, *job(tmp_path, "slow_counts:Slow", *settings)]
+    launched = nodes2.start_on_head(command(*arguments), ENVIRONMENT, 180.0, tmp_path)
+    run = Run(tmp_path, launched)
+    with launched:
+        first = run.until(lambda s: bool(s["ranks"]))
+        assert processes.until((run.path / "standby-1").exists, 60.0), launched.tail(60)
+        far = [
+            p for p in first["ranks"] if p["role"] == "worker 1" and p["host"] == nodes2.hosts[1]
+        ]
+        os.kill(nodes2.outer_pid(1, far[0]["pid"]), signal.SIGKILL)
+        second = run.until(lambda s: s["generation"] == 1 and bool(s["ranks"]))
+        for place in second["ranks"]:
+            pid = nodes2.outer_pid(nodes2.hosts.index(place["host"]), place["pid"])
+            assert b"standby_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        gate.touch()
+        assert launched.wait() == 0, launched.tail(60)
+        check_counts(run, tmp_path)
+    assert "from memory" in launched.stderr()

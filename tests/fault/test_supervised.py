@@ -350,7 +350,11 @@ def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_of_a_replaced_attempt_publish_nothing_and_end(tmp_path: Path) -> None:
     # A second attempt elsewhere has taken the run while this one trains: its lease says so.
-    run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "options.pause_s=0.1"))
+    # Ranks that wait for the end of the attempt would be counted.
+    settings = [
+        word for text in ("options.pause_s=0.1", "run.standby=false") for word in ("--set", text)
+    ]
+    run = start(tmp_path, *SHAPE, *job(tmp_path, *settings))
     with run.launched:
         run.pid_of("worker 0")
         # Frozen, it cannot see that: its ranks must.
