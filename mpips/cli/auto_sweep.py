@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mpips.config import variation
 from mpips.config.schema import JobConfig
 from mpips.errors import ConfigError
-from mpips.session.driver import OneRank
+from mpips.mpi.one_rank import OneRank
 from mpips.tasks.proposals import Proposal
 from mpips.terminal.table import text_table
 

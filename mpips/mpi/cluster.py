@@ -21,6 +21,7 @@ from mpips.mpi.siblings import process_state
 from mpips.mpi.topology import Topology, find_topology
 from mpips.mpi.watchdog import Watchdog
 from mpips.rundir.directory import Supervised
+from mpips.rundir.files import RankPlace
 from mpips.transport.gate import Gate
 from mpips.transport.region import is_persistent, new_token, unlink_job
 
@@ -112,6 +113,15 @@ class Cluster:
     def local_worker(self) -> int:
         """This worker's place among the workers of its node, from 0."""
         return self.assignment.local_worker(self.rank)
+
+    @property
+    def places(self) -> list[RankPlace]:
+        """Role, host and process of every rank, by rank."""
+        a, pids = self.assignment, self.topology.pids
+        return [
+            RankPlace(rank=r, role=a.roles_of(r), host=a.node_names[a.node_of[r]], pid=pids[r])
+            for r in range(self.size)
+        ]
 
     def name_of(self, rank: int) -> str:
         """Return the name of a rank for errors: role, rank and host."""

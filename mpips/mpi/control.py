@@ -28,7 +28,6 @@ from mpips.mpi.messages import (
     Done,
     Evaluated,
     Failure,
-    Figures,
     Heartbeat,
     Leave,
     Message,
@@ -47,6 +46,7 @@ from mpips.mpi.messages import (
 )
 from mpips.mpi.pending import PendingCut
 from mpips.mpi.reports import PendingReport
+from mpips.mpi.role_work import RoleWork
 from mpips.process.patience import Patience
 
 TAG = 21
@@ -108,26 +108,6 @@ class Endpoint:
         self._enter()
         while self._sends and self._sends[0][0].Test():
             self._sends.popleft()
-
-
-class RoleWork(msgspec.Struct, frozen=True):
-    """The parts of a rank's role that its client calls.
-
-    Attributes:
-        figures: Returns counts of this rank for its heartbeats. The client calls it while the rank waits for
-            anything, so it must not read state that may be in the middle of a change.
-        activity: Returns an activity that heartbeats show instead of `Client.state`, or "".
-        each_heartbeat: Does short periodic work; called with each heartbeat.
-        take_trace: Receives orders to record events; None: there is nothing to record yet.
-        take_cut: Receives a server's messages about cuts, and what checkpoints contain beside the tables;
-            None on workers.
-    """
-
-    figures: Callable[[], Figures | None] = lambda: None
-    activity: Callable[[], str] = lambda: ""
-    each_heartbeat: Callable[[], None] = lambda: None
-    take_cut: Callable[[ToServer], None] | None = None
-    take_trace: Callable[[Trace | TraceEnd], None] | None = None
 
 
 class Client:

@@ -38,6 +38,10 @@ class Topology(msgspec.Struct, frozen=True):
             and self.pid_spaces[rank] == self.pid_spaces[other]
         )
 
+    def visible_to(self, rank: int) -> list[int]:
+        """Return the ranks whose processes `rank` can find by their process ids."""
+        return [other for other in range(len(self.pids)) if self.sees(rank, other)]
+
     def oversubscribed(self, node: int) -> bool:
         """Return True if a node has more ranks than cores."""
         return self.node_of.count(node) > self.cores[node]

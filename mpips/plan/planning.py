@@ -15,6 +15,7 @@ from mpips.errors import ConfigError
 from mpips.model.placement import Placement, place
 from mpips.model.served import local_tables, served
 from mpips.model.table import EmbeddingTable, feedback_tables
+from mpips.mpi.one_rank import OneRank
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.checkpoint_size import checkpoint_bytes
@@ -23,7 +24,6 @@ from mpips.plan.placing import assume_placement
 from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.plan.rows import expected_rows
-from mpips.session.driver import OneRank
 from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare

@@ -19,8 +19,8 @@ from mpips.config.options import SessionOptions
 from mpips.data import Batch
 from mpips.model.placement import Placement, place
 from mpips.model.served import served
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
@@ -124,7 +124,7 @@ class Stage:
             ["worker 0"],
             tables,
             channels,
-            LocalScheduler(),
+            OwnWorker(),
             staging,
             options.timeout_s,
             made=MadeParts(

@@ -2,7 +2,8 @@
 
 All state is in one process and one thread: messages arrive on `Endpoint`, `poll` processes them, and nothing
 blocks. The scheduler never spins: it sleeps between two polls. In a job of two ranks it has no loop of its
-own; the loop of the server on the same rank polls it.
+own; the loop of the server on the same rank polls it. In a job of one rank the worker's polls drive it, and
+messages are calls (own_worker.py).
 
 Ranks send heartbeats, and the scheduler answers each. If a rank sends no message for the job's timeout, the
 scheduler ends the job. Time during which the scheduler itself was stopped does not count.
@@ -55,6 +56,7 @@ from mpips.snapshot.coordinator import Coordinator
 if TYPE_CHECKING:
     from mpips.mpi.control import Endpoint
     from mpips.mpi.roles import Assignment
+    from mpips.scheduler.own_worker import OwnWorker
     from mpips.scheduler.rank_table import RankTable
 
 # Share of the timeout. Once a rank has exceeded the timeout, all that are silent for so long are suspects.
@@ -82,7 +84,7 @@ class Scheduler:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: Endpoint | OwnWorker,
         assignment: Assignment,
         pids: list[int],
         timeout_s: float,
@@ -123,14 +125,15 @@ class Scheduler:
         self._last_seen = dict.fromkeys(self._watched, now)
         # Running s before which no rank can have been silent for too long.
         self._next_check = now + timeout_s
-        self._states = dict.fromkeys(self._watched, ("starting", 0))  # activity and clock, by rank
+        ranks = (*assignment.servers, *assignment.workers)
+        self._states = dict.fromkeys(ranks, ("starting", 0))  # activity and clock, by rank
         self._speeds: dict[int, float] = {}  # inner steps per second of workers, by rank
         self._statistics = JobStatistics()
         self._step_counts = StepCounts(len(assignment.workers))
         self._sample_digests = SampleDigests(len(assignment.workers))
-        # Workers that still work, and ranks whose statistics have not come yet.
+        # Ranks of the workers that still work, and of servers whose statistics have not come yet.
         self._working = set(assignment.workers)
-        self._unfinished = {*assignment.servers, *assignment.workers}
+        self._serving = set(assignment.servers)
         self._stop_sent = False
         self._last_poll = now
         self._work = {"messages": 0, "polls": 0}
@@ -173,7 +176,7 @@ class Scheduler:
         now = patience.running_s()
         for source, message in messages:
             self._last_seen[source] = now
-            self._take(source, message)
+            self.take(source, message)
         # Measure silence anew if a call has blocked this process meanwhile.
         if now - self._last_poll > self._timeout_s / 2:
             self._last_seen = dict.fromkeys(self._last_seen, now)
@@ -186,6 +189,11 @@ class Scheduler:
         if self._on_poll is not None:
             self._on_poll(self._coordinator, self.clocks)
         return bool(messages)
+
+    def poll_for(self, rank: int, state: str, clock: int) -> None:
+        """Store activity and clock of the worker on this rank, and poll. Raises as `poll`."""
+        self._note_state(rank, state, clock)
+        self.poll()
 
     def _advance(self) -> None:
         """Let the coordinator begin checkpoints; stop the servers when all workers have finished.
@@ -260,16 +268,20 @@ class Scheduler:
         return self._stop_sent
 
     def take_own(self, rank: int, statistics: bytes) -> None:
-        """Store the statistics of the server on the scheduler's own rank, in a job of two ranks.
+        """Store the statistics of the server on the scheduler's own rank, in a job of one or two ranks.
 
         Args:
             rank: That rank.
             statistics: Its statistics as JSON.
         """
-        self._take_done(rank, Done(statistics))
+        self._server_done(rank, statistics)
 
-    def _take(self, source: int, message: object) -> None:
-        """Process one message from a rank."""
+    def take(self, source: int, message: object) -> None:
+        """Process one message from a rank; from the scheduler's own rank it is one of the worker there.
+
+        Raises:
+            JobFailure, ConfigError, ProtocolError, LeavingError: See `poll`.
+        """
         a = self._assignment
         if isinstance(message, Heartbeat):
             self._note_state(source, message.state, message.clock)
@@ -324,27 +336,36 @@ class Scheduler:
 
     def _take_done(self, source: int, done: Done) -> None:
         """Store the statistics of a rank that has finished; end the job when all have."""
-        a = self._assignment
+        worker = self._assignment.worker_of.get(source)
+        if worker is None:
+            self._server_done(source, done.statistics)
+            return
         self._watched.discard(source)
-        self._unfinished.discard(source)
-        if source in a.worker_of:
-            self._working.discard(source)
-            self._speeds.pop(source, None)
-            self._statistics.add_worker(a.worker_of[source], done.statistics)
-            if self._coordinator is not None:
-                self._coordinator.worker_done(a.worker_of[source])
-        else:
-            self._statistics.add_server(a.server_of[source], done.statistics)
-        if not self._unfinished:
+        self._working.discard(source)
+        self._speeds.pop(source, None)
+        self._statistics.add_worker(worker, done.statistics)
+        if self._coordinator is not None:
+            self._coordinator.worker_done(worker)
+        self._end_if_done()
+
+    def _server_done(self, rank: int, statistics: bytes) -> None:
+        """Store the statistics of the server on a rank, which has saved; end the job when all have."""
+        self._watched.discard(rank)
+        self._serving.discard(rank)
+        self._statistics.add_server(self._assignment.server_of[rank], statistics)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if not self._working and not self._serving:
             self._send_bye()
 
     def _send_bye(self) -> None:
         """Send the statistics of all ranks to the first worker, and their totals to all other ranks."""
-        a, own = self._assignment, self._scheduler_statistics()
+        a, own = self._assignment, self.statistics()
         self.summary = self._statistics.complete(own)
-        first, *others = self._others((*a.workers, *a.servers))
-        self._endpoint.send(first, Bye(self.summary, complete=True))
-        self._endpoint.send_to_all(others, Bye(self._statistics.brief(own)))
+        others = self._others((*a.workers, *a.servers))
+        self._endpoint.send_to_all(others[:1], Bye(self.summary, complete=True))
+        self._endpoint.send_to_all(others[1:], Bye(self._statistics.brief(own)))
         self.finished = True
 
     def send_leave(self, why: str) -> None:
@@ -356,7 +377,7 @@ class Scheduler:
         a = self._assignment
         self._endpoint.send_to_all(self._others((*a.servers, *a.workers)), Leave(why))
 
-    def _scheduler_statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
         """Return the statistics of the scheduler, by name."""
         cuts = {} if self._coordinator is None else {"checkpoints": self._coordinator.statistics}
         return {**self._work, **cuts}

@@ -1,20 +1,21 @@
-"""One job: start-up, roles at work, shutdown; and all roles in one process.
+"""One job: start-up, roles at work, shutdown.
 
-Open `session.py` (`mpips.run`) or `init.py` (`mpips.init`) first, then `driver.py`, which takes the path for
-one rank or for several.
+Open `session.py` (`mpips.run`) or `init.py` (`mpips.init`) first, then `driver.py`, which gives every rank a
+role.
 
-Several ranks: `job.py` is a job from its start to its end. `startup.py` makes its parts (`parts.py`) on each
-rank, with `placing.py` for what "auto" decides, `initial_values.py` and `links.py`, the connections between
-workers and servers. `roles.py` are the roles at work, `shutdown.py` is the end of a job that succeeds, and
-`ending.py` that of one that fails; `exits.py` has the ends of a script.
+`job.py` is a job from its start to its end. `startup.py` makes its parts (`parts.py`) on each rank, with
+`placing.py` for what "auto" decides, `initial_values.py` and `links.py`, the connections between workers and
+servers. `roles.py` are the roles at work, `shutdown.py` is the end of a job that succeeds, and `ending.py`
+that of one that fails; `exits.py` has the ends of a script.
 
-One rank: `local.py`, with the scheduler of `local_scheduler.py`.
+A job of one rank has no MPI: `own_link.py` is the connection of its worker with its server, and
+`mpips.scheduler.own_worker` that with its scheduler.
 
 Scripts: `script.py` is the job of a process that goes on by itself, `script_job.py` what jobs of torch,
 keras, jax and sklearn have in common, `script_program.py` the tables that a script declares, `reporting.py`
 its reports of progress, and `library_progress.py` those of Keras, JAX and others. `calling.py` calls a worker
 function, and `versions.py` refuses libraries that are too old.
 
-For both: `running.py` is what a program has of a job at work, `observing.py` and `tracing.py` are metrics and
+`running.py` is what a program has of a job at work, `observing.py` and `tracing.py` are metrics and
 traces, `final_tables.py` reads tables behind the end.
 """

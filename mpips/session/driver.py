@@ -1,7 +1,7 @@
 """From a program to its outcome: the one path of `mpips.run` and of `mpips train`.
 
-gathered    with several ranks: load MPI, give every rank a role
-at_work     prepare, make a `Job` (with one rank a `LocalJob`, which has all roles), play this rank's roles
+gathered    with several ranks: load MPI, give every rank a role; one rank has all roles
+at_work     prepare, make a `Job`, play this rank's roles
 
 Both are blocks: `drive` calls the program's worker function in them, `mpips.init` leaves them open until the
 end of the script.
@@ -10,7 +10,7 @@ end of the script.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ import msgspec
 
 from mpips.errors import LeavingError
 from mpips.mpi import failure_report, launch
+from mpips.mpi.one_rank import OneRank
 from mpips.mpi.signals import signals_unwind
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir.directory import Supervised, run_id
@@ -25,18 +26,16 @@ from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
 from mpips.session.final_tables import FinalTables
 from mpips.terminal.screen import say
-from mpips.transport.region import new_token
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpips.checkpoint.shards import ShardData
     from mpips.config.monitoring import MonitorConfig
     from mpips.config.options import SessionOptions
     from mpips.model.table import Table
     from mpips.mpi.messages import Report
+    from mpips.mpi.one_rank import Ranks
     from mpips.rundir.files import RankPlace
-    from mpips.scheduler.recorder import OnReport
     from mpips.scheduler.run_progress import RunProgress
     from mpips.session.initial_values import InitialValues
     from mpips.session.running import RunningJob
@@ -116,27 +115,6 @@ class JobRanks(Protocol):
         """
 
 
-class OneRank:
-    """The only rank, which is worker 0."""
-
-    worker = 0
-    local_worker = 0
-    is_scheduler = True
-
-    def __init__(self) -> None:
-        """Make a token."""
-        self.token = new_token()
-        self.n_cores = launch.n_cores()
-
-    def lengthy(self) -> AbstractContextManager[None]:
-        """Return an empty block: no other rank waits."""
-        return nullcontext()
-
-    def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
-        """See JobRanks."""
-        return [work()]
-
-
 class JobView(msgspec.Struct, frozen=True):
     """The facts that a program shows when a job begins. On the scheduler's rank.
 
@@ -204,43 +182,6 @@ class Program(Protocol):
         """End the display that `show` has begun. Called also after an error."""
 
 
-class AnyJob(Protocol):
-    """A started job: LocalJob, or Job over several ranks.
-
-    Attributes:
-        rank_table: Place and activity of every rank.
-    """
-
-    rank_table: RankTable
-
-    @property
-    def saving(self) -> Saving:
-        """Folder for checkpoints, and the start of the job."""
-
-    @property
-    def transports(self) -> Mapping[str, int]:
-        """Number of pairs of worker and server by the name of their transport."""
-
-    @property
-    def role(self) -> str:
-        """Roles of this rank."""
-
-    def describe(self) -> str:
-        """Return roles and transports, for people."""
-
-    def shards_at_end(self) -> Callable[[], list[ShardData]] | None:
-        """Return what returns the shards after the end; None if other processes have had them."""
-
-    def at_work(
-        self, on_report: OnReport | None, run_progress: RunProgress | None
-    ) -> AbstractContextManager[RunningJob]:
-        """Play this rank's roles; the block does the work of the worker, if this rank has one.
-
-        An error of the block ends the job. Servers and the scheduler work after the block, which should do
-        nothing on their ranks.
-        """
-
-
 class Gathered(msgspec.Struct, frozen=True):
     """The ranks of a job that has not started yet.
 
@@ -249,14 +190,12 @@ class Gathered(msgspec.Struct, frozen=True):
         n_workers: Number of workers.
         comm: Communicator of all ranks; None: this process alone.
         run: The supervised run of which this launch is an attempt.
-        make_job: Starts the job of a program. Collective over the ranks.
     """
 
-    ranks: JobRanks
+    ranks: Ranks
     n_workers: int
     comm: MPI.Intracomm | None
     run: Supervised | None
-    make_job: Callable[[Program, SavingPlan], AnyJob]
 
 
 @contextmanager
@@ -273,50 +212,18 @@ def gathered(
     """
     with signals_unwind(run):
         if size == 1:
-            from mpips.session.local import LocalJob
-
             _show_stderr(run)
             with leaves_after_checkpoint():
-                yield Gathered(
-                    OneRank(),
-                    1,
-                    None,
-                    run,
-                    lambda program, plan: LocalJob(
-                        program.tables(),
-                        options,
-                        plan,
-                        run,
-                        program.initial_values(),
-                        monitor=program.monitor,
-                    ),
-                )
+                yield Gathered(OneRank(), 1, None, run)
             return
         if comm is None:
             comm = launch.load_mpi(launch.start_limit(options.timeout_s))
         from mpips.mpi.cluster import Cluster
-        from mpips.session.job import Job
 
         with Cluster(comm, options.servers or None, options.timeout_s, run) as cluster:
             if cluster.worker == 0:
                 _show_stderr(run)
-            yield Gathered(
-                cluster,
-                len(cluster.assignment.workers),
-                cluster.comm,
-                run,
-                lambda program, plan: Job(
-                    cluster,
-                    program.tables(),
-                    options,
-                    plan,
-                    run,
-                    program.warm,
-                    program.has_partners,
-                    program.initial_values(),
-                    program.monitor,
-                ),
-            )
+            yield Gathered(cluster, len(cluster.assignment.workers), cluster.comm, run)
 
 
 def _show_stderr(run: Supervised | None) -> None:
@@ -329,13 +236,25 @@ def _show_stderr(run: Supervised | None) -> None:
 def at_work(program: Program, ranks: Gathered) -> Iterator[tuple[RunningJob, Outcome]]:
     """Prepare the program, start the job and play this rank's roles. Collective over the ranks.
 
-    The block does the work of the worker, if this rank has one; see `AnyJob.at_work`. The outcome has no
+    The block does the work of the worker, if this rank has one; see `Job.at_work`. The outcome has no
     `value`, and its statistics are set when the block has ended.
     """
+    from mpips.session.job import Job
+
     plan = program.prepare(
         ranks.ranks, ranks.n_workers, run_id(ranks.run, ranks.ranks.token), ranks.comm
     )
-    job = ranks.make_job(program, plan)
+    job = Job(
+        ranks.ranks,
+        program.tables(),
+        program.options,
+        plan,
+        ranks.run,
+        program.warm,
+        program.has_partners,
+        program.initial_values(),
+        program.monitor,
+    )
     saving = job.saving
     program.begin(saving, ranks.n_workers)
     run_progress = None
@@ -398,9 +317,9 @@ def run_alone(
     main: Callable[[Worker], Any], tables: list[Table], options: SessionOptions
 ) -> Outcome:
     """Run `main` with all roles in this process, without MPI, checkpoints and display."""
-    from mpips.session.local import LocalJob
+    from mpips.session.job import Job
 
-    job = LocalJob(tables, options)
+    job = Job(OneRank(), tables, options)
     value, statistics = job.run(main)
     final = FinalTables.of(tables, statistics, job.shards_at_end())
     return Outcome(value, job.role, statistics, job.transports, job.rank_table.places, final)

@@ -13,11 +13,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi4py import MPI
-
 from mpips.checkpoint.start import newest_name
 from mpips.errors import LeavingError, MpipsError, ProtocolError, RecoveryError, ReplayError
 from mpips.mpi import failure_report, launch
+from mpips.mpi.signals import TerminatedError
 from mpips.process.patience import Patience
 from mpips.recovery.memory import refuse_memory
 from mpips.scheduler.job_failure import JobFailure
@@ -28,11 +27,35 @@ if TYPE_CHECKING:
     from mpips.mpi.control import Client
     from mpips.mpi.signals import SignalRequests
     from mpips.rundir.directory import Supervised
+    from mpips.scheduler.own_worker import OwnWorker
     from mpips.scheduler.scheduler import Scheduler
     from mpips.transport.region import Regions
 
 _PARTING_S = 5.0  # until all ranks have received the request to end
 _LINGER_S = 0.5  # until the others have left the barrier: MPI fails in ranks that lose a peer
+
+
+class OwnEnding:
+    """The end of a job of one rank that fails: the process may go on, so the error is raised to its program.
+
+    The counterpart of Ending, whose methods do not return.
+    """
+
+    def __init__(self, folder: Path | None, signal_requests: SignalRequests) -> None:
+        """Do nothing yet; see Ending."""
+        self._folder = folder
+        self._signal_requests = signal_requests
+
+    def die(self, error: BaseException) -> None:
+        """Print which signal interrupts the job, if one does, and the checkpoint that is there."""
+        if isinstance(error, TerminatedError | KeyboardInterrupt):
+            code = error.code if isinstance(error, TerminatedError) else 130
+            self._signal_requests.say_end(code, newest_name(self._folder))
+
+    def fail(
+        self, error: BaseException, client: Client | OwnWorker, scheduler: Scheduler | None
+    ) -> None:
+        """Do nothing: the error is raised."""
 
 
 class Ending:
@@ -80,7 +103,9 @@ class Ending:
         )
         os._exit(code)
 
-    def fail(self, error: BaseException, client: Client, scheduler: Scheduler | None) -> None:
+    def fail(
+        self, error: BaseException, client: Client | OwnWorker, scheduler: Scheduler | None
+    ) -> None:
         """Let the error be printed once and the job be ended. Does not return."""
         if isinstance(error, LeavingError):
             self._leave_together(error, scheduler)
@@ -89,7 +114,7 @@ class Ending:
         message, code = self._verdict(error)
         self._refuse_memory(error, message)
         self._report(error, code, client)
-        if scheduler is None:
+        if scheduler is None and not isinstance(client, OwnWorker):
             client.fail(message, code, patience_s=3.0)
         launch.print_error(message)
         self._cluster.abort(code)
@@ -131,6 +156,8 @@ class Ending:
 
     def _come_together(self) -> bool:
         """Wait for all ranks; False if one is late. A rank that is gone had seen all of them here."""
+        from mpi4py import MPI
+
         wait = Patience(_PARTING_S)
         try:
             request = self._cluster.comm.Ibarrier()
@@ -142,7 +169,7 @@ class Ending:
             return True
         return True
 
-    def _report(self, error: BaseException, code: int, client: Client) -> None:
+    def _report(self, error: BaseException, code: int, client: Client | OwnWorker) -> None:
         fields = {**failure_report.fields_of(error), "exit_code": code}
         about = self._cluster.rank
         if isinstance(error, JobFailure):
@@ -155,6 +182,8 @@ class Ending:
         failure_report.write(about=about, role=self._cluster.assignment.roles_of(about), **fields)
 
     def _verdict(self, error: BaseException) -> tuple[str, int]:
+        from mpi4py import MPI
+
         if isinstance(error, JobFailure):
             return str(error), error.exit_code
         who = self._cluster.name_of(self._cluster.rank)

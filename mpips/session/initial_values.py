@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.mpi.one_rank import OneRank
 
 if TYPE_CHECKING:
     from mpips.model.placement import Placement
     from mpips.mpi.cluster import Cluster
+    from mpips.mpi.one_rank import Ranks
     from mpips.server.server import Server
 
 Float32 = NDArray[np.float32]
@@ -142,7 +144,7 @@ class _Piece(NamedTuple):
 
 
 def send_values(
-    cluster: Cluster,
+    ranks: Ranks,
     tables: Sequence[Table],
     placement: Placement,
     initial: InitialValues,
@@ -151,7 +153,7 @@ def send_values(
     """Set tables on all servers to the values and rows that worker 0 has. Collective over all ranks; blocks.
 
     Args:
-        cluster: All ranks.
+        ranks: All ranks.
         tables: All tables of the job.
         placement: Shards of each server.
         initial: The values, on the rank of worker 0; ignored on other ranks. Other dense tables have the
@@ -161,6 +163,11 @@ def send_values(
     Raises:
         MpipsError: A group's values could not be made. Raised on all ranks.
     """
+    if isinstance(ranks, OneRank):
+        assert server is not None
+        _store_values(tables, initial, server)
+        return
+    cluster = ranks
     first = cluster.assignment.workers[0]
     groups = cluster.agree(_WHAT, lambda: initial.groups if cluster.rank == first else [])[first]
     for number, names in enumerate(groups):
@@ -174,6 +181,22 @@ def send_values(
         _send_group(cluster, tables, placement, set(names), values, server)
     _send_rows(cluster, tables, placement, initial, server)
     _send_states(cluster, tables, placement, initial, server)
+
+
+def _store_values(tables: Sequence[Table], initial: InitialValues, server: Server) -> None:
+    """Set the tables of the only server, which is on this rank, without copies of their values."""
+    indices = {table.name: i for i, table in enumerate(tables)}
+    for group in range(len(initial.groups)):
+        for name, values in initial.take(group).items():
+            server.core.set_dense(indices[name], values.reshape(-1))
+    for name, keys, rows in initial.take_rows():
+        table = tables[indices[name]]
+        assert isinstance(table, EmbeddingTable)
+        store_rows(server, indices[name], table, keys, rows)
+    for name, states, steps in initial.take_states():
+        for slot, state in enumerate(states):
+            server.core.set_dense_state(indices[name], slot, state.reshape(-1))
+        server.core.set_steps_before(indices[name], steps)
 
 
 def _send_states(

@@ -1,4 +1,4 @@
-"""One job over several ranks: start-up, roles at work, shutdown.
+"""One job: start-up, roles at work, shutdown.
 
     start_up  (startup.py)    collective; an error of one rank is raised on all ranks
     Roles     (roles.py)      no collective: rings, and messages to and from the scheduler
@@ -7,12 +7,16 @@
 
 From start-up to shutdown every rank sends heartbeats to the scheduler. A rank that fails sends it the error;
 the scheduler prints one message and ends all ranks.
+
+A job of one rank goes the same way without MPI: its steps together are calls (mpips.mpi.one_rank), its
+messages too (mpips.scheduler.own_worker), and so is its connection (own_link.py). Where it fails, the error
+is raised to the program, which may go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,35 +26,44 @@ from mpips.config.monitoring import MonitorConfig
 from mpips.model.grouping import described
 from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
-from mpips.mpi.control import Client, Endpoint
+from mpips.mpi.one_rank import OneRank
 from mpips.mpi.siblings import process_state
 from mpips.mpi.signals import SignalRequests
+from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
-from mpips.rundir.files import RankPlace
 from mpips.scheduler.job_statistics import is_saved
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
-from mpips.session.ending import Ending
+from mpips.session.ending import Ending, OwnEnding
 from mpips.session.roles import Roles, load_roles
 from mpips.session.running import RunningJob
-from mpips.session.shutdown import meet
+from mpips.session.shutdown import meet, release
 from mpips.session.startup import start_up
-from mpips.worker.replicated.memory import node_layout
+from mpips.snapshot.copy import shards_in_place
+from mpips.worker.replicated.memory import node_layout, with_copies
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mpips.checkpoint.shards import ShardData
     from mpips.config.options import SessionOptions
     from mpips.model.placement import Placement
-    from mpips.mpi.cluster import Cluster
+    from mpips.mpi.control import Client, Endpoint
     from mpips.mpi.messages import Trace, TraceEnd
+    from mpips.mpi.one_rank import Ranks
     from mpips.rundir.directory import Supervised
     from mpips.scheduler.observed import ObservedRun
     from mpips.scheduler.recorder import OnReport, RunRecorder
     from mpips.scheduler.run_progress import RunProgress
     from mpips.scheduler.scheduler import OnPoll, Scheduler, ToAllServers, ToOneWorker
     from mpips.scheduler.trace_orders import TraceOrders
+    from mpips.server.server import Server
     from mpips.session.initial_values import InitialValues
     from mpips.snapshot.coordinator import Coordinator
+    from mpips.worker.replicated.part import ReplicatedPart
     from mpips.worker.worker import Worker
 
 _FEW_GROUPS = 4  # groups of workers that are named
@@ -59,7 +72,7 @@ Main = Callable[["Worker"], Any]
 
 
 class Job:
-    """A job on a cluster. Its construction and `run` are collective over the cluster's ranks.
+    """A job. Its construction and `run` are collective over its ranks.
 
     Attributes:
         rank_table: Place and activity of every rank, up to date on the scheduler's rank.
@@ -67,7 +80,7 @@ class Job:
 
     def __init__(
         self,
-        cluster: Cluster,
+        ranks: Ranks,
         tables: Sequence[Table],
         options: SessionOptions,
         plan: SavingPlan | None = None,
@@ -80,7 +93,7 @@ class Job:
         """Make regions, window and channels; continue in memory or start from a checkpoint. Blocks.
 
         Args:
-            cluster: All ranks.
+            ranks: All ranks.
             tables: All tables of the job; the same on every rank.
             options: Options of the session; the same on every rank.
             plan: Folder for checkpoints and the checkpoint to start from; None: no checkpoints.
@@ -95,14 +108,16 @@ class Job:
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.
         """
-        load_roles(cluster, run)
-        self.rank_table = RankTable(_places(cluster), [table.name for table in served(tables)])
-        self._client: Client | None = None
+        load_roles(ranks, run)
+        self.rank_table = RankTable(ranks.places, [table.name for table in served(tables)])
+        self._client: Client | OwnWorker | None = None
         self._roles: Roles | None = None
         self._monitor = monitor
-        plan = plan or FixedPlan(Saving(None, cluster.token))
+        # The server of a job of one rank, behind its end, and the replicated tables of its worker.
+        self._left: tuple[Server, ReplicatedPart | None] | None = None
+        plan = plan or FixedPlan(Saving(None, ranks.token))
         self._parts = start_up(
-            cluster, tables, options, plan, run, warm, has_partners, self._idle, initial
+            ranks, tables, options, plan, run, warm, has_partners, self._idle, initial
         )
         if self._parts.server is not None and (run is not None or monitor.port is not None):
             self._parts.server.observe_rows()
@@ -125,18 +140,49 @@ class Job:
     @property
     def role(self) -> str:
         """Roles of this rank."""
-        c = self._parts.cluster
+        c = self._parts.ranks
         return c.assignment.roles_of(c.rank)
 
-    def shards_at_end(self) -> None:
-        """Return None: the servers are other processes, or end with the job."""
+    def shards_at_end(self) -> Callable[[], list[ShardData]] | None:
+        """Return what returns the shards behind the end of a job of one rank, and holds them.
+
+        None: a checkpoint has them, or the servers were other processes.
+        """
+        if self._left is None or self.saving.folder is not None:
+            return None
+        (server, copies), placement, tables = self._left, self.placement, self._parts.tables
+
+        def shards() -> list[ShardData]:
+            found = shards_in_place(server, placement, tables)
+            return found if copies is None else with_copies(found, copies)
+
+        return shards
+
+    def content(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the rows of an embedding table, with the state of its optimizer, after a job of one rank.
+
+        Returns:
+            The keys, int64, shape (n,), in any order; and for each key a row of float32: values, state, and
+            for rules that count updates the bits of the count.
+        """
+        assert self._left is not None
+        index = [table.name for table in self._parts.tables].index(name)
+        return self._left[0].core.embedding_content(index)
 
     def describe(self) -> str:
-        """Return roles and transports, for people."""
+        """Return roles and transports, for people, and notes on the start; with one rank the notes alone."""
         p = self._parts
-        lines = [p.cluster.assignment.describe(), p.links.describe()]
+        lines = [] if isinstance(p.ranks, OneRank) else self._describe_ranks()
+        lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
+        if p.cold:
+            lines.append(f"note: not continuing in memory: {p.cold}")
+        return "\n".join(lines)
+
+    def _describe_ranks(self) -> list[str]:
+        p = self._parts
+        lines = [p.ranks.assignment.describe(), p.links.describe()]
         if found := replicated_tables(p.tables):
-            n_bytes = node_layout(found, len(p.cluster.assignment.workers), p.warm).first_bytes
+            n_bytes = node_layout(found, len(p.ranks.assignment.workers), p.warm).first_bytes
             tables = f"{len(found)} table{'s' if len(found) > 1 else ''}"
             lines.append(
                 f"replicated: {tables}, {n_bytes / 2**20:.1f} MiB on each node with workers"
@@ -149,17 +195,14 @@ class Job:
                 f"groups of workers: {', '.join(groups)}{more}; each pushes the sums of its updates of "
                 f"{n_tables} table{'s' if n_tables > 1 else ''}"
             )
-        lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
-        if p.cold:
-            lines.append(f"note: not continuing in memory: {p.cold}")
-        return "\n".join(lines)
+        return lines
 
     def run(
         self, main: Main, on_report: OnReport | None = None, run_progress: RunProgress | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Play this rank's roles until the job is over; returns main's value and the statistics. Blocks.
 
-        The call does not return if any rank fails: the job ends with the exit code of that rank.
+        The call does not return if any of several ranks fails: the job ends with the exit code of that rank.
 
         Args:
             main: The worker's function.
@@ -169,7 +212,7 @@ class Job:
         value = None
         with self.at_work(on_report, run_progress) as work:
             if work.worker is not None:
-                value = call(main, work.worker, alone=False)
+                value = call(main, work.worker, alone=self._parts.ranks.size == 1)
         return value, work.statistics
 
     @contextmanager
@@ -178,21 +221,18 @@ class Job:
     ) -> Iterator[RunningJob]:
         """Play this rank's roles; the block does the work of the worker, if this rank has one.
 
-        The end of the block waits until the job is over. It does not return if any rank fails: the job ends
-        with the exit code of that rank.
+        The end of the block waits until the job is over. It does not return if any of several ranks fails:
+        the job ends with the exit code of that rank. An error of the only rank is raised.
 
         Args:
             on_report: Called with every progress report, on the scheduler's rank.
             run_progress: Progress of the run; `on_report` counts in it.
         """
-        p, c = self._parts, self._parts.cluster
+        p, c = self._parts, self._parts.ranks
         requests = SignalRequests(p.saving.folder is not None, p.saving.triggers.grace_s, p.run)
-        assert p.control_comm is not None
-        endpoint = Endpoint(p.control_comm, c.watchdog.guard, c.gate.close)
-        client = self._client = self._make_client(endpoint, requests)
-        # Only memory that outlives this launch can be refused to the next one.
-        ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
-        scheduler = recorder = metrics = orders = None
+        endpoint, client, ending = self._make_messages(requests)
+        self._client = client
+        scheduler = recorder = metrics = orders = roles = None
         work = RunningJob()
         try:
             if c.is_scheduler:
@@ -215,35 +255,87 @@ class Job:
                 )
                 orders = self._make_orders(endpoint)
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests, orders)
+                if isinstance(client, OwnWorker):
+                    is_recorded = recorder is not None or orders is not None
+                    client.join(scheduler, p.saving.folder is not None or is_recorded)
             if p.run is not None:
                 # No worker dies at work before the supervisor can see that this attempt is at work.
                 c.arrive("recording the start of the attempt")
-            with requests:
-                c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
+            with requests, self._watched(requests):
                 with forked.children_end_here("the job"):
                     roles = self._roles = Roles(p, client, scheduler, self.rank_table)
                     with roles.at_work() as work.worker:
                         yield work
                 work.statistics = msgspec.json.decode(roles.summary)
                 self.rank_table.end()
+                self._keep_server()
                 meet(p, endpoint, is_saved(work.statistics))
-                self._client = self._roles = None
-                self.rank_table.show_own(None)
-                roles.retire()
+                self._forget(roles)
             if recorder is not None:
                 _native.fault_point("unmarked")
                 recorder.finish(work.statistics)
-            if metrics is not None:
-                metrics.close()
             if orders is not None:
                 orders.close()
         except (KeyboardInterrupt, SystemExit) as error:
             self.rank_table.end()
             ending.die(error)
+            self._give_back(roles)
+            raise
         except BaseException as error:
             ending.fail(error, client, scheduler)
+            self._give_back(roles)
+            raise
+        finally:
+            if metrics is not None:
+                metrics.close()
+
+    def _make_messages(
+        self, requests: SignalRequests
+    ) -> tuple[Endpoint | OwnWorker, Client | OwnWorker, Ending | OwnEnding]:
+        """Make the messages to and from the scheduler, and the end of this rank in a job that fails."""
+        p, c = self._parts, self._parts.ranks
+        if isinstance(c, OneRank):
+            own = OwnWorker()
+            return own, own, OwnEnding(p.saving.folder, requests)
+        from mpips.mpi.control import Endpoint
+
+        assert p.control_comm is not None
+        endpoint = Endpoint(p.control_comm, c.watchdog.guard, c.gate.close)
+        # Only memory that outlives this launch can be refused to the next one.
+        ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
+        return endpoint, self._make_client(endpoint, requests), ending
+
+    def _watched(self, requests: SignalRequests) -> AbstractContextManager[None]:
+        """Return a block in which a watchdog bounds the time after a signal."""
+        c = self._parts.ranks
+        if isinstance(c, OneRank):
+            return watching(requests)
+        c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
+        return nullcontext()
+
+    def _keep_server(self) -> None:
+        """Keep the server of the only rank, whose tables the program may read behind the end."""
+        p = self._parts
+        if p.ranks.size == 1 and p.server is not None:
+            self._left = p.server, p.made.replicated
+
+    def _forget(self, roles: Roles) -> None:
+        """Drop what refers to the tables: they must not stay until Python looks for cycles."""
+        client, self._client, self._roles = self._client, None, None
+        self.rank_table.show_own(None)
+        roles.retire()
+        if isinstance(client, OwnWorker):
+            client.leave()
+
+    def _give_back(self, roles: Roles | None) -> None:
+        """Release the parts of a job of one rank that has failed; other jobs do not come here."""
+        if roles is not None:
+            self._forget(roles)
+        release(self._parts, for_good=True)
 
     def _make_client(self, endpoint: Endpoint, requests: SignalRequests) -> Client:
+        from mpips.mpi.control import Client
+
         p, c = self._parts, self._parts.cluster
         return Client(
             endpoint,
@@ -257,7 +349,7 @@ class Job:
 
     def _make_scheduler(
         self,
-        endpoint: Endpoint,
+        endpoint: Endpoint | OwnWorker,
         on_report: OnReport | None,
         recorder: RunRecorder | ObservedRun | None,
         requests: SignalRequests,
@@ -266,29 +358,30 @@ class Job:
         from mpips.scheduler.recorder import recorded
         from mpips.scheduler.scheduler import Scheduler
 
-        p, c = self._parts, self._parts.cluster
+        p, c = self._parts, self._parts.ranks
+        visible = [] if isinstance(c, OneRank) else c.topology.visible_to(c.rank)
         return Scheduler(
             endpoint,
             c.assignment,
-            list(c.topology.pids),
+            [place.pid for place in self.rank_table.places],
             p.options.timeout_s,
             recorded(on_report, recorder),
             self.rank_table,
-            [r for r in range(c.size) if c.topology.sees(c.rank, r)],
+            visible,
             requests.take,
             self._make_coordinator if p.saving.folder is not None else None,
             _each_poll(recorder, orders),
         )
 
-    def _make_orders(self, endpoint: Endpoint) -> TraceOrders | None:
+    def _make_orders(self, endpoint: Endpoint | OwnWorker) -> TraceOrders | None:
         """Make what orders traces; None without a run directory, or where all roles are not at work."""
-        p, a = self._parts, self._parts.cluster.assignment
+        p, a = self._parts, self._parts.ranks.assignment
         if p.run is None:
             return None
         from mpips.scheduler.trace_orders import TraceOrders
 
         def send(rank: int, order: Trace | TraceEnd) -> None:
-            if rank != p.cluster.rank:
+            if rank != p.ranks.rank:
                 endpoint.send(rank, order)
             elif self._roles is not None and self._roles.tracer is not None:
                 self._roles.tracer.take(order)
@@ -301,7 +394,7 @@ class Job:
         from mpips.snapshot.coordinator import Coordinator
         from mpips.worker.connection_options import needs_common_clock
 
-        p, a = self._parts, self._parts.cluster.assignment
+        p, a = self._parts, self._parts.ranks.assignment
         coordinator = Coordinator(
             p.saving.triggers,
             needs_common_clock(p.tables, p.groups),
@@ -317,10 +410,17 @@ class Job:
             coordinator.begin_at(ahead)
         return coordinator
 
-    def _idle(self) -> None:
-        """Poll the control plane while a worker waits until a server receives a message."""
+    def _idle(self) -> bool:
+        """Poll the control plane while a worker waits until a server receives a message.
+
+        In a job of one rank: do other work of its server between two drains; return True if it may consume
+        more.
+        """
+        if isinstance(self._client, OwnWorker):
+            return self._roles is not None and self._roles.between_drains()
         if self._client is not None:
             self._client.poll()
+        return False
 
     def _has_lost_ranks(self) -> bool:
         """Return whether a process of this node is dead, so that no cut can be taken. For the watchdog."""
@@ -342,11 +442,3 @@ def _each_poll(
         orders.poll()
 
     return both
-
-
-def _places(cluster: Cluster) -> list[RankPlace]:
-    a, pids = cluster.assignment, cluster.topology.pids
-    return [
-        RankPlace(rank=r, role=a.roles_of(r), host=a.node_names[a.node_of[r]], pid=pids[r])
-        for r in range(len(pids))
-    ]

@@ -70,7 +70,7 @@ class Links:
         tables: Sequence[Table],
         skips_clocks: bool,
         generation: int,
-        idle: Callable[[], None],
+        idle: Callable[[], object],
     ) -> None:
         """Open nothing yet.
 

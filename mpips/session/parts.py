@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpi4py import MPI
-
 from mpips.model.consistency import BSP
 from mpips.recovery.replica import Partners
 from mpips.server.durability import backup_workers
 from mpips.worker.start import JobStart
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from mpips import _native
     from mpips.mpi.tree import WorkerTree
     from mpips.recovery.mirror import Mirror
     from mpips.recovery.replica_start import Partnership
     from mpips.session.links import Links
+    from mpips.session.own_link import OwnLink
 
 
 @dataclass(kw_only=True)
@@ -26,7 +27,7 @@ class Parts(JobStart):
 
     Attributes:
         has_partners: Servers have replicas on other nodes, where there are any.
-        links: Window and channels.
+        links: Window and channels, or the channel between the roles of the only rank.
         cold: Reason why the job does not continue in the previous launch's memory; "" if it does, or if
             there is no such memory.
         staging: This rank's staging memory, where it is a worker without partners.
@@ -39,7 +40,7 @@ class Parts(JobStart):
     """
 
     has_partners: bool
-    links: Links
+    links: Links | OwnLink
     cold: str = ""
     staging: _native.SharedMemory | None = None
     partnership: Partnership | None = None

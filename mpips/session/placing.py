@@ -21,7 +21,13 @@ import numpy as np
 from mpips import _native
 from mpips.config.options import TRANSPORTS, SessionOptions
 from mpips.errors import ConfigError
-from mpips.model.auto_codec import CodecSpeed, choose_codecs, encoded, listed_codecs
+from mpips.model.auto_codec import (
+    CodecSpeed,
+    choose_codecs,
+    decided_alone,
+    encoded,
+    listed_codecs,
+)
 from mpips.model.auto_placement import Site, auto_tables, choose_placement, placed
 from mpips.model.codec import Auto, Codec, codec_of, to_config
 from mpips.model.grouping import (
@@ -35,6 +41,7 @@ from mpips.model.grouping import (
     units,
 )
 from mpips.model.job_tables import fingerprint
+from mpips.mpi.one_rank import OneRank, Ranks
 from mpips.rundir.directory import Supervised, read_json, replace_json
 from mpips.rundir.files import PlacementChoice
 from mpips.transport.region import SHM
@@ -68,7 +75,7 @@ class Decided(NamedTuple):
 
 
 def place_auto(
-    cluster: Cluster,
+    ranks: Ranks,
     tables: Sequence[Table],
     options: SessionOptions,
     run: Supervised | None,
@@ -77,7 +84,7 @@ def place_auto(
     """Decide about placement = "auto", codecs that are Auto, and groups of workers. Collective; blocks.
 
     Args:
-        cluster: All ranks.
+        ranks: All ranks; with one there is nothing to choose.
         tables: All tables of the job; the same on every rank.
         options: Options of the session; the same on every rank.
         run: The supervised run of which this launch is an attempt.
@@ -86,7 +93,9 @@ def place_auto(
     Raises:
         ConfigError: `options.topology` does not fit the job.
     """
-    found = list(tables)
+    if isinstance(ranks, OneRank):
+        return Decided(decided_alone(tables), (), (), [])
+    found, cluster = list(tables), ranks
     if not auto_tables(found) and not listed_codecs(found) and options.topology == "flat":
         return Decided(found, (), (), [])
     if options.topology not in ("flat", "auto"):

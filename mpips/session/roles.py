@@ -1,36 +1,45 @@
-"""The roles of one rank at work: worker, server, scheduler, or server and scheduler in one.
+"""The roles of one rank at work: worker, server, scheduler; server and scheduler in one; or all three.
 
 worker      does the worker's work, reports to the scheduler that it is done, waits for the final statistics
 server      applies updates until the scheduler stops it, saves, reports, waits for the final statistics
 scheduler   polls until all ranks have reported that they are done
+
+In a job of one rank the worker's program runs in the thread of all roles. Its waits let the server consume
+records and take part in checkpoints (`between_drains`), and its polls drive the scheduler. When it is done,
+the server goes on as in a job of two ranks.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from threadpoolctl import threadpool_limits
 
 from mpips import _native
 from mpips.errors import ReplayError
 from mpips.mpi import launch
-from mpips.mpi.control import Client, RoleWork
+from mpips.mpi.messages import Figures
+from mpips.mpi.one_rank import OneRank
+from mpips.mpi.role_work import RoleWork
 from mpips.process import forked
 from mpips.transport.region import TOUCH_S
 
 if TYPE_CHECKING:
-    from mpips.mpi.cluster import Cluster
+    from mpips.mpi.control import Client
+    from mpips.mpi.one_rank import Ranks
     from mpips.mpi.tree import WorkerTree
     from mpips.rundir.directory import Supervised
+    from mpips.scheduler.own_worker import OwnWorker
     from mpips.scheduler.rank_table import RankTable
     from mpips.scheduler.scheduler import Scheduler
+    from mpips.server.server import Server
     from mpips.session.parts import Parts
     from mpips.session.tracing import RankTracer
     from mpips.snapshot.server_part import ServerPart
@@ -53,29 +62,28 @@ _SCHEDULER = (
 )
 _SERVER = ("mpips.server.server", "mpips.snapshot.server_part")
 _WORKER = (
-    "mpips.mpi.mail",
-    "mpips.mpi.tree",
     "mpips.transport.progress",
-    "mpips.transport.remote",
     "mpips.worker.connection",
     "mpips.worker.connection_options",
     "mpips.worker.worker",
 )
+_AMONG_WORKERS = ("mpips.mpi.mail", "mpips.mpi.tree", "mpips.transport.remote", "threadpoolctl")
 
 
-def load_roles(cluster: Cluster, run: Supervised | None) -> None:
+def load_roles(ranks: Ranks, run: Supervised | None) -> None:
     """Import the modules of this rank's roles. Not collective. `run`: the supervised run, or None.
 
     Other ranks do without them. A rank loads its own before start-up, so that no rank that is at work, or
     that fails, has to read a module: its memory may be used up, or its file system gone.
     """
-    names = _SCHEDULER if cluster.is_scheduler else ()
-    if cluster.server is not None:
+    names = _SCHEDULER if ranks.is_scheduler else ()
+    if ranks.server is not None:
         names = (*names, *_SERVER)
-    if cluster.worker is not None:
-        names = (*names, *_WORKER)
+    if ranks.worker is not None:
+        names = (*names, *_WORKER, *(_AMONG_WORKERS if ranks.size > 1 else ()))
     for name in (*names, *(("mpips.session.tracing",) if run is not None else ())):
-        importlib.import_module(name)
+        if name not in sys.modules:
+            importlib.import_module(name)
 
 
 class Roles:
@@ -87,7 +95,11 @@ class Roles:
     """
 
     def __init__(
-        self, parts: Parts, client: Client, scheduler: Scheduler | None, rank_table: RankTable
+        self,
+        parts: Parts,
+        client: Client | OwnWorker,
+        scheduler: Scheduler | None,
+        rank_table: RankTable,
     ) -> None:
         """`scheduler`: the scheduler on this rank, or None."""
         self._parts = parts
@@ -97,12 +109,13 @@ class Roles:
         self._touched = time.monotonic()
         self.summary = b""
         self._connection: Connection | None = None
+        self._server_part: ServerPart | None = None
         self.tracer: RankTracer | None = None
 
     @contextmanager
     def at_work(self) -> Iterator[Worker | None]:
         """Play this rank's roles until the job is over. The block does the work of the worker, if any."""
-        if self._parts.cluster.worker is not None:
+        if self._parts.ranks.worker is not None:
             with self._working() as worker:
                 yield worker
             return
@@ -118,32 +131,43 @@ class Roles:
         """Let every later use of the worker raise EndedError, and free the tables of a server.
 
         Call it when no rank is at work any more. Client, scheduler and the server's part in checkpoints call
-        each other: this cuts the cycles of references, which would hold the server's memory.
+        each other: this cuts the cycles of references, which would hold the server's memory. A checkpoint
+        that is being written, after an error in a job of one rank, is given up.
         """
         self._client.begin(RoleWork())
+        if self._server_part is not None:
+            self._server_part.close()
+            self._server_part = None
         if self._scheduler is not None:
             self._scheduler.leave_server()
         if self._connection is not None:
             self._connection.retire()
+
+    def between_drains(self) -> bool:
+        """Do one step of the server's part in checkpoints, in a job of one rank; return True for more."""
+        return self._server_part is not None and self._server_part.poll()
 
     @contextmanager
     def _working(self) -> Iterator[Worker]:
         from mpips.transport.progress import ending_with
         from mpips.worker.worker import Worker
 
-        client = self._client
+        client, scheduler, server = self._client, self._scheduler, self._parts.server
+        server_part = self._make_server_part() if server is not None else None
         connection = self._connection = self._connect()
         worker = Worker(connection, self._parts.tables, self._parts.placement)
         client.state = "computing"
         tracer = self._make_tracer(connection)
         client.begin(
             RoleWork(
-                figures=connection.figures,
+                figures=functools.partial(_figures, connection, server),
                 each_heartbeat=self._touch,
                 take_trace=tracer.take if tracer is not None else None,
             )
         )
-        with threadpool_limits(self._threads):
+        if server_part is not None:
+            self._rank_table.show_own(client.heartbeat)
+        with self._limited_threads():
             try:
                 with forked.children_end_here("main"), ending_with(connection.progress):
                     connection.end_clock_behind()
@@ -157,7 +181,7 @@ class Roles:
                 ) from None
         if tracer is not None:
             tracer.end()
-        index = self._parts.cluster.worker
+        index = self._parts.ranks.worker
         statistics: dict[str, Any] = {
             "worker": index,
             "clock": worker.now,
@@ -166,6 +190,10 @@ class Roles:
         if connection.residuals is not None:
             statistics["lost_residuals"] = connection.residuals.lost
         client.done(msgspec.json.encode(statistics))
+        if server_part is not None:
+            assert scheduler is not None
+            self.summary = self._serve_out(server_part, scheduler, connection.poll_workers)
+            return
         client.state = "waiting for the others to finish"
         self.summary = self._await_final_statistics(connection.poll_workers)
         connection.settle_workers()
@@ -175,7 +203,7 @@ class Roles:
         from mpips.worker.connection import Connection
         from mpips.worker.connection_options import ConnectionOptions
 
-        p, c, saving = self._parts, self._parts.cluster, self._parts.saving
+        p, c, saving = self._parts, self._parts.ranks, self._parts.saving
         assert c.worker is not None
         start = ConnectionOptions(
             saving.position(p.options.seed, c.worker, len(c.assignment.workers)),
@@ -207,23 +235,26 @@ class Roles:
 
     def _make_progress(self) -> ProgressThread | None:
         """Make the progress thread of this worker; None where it has no use or must not be."""
+        if isinstance(self._parts.ranks, OneRank):
+            return None
         from mpips.transport.progress import ProgressThread, is_wanted
         from mpips.transport.remote import RemoteChannel
 
-        links, c = self._parts.links, self._parts.cluster
+        links = self._parts.links
         remote = [channel for channel in links.channels if isinstance(channel, RemoteChannel)]
         if not remote or not is_wanted() or not launch.allows_threads():
             return None
+        c = self._parts.cluster
         return ProgressThread(c.gate, remote, c.watchdog.thread_guard)
 
     def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:
         """Make the tree over the workers with these names; None if there is only one."""
+        p, client, worker = self._parts, self._client, self._parts.ranks.worker
+        if p.tree_comm is None or worker is None:
+            return None
         from mpips.mpi.mail import Mail
         from mpips.mpi.tree import WorkerTree, neighbours_of
 
-        p, client, worker = self._parts, self._client, self._parts.cluster.worker
-        if p.tree_comm is None or worker is None:
-            return None
         ranks = p.cluster.assignment.workers
         mail = Mail(
             p.tree_comm,
@@ -268,7 +299,8 @@ class Roles:
             more = tracer.polled(server_part.poll) if tracer is not None else server_part.poll()
             return more or mirrored
 
-        remote = p.links.progress.remote or p.mirror is not None
+        progress = p.links.progress
+        remote = (progress is not None and progress.remote) or p.mirror is not None
         if scheduler is None:
             p.server.serve(remote, poll, lambda: client.stopped)
             if p.mirror is not None:
@@ -278,7 +310,23 @@ class Roles:
             return self._await_final_statistics()
         # In a job of two ranks the scheduler on this rank takes the server's statistics by a call.
         p.server.serve(remote, poll, lambda: scheduler.workers_done)
-        scheduler.take_own(p.cluster.rank, msgspec.json.encode(self._save(server_part, poll)))
+        scheduler.take_own(p.ranks.rank, msgspec.json.encode(self._save(server_part, poll)))
+        return scheduler.summary
+
+    def _serve_out(
+        self, server_part: ServerPart, scheduler: Scheduler, poll_workers: Callable[[], object]
+    ) -> bytes:
+        """Complete the cut under way and save, when the worker of the only rank is done; see `_serve`."""
+
+        def poll() -> None:
+            scheduler.poll()
+            poll_workers()
+
+        poll()
+        while not scheduler.workers_done:
+            server_part.poll()
+            poll()
+        scheduler.take_own(0, msgspec.json.encode(self._save(server_part, poll)))
         return scheduler.summary
 
     def _make_tracer(self, connection: Connection | None = None) -> RankTracer | None:
@@ -289,7 +337,7 @@ class Roles:
         from mpips.session.tracing import RankTracer
 
         names = [table.name for table in p.tables]
-        place = self._rank_table.places[p.cluster.rank]
+        place = self._rank_table.places[p.ranks.rank]
         offset = self._client.offset
         # The scheduler's own rank has the scheduler's clock.
         best = (lambda: (0, 0)) if self._scheduler is not None else lambda: offset.best
@@ -304,12 +352,12 @@ class Roles:
         tell = client.tell
         if scheduler is not None:
             tell = functools.partial(scheduler.take_cut, p.server.index)
-        server_part = ServerPart(
+        server_part = self._server_part = ServerPart(
             p.saving,
             p.server,
             p.placement,
             p.tables,
-            len(p.cluster.assignment.workers),
+            len(p.ranks.assignment.workers),
             p.server_comm,
             p.options.timeout_s,
             tell,
@@ -345,11 +393,29 @@ class Roles:
             self._touched = now
             self._parts.regions.touch()
 
-    @property
-    def _threads(self) -> int:
-        """Number of threads for NumPy's linear algebra: as configured, else an equal share of the cores.
+    def _limited_threads(self) -> AbstractContextManager[object]:
+        """Return a block with threads for NumPy's linear algebra as configured, else a share of the cores.
 
         The last bits of a product depend on this number. A configured number therefore gives the same bits on
-        any layout of ranks.
+        any layout of ranks. The only rank of a job leaves it as the process has it.
         """
-        return launch.asked_threads() or self._parts.cluster.n_cores
+        if isinstance(self._parts.ranks, OneRank):
+            return nullcontext()
+        from threadpoolctl import threadpool_limits
+
+        limit: AbstractContextManager[object] = threadpool_limits(
+            launch.asked_threads() or self._parts.ranks.n_cores
+        )
+        return limit
+
+
+def _figures(connection: Connection, server: Server | None) -> Figures:
+    """Return the worker's counts, with those of the server on its rank that a worker does not have."""
+    found = connection.figures()
+    if server is not None:
+        served = server.figures()
+        found.memory_bytes = served.memory_bytes
+        found.staleness, found.tables, found.rows = served.staleness, served.tables, served.rows
+        found.shm_used_bytes = served.shm_used_bytes
+        found.shm_total_bytes = served.shm_total_bytes
+    return found

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpips.mpi.one_rank import OneRank
 from mpips.transport.region import unlink_job
 from mpips.worker.start import MadeParts
 
 if TYPE_CHECKING:
     from mpips.mpi.control import Endpoint
+    from mpips.scheduler.own_worker import OwnWorker
     from mpips.session.parts import Parts
 
 
-def meet(parts: Parts, endpoint: Endpoint, saved: bool) -> None:
+def meet(parts: Parts, endpoint: Endpoint | OwnWorker, saved: bool) -> None:
     """Wait for all ranks, then release the parts. Collective; blocks.
 
     After it no rank accesses another rank's memory.
@@ -27,22 +29,25 @@ def meet(parts: Parts, endpoint: Endpoint, saved: bool) -> None:
         if parts.tree is not None:
             parts.tree.poll()
 
-    parts.cluster.arrive("leaving", phase="the end", meanwhile=receive)
+    parts.ranks.arrive("leaving", phase="the end", meanwhile=receive)
     receive()
     release(parts, for_good=saved or not parts.warm)
 
 
 def release(parts: Parts, for_good: bool) -> None:
     """Free window, communicators and memory. Collective: all ranks call it or none."""
-    if for_good:
-        parts.regions.unlink()
-        unlink_job(parts.cluster.token)
-    else:
-        parts.regions.leave()
-    with parts.cluster.watchdog.guard("freeing the MPI window"):
+    if isinstance(parts.ranks, OneRank):
         parts.links.close()
-        for comm in parts.comms:
-            comm.Free()
+    else:
+        if for_good:
+            parts.regions.unlink()
+            unlink_job(parts.ranks.token)
+        else:
+            parts.regions.leave()
+        with parts.ranks.watchdog.guard("freeing the MPI window"):
+            parts.links.close()
+            for comm in parts.comms:
+                comm.Free()
     # Dropping the last reference unmaps the memory.
     parts.server = parts.staging = parts.mirror = None
     parts.made = MadeParts()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-from mpi4py import MPI
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.build import this_build
@@ -25,11 +24,12 @@ from mpips.model.job_tables import fingerprint
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, replicated_tables
+from mpips.mpi.one_rank import OneRank
 from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
 from mpips.session.initial_values import InitialValues, send_values
-from mpips.session.links import Links
+from mpips.session.own_link import OwnLink
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.shutdown import release
@@ -40,57 +40,64 @@ from mpips.worker.replicated.memory import native_rules, node_layout
 
 if TYPE_CHECKING:
     from mpips.config.options import SessionOptions
+    from mpips.model.placement import Placement
     from mpips.mpi.cluster import Cluster
+    from mpips.mpi.one_rank import Ranks
     from mpips.recovery.node_tables import NodeTables
     from mpips.recovery.saving import Saving, SavingPlan
     from mpips.recovery.takeover import Takeover
     from mpips.rundir.directory import Supervised
     from mpips.server.server import Server
+    from mpips.session.links import Links
 
 
 def start_up(
-    cluster: Cluster,
+    ranks: Ranks,
     tables: Sequence[Table],
     options: SessionOptions,
     plan: SavingPlan,
     run: Supervised | None,
     warm: bool,
     has_partners: bool,
-    idle: Callable[[], None],
+    idle: Callable[[], bool],
     initial: InitialValues | None = None,
 ) -> Parts:
     """Make this rank's parts of a job. Collective; blocks.
 
     Args:
-        cluster: All ranks.
+        ranks: All ranks.
         tables: All tables of the job; the same on every rank.
         options: Options of the session; the same on every rank.
         plan: Folder for checkpoints, and the checkpoint to start from if the job cannot continue in memory.
         run: The supervised run of which this launch is an attempt.
         warm: Its servers leave their memory to the next launch and take over that of the previous one.
         has_partners: Servers have replicas on other nodes, where there are any.
-        idle: Called by a worker while it waits until a server receives a message.
+        idle: Called by a worker while it waits until a server receives a message; on the only rank of a job
+            whenever its server has consumed records, and returns True if it may consume more.
         initial: Initial values of dense tables, of which those on the rank of worker 0 count. None on
             all ranks: tables have those of their `init`.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
-    _check_equal(cluster, tables, options)
-    tables, groups, subgroups, notes = place_auto(cluster, tables, options, run, warm)
+    # The memory of a job of one rank is that of its process, which no launch and no other node has.
+    alone = isinstance(ranks, OneRank)
+    warm, has_partners = warm and run is not None and not alone, has_partners and not alone
+    if not isinstance(ranks, OneRank):
+        _check_equal(ranks, tables, options)
+    tables, groups, subgroups, notes = place_auto(ranks, tables, options, run, warm)
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
-    prints = _fingerprint(tables, options, groups)
+    prints = _fingerprint(tables, options, groups) if warm else ""
     grouped = grouped_tables(tables) if groups else {}
     rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
     declared = tables
-    local, tables = local_tables(tables), served(tables, len(cluster.assignment.workers))
-    warm = warm and run is not None
+    local, tables = local_tables(tables), served(tables, len(ranks.assignment.workers))
     if warm:
-        cluster.token = persistent(cluster.token)
+        ranks.token = persistent(ranks.token)
     if has_partners:
         _check_partners(tables, warm)
-    a = cluster.assignment
+    a = ranks.assignment
     placement = place(
         tables,
         len(a.servers),
@@ -100,11 +107,10 @@ def start_up(
         a.near_workers(options.transport),
         0 if has_partners else options.remote_staging_mib << 20,
     )
-    sweep(spare=cluster.token)
-    generation = run.generation if warm and run is not None else 0
-    skips_clocks = backup_workers(tables) > 0
+    if not alone:
+        sweep(spare=ranks.token)
     parts = Parts(
-        cluster=cluster,
+        ranks=ranks,
         options=options,
         declared=declared,
         tables=list(tables),
@@ -112,8 +118,15 @@ def start_up(
         warm=warm,
         has_partners=has_partners,
         placement=placement,
-        regions=Regions(cluster.token, shared=True, supervised=run is not None),
-        links=Links(cluster, options, placement, tables, skips_clocks, generation, idle),
+        regions=Regions(ranks.token, shared=not alone, supervised=run is not None),
+        links=_links(
+            ranks,
+            options,
+            placement,
+            tables,
+            run.generation if warm and run is not None else 0,
+            idle,
+        ),
         saving=plan.draft(),
         notes=notes,
         local=local,
@@ -131,6 +144,22 @@ def start_up(
         parts.regions.leave()
         raise
     return parts
+
+
+def _links(
+    ranks: Ranks,
+    options: SessionOptions,
+    placement: Placement,
+    tables: Sequence[Table],
+    generation: int,
+    idle: Callable[[], bool],
+) -> Links | OwnLink:
+    if isinstance(ranks, OneRank):
+        return OwnLink(options, placement, tables, idle)
+    from mpips.session.links import Links
+
+    skips_clocks = backup_workers(tables) > 0
+    return Links(ranks, options, placement, tables, skips_clocks, generation, idle)
 
 
 def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Groups = ()) -> str:
@@ -188,7 +217,7 @@ class _StartUp:
 
     def connect(self) -> None:
         """Run all steps, in order."""
-        p, c = self._parts, self._parts.cluster
+        p, c = self._parts, self._parts.ranks
         takeover = self._take_over() if p.warm else None
         if takeover is None:
             p.saving = self._choose()
@@ -197,16 +226,17 @@ class _StartUp:
             send_values(c, p.tables, p.placement, self._initial, p.server)
         if p.warm and p.server is not None and not p.server.durability.warm:
             p.server.begin_journal()
-        p.control_comm = c.duplicate("connecting the control plane")
-        p.comms.append(p.control_comm)
-        if len(c.assignment.workers) > 1:
-            p.tree_comm = c.duplicate("connecting the workers")
-            p.comms.append(p.tree_comm)
+        if not isinstance(c, OneRank):
+            self._connect_ranks(c)
         for part in PARTS:
             part.connect(p)
-        self._connect_servers()
-        staging = None if p.has_partners else self._staging_part
-        p.links.open(p.server, p.at, staging, p.oversubscribed)
+        if isinstance(p.links, OwnLink):
+            assert p.server is not None
+            assert p.staging is not None
+            p.links.open(p.server, p.staging, saves=p.saving.folder is not None)
+        else:
+            staging = None if p.has_partners else self._staging_part
+            p.links.open(p.server, p.at, staging, p.oversubscribed)
         p.notes += p.links.notes
         if takeover is not None and p.partnership is not None:
             p.mirror = takeover.join(p.server)
@@ -252,12 +282,19 @@ class _StartUp:
         return p.node_tables
 
     def _choose(self) -> Saving:
-        self._parts.cluster.arrive("looking for a checkpoint")
+        self._parts.ranks.arrive("looking for a checkpoint")
         return self._plan.choose()
 
-    def _connect_servers(self) -> None:
-        """Make a communicator of all servers. Collective over all ranks."""
-        p, c = self._parts, self._parts.cluster
+    def _connect_ranks(self, c: Cluster) -> None:
+        """Make the communicators of the control plane, of workers and of servers. Collective."""
+        from mpi4py import MPI
+
+        p = self._parts
+        p.control_comm = c.duplicate("connecting the control plane")
+        p.comms.append(p.control_comm)
+        if len(c.assignment.workers) > 1:
+            p.tree_comm = c.duplicate("connecting the workers")
+            p.comms.append(p.tree_comm)
         color = MPI.UNDEFINED if c.server is None else 0
         c.arrive("connecting the servers")
         with c.watchdog.guard("start-up (connecting the servers)"):
@@ -267,7 +304,7 @@ class _StartUp:
             p.server_comm = servers
 
     def _make_regions(self) -> None:
-        p, c = self._parts, self._parts.cluster
+        p, c = self._parts, self._parts.ranks
         if c.server is not None and p.server is None:
             p.server = self._make_server(warm=False)
             if p.saving.start is not None:
@@ -285,7 +322,7 @@ class _StartUp:
 
     def _make_server(self, warm: bool) -> Server:
         p = self._parts
-        index = p.cluster.server
+        index = p.ranks.server
         assert index is not None
         return self._server(index, Durability(p.generation, p.warm, warm))
 

@@ -24,8 +24,10 @@ from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError
 from mpips.model.consistency import Consistency
 from mpips.mpi import launch
+from mpips.mpi.one_rank import OneRank
 from mpips.process import forked
-from mpips.session.local import LocalJob
+from mpips.session.initial_values import InitialValues
+from mpips.session.job import Job
 from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
 from mpips.session.session import scripts
@@ -50,7 +52,7 @@ class ServerRows(msgspec.Struct, frozen=True):
         rule: Name of the rule.
         first: Number of the fit that has made the rows.
         job: The script's job that has the rows; None: they are here.
-        content: The rows, if they are here: keys, values and state; see LocalJob.content.
+        content: The rows, if they are here: keys, values and state; see Job.content.
     """
 
     base: Float32
@@ -217,12 +219,13 @@ def run_alone(fit: FitArguments, rows: ServerRows | None) -> tuple[Trained, Serv
         ValueError: The loss is not finite.
     """
     rule = fit.settings.rule
-    name, content = table_name(rule), {}
-    if rows is not None:
-        assert rows.content is not None
-        fit, content = replace(fit, base=rows.base), {name: rows.content}
+    name, initial = table_name(rule), None
     tables = [table_of(rule, fit.settings.consistency), losses_table()]
-    job = LocalJob(tables, SessionOptions(), content=content)
+    if rows is not None:
+        content = rows.content
+        fit = replace(fit, base=rows.base)
+        initial = InitialValues((), tables, {name: lambda: content})
+    job = Job(OneRank(), tables, SessionOptions(), initial=initial)
     trained, _ = job.run(
         lambda worker: Training(
             worker, fit, 1, 0, TrainingPlace(), None, lambda _: worker.clock()

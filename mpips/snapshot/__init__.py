@@ -134,7 +134,7 @@ After it:
     coordinator.py          Coordinator.saved: _end counts, warns, or raises LeavingError if the job ends here
     session/ending.py       Ending.fail: on LeavingError every rank leaves with exit code 75
 
-In a job of one process the same parts call each other (session/local_scheduler.py). In a job of two ranks
+In a job of one process the same parts call each other (scheduler/own_worker.py). In a job of two ranks
 one rank is scheduler and server: `Scheduler.on_cut` and `Scheduler.take_cut` connect its two parts without
 messages.
 """

@@ -7,7 +7,7 @@ import msgspec
 from mpips.data.options import Share
 from mpips.data.summary import summarise
 from mpips.errors import ConfigError, DataError
-from mpips.session.driver import OneRank
+from mpips.mpi.one_rank import OneRank
 from mpips.tasks import TASKS
 from mpips.tasks.base import reader_of
 from mpips.training.drafting_lines import (

@@ -67,7 +67,7 @@ class Connector:
     oversubscribed: bool
     timeout_s: float
     guard: Guard
-    idle: Callable[[], None]
+    idle: Callable[[], object]
     gate: Gate
     generation: int = 0
     notes: dict[str, tuple[str, int]] = field(default_factory=dict)

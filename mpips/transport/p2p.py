@@ -56,7 +56,7 @@ class P2pMemory:
     piece_bytes = 4 << 20  # bytes of one put; long, because each message needs a handshake
 
     def __init__(
-        self, comm: MPI.Intracomm, rank: int, timeout_s: float, idle: Callable[[], None]
+        self, comm: MPI.Intracomm, rank: int, timeout_s: float, idle: Callable[[], object]
     ) -> None:
         """Access the region of the server on `rank` of `comm`.
 

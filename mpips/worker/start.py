@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mpips.mpi.one_rank import OneRank
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from mpips.model.placement import Placement
     from mpips.model.table import DenseTable, EmbeddingTable, Table
     from mpips.mpi.cluster import Cluster
+    from mpips.mpi.one_rank import Ranks
     from mpips.mpi.roles import Assignment
     from mpips.recovery.memory import At
     from mpips.recovery.node_tables import NodeTables
@@ -58,7 +61,7 @@ class JobStart:
     """A job on this rank while it starts, as far as the parts of tables need it.
 
     Attributes:
-        cluster: All ranks and their roles.
+        ranks: All ranks and their roles.
         options: Options of the session.
         declared: All tables of the job as the program declares them.
         tables: All tables as servers have them (mpips.model.served).
@@ -82,7 +85,7 @@ class JobStart:
         notes: Sentences for the user about start-up.
     """
 
-    cluster: Cluster
+    ranks: Ranks
     options: SessionOptions
     declared: Sequence[Table]
     tables: list[Table]
@@ -110,10 +113,18 @@ class JobStart:
         return self.run.generation if self.warm and self.run is not None else 0
 
     @property
+    def cluster(self) -> Cluster:
+        """All ranks, where there are several: steps that need messages."""
+        assert not isinstance(self.ranks, OneRank)
+        return self.ranks
+
+    @property
     def oversubscribed(self) -> bool:
-        """True if there are more ranks than cores on this node."""
-        t = self.cluster.topology
-        return t.oversubscribed(t.node_of[self.cluster.rank])
+        """True if no wait may spin: this node has more ranks than cores, or one rank has all roles."""
+        if isinstance(self.ranks, OneRank):
+            return True
+        t = self.ranks.topology
+        return t.oversubscribed(t.node_of[self.ranks.rank])
 
 
 class Planned(msgspec.Struct, frozen=True):

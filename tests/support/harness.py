@@ -16,8 +16,8 @@ from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel, ShmChannel
 from mpips.transport.region import Regions, attach, new_token
 from mpips.worker.connection import Connection
@@ -123,7 +123,7 @@ class Rig:
             [f"worker {i}" for i in range(self.n_workers)],
             self.tables,
             [channel or self.channel(w, local)],
-            LocalScheduler(),
+            OwnWorker(),
             self.staging[w],
             timeout_s,
             ConnectionOptions(groups=groups),

@@ -14,9 +14,9 @@ from mpips.model.placement import place
 from mpips.model.table import Table
 from mpips.recovery.memory import At, Memory, Place, place_of, resumed_at, servers_behind
 from mpips.recovery.saving import Saving
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.durability import Durability
 from mpips.server.server import Server
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 from mpips.worker.connection import Connection
@@ -184,7 +184,7 @@ class Launches:
             [f"worker {i}" for i in range(self.n_workers)],
             self.tables,
             self.channels[w],
-            LocalScheduler(),
+            OwnWorker(),
             None,
             TIMEOUT_S,
             ConnectionOptions(

@@ -10,8 +10,8 @@ import pytest
 from script_rig import script_job
 
 from mpips.mpi.messages import Report
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.session import library_progress
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.script import Script
 
 
@@ -31,7 +31,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Reports:
     def send(_: Any, epoch: int, step: int, samples: int, loss_sum: float, details: Any) -> None:
         found.append(Report(epoch, step, samples, loss_sum, 0, details))
 
-    monkeypatch.setattr(LocalScheduler, "report", send)
+    monkeypatch.setattr(OwnWorker, "report", send)
     monkeypatch.setattr(library_progress, "INTERVAL_S", 0.0)
     return found
 

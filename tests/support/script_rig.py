@@ -55,6 +55,10 @@ def wait_for_checkpoint(script: Script, folder: Path, step: int, table: str) -> 
     keys = [np.zeros(1, np.int64)] if isinstance(handle, EmbeddingHandle) else []
     end = time.monotonic() + 10
     # The scheduler plans the next one when it has the path.
-    while not control.statistics()["checkpoints"].get("path", "").endswith(f"step-{step:012d}"):
+    while (
+        not control.scheduler.statistics()["checkpoints"]
+        .get("path", "")
+        .endswith(f"step-{step:012d}")
+    ):
         assert time.monotonic() < end, f"no checkpoint of step {step}: {sorted(folder.iterdir())}"
         handle.pull(*keys)

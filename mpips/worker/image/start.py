@@ -122,7 +122,7 @@ def connect(p: JobStart) -> None:
         MpipsError: The first error of any rank, such as a damaged file or too little memory in /dev/shm; all
             ranks raise it.
     """
-    c = p.cluster
+    c = p.ranks
     first = c.assignment.workers[0]
     if any(state.files for state in _states(p.saving)):
         # Also a job without such tables may start from a checkpoint that has images.
@@ -142,13 +142,13 @@ def connect(p: JobStart) -> None:
 
 
 def _notes(p: JobStart) -> list[str]:
-    n_workers = len(p.cluster.assignment.workers)
+    n_workers = len(p.ranks.assignment.workers)
     return notes_of(p.saving, n_workers, p.declared, p.tables)
 
 
 def _make(p: JobStart) -> int:
     """Make the parts of this rank's worker; return how many residuals of the launch before are lost."""
-    worker, n_workers, lost = p.cluster.worker, len(p.cluster.assignment.workers), 0
+    worker, n_workers, lost = p.ranks.worker, len(p.ranks.assignment.workers), 0
     if worker is None or not (p.local or feedback_tables(p.tables)):
         return 0
     memory: WorkerMemory | None
@@ -238,11 +238,11 @@ def start_alone(
 
 def _connect_handover(p: JobStart) -> None:
     """Let a worker take part in the handover of its group's residuals. Not collective."""
-    c, part = p.cluster, p.made.grouped
+    part = p.made.grouped
     tables = feedback_tables(p.tables).keys() & p.grouped_tables.keys()
     if part is None or p.made.residuals is None or p.tree_comm is None or not tables:
         return
-    top = part.upper or part
+    c, top = p.cluster, part.upper or part
     ranks = tuple(c.assignment.workers[worker] for worker in top.members)
     handover = HandoverPart(p.tree_comm, ranks, top.number, p.made.residuals, tables, c.gate.close)
     p.made.grouped = replace(part, handover=handover)

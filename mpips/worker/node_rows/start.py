@@ -52,7 +52,7 @@ def connect(p: JobStart) -> None:
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
-    c, a = p.cluster, p.cluster.assignment
+    c, a = p.ranks, p.ranks.assignment
     n_bytes = node_rows_bytes(p.tables, p.options, a)
     if not any(n_bytes):
         return

@@ -20,9 +20,16 @@ from mpips.config.options import TRANSPORTS
 from mpips.errors import RegionError
 from mpips.model.table import DenseTable, replicated_tables
 from mpips.mpi.contributions import Contributions
+from mpips.mpi.one_rank import OneRank
 from mpips.recovery.node_tables import memory_name
 from mpips.transport.region import as_region_error, attach
-from mpips.worker.replicated.memory import array_of, make_memory, make_reduction, node_layout
+from mpips.worker.replicated.memory import (
+    array_of,
+    local_part,
+    make_memory,
+    make_reduction,
+    node_layout,
+)
 from mpips.worker.replicated.part import ReplicatedPart
 from mpips.worker.start import JobStart, NodeBytes, Planned
 
@@ -51,7 +58,11 @@ def connect(p: JobStart) -> None:
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
-    if found := replicated_tables(p.tables):
+    if isinstance(p.ranks, OneRank):
+        assert p.server is not None
+        stores = p.saving.folder is not None
+        p.made.replicated = local_part(p.tables, p.placement, p.regions, [p.server], stores)
+    elif found := replicated_tables(p.tables):
         p.made.replicated = _connect(p, found)
 
 

@@ -12,7 +12,7 @@ from mpips.data import ReadOptions
 from mpips.data.dataset import Dataset
 from mpips.data.stream import StreamedData
 from mpips.data.stream.cache import INDEX, is_piece_whole, read_index
-from mpips.session.driver import OneRank
+from mpips.mpi.one_rank import OneRank
 from mpips.training.streaming import Streaming, stream
 
 MEMORY = 1 << 12

@@ -23,8 +23,8 @@ from mpips.model.placement import (
     place,
 )
 from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
@@ -229,7 +229,7 @@ def test_worker_and_servers_agree_on_who_holds_what(n_servers):
         channels.append(LocalChannel(server.region, placement.layouts[s], writer, 1, server.drain))
         servers.append(server)
     worker = Worker(
-        Connection(0, ["worker 0"], tables, channels, LocalScheduler(), None, 20.0),
+        Connection(0, ["worker 0"], tables, channels, OwnWorker(), None, 20.0),
         tables,
         placement,
     )

@@ -12,7 +12,7 @@ from journal_rig import Rig
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP, Reject, Scale
 from mpips.model.optimizer import Adam
-from mpips.session.local_scheduler import LocalScheduler
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import unlink_job
 from mpips.transport.remote import RemoteChannel
@@ -48,7 +48,7 @@ def push(writer, clock, n=8, value=1.0):
 def worker_of(rig, channel):
     """Worker 0 of a rig over a channel."""
     staging = _native.SharedMemory.anonymous(4096, 0)
-    connection = Connection(0, ["worker 0"], rig.tables, [channel], LocalScheduler(), staging, 60.0)
+    connection = Connection(0, ["worker 0"], rig.tables, [channel], OwnWorker(), staging, 60.0)
     return Worker(connection, rig.tables, rig.placement)
 
 

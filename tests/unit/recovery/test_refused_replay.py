@@ -13,7 +13,7 @@ from harness import dense
 from journal_rig import Rig
 
 from mpips.model.consistency import ASP, BSP
-from mpips.session.local_scheduler import LocalScheduler
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.transport.channel import ShmChannel
 from mpips.transport.region import unlink_job
 from mpips.worker.connection import Connection
@@ -57,7 +57,7 @@ def through_a_handle(rig: Rig, staged: bool = False) -> Push:
     staging = rig.regions.create_sparse(f"w0-{next(NUMBERS)}", 1 << 16)
     rig.core.set_staging(0, staging)
     channel = ShmChannel(rig.server.region, rig.layout, rig.writer, 1, True)
-    connection = Connection(0, ["worker 0"], rig.tables, [channel], LocalScheduler(), staging, 5.0)
+    connection = Connection(0, ["worker 0"], rig.tables, [channel], OwnWorker(), staging, 5.0)
     worker = Worker(connection, rig.tables, rig.placement)
     handle = worker.table("a")
 

@@ -28,7 +28,7 @@ from mpips.recovery.mirror import Incoming, Outgoing
 from mpips.recovery.replica import Partners, check_tables, find_partners
 from mpips.recovery.replica_memory import Held
 from mpips.recovery.replica_start import Source, choose
-from mpips.session.local_scheduler import LocalScheduler
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.training.train import train
 from mpips.transport.region import (
     Regions,
@@ -212,7 +212,7 @@ def ticking(log, stuck, waits=True):
         for server, layout in enumerate(placement.layouts)
     ]
     partners = Partners({0: 1, 1: 0}, waits)
-    control = LocalScheduler()
+    control = OwnWorker()
     start = ConnectionOptions(writes_position=True, partners=partners)
     connection = Connection(0, ["worker 0"], [], channels, control, None, 0.05, start)
     return Worker(connection, [], placement)

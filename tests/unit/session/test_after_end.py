@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import dense, floats, rows
+from local_job import run_local
 from worker_uses import uses
 
 import mpips
 from mpips.config.options import SessionOptions
 from mpips.errors import EndedError
-from mpips.session.local import run_local
 from mpips.worker.worker import connection_of
 
 TABLES = [dense(8), rows(2)]

@@ -38,7 +38,7 @@ def await_checkpoint(worker: Worker) -> None:
 
     def written() -> bool:
         connection.channels[0].wait_head(0, 10**6, 0, 0.001)
-        return bool(connection.control.statistics()["checkpoints"]["written"])
+        return bool(connection.control.scheduler.statistics()["checkpoints"]["written"])
 
     connection.wait_until(written, str)
 

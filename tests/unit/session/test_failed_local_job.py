@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_job import run_local
 
 from mpips import BSP, SGD, DenseTable
 from mpips.checkpoint import list_checkpoints, steps
@@ -19,7 +20,6 @@ from mpips.checkpoint.writer import CheckpointWriter
 from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
 from mpips.recovery.saving import Saving
-from mpips.session.local import run_local
 from mpips.snapshot import server_part
 from mpips.worker.worker import Worker
 

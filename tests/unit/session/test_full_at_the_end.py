@@ -16,7 +16,7 @@ import mpips
 from mpips import BSP, SGD, DenseTable, DiLoCo, Worker
 from mpips.checkpoint import find_newest, open_checkpoint, writer
 from mpips.checkpoint.residuals import read_residuals
-from mpips.session.local import LocalJob
+from mpips.session.roles import Roles
 
 N = 40
 
@@ -25,10 +25,10 @@ N = 40
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the server of a job in this process try again as in a supervised run; count its tries."""
     found: list[int] = []
-    make: Callable[..., Any] = LocalJob._make_server_part
+    make: Callable[..., Any] = Roles._make_server_part
 
-    def made(self: LocalJob, scheduler: Any) -> Any:
-        part = make(self, scheduler)
+    def made(self: Roles) -> Any:
+        part = make(self)
         part._run = SimpleNamespace(generation=0, check_lease=lambda: None)
         save = part._save
 
@@ -40,7 +40,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         part._save = counted
         return part
 
-    monkeypatch.setattr(LocalJob, "_make_server_part", made)
+    monkeypatch.setattr(Roles, "_make_server_part", made)
     return found
 
 

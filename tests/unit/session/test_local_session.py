@@ -7,13 +7,13 @@ import weakref
 import numpy as np
 import pytest
 from harness import Rig, dense, floats, rows
+from local_job import run_local
 
 from mpips import _native
 from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, ProtocolError, StallError
 from mpips.model.consistency import ASP, BSP, SSP, Compensate
 from mpips.model.table import DenseTable
-from mpips.session.local import run_local
 from mpips.worker.worker import Worker, connection_of
 
 ALL = [BSP("sum"), SSP(), SSP(bound=0)]

@@ -17,11 +17,12 @@ from mpips.config.monitoring import MonitorConfig, monitor_config
 from mpips.config.options import SessionOptions
 from mpips.errors import CapabilityError, ConfigError
 from mpips.monitor.trace import read_trace, write_chrome
+from mpips.mpi.one_rank import OneRank
 from mpips.rundir.directory import RunFolder, Supervised, replace_json
 from mpips.rundir.files import Lease
 from mpips.rundir.tracing import TraceFolder
 from mpips.scheduler import observed
-from mpips.session.local import LocalJob
+from mpips.session.job import Job
 from mpips.worker.worker import Worker
 
 
@@ -81,7 +82,8 @@ def test_one_process_traces_all_roles(tmp_path: Path, fails: bool) -> None:
         if fails:
             raise ValueError("mine")
 
-    job = LocalJob(
+    job = Job(
+        OneRank(),
         [mpips.DenseTable("w", (8,))],
         SessionOptions(),
         run=run,

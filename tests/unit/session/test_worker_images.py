@@ -188,7 +188,7 @@ def launch(
         where: Any = (None, SimpleNamespace(clock=clock))
         saving = replace(saving, places=where, origin=memory)
     parts: Any = SimpleNamespace(
-        cluster=SimpleNamespace(worker=1, assignment=SimpleNamespace(workers=(2, 3))),
+        ranks=SimpleNamespace(worker=1, assignment=SimpleNamespace(workers=(2, 3))),
         saving=saving, tables=tables, placement=placement, warm=True,
         regions=Regions(token, True, True), local={} if local is None else {0: local},
         generation=generation, made=MadeParts(), at=[SimpleNamespace(sequence=0)] * 2,

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import Rig, dense, rows
+from local_job import run_local
 
 from mpips.checkpoint import open_checkpoint
 from mpips.config.options import SessionOptions
@@ -17,7 +18,6 @@ from mpips.model.partition import LayerPartition, RangePartition
 from mpips.model.placement import place
 from mpips.recovery.saving import Saving
 from mpips.server.server import Server
-from mpips.session.local import run_local
 from mpips.snapshot.copy import ServerCopy, shards_in_place
 from mpips.transport.region import Regions, new_token
 

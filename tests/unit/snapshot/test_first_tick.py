@@ -25,7 +25,7 @@ from mpips.model.consistency import ASP
 from mpips.mpi.messages import Commit
 from mpips.recovery.memory import At, Memory, place_of
 from mpips.recovery.saving import Saving
-from mpips.session.local_scheduler import LocalScheduler
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.tasks import StepResult, Task
 from mpips.training.epochs import Inputs
 from mpips.training.prepare import prepare, ready
@@ -59,7 +59,7 @@ class Counting(Task):
         return np.zeros(batch.n, np.float32)
 
 
-def late_others(control: LocalScheduler) -> Any:
+def late_others(control: OwnWorker) -> Any:
     """Return a tree whose other workers come to a gather only after a cut is ordered."""
     return LateTree(1, lambda: setattr(control.cut, "pending", Commit(1, 0)))
 
@@ -125,7 +125,7 @@ def part_in_first_gather(
 ) -> PositionPart:
     """Return the content of the cut record that a worker writes while it waits for the moments of others."""
     rig = Rig(*inputs.tables, n_workers=n_workers, n_slots=8)
-    control = LocalScheduler()
+    control = OwnWorker()
     connection = Connection(
         index,
         [f"worker {i}" for i in range(n_workers)],
@@ -225,7 +225,7 @@ def test_a_script_whose_position_is_unknown_is_in_no_cut_before_its_first_tick(
     position = script_saving(interrupted).position(0, 0, 2)
     assert position.start is not None
     assert position.start.cursor is None
-    control = LocalScheduler()
+    control = OwnWorker()
     connection = Connection(
         0,
         ["worker 0", "worker 1"],

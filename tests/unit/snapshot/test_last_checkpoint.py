@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from local_job import run_local
 
 from mpips import DenseTable
 from mpips.checkpoint import find_newest
@@ -22,7 +23,6 @@ from mpips.recovery.saving import Saving
 from mpips.rundir.directory import RunFolder, Supervised, replace_json
 from mpips.rundir.files import Lease
 from mpips.scheduler.job_statistics import is_saved
-from mpips.session.local import run_local
 from mpips.snapshot import attachments
 from mpips.snapshot import coordinator as coordinator_module
 from mpips.snapshot import server_part as server_part_module

@@ -13,14 +13,14 @@ from mpips.checkpoint.position import Position, compressed, decode_part
 from mpips.errors import ConfigError, StallError
 from mpips.model.consistency import ASP, SSP
 from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
-from mpips.session.local_scheduler import LocalScheduler
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker, connection_of
 
 
-class Recording(LocalScheduler):
+class Recording(OwnWorker):
     """Stores the messages of a worker."""
 
     def __init__(self) -> None:

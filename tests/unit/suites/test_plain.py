@@ -11,7 +11,8 @@ from mpips.bench.rank.workloads import job_config, timed_epochs
 from mpips.config.options import SessionOptions
 from mpips.data import Cursor, DataInfo, Loader, SparseData
 from mpips.data.dataset import Dataset, DenseData
-from mpips.session.driver import OneRank, run_alone
+from mpips.mpi.one_rank import OneRank
+from mpips.session.driver import run_alone
 from mpips.tasks.linear import BIAS_KEY
 from mpips.tasks.logistic import Logistic, LogisticOptions
 from mpips.tasks.mlp import Mlp, MlpOptions

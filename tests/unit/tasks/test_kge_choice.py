@@ -14,8 +14,8 @@ from kge_rig import job, lines
 import mpips
 from mpips.checkpoint import list_checkpoints, open_checkpoint
 from mpips.data import DataInfo
+from mpips.mpi.one_rank import OneRank
 from mpips.rundir.directory import read_json
-from mpips.session.driver import OneRank
 from mpips.tasks import Task
 from mpips.tasks.kge import Kge
 from mpips.tasks.kge_choice import AFFORDABLE, GraphSize, choose, core_seconds, reason

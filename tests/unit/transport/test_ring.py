@@ -18,7 +18,7 @@ from mpips.model.consistency import SSP
 
 Outcome = _native.Outcome
 SPAWN = multiprocessing.get_context("forkserver")
-SPAWN.set_forkserver_preload(["pytest", "mpips.session.local", "ring_processes"])
+SPAWN.set_forkserver_preload(["pytest", "mpips.session.job", "ring_processes"])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_job import run_local
 
 import mpips
 from mpips import BSP, ConfigError, DelayedNesterov, DenseTable, DiLoCo, Nesterov, Worker
@@ -20,7 +21,6 @@ from mpips.model.job_tables import check_tables
 from mpips.model.optimizer import SGD, Adam
 from mpips.model.served import served
 from mpips.model.table_config import from_config, to_config
-from mpips.session.local import run_local
 from mpips.worker.worker import connection_of
 
 N = 40
@@ -123,7 +123,7 @@ def test_a_checkpoint_goes_on_with_all_inner_steps_and_the_length(at: int, tmp_p
         train(worker, at, at + 4)
         connection = connection_of(worker)
         deadline = time.monotonic() + 20
-        while not connection.control.statistics()["checkpoints"]["written"]:  # type: ignore[attr-defined]
+        while not connection.control.scheduler.statistics()["checkpoints"]["written"]:  # type: ignore[attr-defined]
             connection.channels[0].wait_applied(connection.channels[0].writer.next_sequence, 0.02)
             connection.poll()
             assert time.monotonic() < deadline, "no checkpoint"

@@ -11,8 +11,8 @@ from harness import TIMEOUT_S, dense, rows
 
 from mpips.errors import StallError
 from mpips.model.placement import place
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
@@ -44,7 +44,7 @@ class TwoServers:
             ["worker 0"],
             self.tables,
             [channel for _, channel in pairs],
-            LocalScheduler(),
+            OwnWorker(),
             None,
             timeout_s,
             ConnectionOptions(writes_position=writes_position),

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import TIMEOUT_S, make_writer
+from local_job import run_local
 
 from mpips import ASP, BSP, SGD, DenseTable, DiLoCo, EmbeddingTable, LocalSGD, MpipsError
 from mpips.config.options import SessionOptions
 from mpips.errors import StallError
 from mpips.model.placement import place
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
-from mpips.session.local import run_local
-from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.collectives import Collectives
@@ -58,7 +58,7 @@ class TwoServers:
             drain = functools.partial(self._drain, server)
             channels.append(LocalChannel(server.region, layout, writer, 1, drain))
         self.connection = Connection(
-            0, ["worker 0"], self.tables, channels, LocalScheduler(), None, TIMEOUT_S
+            0, ["worker 0"], self.tables, channels, OwnWorker(), None, TIMEOUT_S
         )
         self.worker = Worker(self.connection, self.tables, placement)
 

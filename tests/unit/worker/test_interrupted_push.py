@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_job import run_local
 
 from mpips import ASP, BSP, SGD, DenseTable, EmbeddingTable, Fp16, MpipsError, ProtocolError
 from mpips.config.options import SessionOptions
 from mpips.errors import StallError
-from mpips.session.local import run_local
 from mpips.worker.worker import Worker, connection_of
 
 N, ROWS = 60_000, 3_000

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from local_job import run_local
 
 import mpips
 from mpips import DenseTable, DiLoCo, LocalSGD, Worker, _native
 from mpips.checkpoint.worker_image import LOCAL
 from mpips.config.options import SessionOptions
 from mpips.model.optimizer import SGD, Momentum, Nesterov
-from mpips.session.local import run_local
 from mpips.worker.image.files import ImageFiles
 from mpips.worker.image.memory import ImageHalves
 from mpips.worker.local.state import LocalHead, LocalState, image_of, load, local_image_bytes

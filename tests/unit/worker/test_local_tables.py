@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_job import run_local
 from local_sgd import Simulation, gradient
 from local_tables_rig import N, noise
 
@@ -19,7 +20,6 @@ from mpips.model.optimizer import OPTIMIZERS, SGD, Adam, Momentum, Nesterov
 from mpips.model.python_rule import PythonRule, replace_values
 from mpips.model.served import fragments_of
 from mpips.model.table_config import from_config, to_config
-from mpips.session.local import run_local
 from mpips.worker.best import can_cut_here
 from mpips.worker.dense import DenseHandle
 

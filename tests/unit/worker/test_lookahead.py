@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+from local_job import run_local
 
 import mpips
 from mpips.config.options import SessionOptions
@@ -13,7 +14,6 @@ from mpips.errors import ConfigError
 from mpips.model.codec import CODECS
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad, Adam
-from mpips.session.local import run_local
 from mpips.worker.worker import connection_of
 from tests.support.ahead_rig import included, some_order
 from tests.support.harness import Rig, dense, rows

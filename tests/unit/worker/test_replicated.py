@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_job import run_local
 
 import mpips
 from mpips import ASP, BSP, SSP, ConfigError, DenseTable, EndedError, PythonRule, Replicated, Worker
@@ -16,7 +17,6 @@ from mpips.model.job_tables import fingerprint
 from mpips.model.optimizer import OPTIMIZERS, SGD, Adam
 from mpips.model.python_rule import replace_values
 from mpips.model.table_config import from_config, to_config
-from mpips.session.local import run_local
 
 N = 3000
 

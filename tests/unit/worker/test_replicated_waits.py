@@ -13,7 +13,7 @@ from mpips.errors import ForkError, StallError
 from mpips.model.consistency import BSP
 from mpips.model.table import replicated_tables
 from mpips.mpi.messages import Abandon, Waits
-from mpips.session.local_scheduler import LocalScheduler
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.worker.connection import Connection
 from mpips.worker.replicated.memory import make_memory, make_reduction, node_layout
 from mpips.worker.replicated.part import ReplicatedPart
@@ -23,7 +23,7 @@ from mpips.worker.worker import Worker, connection_of
 ONES = np.ones(3000, np.float32)
 
 
-class Scheduler(LocalScheduler):
+class Scheduler(OwnWorker):
     """It keeps what the worker sends."""
 
     def __init__(self) -> None:

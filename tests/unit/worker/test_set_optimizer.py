@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_network import KINDS, remote
 from harness import Rig, dense, floats, rows
+from local_job import run_local
 from recovery_rig import Launches
 
 import mpips
@@ -17,7 +18,6 @@ from mpips.errors import ConfigError, StallError
 from mpips.kernels import reference
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, PythonRule
-from mpips.session.local import run_local
 from mpips.worker.worker import Worker, connection_of
 
 ONES = np.ones(8, np.float32)
