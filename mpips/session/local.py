@@ -19,7 +19,6 @@ from mpips import _native
 from mpips.checkpoint.start import newest_name
 from mpips.config.monitoring import MonitorConfig
 from mpips.model.auto_codec import decided_alone
-from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.mpi.messages import Figures, Heartbeat
@@ -45,6 +44,7 @@ from mpips.snapshot.copy import shards_in_place
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
+from mpips.worker.buffers import buffers_alone
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.image.start import notes_of, start_alone
@@ -112,7 +112,8 @@ class LocalJob:
         self._monitor = monitor
         self._orders: TraceOrders | None = None
         self._run = run
-        self._placement = place(tables, 1, 1, options.ring_slots, options.slot_bytes)
+        self._shares = buffers_alone(declared, tables, options).shares()
+        self._placement = self._shares.place(tables, 1, 1)
         self._regions = Regions(new_token(), shared=False)
         self.saving = (plan or FixedPlan(Saving(None, self._regions.token))).choose()
         self._copies: ReplicatedPart | None = (
@@ -301,7 +302,7 @@ class LocalJob:
             options.checksums,
             len(self._tables),
         )
-        staging = self._regions.create_sparse("w0", options.staging_mib << 20)
+        staging = self._regions.create_sparse("w0", self._shares.staging)
         server.core.set_staging(0, staging)
 
         def drain() -> int:

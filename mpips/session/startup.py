@@ -22,18 +22,19 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.model.build import this_build
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
-from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, replicated_tables
 from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
+from mpips.session.buffers import decide_shares
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
+from mpips.worker.buffers import JobBuffers
 from mpips.worker.image.start import take_over
 from mpips.worker.parts import PARTS
 from mpips.worker.replicated.memory import native_rules, node_layout
@@ -82,7 +83,7 @@ def start_up(
     # other pushes.
     prints = _fingerprint(tables, options, groups)
     grouped = grouped_tables(tables) if groups else {}
-    rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
+    rows = grouped_rows(tables, options.sums_rows) if groups else {}
     declared = tables
     local, tables = local_tables(tables), served(tables, len(cluster.assignment.workers))
     warm = warm and run is not None
@@ -91,14 +92,15 @@ def start_up(
     if has_partners:
         _check_partners(tables, warm)
     a = cluster.assignment
-    placement = place(
-        tables,
-        len(a.servers),
-        len(a.workers),
-        options.ring_slots,
-        options.slot_bytes,
-        a.near_workers(options.transport),
-        0 if has_partners else options.remote_staging_mib << 20,
+    buffers = JobBuffers(declared, tables, options, a, (groups, subgroups), has_partners)
+    if options.node_buffers_mib is None:
+        shares = buffers.shares()
+    else:
+        shares, more = decide_shares(cluster, buffers, run, prints)
+        # Memory of a launch with other sizes is not that of this one.
+        prints, notes = f"{prints} {shares}", notes + more
+    placement = shares.place(
+        tables, len(a.servers), len(a.workers), a.near_workers(options.transport)
     )
     sweep(spare=cluster.token)
     generation = run.generation if warm and run is not None else 0
@@ -112,6 +114,7 @@ def start_up(
         warm=warm,
         has_partners=has_partners,
         placement=placement,
+        shares=shares,
         regions=Regions(cluster.token, shared=True, supervised=run is not None),
         links=Links(cluster, options, placement, tables, skips_clocks, generation, idle),
         saving=plan.draft(),
@@ -275,9 +278,7 @@ class _StartUp:
 
                 restore(p.server, p.placement, p.tables, p.saving.start)
         if c.worker is not None and not p.has_partners:
-            p.staging = p.regions.create_sparse(
-                self._staging_part(c.worker), p.options.staging_mib << 20
-            )
+            p.staging = p.regions.create_sparse(self._staging_part(c.worker), p.shares.staging)
 
     def _staging_part(self, worker: int) -> str:
         p = self._parts
