@@ -30,8 +30,10 @@ from mpips.cli import cli
 from mpips.config.schema import JobConfig
 from mpips.config.table_section import TableConfig
 from mpips.data import DataInfo
+from mpips.model.buffers import BufferShares
 from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.files import (
+    BuffersChoice,
     Event,
     Finished,
     Lease,
@@ -338,6 +340,8 @@ FILES: dict[str, type[msgspec.Struct]] = {
     "places.json": Places,
     "places.json: ranks": RankPlace,
     "placement.json": PlacementChoice,
+    "buffers.json": BuffersChoice,
+    "buffers.json: shares": BufferShares,
     "ranks.json": Ranks,
     "ranks.json: ranks": RankRow,
     "ranks.json: load": Load,

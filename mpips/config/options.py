@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -60,39 +61,36 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "takes.",
         ),
     ] = 300.0
+    node_buffers_mib: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 24)] | None,
+        Meta(
+            description="MiB of shared memory on a node that buffers take at most, beside the tables: rings, "
+            "rendezvous buffers, staging memory, and rows that workers of a node sum or read for each other. "
+            "`mpips plan` prints the share of each. The last bits of results can depend on it, as on "
+            "`group_rows_mib`. Default: the sum of the defaults of all, which grows with the ranks."
+        ),
+    ] = None
     ring_slots: Annotated[
         Annotated[int, Meta(ge=2, le=1 << 16)] | None,
         Meta(
             description="Records that a worker can have in flight at one server. Default: 32, fewer where "
-            "many workers share a server's 512 MiB for rings."
+            "many workers share a server's 512 MiB for rings, or its share of `node_buffers_mib`."
         ),
     ] = None
     slot_kib: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 16)] | None,
         Meta(
             description="Size of a record in KiB. Larger pushes are sent in segments. Default: 128, less for "
-            "small dense tables, or where many workers share a server's 512 MiB for rings."
+            "small dense tables, or where many workers share a server's memory for rings."
         ),
     ] = None
     staging_mib: Annotated[
-        int,
+        Annotated[int, Meta(ge=1, le=1 << 24)] | None,
         Meta(
-            ge=1,
-            le=1 << 24,
             description="MiB that `Worker.allocate` can allocate in one worker. Pages are taken when they "
-            "are allocated.",
+            "are allocated. Default: 1024, or a share of `node_buffers_mib`."
         ),
-    ] = 1024
-    remote_staging_mib: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1 << 24,
-            description="MiB of each server for the rendezvous buffers, which take large dense pushes of "
-            "workers on other nodes. Each of these workers gets two of its longest pushes, or its share of "
-            "this. 0: such pushes go through rings.",
-        ),
-    ] = 256
+    ] = None
     seed: Annotated[
         int,
         Meta(
@@ -112,25 +110,14 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         ),
     ] = "flat"
     group_rows_mib: Annotated[
-        int,
+        Annotated[int, Meta(ge=0, le=1 << 20)] | None,
         Meta(
-            ge=0,
-            le=1 << 20,
             description="MiB of shared memory of each worker in a group, for the rows of embedding tables "
             "under BSP that it pushes in two clocks. Rows beyond half of it are pushed by the worker itself. "
-            "0: groups sum no rows. The last bits of results depend on it.",
+            "0: groups sum no rows. The last bits of results depend on it. Default: 16, or a share of "
+            "`node_buffers_mib`."
         ),
-    ] = 16
-    lookahead_mib: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1 << 20,
-            description="MiB of shared memory of each worker for rows that workers of a node read from "
-            "servers on other nodes for each other: in look-aheads, and in groups (topology) under BSP. "
-            "Pages are taken at the first use. 0: each worker reads for itself.",
-        ),
-    ] = 16
+    ] = None
     checksums: Annotated[
         bool,
         Meta(
@@ -138,6 +125,17 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "whose arrival the worker waits for. All other records between nodes always have checksums."
         ),
     ] = False
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "remote_staging_mib": "rendezvous buffers have a share of node_buffers_mib; set that, or delete it",
+        "lookahead_mib": "rows that workers of a node read for each other have a share of node_buffers_mib; "
+        "set that, or delete it",
+    }
+
+    @property
+    def sums_rows(self) -> bool:
+        """True if groups of workers sum rows of embedding tables, where there are such rows."""
+        return self.group_rows_mib != 0
 
     @property
     def slot_bytes(self) -> int:

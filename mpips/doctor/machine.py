@@ -14,11 +14,11 @@ from mpips.doctor.cleaning import leftovers
 from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation
 from mpips.errors import RegionError
-from mpips.model.placement import place
 from mpips.model.table import EmbeddingTable
 from mpips.mpi.launch import local_size
-from mpips.mpi.roles import default_servers
+from mpips.mpi.roles import alone, assign
 from mpips.transport.region import MOST_RESERVED, Regions, new_token
+from mpips.worker.buffers import JobBuffers
 
 _SMALL_SHM = 1 << 30  # bytes; less free space than this is a warning
 _SOCKET_PATH = 107  # greatest number of characters in the path of a Unix socket
@@ -28,12 +28,10 @@ _FEW_FILES = 1024  # open files per process; a lower limit is a warning
 
 def mailboxes(n_ranks: int) -> int:
     """Return the bytes of shared memory that a job of `n_ranks` ranks on one node needs for empty tables."""
-    options = SessionOptions()
-    n_servers = default_servers(max(n_ranks, 2), 1)
-    n_workers = max(1, n_ranks - 1 - n_servers)
+    a = alone("") if n_ranks == 1 else assign([0] * n_ranks, [""], None)
     tables = [EmbeddingTable("rows", 1)]
-    placed = place(tables, n_servers, n_workers, options.ring_slots, options.slot_bytes)
-    return sum(layout.total_bytes for layout in placed.layouts)
+    buffers = JobBuffers(tables, tables, SessionOptions(), a, ((), ()))
+    return buffers.of_node(0, buffers.shares()).rings
 
 
 def shared_memory(here: Situation) -> Judgement:

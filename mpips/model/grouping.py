@@ -79,12 +79,12 @@ def grouped_tables(tables: Sequence[Table]) -> dict[int, DenseTable]:
     }
 
 
-def grouped_rows(tables: Sequence[Table], rows_mib: int) -> dict[int, EmbeddingTable]:
+def grouped_rows(tables: Sequence[Table], sums_rows: bool) -> dict[int, EmbeddingTable]:
     """Return the embedding tables whose rows groups can sum, by their index: under BSP.
 
     Args:
         tables: The tables of the job.
-        rows_mib: `cluster.group_rows_mib`; 0: none.
+        sums_rows: False where `cluster.group_rows_mib = 0`, so that groups sum none.
     """
     return {
         i: table
@@ -92,7 +92,7 @@ def grouped_rows(tables: Sequence[Table], rows_mib: int) -> dict[int, EmbeddingT
         if isinstance(table, EmbeddingTable)
         and isinstance(table.consistency, BSP)
         and table.consistency.backup == 0
-        and rows_mib > 0
+        and sums_rows
     }
 
 

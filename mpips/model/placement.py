@@ -136,6 +136,15 @@ def _cut_at_blocks(shards: Sequence[ShardRange], block: int) -> list[ShardRange]
     return result
 
 
+def shard_sizes(tables: Sequence[Table], n_servers: int) -> list[list[int]]:
+    """Return the float32 elements of each part of a dense table, for each server."""
+    found: list[list[int]] = [[] for _ in range(n_servers)]
+    for parts in _dense_ranges(tables, n_servers).values():
+        for part in parts:
+            found[part.server].append(part.stop - part.start)
+    return found
+
+
 def as_partition(table: Table) -> Partition:
     """Return the partition of a table, which its constructor has made a value."""
     assert isinstance(table.partition, Partition)
@@ -153,11 +162,12 @@ def ring_geometry(
     n_workers: int,
     n_slots: int | None,
     slot_bytes: int,
+    rings_bytes: int = RINGS_BYTES,
 ) -> _native.RingGeometry:
     """Return the geometry of the rings of a job, the same for all pairs of worker and server.
 
     A size that is chosen here is as large as pushes can use: slots of 128 KiB, or less if all tables are
-    dense and small. The rings of all workers at a server take RINGS_BYTES at most, so they shrink with more
+    dense and small. The rings of all workers at a server take `rings_bytes` at most, so they shrink with more
     workers, though not below LEAST_RING_BYTES each.
 
     Args:
@@ -166,6 +176,7 @@ def ring_geometry(
         n_workers: Number of workers.
         n_slots: Slots of a ring; None: chosen here.
         slot_bytes: Bytes of a slot; 0: chosen here.
+        rings_bytes: Bytes of the rings of all workers at one server, for what is chosen here.
 
     Raises:
         ConfigError: A row does not fit into a slot of `slot_bytes`.
@@ -179,7 +190,7 @@ def ring_geometry(
         used = 2 * 4 * longest_shard + _native.LINE_BYTES
         size = MOST_SLOT_BYTES if embeddings else min(MOST_SLOT_BYTES, max(used, _CURSOR_BYTES))
         size = max(least, -(-size // 64) * 64)
-    most = max(LEAST_RING_BYTES, RINGS_BYTES // max(n_workers, 1))
+    most = max(LEAST_RING_BYTES, rings_bytes // max(n_workers, 1))
     sizes = _shrinking(slots, size, 2 if n_slots is None else slots, size if slot_bytes else least)
     for slots, size in sizes:
         found = _native.RingGeometry(slots, size, bool(embeddings))
@@ -255,6 +266,7 @@ def place(
     slot_bytes: int,
     near: Sequence[Sequence[int]] | None = None,
     remote_staging_bytes: int = 0,
+    rings_bytes: int = RINGS_BYTES,
 ) -> Placement:
     """Split all tables over the servers and lay out the regions; arithmetic only.
 
@@ -266,6 +278,7 @@ def place(
         slot_bytes: Bytes of a slot; 0: see `ring_geometry`.
         near: For each server the workers that use its shared memory, ascending; None: all do.
         remote_staging_bytes: Bytes of all rendezvous buffers of one server.
+        rings_bytes: Bytes of all rings of one server; see `ring_geometry`.
 
     Raises:
         ConfigError: A row does not fit into a ring slot, or there are too many workers or tables.
@@ -280,7 +293,7 @@ def place(
             n_state = table.optimizer.n_state
             extents[part.server].append((i, part.stop - part.start, n_state, codec))
     longest = max((n for held in extents for _, n, _, _ in held), default=0)
-    geometry = ring_geometry(tables, longest, n_workers, n_slots, slot_bytes)
+    geometry = ring_geometry(tables, longest, n_workers, n_slots, slot_bytes, rings_bytes)
     layouts = []
     for server, held in enumerate(extents):
         here = range(n_workers) if near is None else near[server]

@@ -137,6 +137,11 @@ def shares(counts: Sequence[int], n_servers: int) -> list[int]:
     return got
 
 
+def alone(node_name: str) -> Assignment:
+    """Return the roles of a job of one rank, which has all of them."""
+    return Assignment((0,), (node_name,), 0, (0,), (0,))
+
+
 def assign(node_of: Sequence[int], node_names: Sequence[str], n_servers: int | None) -> Assignment:
     """Return the roles of all ranks, with servers on all nodes in proportion to their ranks.
 

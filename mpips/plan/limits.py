@@ -14,8 +14,9 @@ import msgspec
 
 from mpips import _native
 from mpips.config.options import SessionOptions
+from mpips.model.buffers import BufferShares
 from mpips.model.placement import MOST_NUMBERED, ring_geometry
-from mpips.model.table import Table
+from mpips.model.table import DenseTable, Table
 from mpips.mpi.roles import default_servers
 from mpips.plan.needs import Needs
 
@@ -41,6 +42,7 @@ class Growth(msgspec.Struct, frozen=True):
     Attributes:
         tables: Tables of the job.
         options: Options of the session.
+        shares: Sizes of the buffers of the plan. More ranks get no more.
         needs: Needs of the plan.
         n_ranks: Number of ranks of the plan.
         per_node: Ranks on a node.
@@ -50,6 +52,7 @@ class Growth(msgspec.Struct, frozen=True):
 
     tables: Sequence[Table]
     options: SessionOptions
+    shares: BufferShares
     needs: Needs
     n_ranks: int
     per_node: int
@@ -69,19 +72,31 @@ class Growth(msgspec.Struct, frozen=True):
         """Return the bytes in /dev/shm of the fullest node."""
         n_servers, n_workers = self.servers(n_ranks), self.workers(n_ranks)
         held = sum(server.parameters for server in self.needs.servers) // n_servers
-        longest = max((t.n_elements for t in self.tables if hasattr(t, "n_elements")), default=0)
-        geometry = ring_geometry(
-            self.tables,
-            -(-longest // n_servers),
-            n_workers,
-            self.options.ring_slots,
-            self.options.slot_bytes,
-        )
-        layout = _native.Layout(n_workers, len(self.tables), geometry, [])
+        layout = self._layout(n_servers, n_workers, self.shares.rings)
         each = layout.total_bytes + held + (_native.journal_bytes(layout) if self.journal else 0)
         here = -(-n_servers // -(-n_ranks // self.per_node))
         mine = self.needs.worker_staging + (self.needs.worker_residuals if self.journal else 0)
         return here * each + (self.per_node - here) * mine
+
+    def least_buffers(self, n_ranks: int) -> int:
+        """Return the bytes of buffers with which a node of the job can do at least."""
+        n_servers, options = self.servers(n_ranks), self.options
+        here = -(-n_servers // -(-n_ranks // self.per_node))
+        rings = self._layout(n_servers, self.workers(n_ranks), 0).tables_offset
+        return here * rings + (self.per_node - here) * ((options.staging_mib or 1) << 20)
+
+    def _layout(self, n_servers: int, n_workers: int, rings: int) -> _native.Layout:
+        """Return the layout of a server without tables, whose rings have so many bytes together."""
+        longest = max((t.n_elements for t in self.tables if isinstance(t, DenseTable)), default=0)
+        geometry = ring_geometry(
+            self.tables,
+            -(-longest // n_servers),
+            n_workers,
+            self.shares.n_slots,
+            self.shares.slot_bytes,
+            rings,
+        )
+        return _native.Layout(n_workers, len(self.tables), geometry, [])
 
     def memory(self, n_ranks: int) -> int:
         """Return the bytes of memory of the fullest node, /dev/shm included."""
@@ -125,6 +140,14 @@ def limits(job: Growth, shm: int, memory: int, open_files: int | None = None) ->
             lambda n: job.workers(n) <= job.n_samples,
         ),
     ]
+    budget = job.options.node_buffers_mib
+    if budget is not None:
+        checks.append(
+            (
+                f"cluster.node_buffers_mib = {budget:,} for the buffers of a node",
+                lambda n: job.least_buffers(n) <= budget << 20,
+            )
+        )
     found = [Limit(_greatest(fits, 2), what) for what, fits in checks]
     return sorted(found)
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from mpips import _native
-from mpips.config.options import SessionOptions
 from mpips.data import DenseData, SparseData
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
@@ -173,12 +172,17 @@ def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> in
     return total
 
 
-def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
-    """Return the staging bytes of a worker for its large updates, if a server is on its node."""
+def staging_bytes(tables: Sequence[Table], staging: int) -> int:
+    """Return the staging bytes of a worker for its large updates, if a server is on its node.
+
+    Args:
+        tables: Tables of the job.
+        staging: Bytes of its staging memory, of which updates take half at most.
+    """
     served = [t for t in tables if isinstance(t, DenseTable) and not t.is_replicated]
     large = [4 * t.n_elements for t in served]
     wanted = _BOUNCES * sum(size for size in large if size > BOUNCE_BYTES)
-    return min(wanted, options.staging_mib << 19)
+    return min(wanted, staging // 2)
 
 
 def common_bytes(tables: Sequence[Table], placement: Placement, server: int | None = None) -> int:

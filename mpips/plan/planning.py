@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from mpips.checkpoint.structure import load_writer
 from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
-from mpips.model.placement import Placement, place
+from mpips.model.buffers import BufferShares
+from mpips.model.placement import Placement
 from mpips.model.served import local_tables, served
-from mpips.model.table import EmbeddingTable, feedback_tables
+from mpips.model.table import EmbeddingTable, Table, feedback_tables
 from mpips.mpi.one_rank import OneRank
-from mpips.mpi.roles import Assignment, assign
+from mpips.mpi.roles import Assignment, alone, assign
 from mpips.plan import needs as need
 from mpips.plan.checkpoint_size import checkpoint_bytes
 from mpips.plan.limits import Growth, Limit, limits
@@ -28,6 +29,8 @@ from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare
 from mpips.worker import parts
+from mpips.worker.buffers import JobBuffers
+from mpips.worker.groups.memory import planned_groups
 from mpips.worker.start import Planned
 
 _RANGE_STEPS = 15  # steps of a rehearsal with another number of servers
@@ -58,7 +61,40 @@ class Cell(msgspec.Struct, frozen=True):
     samples_per_s: float
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BufferPart(NamedTuple):
+    """One kind of buffers on a node.
+
+    Attributes:
+        name: Its name, for people.
+        n_bytes: Bytes of shared memory that it takes at most.
+        reason: What it is for, and how many there are.
+    """
+
+    name: str
+    n_bytes: int
+    reason: str
+
+
+class NodeShares(NamedTuple):
+    """The buffers of the node on which they take most.
+
+    Attributes:
+        node: Name of the node.
+        parts: The kinds of buffers that it has.
+        least_mib: The least `cluster.node_buffers_mib` with which the job can start.
+    """
+
+    node: str
+    parts: tuple[BufferPart, ...]
+    least_mib: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of shared memory that all of them take at most."""
+        return sum(part.n_bytes for part in self.parts)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A job, its needs and its prediction.
 
     Attributes:
@@ -66,6 +102,8 @@ class Plan(msgspec.Struct, frozen=True):
         inputs: Its task, tables and data.
         assignment: Roles of its ranks.
         placement: Its tables on the servers.
+        shares: Sizes of its buffers.
+        buffers: What they take of the node on which they take most.
         hardware: Each node.
         needs: Rows, bytes and memory.
         costs: Costs that the prediction uses.
@@ -83,6 +121,8 @@ class Plan(msgspec.Struct, frozen=True):
     inputs: Inputs
     assignment: Assignment
     placement: Placement
+    shares: BufferShares
+    buffers: NodeShares
     hardware: Hardware
     needs: need.Needs
     costs: Costs
@@ -140,7 +180,7 @@ def roles(n_ranks: int, per_node: int, servers: int | None) -> Assignment:
         ConfigError: The number of servers does not fit the number of ranks.
     """
     if n_ranks == 1:
-        return Assignment((0,), ("node0",), 0, (0,), (0,))
+        return alone("node0")
     node_of = [rank // per_node for rank in range(n_ranks)]
     return assign(node_of, [f"node{k}" for k in range(node_of[-1] + 1)], servers)
 
@@ -176,60 +216,61 @@ def make_plan(
         ConfigError: `rows` names a table that is not an embedding table; roles or rings do not fit.
     """
     options = config.cluster
-    known = [t.name for t in inputs.tables if isinstance(t, EmbeddingTable)]
-    for name in rows:
-        if name not in known:
-            raise ConfigError(
-                f"--rows {name}: no such embedding table; there are: {', '.join(known) or 'none'}"
-            )
+    _check_rows(rows, inputs.tables)
     a = roles(n_ranks, per_node, options.servers or None)
     n_servers, n_workers = len(a.servers), len(a.workers)
 
+    # Roles, tables, buffers and placement: what start-up decides.
     def of(n: int) -> tuple[Inputs, str]:
         """Return the inputs of a job of `n` workers with the placement of this one."""
         return assume_placement(config, inputs.for_workers(n), a, hardware.shm, costs)
 
     own, assumed = of(n_workers)
     tables = served(own.tables)
-    placement = place(
-        tables,
-        n_servers,
-        n_workers,
-        options.ring_slots,
-        options.slot_bytes,
-        a.near_workers(options.transport),
-        0 if config.redundancy.partner else options.remote_staging_mib << 20,
-    )
+    groups = planned_groups(own.tables, options, a)
+    buffers = JobBuffers(own.tables, tables, options, a, groups, config.redundancy.partner)
+    shares = buffers.shares()
+    placement = shares.place(tables, n_servers, n_workers, a.near_workers(options.transport))
+
+    # Steps of the task, its needs, and its speed where it can be predicted.
     threads = max(1, hardware.cores // min(per_node, n_ranks))
-    dense = sum(layout.total_bytes - layout.tables_offset for layout in placement.layouts)
-    # Rehearse only what fits into the memory of this machine. Steps between outer steps are not alike.
-    possible = n_steps > 0 and n_servers <= _MOST_SERVERS and 3 * dense < this_machine().memory
-    possible = possible and not local_tables(own.tables)
-    same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
     rehearsal = None
-    if possible:
+    if n_steps > 0 and _can_rehearse(own, placement):
+        same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
         rehearsal = rehearse(
             own,
             options,
+            shares,
             n_servers,
             n_steps,
             n_workers=n_workers,
             staged=same_node,
             threads=threads,
         )
-    found = _needs(config, own, a, placement, rehearsal, rows, program)
+    found = _needs(config, own, a, placement, shares, rehearsal, rows, program)
     no_time = why_no_time(a, hardware.cores) if rehearsal else ""
     prediction, cells = None, []
     if rehearsal and not no_time:
         prediction = predict(rehearsal, tables, a, costs)
         if with_range:
             cells = _range(
-                config, own, lambda n: of(n)[0], a, hardware.cores, costs, rehearsal, threads
+                config,
+                own,
+                lambda n: of(n)[0],
+                a,
+                shares,
+                hardware.cores,
+                costs,
+                rehearsal,
+                threads,
             )
+
+    # The limits that more ranks would meet.
     assert own.train is not None
     growth = Growth(
         tables,
         options,
+        shares,
         found,
         n_ranks,
         min(per_node, n_ranks),
@@ -237,22 +278,49 @@ def make_plan(
         config.redundancy.warm,
     )
     return Plan(
-        config,
-        own,
-        a,
-        placement,
-        hardware,
-        found,
-        costs,
-        need.steps_per_epoch(own.train.n, n_workers, own.batch_size),
-        rehearsal,
-        prediction,
-        no_time,
-        cells,
-        _problems(found, hardware),
-        limits(growth, hardware.shm, hardware.memory),
-        assumed,
+        config=config,
+        inputs=own,
+        assignment=a,
+        placement=placement,
+        shares=shares,
+        buffers=_buffers(buffers, shares),
+        hardware=hardware,
+        needs=found,
+        costs=costs,
+        steps_per_epoch=need.steps_per_epoch(own.train.n, n_workers, own.batch_size),
+        rehearsal=rehearsal,
+        prediction=prediction,
+        no_time=no_time,
+        cells=cells,
+        problems=_problems(found, hardware),
+        limits=limits(growth, hardware.shm, hardware.memory),
+        assumed=assumed,
     )
+
+
+def _check_rows(rows: Mapping[str, int], tables: Sequence[Table]) -> None:
+    """Raise ConfigError if a name of `--rows` is not that of an embedding table."""
+    known = [t.name for t in tables if isinstance(t, EmbeddingTable)]
+    for name in rows:
+        if name not in known:
+            raise ConfigError(
+                f"--rows {name}: no such embedding table; there are: {', '.join(known) or 'none'}"
+            )
+
+
+def _can_rehearse(inputs: Inputs, placement: Placement) -> bool:
+    """Return False for a job that this machine cannot hold, or whose steps are not alike."""
+    dense = sum(layout.total_bytes - layout.tables_offset for layout in placement.layouts)
+    fits = placement.n_servers <= _MOST_SERVERS and 3 * dense < this_machine().memory
+    # Steps between outer steps are not alike.
+    return fits and not local_tables(inputs.tables)
+
+
+def _buffers(buffers: JobBuffers, shares: BufferShares) -> NodeShares:
+    """Return the buffers of the node on which they take most."""
+    node = buffers.fullest(shares)
+    parts = tuple(BufferPart(*part) for part in buffers.describe(node, shares))
+    return NodeShares(buffers.names[node], parts, buffers.least()[0])
 
 
 def _needs(
@@ -260,6 +328,7 @@ def _needs(
     inputs: Inputs,
     a: Assignment,
     placement: Placement,
+    shares: BufferShares,
     rehearsal: Rehearsal | None,
     given: Mapping[str, int],
     program: int,
@@ -276,12 +345,10 @@ def _needs(
         min(-(-need.data_bytes(part) // len(a.workers)), most)
         for part in (inputs.train, inputs.test, final)
     )
-    # Jobs with replicas send all updates through the rings, so they need no staging memory.
-    partner = config.redundancy.partner
-    staging = 0 if partner else need.staging_bytes(tables, config.cluster)
+    staging = need.staging_bytes(tables, shares.staging)
     residuals = need.residual_bytes(tables, placement, journal)
     common = need.common_bytes(tables, placement)
-    job = Planned(inputs.tables, tables, config.cluster, a, placement, journal)
+    job = Planned(inputs.tables, tables, config.cluster, a, placement, shares, journal)
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return need.Needs(
         rows,
@@ -295,7 +362,7 @@ def _needs(
             data,
             staging,
             program,
-            partner,
+            config.redundancy.partner,
             common,
             parts.memory(job),
         ),
@@ -322,7 +389,8 @@ def _problems(found: need.Needs, hardware: Hardware) -> list[str]:
         if node.shared > hardware.shm:
             problems.append(
                 f"{node.name}: /dev/shm needs {node.shared / 2**20:,.0f} MiB and has "
-                f"{hardware.shm / 2**20:,.0f}: enlarge it, take more nodes, or lower ring_slots or slot_kib"
+                f"{hardware.shm / 2**20:,.0f}: enlarge it, take more nodes, or set "
+                "cluster.node_buffers_mib"
             )
         if node.memory > hardware.memory:
             problems.append(
@@ -337,6 +405,7 @@ def _range(
     inputs: Inputs,
     inputs_of: Callable[[int], Inputs],
     a: Assignment,
+    shares: BufferShares,
     cores: int,
     costs: Costs,
     own: Rehearsal,
@@ -349,6 +418,7 @@ def _range(
         inputs: Inputs of the job.
         inputs_of: Returns those of a job with another number of workers, which may have other batches.
         a: Roles of the job.
+        shares: Sizes of its buffers.
         cores: Cores of a node.
         costs: Costs for the prediction.
         own: Rehearsal of the job.
@@ -363,7 +433,7 @@ def _range(
         key = (n_servers, of.batch_size)
         if key not in measured:
             measured[key] = rehearse(
-                of, config.cluster, n_servers, _RANGE_STEPS, max_s=_RANGE_S, threads=threads
+                of, config.cluster, shares, n_servers, _RANGE_STEPS, max_s=_RANGE_S, threads=threads
             )
         return measured[key]
 

@@ -21,6 +21,7 @@ from mpips.config.options import SessionOptions
 from mpips.data import Dataset, DenseData, SparseBatch, SparseData
 from mpips.data.rows import SomeSamples
 from mpips.data.stream import StreamedData
+from mpips.model.buffers import BufferShares
 from mpips.plan.stage import Stage, Tally
 from mpips.plan.watching import SeenWorker
 from mpips.training.epochs import Inputs
@@ -99,6 +100,7 @@ def _share(inputs: Inputs, n_workers: int) -> Inputs:
 def rehearse(
     inputs: Inputs,
     options: SessionOptions,
+    shares: BufferShares,
     n_servers: int,
     n_steps: int,
     *,
@@ -113,7 +115,8 @@ def rehearse(
 
     Args:
         inputs: Inputs of one process with all data, as of `mpips.training.prepare.prepare`.
-        options: Options of the session, which determine rings and staging memory.
+        options: Options of the session.
+        shares: Sizes of the buffers: of rings and staging memory.
         n_servers: Servers of the job.
         n_steps: Number of steps, 1 or more.
         n_workers: Workers of the job: the steps are those of its worker 0, on its share of the data.
@@ -122,7 +125,7 @@ def rehearse(
         threads: Threads of NumPy's linear algebra, as a rank would have.
     """
     inputs = _share(inputs, n_workers)
-    stage = Stage(inputs, options, n_servers, staged)
+    stage = Stage(inputs, options, shares, n_servers, staged)
     loader = ready(stage.worker, inputs, options.seed)
     before = [channel.writer.next_sequence for channel in stage.connection.channels]
     steps: list[Tally] = []

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from mpips.model.served import served
 from mpips.model.table import DenseTable
 from mpips.monitor.progress import plural
@@ -27,7 +29,14 @@ _FEW_LIMITS = 3
 
 def as_text(plan: Plan) -> str:
     """Return the plan as text: tables of at most a hundred columns, and a verdict in the last lines."""
-    parts = [_head(plan), _roles(plan), _tables(plan), _servers(plan), _memory(plan)]
+    parts = [
+        _head(plan),
+        _roles(plan),
+        _tables(plan),
+        _servers(plan),
+        _memory(plan),
+        _buffers(plan),
+    ]
     if plan.rehearsal is not None:
         parts += [_steps(plan), _time(plan), _range(plan)]
     else:
@@ -168,7 +177,7 @@ def _node_rows(needs: Needs, shm: int) -> str:
     more = f" and {len(without) - _FEW_NODES} more" if len(without) > _FEW_NODES else ""
     return (
         f"\nlook-aheads and groups take {binary_size(most)} more of /dev/shm on a node for shared rows "
-        "(lookahead_mib)"
+        "(of node_buffers_mib)"
         + f"; no room on {', '.join(without[:_FEW_NODES])}{more}, where they share none"
         * bool(without)
     )
@@ -185,6 +194,18 @@ def _beside(needs: Needs) -> str:
     parts += [f"{binary_size(encoding)} to encode differences"] if encoding else []
     parts += [f"{binary_size(copy)} for the copy that a checkpoint is written from"] if copy else []
     return f"a server takes, too: {', '.join(parts)}\n" if parts else ""
+
+
+def _buffers(plan: Plan) -> str:
+    """Return a table of the buffers of the node on which they take most, and how to limit them."""
+    found, budget_mib = plan.buffers, plan.config.cluster.node_buffers_mib
+    rows = [[f"buffers of {found.node}", "at most", "for"]]
+    rows += [[part.name, binary_size(part.n_bytes), part.reason] for part in found.parts]
+    rows.append(["together", binary_size(found.total), ""])
+    end = f"cluster.node_buffers_mib limits their sum ({found.least_mib:,} or more)"
+    if budget_mib is not None:
+        end = f"cluster.node_buffers_mib = {budget_mib:,} ({found.least_mib:,} or more)"
+    return "\n".join([*text_table(rows, right=[1]), end])
 
 
 def _limits(plan: Plan) -> str:
@@ -346,6 +367,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
             }
             for n in needs.nodes
         ],
+        "buffers": {
+            "node": plan.buffers.node,
+            "bytes": {part.name: part.n_bytes for part in plan.buffers.parts},
+            "least_mib": plan.buffers.least_mib,
+            "sizes": msgspec.to_builtins(plan.shares),
+        },
         "checkpoint_bytes": needs.checkpoint,
         "common_bytes": needs.worker_common,
         "residual_bytes": [needs.worker_residuals, needs.checkpoint_residuals],

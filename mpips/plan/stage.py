@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.config.options import SessionOptions
 from mpips.data import Batch
-from mpips.model.placement import Placement, place
+from mpips.model.buffers import BufferShares
 from mpips.model.served import served
 from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
@@ -97,27 +97,31 @@ class Stage:
     """
 
     def __init__(
-        self, inputs: Inputs, options: SessionOptions, n_servers: int, staged: bool
+        self,
+        inputs: Inputs,
+        options: SessionOptions,
+        shares: BufferShares,
+        n_servers: int,
+        staged: bool,
     ) -> None:
         """Make the tables with their initial values.
 
         Args:
             inputs: Inputs of one process.
             options: Options of the session.
+            shares: Sizes of the buffers.
             n_servers: Number of servers.
             staged: The worker has staging memory.
         """
         tables = served(inputs.tables)
         self.tables = {table.name: table for table in inputs.tables}
-        self.placement: Placement = place(
-            tables, n_servers, 1, options.ring_slots, options.slot_bytes
-        )
+        self.placement = shares.place(tables, n_servers, 1)
         regions = _Regions(new_token(), shared=False)
         self.servers = [
             Server(i, tables, self.placement, regions, options.seed, True, None)
             for i in range(n_servers)
         ]
-        staging = regions.create_sparse("w0", options.staging_mib << 20) if staged else None
+        staging = regions.create_sparse("w0", shares.staging) if staged else None
         channels = [self._channel(i, staging, len(tables), options) for i in range(n_servers)]
         self.connection = Connection(
             0,

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from mpips.model.buffers import BufferShares
 from mpips.model.build import Build
 
 
@@ -189,6 +190,19 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
     codecs: dict[str, dict[str, dict[str, Any] | None]] = {}
     groups: tuple[tuple[int, ...], ...] = ()
     subgroups: tuple[tuple[int, ...], ...] = ()
+
+
+class BuffersChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """buffers.json: the sizes of the buffers of a run with `cluster.node_buffers_mib`.
+
+    Attributes:
+        digest: Checksum of tables, options and groups, and the numbers of servers and workers. Another one
+            makes the decision void.
+        shares: The sizes.
+    """
+
+    digest: str
+    shares: BufferShares
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

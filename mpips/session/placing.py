@@ -103,7 +103,7 @@ def place_auto(
         text = (
             repr(topology) if isinstance(topology, str) else msgspec.json.encode(topology).decode()
         )
-        check_grouped(grouped_tables(found), grouped_rows(found, options.group_rows_mib), text)
+        check_grouped(grouped_tables(found), grouped_rows(found, options.sums_rows), text)
     digest = _digest(found, options, cluster)
     choice = _stored(cluster, run, digest, found)
     if choice is not None:
@@ -159,7 +159,7 @@ def _groups(
             return (), (), ["topology = 'node': no node has several workers, so none are grouped"]
     else:
         groups, subgroups = listed_groups(topology, n_workers)
-    rows = grouped_rows(tables, options.group_rows_mib)
+    rows = grouped_rows(tables, options.sums_rows)
     if groups and not grouped_tables(tables) and not rows:
         return (
             (),

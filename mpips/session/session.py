@@ -339,10 +339,12 @@ def make_options(options: dict[str, Any]) -> SessionOptions:
     """Return checked options from keyword arguments.
 
     Raises:
-        ConfigError: A name is unknown or a value is invalid.
+        ConfigError: A name is unknown or was removed, or a value is invalid.
     """
-    known = SessionOptions.__struct_fields__
+    known, removed = SessionOptions.__struct_fields__, SessionOptions.REMOVED
     for name in options:
+        if name in removed:
+            raise ConfigError(f"option {name!r} was removed: {removed[name]}")
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; valid are {', '.join(known)}")
     return SessionOptions(**options).check()

@@ -21,19 +21,20 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.model.build import this_build
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
-from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, replicated_tables
 from mpips.mpi.one_rank import OneRank
 from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
+from mpips.session.buffers import decide_shares
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.own_link import OwnLink
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
+from mpips.worker.buffers import JobBuffers
 from mpips.worker.image.start import take_over
 from mpips.worker.parts import PARTS
 from mpips.worker.replicated.memory import native_rules, node_layout
@@ -88,9 +89,10 @@ def start_up(
     tables, groups, subgroups, notes = place_auto(ranks, tables, options, run, warm)
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
-    prints = _fingerprint(tables, options, groups) if warm else ""
+    is_stored = warm or options.node_buffers_mib is not None
+    prints = _fingerprint(tables, options, groups) if is_stored else ""
     grouped = grouped_tables(tables) if groups else {}
-    rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
+    rows = grouped_rows(tables, options.sums_rows) if groups else {}
     declared = tables
     local, tables = local_tables(tables), served(tables, len(ranks.assignment.workers))
     if warm:
@@ -98,14 +100,15 @@ def start_up(
     if has_partners:
         _check_partners(tables, warm)
     a = ranks.assignment
-    placement = place(
-        tables,
-        len(a.servers),
-        len(a.workers),
-        options.ring_slots,
-        options.slot_bytes,
-        a.near_workers(options.transport),
-        0 if has_partners else options.remote_staging_mib << 20,
+    buffers = JobBuffers(declared, tables, options, a, (groups, subgroups), has_partners)
+    if alone or options.node_buffers_mib is None:
+        shares = buffers.shares()
+    else:
+        shares, more = decide_shares(ranks, buffers, run, prints)
+        # Memory of a launch with other sizes is not that of this one.
+        prints, notes = f"{prints} {shares}", notes + more
+    placement = shares.place(
+        tables, len(a.servers), len(a.workers), a.near_workers(options.transport)
     )
     if not alone:
         sweep(spare=ranks.token)
@@ -118,6 +121,7 @@ def start_up(
         warm=warm,
         has_partners=has_partners,
         placement=placement,
+        shares=shares,
         regions=Regions(ranks.token, shared=not alone, supervised=run is not None),
         links=_links(
             ranks,
@@ -312,9 +316,7 @@ class _StartUp:
 
                 restore(p.server, p.placement, p.tables, p.saving.start)
         if c.worker is not None and not p.has_partners:
-            p.staging = p.regions.create_sparse(
-                self._staging_part(c.worker), p.options.staging_mib << 20
-            )
+            p.staging = p.regions.create_sparse(self._staging_part(c.worker), p.shares.staging)
 
     def _staging_part(self, worker: int) -> str:
         p = self._parts

@@ -43,6 +43,7 @@ from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare, ready
 from mpips.training.result import Result, history, loss_sums
 from mpips.training.resume import TrainingPlan, continue_in_memory
+from mpips.worker.buffers import buffers_alone
 from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
         if config.redundancy.partner:
             check_tables(inputs.tables)
         tables = decided_alone(inputs.tables)  # the job decides at its start
+        if size == 1:
+            buffers_alone(inputs.tables, tables, config.cluster).shares()
         place(tables, servers, 1, config.cluster.ring_slots, config.cluster.slot_bytes)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpips.config.options import SessionOptions
+    from mpips.model.buffers import BufferShares
     from mpips.model.grouping import Groups
     from mpips.model.placement import Placement
     from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -68,6 +69,7 @@ class JobStart:
         run: The supervised run of which this launch is an attempt, or None.
         warm: The servers' memory outlives this launch; only in a supervised run.
         placement: Shards of each server.
+        shares: Sizes of the buffers.
         regions: Shared-memory files of this rank.
         saving: Folder for checkpoints, and the start of the job.
         at: On a worker, its position at each server, where the job continues in memory; else empty.
@@ -92,6 +94,7 @@ class JobStart:
     run: Supervised | None
     warm: bool
     placement: Placement
+    shares: BufferShares
     regions: Regions
     saving: Saving
     at: list[At] = field(default_factory=list)
@@ -136,6 +139,7 @@ class Planned(msgspec.Struct, frozen=True):
         options: Options of the session.
         assignment: Roles of the ranks.
         placement: Shards of each server.
+        shares: Sizes of the buffers.
         warm: The job can continue in memory after a failure.
     """
 
@@ -144,6 +148,7 @@ class Planned(msgspec.Struct, frozen=True):
     options: SessionOptions
     assignment: Assignment
     placement: Placement
+    shares: BufferShares
     warm: bool
 
     @property

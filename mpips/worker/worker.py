@@ -310,7 +310,7 @@ class Worker:
         if offset is None:
             raise ConfigError(
                 f"{4 * count} bytes do not fit into this worker's staging memory of "
-                f"{staging.n_bytes >> 20} MiB: raise staging_mib"
+                f"{staging.n_bytes >> 20} MiB: raise staging_mib or node_buffers_mib"
             )
         raw = staging.view(offset, count * 4, True)
         return raw.view(np.float32).reshape(shape)

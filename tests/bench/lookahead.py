@@ -156,6 +156,12 @@ def fm_step(handle: EmbeddingHandle, keys: Int64) -> None:
     handle.push(entries.keys, factor_gradient(entries, factors, sums, error / np.float32(n)))
 
 
+# Of the node of the two workers, 64 MiB are staging memory. 16 MiB for rows of each are left, or too little.
+_STATED = {"ring_slots": 32, "slot_kib": 128, "staging_mib": 32}
+_ROWS = {**_STATED, "node_buffers_mib": 96}
+_NO_ROWS = {**_STATED, "node_buffers_mib": 65}
+
+
 def two_workers(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure on five ranks; return findings on one rank, None on others. Collective."""
     samples = _SAMPLES_QUICK if options.quick else _SAMPLES
@@ -199,7 +205,7 @@ def _pair_session(
         [EmbeddingTable("e", DIM, SGD(0.01), consistency, compression="fp16")],
         servers=1,
         timeout_s=120.0,
-        lookahead_mib=16 if how == _SHARED else 0,
+        **(_ROWS if how == _SHARED else _NO_ROWS),
     )
     return side
 

@@ -11,7 +11,6 @@ import supervised
 from multinode import Nodes
 
 import mpips
-from mpips.config.options import SessionOptions
 from mpips.mpi.roles import assign
 from mpips.worker.node_rows.start import node_rows_bytes
 
@@ -36,7 +35,7 @@ def test_workers_of_a_node_read_fewer_rows_and_no_bit_changes(nodes2: Nodes) -> 
     assert shared < own
     # `mpips plan` counts this memory.
     a, table = assign([0, 0, 1, 1, 1], ["a", "b"], 2), mpips.EmbeddingTable("e", 4)
-    planned = [node_rows_bytes([table], SessionOptions(lookahead_mib=mib), a) for mib in (0, 0, 1)]
+    planned = [node_rows_bytes([table], "auto", a, mib) for mib in (0, 0, 1)]
     for worker in (0, 1):
         assert found[f"worker {worker}"]["bsp"][3] == [sizes[worker] for sizes in planned]
     assert planned[2] == [2 << 20, 2 << 20]

@@ -106,7 +106,7 @@ def test_the_site_builds_strictly_and_reads_offline() -> None:
                 assert anchor in pages[target].anchors, f"{path.name}: {link}"
     # The whole text of the pages is in the search index, the Python API included.
     index = (SITE / "search.js").read_text()
-    assert all(words in index for words in ("keep_pace", "remote_staging_mib", "mpips ckpt prune"))
+    assert all(words in index for words in ("keep_pace", "node_buffers_mib", "mpips ckpt prune"))
 
 
 @pytest.mark.skipif(

@@ -9,11 +9,13 @@ from mpips import _native
 from mpips.config.options import TRANSPORTS
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP
+from mpips.model.grouping import Groups, grouped_tables, listed_groups, node_groups
 from mpips.worker.groups.row_areas import areas_bytes
 
 if TYPE_CHECKING:
+    from mpips.config.options import SessionOptions
     from mpips.model.placement import Placement
-    from mpips.model.table import DenseTable
+    from mpips.model.table import DenseTable, Table
     from mpips.mpi.roles import Assignment
 
 
@@ -44,10 +46,37 @@ def area_bytes(rows_mib: int, level_units: Sequence[Sequence[int]]) -> int:
     """Return the size of the area for the rows of one contribution in one clock.
 
     Args:
-        rows_mib: `cluster.group_rows_mib`.
+        rows_mib: `BufferShares.group_rows_mib`.
         level_units: As for `group_layout`. The sums of a unit have room for the rows of all its workers.
     """
     return max(len(unit) for unit in level_units) * rows_mib << 19
+
+
+def row_bytes(rows_mib: int, level_units: Sequence[Sequence[int]]) -> int:
+    """Return the bytes for rows in the memory of one level of a group on one node; see `area_bytes`."""
+    return areas_bytes(len(level_units), area_bytes(rows_mib, level_units))
+
+
+def planned_groups(
+    declared: Sequence[Table], options: SessionOptions, a: Assignment
+) -> tuple[Groups, Groups]:
+    """Return the groups of workers that a plan assumes, and their subgroups.
+
+    The plan assumes that topology = "auto" decides for groups, which take more memory, where a dense table
+    under BSP lets it: without one it decides for none.
+
+    Raises:
+        ConfigError: The options list a worker that does not exist, or one twice.
+    """
+    workers = memory_nodes(a, options.transport)
+    if isinstance(options.topology, tuple):
+        return listed_groups(options.topology, len(workers))
+    sums_dense = any(
+        isinstance(table.consistency, BSP) for table in grouped_tables(declared).values()
+    )
+    if options.topology == "node" or (options.topology == "auto" and sums_dense):
+        return node_groups(workers), ()
+    return (), ()
 
 
 def level_bytes(
@@ -59,12 +88,11 @@ def level_bytes(
 
     Args:
         tables: Dense tables whose updates it sums, by index.
-        rows_mib: `cluster.group_rows_mib`; also 0 for a group that sums no rows.
+        rows_mib: `BufferShares.group_rows_mib`; also 0 for a group that sums no rows.
         level_units: As for `group_layout`.
     """
     dense = group_layout(tables, level_units, rows_mib > 0).total_bytes
-    pushed = areas_bytes(len(level_units), area_bytes(rows_mib, level_units))
-    return dense + pushed
+    return dense + row_bytes(rows_mib, level_units)
 
 
 def shared_parts(

@@ -12,15 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.model.consistency import BSP
-from mpips.model.grouping import (
-    Groups,
-    grouped_rows,
-    grouped_tables,
-    listed_groups,
-    node_groups,
-    units,
-)
+from mpips.model.grouping import Groups, grouped_rows, grouped_tables, units
 from mpips.model.optimizer import SGD
 from mpips.mpi.contributions import Contributions
 from mpips.transport.region import PULLS, SUBGROUP_SUMS, SUMS
@@ -29,6 +21,7 @@ from mpips.worker.groups.memory import (
     group_layout,
     level_bytes,
     memory_nodes,
+    planned_groups,
     shared_parts,
 )
 from mpips.worker.groups.node_pulls import NodePulls
@@ -45,23 +38,15 @@ _SUBGROUP_TAGS = (54, 55, 56)
 def memory(job: Planned) -> list[NodeBytes]:
     """Return the memory that groups take on each node.
 
-    The plan assumes that topology = "auto" decides for groups, which take more memory, where a dense table
-    under BSP lets it: without one it decides for none. A worker whose transport shares no memory is a node of
-    its own, with memory of its own for its whole group.
+    See `planned_groups`. A worker whose transport shares no memory is a node of its own, with memory of its
+    own for its whole group.
     """
     a, options = job.assignment, job.options
     workers = memory_nodes(a, options.transport)
     servers = [a.node_of[rank] for rank in a.servers]
     found = grouped_tables(job.declared)
-    groups: Groups = ()
-    subgroups: Groups = ()
-    if isinstance(options.topology, tuple):
-        groups, subgroups = listed_groups(options.topology, len(workers))
-    elif options.topology == "node" or (
-        options.topology == "auto" and any(isinstance(t.consistency, BSP) for t in found.values())
-    ):
-        groups = node_groups(workers)
-    mib = options.group_rows_mib if grouped_rows(job.declared, options.group_rows_mib) else 0
+    groups, subgroups = planned_groups(job.declared, options, a)
+    mib = job.shares.group_rows_mib if grouped_rows(job.declared, options.sums_rows) else 0
     result = [0] * len(a.node_names)
     if not groups or not (found or mib):
         return [NodeBytes()] * len(result)
@@ -123,7 +108,7 @@ class _Levels:
 
     @property
     def _rows_mib(self) -> int:
-        return self.p.options.group_rows_mib if self.p.grouped_rows else 0
+        return self.p.shares.group_rows_mib if self.p.grouped_rows else 0
 
     def _bytes(self, group: Sequence[int]) -> int:
         parts = units(group, self.subgroups)

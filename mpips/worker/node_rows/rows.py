@@ -78,7 +78,7 @@ class NodeRowsPart:
                 self.has_memory = False
                 say(
                     f"mpips: note: worker {worker} shares no rows that it reads with other workers of the "
-                    f"node (cluster.lookahead_mib is the size of their memory): {error}"
+                    f"node (it would take a share of cluster.node_buffers_mib): {error}"
                 )
         return self.has_memory
 

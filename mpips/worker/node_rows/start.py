@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,36 +15,50 @@ from mpips.worker.sharing import share
 from mpips.worker.start import JobStart, NodeBytes, Planned
 
 if TYPE_CHECKING:
-    from mpips.config.options import SessionOptions
     from mpips.mpi.roles import Assignment
 
 
 def memory(job: Planned) -> list[NodeBytes]:
     """Return the memory of each node, of which pages are taken at its first use."""
     a = job.assignment
-    each = node_rows_bytes(job.tables, job.options, a)
+    each = node_rows_bytes(job.tables, job.options.transport, a, job.shares.node_rows_mib)
     found = [NodeBytes()] * len(a.node_names)
     for rank, n_bytes in zip(a.workers, each, strict=True):
         found[a.node_of[rank]] = NodeBytes(later=n_bytes)
     return found
 
 
-def node_rows_bytes(tables: Sequence[Table], options: SessionOptions, a: Assignment) -> list[int]:
-    """Return the bytes of the memory that each worker shares with the others of its node; 0: it has none.
+def sharing_workers(tables: Sequence[Table], transport: str, a: Assignment) -> list[int]:
+    """Return the workers that may read rows for others of their node, ascending.
 
-    Nodes with several workers have the memory, if a server is elsewhere and the job has embedding tables. Its
-    pages are taken when it is first used: by a look-ahead, or by a pull of a worker in a group.
+    They have another worker on the node and a server elsewhere, and the job has embedding tables.
     """
     if not any(isinstance(table, EmbeddingTable) for table in tables):
-        return [0] * len(a.workers)
-    nodes = memory_nodes(a, options.transport)
-    servers = [a.node_of[rank] for rank in a.servers]
-    return [
-        nodes.count(node) * options.lookahead_mib << 20
-        if nodes.count(node) > 1 and any(n != node for n in servers)
-        else 0
-        for node in nodes
-    ]
+        return []
+    nodes = memory_nodes(a, transport)
+    n_workers, servers = Counter(nodes), {a.node_of[rank] for rank in a.servers}
+    return [w for w, node in enumerate(nodes) if n_workers[node] > 1 and servers - {node}]
+
+
+def node_rows_bytes(
+    tables: Sequence[Table], transport: str, a: Assignment, rows_mib: int
+) -> list[int]:
+    """Return the bytes of the memory that each worker shares with the others of its node; 0: it has none.
+
+    Its pages are taken when it is first used: by a look-ahead, or by a pull of a worker in a group.
+
+    Args:
+        tables: Tables of the job.
+        transport: `cluster.transport`.
+        a: Roles of the ranks.
+        rows_mib: `BufferShares.node_rows_mib`.
+    """
+    nodes = memory_nodes(a, transport)
+    sharing = sharing_workers(tables, transport, a)
+    n_workers, found = Counter(nodes[w] for w in sharing), [0] * len(nodes)
+    for w in sharing:
+        found[w] = n_workers[nodes[w]] * rows_mib << 20
+    return found
 
 
 def connect(p: JobStart) -> None:
@@ -53,7 +68,7 @@ def connect(p: JobStart) -> None:
         MpipsError: The first error of any rank; all ranks raise it.
     """
     c, a = p.ranks, p.ranks.assignment
-    n_bytes = node_rows_bytes(p.tables, p.options, a)
+    n_bytes = node_rows_bytes(p.tables, p.options.transport, a, p.shares.node_rows_mib)
     if not any(n_bytes):
         return
     nodes = memory_nodes(a, p.options.transport)

@@ -79,7 +79,7 @@ def _place(a: Assignment) -> Placement:
         _OPTIONS.ring_slots,
         _OPTIONS.slot_bytes,
         a.near_workers(_OPTIONS.transport),
-        _OPTIONS.remote_staging_mib << 20,
+        256 << 20,
     )
     # A worker asks each server's layout for its own mailbox.
     for layout in placement.layouts:

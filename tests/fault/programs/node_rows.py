@@ -65,7 +65,16 @@ def session(
     table = mpips.EmbeddingTable("e", DIM, mpips.SGD(1.0), consistency, init="zeros")
     bound = consistency.bound if isinstance(consistency, mpips.SSP) else None
     outcome = mpips.run(
-        train(depth, bound), [table], servers=2, verbose=False, lookahead_mib=mib, timeout_s=20.0
+        train(depth, bound),
+        [table],
+        servers=2,
+        verbose=False,
+        timeout_s=20.0,
+        # Rings, 1 MiB of staging memory for each worker, and that many MiB for rows of each.
+        node_buffers_mib=3 + 2 * mib,
+        ring_slots=8,
+        slot_kib=4,
+        staging_mib=1,
     )
     return outcome.value
 

@@ -200,7 +200,7 @@ def with_drops(shape: Shape, draws: random.Random, kind: str) -> Shape:
 
 def may_group(tables: Sequence[Table]) -> bool:
     """Return whether there is a table whose updates groups can sum."""
-    return bool(grouped_tables(tables) or grouped_rows(tables, 1))
+    return bool(grouped_tables(tables) or grouped_rows(tables, True))
 
 
 def _groups(draws: random.Random, n_workers: int) -> Any:

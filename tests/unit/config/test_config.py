@@ -135,8 +135,8 @@ TABLE_KEYS = (
         ("cluster.slot_kib=0", "cluster.slot_kib = 0: must be from 1 to 65536"),
         ("cluster.staging_mib=0", "cluster.staging_mib = 0: must be from 1 to 16777216"),
         (
-            "cluster.remote_staging_mib=-1",
-            "cluster.remote_staging_mib = -1: must be from 0 to 16777216",
+            "cluster.node_buffers_mib=0",
+            "cluster.node_buffers_mib = 0: must be from 1 to 16777216",
         ),
         ("cluster.seed=-1", "cluster.seed = -1: must be from 0 to 9223372036854775807"),
         (

@@ -55,8 +55,8 @@ def test_groups_sum_rows_under_bsp_where_they_have_memory() -> None:
         EmbeddingTable("late", 4, SGD(0.1), ASP()),
         EmbeddingTable("spare", 4, SGD(0.1), BSP(backup=1)),
     ]
-    assert list(grouped_rows(tables, 16)) == [5]
-    assert grouped_rows(tables, 0) == {}
+    assert list(grouped_rows(tables, True)) == [5]
+    assert grouped_rows(tables, False) == {}
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_wrong_lists_are_named(groups: list[list[int | list[int]]], said: str) -
 
 def test_a_job_without_such_tables_is_refused() -> None:
     with pytest.raises(ConfigError, match="no table whose updates groups can sum: dense"):
-        check_grouped(grouped_tables(TABLES[1:6]), grouped_rows(TABLES, 0), "'node'")
-    check_grouped({}, grouped_rows(TABLES, 1), "'node'")
+        check_grouped(grouped_tables(TABLES[1:6]), grouped_rows(TABLES, False), "'node'")
+    check_grouped({}, grouped_rows(TABLES, True), "'node'")
 
 
 def site(workers: tuple[int, ...], servers: tuple[int, ...], network: float) -> Site:

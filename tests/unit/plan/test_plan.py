@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from planning_rig import BIG, job, planned
 
 from mpips.checkpoint.structure import hdf5_kind
+from mpips.config.schema import JobConfig
+from mpips.model.buffers import BufferShares
 from mpips.model.table import DenseTable
 from mpips.plan.needs import (
     ServerNeeds,
@@ -23,8 +25,15 @@ from mpips.plan.planning import Hardware, read_inputs
 from mpips.plan.rehearsal import rehearse
 from mpips.plan.report import as_json, as_text
 from mpips.training.train import train
+from mpips.worker.buffers import buffers_alone
 from mpips.worker.replicated.start import memory
 from mpips.worker.start import Planned
+
+
+def alone(config: JobConfig) -> BufferShares:
+    """Return the sizes of the buffers of a job of one process."""
+    return buffers_alone([], [], config.cluster).shares()
+
 
 LEAVING = 2  # last records of a worker at each server: no more checkpoints, no more pushes
 
@@ -33,7 +42,7 @@ def test_a_rehearsal_writes_the_records_of_a_run(svm: Path) -> None:
     for task in ("logistic", "fm"):
         config = job(task, svm, ("train.epochs", 2), ("train.batch_size", 16))
         inputs = read_inputs(config, 1)
-        found = rehearse(inputs, config.cluster, 1, 20)
+        found = rehearse(inputs, config.cluster, alone(config), 1, 20)
         served = train(config, "none", verbose=False).statistics["servers"][0]
         assert len(found.steps) == 20 == 2 * steps_per_epoch(160, 1, 16)
         assert sum(found.records) + LEAVING == served["counters"]["records"]
@@ -41,11 +50,12 @@ def test_a_rehearsal_writes_the_records_of_a_run(svm: Path) -> None:
 
 def test_a_rehearsal_of_a_dense_task_writes_the_records_of_a_run() -> None:
     config = job("mlp", "digits", ("train.epochs", 1), ("options.hidden", [1500]))
-    found = rehearse(read_inputs(config, 1), config.cluster, 1, 45)
+    found = rehearse(read_inputs(config, 1), config.cluster, alone(config), 1, 45)
     served = train(config, "none", verbose=False).statistics["servers"][0]
     assert len(found.steps) == 45
     # In one process large updates go through the ring; in a job on one node through staging memory.
-    unstaged = rehearse(read_inputs(config, 1), config.cluster, 1, 45, staged=False)
+    shares = alone(config)
+    unstaged = rehearse(read_inputs(config, 1), config.cluster, shares, 1, 45, staged=False)
     assert sum(unstaged.records) + LEAVING == served["counters"]["records"]
     assert sum(found.records) < sum(unstaged.records)
 
@@ -112,7 +122,9 @@ def test_replicated_tables_lie_on_each_node_with_workers() -> None:
     # Values, one state of Adagrad, and the pushes of all workers.
     n_floats = sum(math.prod(t.shape) for t in found.inputs.tables if isinstance(t, DenseTable))
     once, added = (
-        memory(Planned(t, t, found.config.cluster, a, found.placement, warm))[0].shared
+        memory(Planned(t, t, found.config.cluster, a, found.placement, found.shares, warm))[
+            0
+        ].shared
         for t, warm in ((found.inputs.tables, False), (found.inputs.tables, True))
     )
     assert 0 < once - 4 * n_floats * (2 + len(a.workers)) < 64 << 10
@@ -156,10 +168,9 @@ def test_a_node_that_is_too_small_is_a_problem(svm: Path, what: str, word: str) 
 
 
 def test_staging_holds_two_of_each_large_update() -> None:
-    options = job("mlp", "x").cluster
     tables = [DenseTable("small", (1000,)), DenseTable("large", (1000, 1000))]
-    assert staging_bytes(tables, options) == 2 * 4_000_000
-    assert staging_bytes([DenseTable("huge", (1 << 28,))], options) == options.staging_mib << 19
+    assert staging_bytes(tables, 1 << 30) == 2 * 4_000_000
+    assert staging_bytes([DenseTable("huge", (1 << 28,))], 5 << 20) == 5 << 19
 
 
 def test_tables_larger_than_this_machine_are_planned_without_making_them(

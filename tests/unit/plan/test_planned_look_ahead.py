@@ -12,6 +12,8 @@ from planning_rig import BIG, job, planned
 from mpips.plan.planning import Plan
 from mpips.plan.report import as_json, as_text
 
+SMALL = {"ring_slots": 4, "slot_kib": 4, "staging_mib": 1}
+
 
 def plan_of(svm: Path, n: int = 7, per_node: int = 4, task: str = "fm", **options: Any) -> Plan:
     """Plan two nodes: scheduler, server 0 and two workers; server 1 and two workers."""
@@ -28,15 +30,16 @@ def node_rows(plan: Plan) -> list[int]:
 def test_each_worker_of_a_node_adds_its_share(svm: Path) -> None:
     found = plan_of(svm)
     assert node_rows(found) == [2 * 16 << 20, 2 * 16 << 20]
-    assert node_rows(plan_of(svm, lookahead_mib=3)) == [2 * 3 << 20, 2 * 3 << 20]
+    # Rings, 1 MiB of staging memory for each worker, and 3 MiB for rows.
+    assert node_rows(plan_of(svm, node_buffers_mib=9, **SMALL)) == [2 * 3 << 20, 2 * 3 << 20]
     line = "look-aheads and groups take 32.0 MiB more of /dev/shm on a node for shared rows "
-    assert line + "(lookahead_mib)\n" in as_text(found)
+    assert line + "(of node_buffers_mib)\n" in as_text(found)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"lookahead_mib": 0},
+        {"node_buffers_mib": 4, **SMALL},  # no MiB is left for each worker
         {"transport": "p2p"},
         {"per_node": 7},  # all servers are here
         {"n": 4, "per_node": 2},  # no two workers on a node
@@ -59,6 +62,6 @@ def test_a_node_without_room_for_it_is_named_and_the_job_fits(svm: Path) -> None
         for more in ((32 << 20) - 1, 32 << 20)
     )
     assert not short.problems
-    assert "(lookahead_mib); no room on node" in as_text(short)
+    assert "(of node_buffers_mib); no room on node" in as_text(short)
     assert "where they share none\n" in as_text(short)
     assert "no room" not in as_text(enough)

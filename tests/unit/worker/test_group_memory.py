@@ -9,6 +9,8 @@ from mpips.config.options import SessionOptions
 from mpips.model.placement import Placement, place
 from mpips.model.table import Table
 from mpips.mpi.roles import Assignment
+from mpips.worker.buffers import JobBuffers
+from mpips.worker.groups.memory import planned_groups
 from mpips.worker.groups.start import memory
 from mpips.worker.start import Planned
 
@@ -28,7 +30,10 @@ TABLES = [DenseTable("w", (N,), SGD(0.1)), EmbeddingTable("rows", 4, SGD(0.1))]
 def group_bytes(
     tables: list[Table], options: SessionOptions, placement: Placement, roles: Assignment = ROLES
 ) -> list[int]:
-    return [n.shared for n in memory(Planned(tables, tables, options, roles, placement, False))]
+    groups = planned_groups(tables, options, roles)
+    shares = JobBuffers(tables, tables, options, roles, groups).shares()
+    planned = Planned(tables, tables, options, roles, placement, shares, False)
+    return [n.shared for n in memory(planned)]
 
 
 @pytest.mark.parametrize(
