@@ -168,7 +168,7 @@ BAD = [
     ("leftovers", a_dead_segment, "WARN", "ended runs: 1, 0 MiB", "mpips doctor --clean"),
     (
         "memory",
-        attributes(files={"/sys/fs/cgroup/memory.max": str(256 << 20)}),
+        attributes(granted=256 << 20),
         "WARN",
         "0.2 of",
         "--mem",
