@@ -53,27 +53,6 @@ begin() {
   log "$SLURM_JOB_NAME ($job), allocation $allocation, $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, in $run"
 }
 
-# need_parallel_hdf5: refuse a job of several nodes whose h5py was replaced by a build without MPI. With
-# MPIPS_HDF5=serial, at the set-up or now, that is wanted: server 0 then writes for all servers. So it is in an
-# environment that jobs/setup.sh did not make, where h5py is a wheel.
-need_parallel_hdf5() {
-  local chosen=${MPIPS_HDF5:-} kind
-  if [[ -z $chosen && -s $venv/.mpips/choice.hdf5 ]]; then
-    chosen=$(<"$venv/.mpips/choice.hdf5")
-  elif [[ -z $chosen && -n ${MPIPS_VENV:-} ]]; then
-    chosen=serial
-  fi
-  if [[ $chosen == serial ]] || ((SLURM_JOB_NUM_NODES == 1)); then
-    return 0
-  fi
-  kind=$(python -c 'from mpips.checkpoint.structure import hdf5_kind; print(hdf5_kind())')
-  if [[ $kind != parallel ]]; then
-    fail 69 "the h5py of $venv has no MPI ($kind), so servers cannot write checkpoints together: run" \
-      "'bash jobs/setup.sh' again (pip may have replaced h5py), or submit with MPIPS_HDF5=serial" \
-      "to let one server write for all"
-  fi
-}
-
 # need_pmix: refuse if srun cannot start MPI ranks, since each task would be a job of one rank.
 need_pmix() {
   local kinds

@@ -33,6 +33,7 @@ BARS: Bars = {
     "tcp_push_16m_vs_put": (">=", 0.85),
     "tcp_pull_16m_vs_get": (">=", 0.85),
     "write_vs_raw": (">=", 0.8),
+    "posix_vs_mpio": (">=", 0.95),
     "stall_vs_memcpy": ("<=", 1.5),
     "plan_digits_mlp_3": ("within", 1.5),
     "plan_w6a_logistic_3": ("within", 1.5),

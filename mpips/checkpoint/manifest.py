@@ -232,7 +232,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         generation: Generation number of the checkpoint; it grows with each launch of the run.
         step: Global step.
         wall_time_s: Unix time of the cut, seconds.
-        note: Way in which it was written, if not in parallel.
+        note: Way in which mpips 0.3 or older wrote it, if not in parallel; newer ones leave it empty.
         servers: Servers, by index.
         workers: States of the workers, by index.
         tables: Tables, in the job's order.

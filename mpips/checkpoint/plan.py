@@ -36,7 +36,7 @@ class Hello(msgspec.Struct):
 
     Attributes:
         run: Run id, generation and step, which must be equal on all servers.
-        hdf5: Kind of the server's h5py: "parallel", "serial" or "none".
+        hdf5: Kind of the server's h5py: "parallel" (with MPI, and the server may use it), "serial" or "none".
         shards: Shards of the server by name of the table.
         applied: Sequence number of the last applied record, by worker.
     """

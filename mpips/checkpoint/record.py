@@ -160,7 +160,6 @@ def make_manifest(
     hellos: Sequence[Hello],
     prepared: Prepared,
     tables: Sequence[TableEntry],
-    note: str,
 ) -> Manifest:
     """Return the manifest of a checkpoint whose data have been written.
 
@@ -169,14 +168,12 @@ def make_manifest(
         hellos: First messages of all servers, by server.
         prepared: The file.
         tables: Manifest entries with offsets and checksums.
-        note: Way in which the checkpoint was written, if not in parallel.
     """
     return Manifest(
         run_id=head.run_id,
         generation=head.generation,
         step=head.step,
         wall_time_s=head.wall_time_s,
-        note=note,
         servers=tuple(
             ServerEntry(server=server, applied=tuple(hello.applied))
             for server, hello in enumerate(hellos)

@@ -1,10 +1,15 @@
-"""Two ways to write the HDF5 file: all servers through MPI-IO, or server 0 for all servers.
+"""Two ways to write the HDF5 file, in which each server writes its own blocks: MPI-IO, and system calls.
 
-Both are used in the same way: `open`; then `write` on all servers the same number of times and in the same
-order, with or without a block; then `finish` and `close`. Only `open` and `close` of the parallel way are
-collective calls of HDF5. The servers make each of them directly after they have agreed that none has failed
-(`open`) or exchanged messages (`close`); the writes between are independent. A failed write is raised only on
-its server (server 0 for the serial way), after that server has done its part in the exchange of messages.
+Both are used in the same way: `open`; then `write`, with or without a block; then `finish` and `close`. Only
+`open` and `close` of MPI-IO are collective calls, of HDF5. The servers make each of them directly after they
+have agreed that none has failed (`open`) or exchanged messages (`close`); the writes between are independent.
+A failed write is raised only on its server.
+
+Servers write at the same time and need no order among their writes: their blocks are disjoint parts of the
+datasets (`mpips.checkpoint.plan`), and server 0 has written all other bytes and closed the file before any
+server opens it. Server 0 reads the file again after all servers have synced and closed it. These two
+exchanges of messages also suffice for NFS, where a client sees what others have written when it opens the
+file after they have closed it.
 """
 
 from __future__ import annotations
@@ -17,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips.checkpoint.manifest import DTYPES, DatasetEntry
+from mpips.checkpoint.manifest import DatasetEntry
 from mpips.checkpoint.steps import Background, Peers, Steps, in_background, until_done
 from mpips.checkpoint.structure import load_writer, write_all
 
 _FLUSH_BYTES = 64 << 20  # bytes after which written data are sent to the disk in the background
+_AT_ONCE_BYTES = 256 << 10  # bytes of the largest block that is written without a thread
 
 # Files that not all servers could open. To close one is collective and would never return, so they stay open.
 _abandoned: list[Any] = []
@@ -79,11 +85,14 @@ class Flusher:
 
     The kernel reports a failed write-back once to each open file description. So the file stays open until
     the end, and the last fsync reports every failure that has not been reported before.
+
+    It is open for writing only. An NFS client that may read would first read the rest of a page of which it
+    writes a part, and could later write the whole page, over bytes of another server.
     """
 
     def __init__(self, path: Path) -> None:
         """Open the file, which must exist."""
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._since = 0
         self._running: Background[None] | None = None
 
@@ -207,95 +216,60 @@ class ParallelSink:
         self._flusher.close()
 
 
-class SerialSink:
-    """Writes all blocks on server 0; in each call every other server sends it one block at most.
+class PosixSink:
+    """Writes the blocks of this server by system calls, without MPI-IO and without HDF5.
 
-    Datasets are contiguous, so server 0 writes the bytes to their offsets without HDF5.
+    Datasets are contiguous, so a block has its offset in the file by the manifest. The methods are those of
+    `ParallelSink`, but none is collective.
     """
 
     def __init__(self, peers: Peers, path: Path, datasets: Sequence[DatasetEntry]) -> None:
-        """Open the file on server 0. Local; the arguments are those of `ParallelSink`.
+        """Open the file. Local; the arguments are those of `ParallelSink`.
 
         Raises:
-            OSError: The file cannot be opened.
+            OSError: The file cannot be opened, for example because this node does not see the folder.
         """
-        self._peers = peers
-        self._flusher: Flusher | None = None
-        self._failure: Exception | None = None
-        if peers.rank == 0:
-            self._flusher = Flusher(path)
+        self._flusher = Flusher(path)
 
     def open(self) -> None:
-        """Do nothing: server 0 has opened the file already."""
+        """Do nothing: the file is open."""
 
     def write(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> Steps[None]:
-        """Write units of a dataset for all servers. Collective; arguments as in `ParallelSink.write`.
+        """Write units of a dataset. Arguments as in `ParallelSink.write`.
 
         Raises:
-            OSError: A block of any server was not written; raised on server 0.
+            OSError: The block was not written.
         """
-        if self._peers.rank:
-            yield from self._send(start, data)
-            return
-        yield from self._put(entry, start, data)
-        for source in range(1, self._peers.size):
-            yield True
-            received = yield from self._receive(source, entry)
-            yield from self._put(entry, *received)
-        if self._failure is not None:
-            raise self._failure
-        yield True
-
-    def _put(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> Steps[None]:
-        # After a failure, blocks of the other servers are still received, but not written.
-        if data is None or self._failure is not None:
-            return
-        flusher = self._flusher
-        assert flusher is not None
-        offset = entry.offset + start * entry.unit_bytes
-        # Write in the background, because the kernel blocks a writer while too much data waits for the disk.
-        try:
-            yield from in_background(lambda: flusher.write(data, offset))
-            flusher.note(data.nbytes)
-        except Exception as error:
-            self._failure = error
-
-    def _send(self, start: int, data: NDArray[Any] | None) -> Steps[None]:
-        assert self._peers.comm is not None
-        header = np.array([start, -1 if data is None else len(data)], np.int64)
-        requests = [self._peers.comm.Isend(header, dest=0)]
         if data is not None:
-            requests.append(self._peers.comm.Isend(data, dest=0))
-        yield from self._peers.wait(*requests)
-
-    def _receive(self, source: int, entry: DatasetEntry) -> Steps[tuple[int, NDArray[Any] | None]]:
-        assert self._peers.comm is not None
-        header = np.empty(2, np.int64)
-        yield from self._peers.wait(self._peers.comm.Irecv(header, source=source))
-        start, n = map(int, header)
-        if n < 0:
-            return start, None
-        data = np.empty(n * entry.unit, DTYPES[entry.dtype])
-        yield from self._peers.wait(self._peers.comm.Irecv(data, source=source))
-        return start, data
+            offset = entry.offset + start * entry.unit_bytes
+            # Write in the background, because the kernel blocks a writer while too much data waits for the
+            # disk. A small block is written before the thread would have started.
+            if data.nbytes <= _AT_ONCE_BYTES:
+                self._flusher.write(data, offset)
+            else:
+                yield from in_background(lambda: self._flusher.write(data, offset))
+            self._flusher.note(data.nbytes)
+        yield data is not None
 
     def finish(self) -> Steps[None]:
-        """Wait until everything is on the disk, on server 0; the others have nothing to do.
+        """Wait until everything that this server wrote is on the disk.
 
         Raises:
             OSError: It could not be written to the disk.
         """
-        if self._flusher is not None:
-            yield from self._flusher.finish()
+        yield from self._flusher.finish()
 
     def close(self) -> None:
-        """Close the file, on server 0."""
-        if self._flusher is not None:
-            self._flusher.close()
+        """Close the file. Short after `finish`.
+
+        Raises:
+            OSError: The file system has lost data, as NFS may report here.
+        """
+        self._flusher.close()
 
     def abandon(self) -> None:
-        """Close the file, which only server 0 has open."""
-        self.close()
+        """Close the file after a failure."""
+        self._flusher.close()
 
 
-Sink = ParallelSink | SerialSink
+Sink = ParallelSink | PosixSink

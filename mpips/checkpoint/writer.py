@@ -57,17 +57,17 @@ from mpips.checkpoint.shards import (
     ShardData,
     check_shards,
 )
-from mpips.checkpoint.sinks import ParallelSink, SerialSink, Sink
+from mpips.checkpoint.sinks import ParallelSink, PosixSink, Sink
 from mpips.checkpoint.sorting import RowExchange
 from mpips.checkpoint.steps import Peers, Steps, finish, in_background
 from mpips.checkpoint.structure import create_file, hdf5_kind
-from mpips.errors import CheckpointError, DiskFullError, StallError
+from mpips.errors import CheckpointError, DiskFullError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _STRUCTURE_BYTES = 1 << 18  # bytes, more than the structure of the file needs
-SERIAL_NOTE = "server 0 wrote for all servers, which is slower: this h5py is built without MPI"
+SWITCH = "MPIPS_MPI_IO"  # environment variable; "0" on any server: no server writes through MPI-IO
 
 
 class CheckpointWriter:
@@ -101,8 +101,9 @@ class CheckpointWriter:
             head: Description of the job.
             shards: Shards of this server; they must not change until the end.
             server: State of this server.
-            parallel: True: write through MPI-IO, or raise an error; False: server 0 writes for all servers;
-                None: through MPI-IO if h5py supports it on all servers.
+            parallel: True: write through MPI-IO, or raise an error; False: by system calls; None: through
+                MPI-IO if h5py supports it on all servers and the environment (`SWITCH`) allows it. The
+                files have the same bytes.
             timeout_s: Time limit of a wait for other servers, seconds.
             block_bytes: Bytes of a block: the most that one step writes and that is held in memory at once.
             may_publish: Called on server 0 directly before the checkpoint gets its name; raises
@@ -164,9 +165,8 @@ class CheckpointWriter:
         for plan in plans:
             yield from (self._write_rows(plan) if plan.is_embedding else self._write_dense(plan))
         pieces = yield from self._close()
-        note = SERIAL_NOTE if not use_mpi and self._peers.size > 1 else ""
         tables = with_pieces(prepared.tables, pieces)
-        path, notes = yield from self._publish(prepared, hellos, tables, note)
+        path, notes = yield from self._publish(prepared, hellos, tables)
         return path, prepared.n_bytes, notes
 
     def _tidy_up(self) -> None:
@@ -179,7 +179,10 @@ class CheckpointWriter:
 
     def _meet(self) -> Steps[list[Hello]]:
         self._all.attempt(lambda: check_shards(self._head, self._shards))
-        kind = "serial" if self._parallel is False and hdf5_kind() != "none" else hdf5_kind()
+        kind = hdf5_kind()
+        off = self._parallel is None and os.environ.get(SWITCH) == "0"
+        if kind == "parallel" and (off or self._parallel is False):
+            kind = "serial"
         shards = self._all.attempt(lambda: describe_shards(self._peers.rank, self._shards))
         run = (self._head.run_id, self._head.generation, self._head.step)
         few = len(self._server.applied) * self._peers.size <= MOST_APPLIED
@@ -245,7 +248,7 @@ class CheckpointWriter:
             )
 
     def _open(self, prepared: Prepared, use_mpi: bool) -> Steps[None]:
-        kind = ParallelSink if use_mpi else SerialSink
+        kind = ParallelSink if use_mpi else PosixSink
         datasets = [entry for table in prepared.tables for entry in table.datasets]
         path = prepared.folder / STATE
         self._sink = self._all.attempt(lambda: kind(self._peers, path, datasets))
@@ -294,8 +297,6 @@ class CheckpointWriter:
                     self._sums.setdefault(entry.path, PieceSums()).add(start, data)
                 yield from self._sink.write(entry, start, data)
                 _native.fault_point("block-written")
-            except StallError:
-                raise
             except Exception as error:
                 self._all.keep(error)
 
@@ -318,20 +319,20 @@ class CheckpointWriter:
         return msgspec.convert(everyone, list[dict[str, list[Piece]]])
 
     def _publish(
-        self, prepared: Prepared, hellos: Sequence[Hello], tables: Sequence[Any], note: str
+        self, prepared: Prepared, hellos: Sequence[Hello], tables: Sequence[Any]
     ) -> Steps[tuple[Path, list[str]]]:
         published: tuple[Path, list[str]] | None = None
         if self._peers.rank == 0:
             # Run in the background, because it waits for the disk.
             try:
-                manifest = make_manifest(self._head, hellos, prepared, tables, note)
+                manifest = make_manifest(self._head, hellos, prepared, tables)
                 published = yield from in_background(lambda: self._commit(prepared, manifest))
             except Exception as error:
                 self._all.keep(error)
         mine = None if published is None else [str(published[0]), published[1]]
         everyone = yield from self._all.meet(mine)
         path, notes = everyone[0]
-        return Path(path), [note, *notes] if note else notes
+        return Path(path), notes
 
     def _commit(self, prepared: Prepared, manifest: Manifest) -> tuple[Path, list[str]]:
         check_file(prepared.folder / STATE, prepared)

@@ -164,7 +164,7 @@ def _compare(report: Mapping[str, Any], kind: str) -> None:
     saved = report["checkpoint"] or {}
     if "path" not in saved:
         raise MpipsError(f"the model was not saved: {saved.get('error', 'no reason was given')}")
-    how = "by all servers" if kind == "parallel" else "by server 0, as h5py has no MPI"
+    how = "by all servers" + ("" if kind == "parallel" else ", without MPI-IO, as h5py has no MPI")
     found = load(saved["path"]).evaluate("digits")["accuracy"]
     if not math.isclose(found, report["accuracy"], rel_tol=0, abs_tol=1e-9):
         raise MpipsError(

@@ -207,7 +207,7 @@ def host_name(here: Situation) -> Judgement:
 def memory(here: Situation) -> Judgement:
     """Check that a container or batch system does not grant much less memory than the machine has."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    granted = memory_limit(here) or machine
+    granted = here.memory_limit or machine
     if granted < machine / 8 and granted < 2 << 30:
         return warned(
             f"only {granted / 2**30:.1f} of the machine's {machine / 2**30:.0f} GiB are granted, including "
@@ -215,15 +215,6 @@ def memory(here: Situation) -> Judgement:
             "docker run --memory=8g ...   # under Slurm: sbatch --mem=8G",
         )
     return passed(f"{min(granted, machine) / 2**30:.1f} GiB")
-
-
-def memory_limit(here: Situation) -> int | None:
-    """Return the bytes of memory that the control group grants; None if there is no limit."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = here.read(path).strip()
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
 
 
 CHECKS = {

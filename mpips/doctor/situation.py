@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from mpips.mpi.mpirun import beside
+from mpips.process.memory import group_limit
 from mpips.transport.region import SHM
 
 
@@ -147,6 +148,11 @@ class Situation:
     def cores(self) -> tuple[int, int]:
         """Number of cores that this process may use, and number of cores online."""
         return len(os.sched_getaffinity(0)), os.cpu_count() or 1
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of memory that the control groups of this process grant; 0: there is no limit."""
+        return group_limit()
 
     @functools.cached_property
     def file_system(self) -> str:

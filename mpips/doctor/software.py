@@ -138,42 +138,17 @@ def quiet_import(here: Situation) -> Judgement:
     return passed("importing mpips and h5py starts no MPI")
 
 
-def own_mpicc(here: Situation) -> str | None:
-    """Return the path of the mpicc of the MPI that mpi4py loads; None if it has none, as in Intel's wheel."""
-    mpirun = here.which("mpirun")
-    if mpirun is None or launcher(here).status != "PASS":
-        return None
-    # A link in /usr/bin may lead to the compiler of another MPI than the link of mpirun.
-    mpicc = str(Path(mpirun).with_name("mpicc"))
-    done = here.run(mpicc, "--showme:version")
-    same = ("Open MPI" in done.output) == (_family(here.stack.mpi)[0] == "Open MPI")
-    return mpicc if same and done.code != 127 else None
-
-
-def build_h5py(mpicc: str) -> str:
-    """Return the command that builds h5py with this mpicc, and with an HDF5 that was built with it."""
-    return (
-        "pip install 'setuptools>=77' 'Cython>=3' pkgconfig wheel && HDF5_DIR=PREFIX HDF5_MPI=ON "
-        f"CC={mpicc} CFLAGS='-O1 -g0' pip install --force-reinstall --no-build-isolation --no-deps "
-        "--no-binary=h5py 'h5py>=3.16'   # PREFIX: of a parallel HDF5 for this MPI"
-    )
-
-
 def hdf5(here: Situation) -> Judgement:
-    """Check that h5py is installed, and built with MPI where that is possible."""
+    """Check that h5py is installed."""
     stack = here.stack
     if stack.hdf5 == "none":
         return warned(
             "h5py is not installed: jobs run, but cannot save checkpoints", "pip install h5py"
         )
     if stack.hdf5 == "serial":
-        found = (
-            f"h5py at {stack.h5py_path} has no MPI: server 0 writes the checkpoints of all servers"
+        return passed(
+            f"h5py at {stack.h5py_path} has no MPI: servers write checkpoints without MPI-IO"
         )
-        mpicc = own_mpicc(here)
-        if mpicc is None:
-            return passed(f"{found}, as this MPI has no mpicc to build another")
-        return warned(found, build_h5py(mpicc))
     return passed(f"parallel h5py, HDF5 {stack.hdf5_version}")
 
 
@@ -190,22 +165,6 @@ def hdf5_version(here: Situation) -> Judgement:
     old = (1, 10, 5) <= found <= (1, 10, 8)
     note = " (without collective metadata, which mpips does not use)" if old else ""
     return passed(f"{dotted(found)}{note}")
-
-
-def h5py_build(here: Situation) -> Judgement:
-    """Check that a serial h5py can be rebuilt with MPI; h5py before 3.16 needs setuptools before 81."""
-    h5py, setuptools = here.version("h5py"), here.version("setuptools")
-    if h5py is None or here.stack.hdf5 == "parallel":
-        return passed("h5py is not installed" if h5py is None else "h5py is built with MPI")
-    mpicc = own_mpicc(here)
-    if mpicc is None:
-        return passed(f"h5py {dotted(h5py)} without MPI; this MPI has no mpicc")
-    if h5py < (3, 16) and setuptools is not None and setuptools >= (81,):
-        return warned(
-            f"h5py {dotted(h5py)} does not build with setuptools {dotted(setuptools)}",
-            build_h5py(mpicc),
-        )
-    return passed(f"h5py {dotted(h5py)} can be built with MPI")
 
 
 def mpi_io(here: Situation) -> Judgement:
@@ -245,7 +204,6 @@ CHECKS = {
     "quiet-import": quiet_import,
     "hdf5": hdf5,
     "hdf5-version": hdf5_version,
-    "h5py-build": h5py_build,
     "mpi-io": mpi_io,
     "start-up": start_up,
 }

@@ -25,6 +25,7 @@ from mpips.plan.placing import assume_placement
 from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.plan.rows import expected_rows
+from mpips.process.memory import group_limit
 from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare
@@ -43,7 +44,7 @@ class Hardware(msgspec.Struct, frozen=True):
 
     Attributes:
         cores: CPU cores.
-        memory: Bytes of main memory.
+        memory: Bytes of main memory that a job may use.
         shm: Bytes of /dev/shm.
     """
 
@@ -143,14 +144,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_machine() -> Hardware:
-    """Return the node that this process runs on."""
-    pages = os.sysconf("SC_PAGE_SIZE")
+    """Return the node that this process runs on, with the memory that its control group grants."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         shm = os.statvfs("/dev/shm")
         n_shm = shm.f_frsize * shm.f_blocks
     except OSError:
         n_shm = 0
-    return Hardware(os.cpu_count() or 1, pages * os.sysconf("SC_PHYS_PAGES"), n_shm)
+    return Hardware(os.cpu_count() or 1, min(memory, group_limit() or memory), n_shm)
 
 
 def read_inputs(config: JobConfig, n_ranks: int) -> Inputs:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes
 
@@ -32,6 +34,64 @@ def own_bytes(pid: int) -> int:
     return _kib(f"/proc/{pid}/status").get("RssAnon", 0) * 1024
 
 
+class Group(NamedTuple):
+    """A control group with a limit of memory below that of the node.
+
+    Attributes:
+        folder: Its files.
+        limit: Bytes that its processes may use together.
+        used: Bytes that they use, pages of files included.
+    """
+
+    folder: Path
+    limit: int
+    used: int
+
+
+def limited_groups(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> Iterator[Group]:
+    """Yield the control groups of this process that limit its memory: its own, then those above it.
+
+    A batch system has such a group for each job. The arguments are those of `free_bytes`.
+    """
+    on_node = _kib(f"{proc}/meminfo").get("MemTotal", 0) * 1024
+    try:
+        lines = Path(f"{proc}/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        names = ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
+        root = Path(groups, controllers)
+        inside = Path(path.strip("/"))
+        for folder in (root / part for part in (inside, *inside.parents)):
+            limit, used = (_number(folder / f"memory.{name}") for name in names)
+            if 0 < limit < on_node:
+                yield Group(folder, limit, used)
+
+
+def group_limit(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:
+    """Return the bytes that the control groups of this process let it use; 0: there is no such limit.
+
+    The arguments are those of `free_bytes`.
+    """
+    return min((group.limit for group in limited_groups(proc, groups)), default=0)
+
+
+def memory_kills(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> int:
+    """Return how many processes the kernel has killed for lack of memory: of this job, else of this node.
+
+    Those of a job are counted by the highest control group with a limit, in version 2 of control groups.
+    The number counts from the start of the group or of the node. The arguments are those of `free_bytes`.
+    """
+    for group in reversed([*limited_groups(proc, groups)]):
+        events = _fields(group.folder / "memory.events")
+        if "oom_kill" in events:
+            return events["oom_kill"]
+    return _fields(Path(proc, "vmstat")).get("oom_kill", 0)
+
+
 def free_bytes(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> tuple[int, int]:
     """Return the memory that this process may still use on this node, and the most it may use; in bytes.
 
@@ -44,27 +104,15 @@ def free_bytes(proc: str = "/proc", groups: str = "/sys/fs/cgroup") -> tuple[int
     """
     node = _kib(f"{proc}/meminfo")
     free, total = node.get("MemAvailable", 0) * 1024, node.get("MemTotal", 0) * 1024
-    on_node = total
-    try:
-        lines = Path(f"{proc}/self/cgroup").read_text().splitlines()
-    except OSError:
-        return free, total
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        names = ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
-        folder = Path(groups, controllers, path.strip("/"))
-        while True:
-            limit, used = (_number(folder / f"memory.{name}") for name in names)
-            # A group above with a higher limit may have less left: other processes use it, too.
-            if 0 < limit < on_node:
-                # Pages of files count as used, and the kernel gives them back when it needs them.
-                given_back = _fields(folder / "memory.stat").get("inactive_file", 0)
-                free, total = min(free, limit - used + given_back), min(total, limit)
-            if folder == Path(groups, controllers):
-                break
-            folder = folder.parent
+    # A group above with a higher limit may have less left: other processes use it, too.
+    for group in limited_groups(proc, groups):
+        # Pages of files count as used, and the kernel gives them back when it needs them.
+        pages = _fields(group.folder / "memory.stat")
+        given_back = pages.get("inactive_file", 0) + pages.get("active_file", 0)
+        free, total = (
+            min(free, group.limit - group.used + given_back),
+            min(total, group.limit),
+        )
     return max(free, 0), total
 
 

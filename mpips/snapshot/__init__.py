@@ -119,7 +119,7 @@ From the copies to the name:
     checkpoint/plan.py      plan_tables: all servers make the same plan
     checkpoint/folder.py    0: FolderLock, sweep, make_temporary: make a temporary folder
     checkpoint/structure.py 0: create_file: makes the HDF5 file with its structure
-    checkpoint/sinks.py     ParallelSink.open or SerialSink.open
+    checkpoint/sinks.py     ParallelSink.open or PosixSink.open
     checkpoint/sorting.py   RowExchange.move: brings rows of embedding tables into the order of the file
     checkpoint/sinks.py     `write`, once for each block; `finish` brings the data to the disk; `close`
     checkpoint/record.py    0: make_manifest, check_file, write_manifest

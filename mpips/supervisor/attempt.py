@@ -24,9 +24,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mpips.errors import CapabilityError, ConfigError
+from mpips.process.memory import group_limit, memory_kills
 from mpips.process.patience import is_over, running_s, was_suspended
 from mpips.rundir.directory import RunFolder, replace_json, version_of
 from mpips.rundir.files import Status
@@ -115,10 +115,12 @@ class Ended:
         cut_off: Why the supervisor ended the attempt by itself, or "".
         interrupted: The signal that asked the supervisor to end; 0: none.
         hurried: Why the supervisor then did not wait for a last checkpoint, or "".
-        out_of_memory: Processes of this host that the kernel killed for lack of memory during the attempt.
+        out_of_memory: Processes that the kernel killed for lack of memory during the attempt: of the job, or
+            of this host where no control group counts those of the job.
         status: The last status that the scheduler wrote.
         worked_s: Seconds for which ranks were seen at work; 0 if never, or only at the end.
         overdue: The launcher was killed because it did not end after a rank had ended.
+        memory_limit: Bytes that the job's control group on this host may use; 0: it has no limit.
     """
 
     code: int
@@ -134,6 +136,7 @@ class Ended:
     status: Status | None = None
     worked_s: float = 0.0
     overdue: bool = False
+    memory_limit: int = 0
 
 
 class Attempt:
@@ -181,7 +184,7 @@ class Attempt:
         self._all_gone_at = 0.0  # running time since which all of them have ended
         self._ends: dict[int, int] = {}  # rank (-1: the launcher) by pidfd
         self._epoll = select.epoll()
-        self._killed_before = _memory_kills()
+        self._killed_before = memory_kills()
         self._started = time.monotonic()
         self._at_work_since: float | None = None
         self._log = (run.attempt(generation) / LAUNCHER_LOG).open("ab", buffering=0)
@@ -444,18 +447,9 @@ class Attempt:
             cut_off,
             interrupted,
             hurried,
-            _memory_kills() - self._killed_before,
+            memory_kills() - self._killed_before,
             self._last_status(),
             worked_s,
             self._overdue,
+            group_limit(),
         )
-
-
-def _memory_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory on this host since it started."""
-    try:
-        text = Path("/proc/vmstat").read_text()
-    except OSError:
-        return 0
-    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    return int(match[1]) if match else 0

@@ -249,7 +249,11 @@ def _killed(rank: int, pid: int, host: str, number: int, ended: Ended, logs: Pat
     outside = number in _OUTSIDE
     if number == signal.SIGKILL:
         if ended.out_of_memory:
-            cause += f"; the kernel ran out of memory on this host ({ended.out_of_memory} killed)"
+            lack = "the kernel ran out of memory on this host"
+            if ended.memory_limit:
+                limit = ended.memory_limit / 2**30
+                lack = f"the job has used up the {limit:.1f} GiB that it is granted on this host"
+            cause += f"; {lack} ({ended.out_of_memory} killed)"
             outside = False
         else:
             cause += "; by hand, by the batch system, or by the kernel for want of memory"

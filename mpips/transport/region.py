@@ -28,6 +28,7 @@ from typing import NamedTuple
 from mpips import _native
 from mpips.errors import RegionError
 from mpips.process import forked
+from mpips.process.memory import free_bytes, group_limit
 from mpips.process.patience import Patience
 
 SHM = Path("/dev/shm")
@@ -256,8 +257,8 @@ class Regions:
         Raises:
             RegionError: /dev/shm, or this machine's memory, is too small or cannot be used.
         """
+        _check_available(n_bytes, self.shared)
         if not self.shared:
-            _check_available(n_bytes)
             with as_region_error():
                 return _native.SharedMemory.anonymous(n_bytes, reserve)
         name = self._new_name(part)
@@ -356,11 +357,16 @@ class Regions:
         self._names.clear()
 
 
-def _check_available(n_bytes: int) -> None:
-    """Check that the machine has this much memory: the kernel would otherwise kill the process at first use.
+def _check_available(n_bytes: int, shared: bool) -> None:
+    """Check that there is this much memory: the kernel would otherwise kill the process at first use.
+
+    Args:
+        n_bytes: Bytes that are needed.
+        shared: The memory lies in /dev/shm, whose free space the native module checks; only the limits of
+            control groups are checked here.
 
     Raises:
-        RegionError: `n_bytes` is more than is available, swap included.
+        RegionError: `n_bytes` is more than is available, on this machine with swap or in a control group.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -368,10 +374,19 @@ def _check_available(n_bytes: int) -> None:
         return
     found = {line.partition(":")[0]: line.split()[1] for line in lines}
     available = 1024 * sum(int(found.get(name, 0)) for name in ("MemAvailable", "SwapFree"))
+    where, advice = "", "use fewer or smaller tables, or servers on several nodes"
+    limit = group_limit()
+    free = free_bytes()[0] if limit else available
+    if free < available:
+        available = max(free, 1)
+        where = f" of the {limit >> 20:,} MiB that the job is granted on this node"
+        advice = "ask for more (sbatch --mem=...), " + advice
+    elif shared:
+        return
     if n_bytes > available > 0:
         raise RegionError(
-            f"memory is too small: {n_bytes >> 20:,} MiB are needed, {available >> 20:,} MiB are available; "
-            "use fewer or smaller tables, or servers on several nodes (mpips plan predicts the need)"
+            f"memory is too small: {n_bytes >> 20:,} MiB are needed, {available >> 20:,} MiB are "
+            f"available{where}; {advice} (mpips plan predicts the need)"
         )
 
 

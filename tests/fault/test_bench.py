@@ -23,7 +23,13 @@ TRAIN = {
     "oversubscribed_digits",
     "ring_scaling",
 }
-CHECKPOINT = {"write_vs_raw", "write_rows_vs_raw", "stall_vs_memcpy", "pushes_while_writing"}
+CHECKPOINT = {
+    "write_vs_raw",
+    "write_rows_vs_raw",
+    "posix_vs_mpio",
+    "stall_vs_memcpy",
+    "pushes_while_writing",
+}
 SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
 # By day one of them runs, another one for each commit.
 SUITES = [

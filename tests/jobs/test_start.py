@@ -24,23 +24,6 @@ def refused(cluster: Slurm, tmp_path: Path, *argv: str | Path, **env: str) -> tu
     return shown["ExitCode"].split(":")[0], output
 
 
-def test_a_serial_h5py_is_refused_on_several_nodes(
-    cluster: Slurm, script: Script, tmp_path: Path
-) -> None:
-    (tmp_path / "h5py").mkdir()
-    (tmp_path / "h5py/__init__.py").write_text(
-        "from types import SimpleNamespace\ndef get_config(): return SimpleNamespace(mpi=False)\n"
-    )
-    code, output = refused(
-        *(cluster, tmp_path, "--nodes=2", "--ntasks-per-node=1", script("train.sbatch"), JOB),
-        PYTHONPATH=str(tmp_path),
-    )
-    assert code == "69"
-    assert ".venv has no MPI (serial)" in output
-    assert "bash jobs/setup.sh" in output
-    assert "MPIPS_HDF5=serial" in output
-
-
 def test_srun_without_a_plugin_for_mpi_is_refused(
     make_slurm: Callable[..., Slurm], script: Script, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,11 @@ import mpips
 from mpips.checkpoint import CheckpointWriter, find_newest, open_checkpoint
 from mpips.checkpoint import folder as folder_module
 from mpips.checkpoint import sinks as sinks_module
+from mpips.checkpoint import writer as writer_module
 from mpips.checkpoint.manifest import STATE
 from mpips.checkpoint.steps import Peers
 from mpips.checkpoint.structure import load_writer
-from mpips.checkpoint.writer import SERIAL_NOTE
+from mpips.checkpoint.writer import SWITCH
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,7 +38,7 @@ modes = pytest.mark.parametrize(
         pytest.param(True, marks=pytest.mark.skipif(not PARALLEL, reason="h5py knows no MPI")),
         False,
     ],
-    ids=["mpio", "one-writer"],
+    ids=["mpio", "posix"],
 )
 
 
@@ -60,7 +62,7 @@ def test_any_number_of_servers_writes_the_same_file(
 ) -> None:
     contents = Contents()
     info = contents.write(folder, comm=comm, parallel=parallel, block_bytes=block_bytes)
-    assert info.notes == ((SERIAL_NOTE,) if SIZE > 1 and not parallel else ())
+    assert info.notes == ()
     with open_checkpoint(info.path) as checkpoint:
         checkpoint.verify()
         manifest = checkpoint.manifest
@@ -68,6 +70,65 @@ def test_any_number_of_servers_writes_the_same_file(
     assert sum(shard.rows for shard in manifest.table("users").shards) == 105
     assert [s.server for s in manifest.table("weight").shards] == list(range(SIZE))
     assert_same_as_one_server(comm, contents, info.path)
+
+
+def ask_for_no_mpi_io(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv(SWITCH, "0")
+
+
+def have_a_wheel(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writer_module, "hdf5_kind", lambda: "serial")
+
+
+def have_no_h5py(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writer_module, "hdf5_kind", lambda: "none")
+
+
+@pytest.mark.two_ranks
+@pytest.mark.skipif(SIZE == 1, reason="needs two servers")
+@pytest.mark.parametrize("lack", [ask_for_no_mpi_io, have_a_wheel, have_no_h5py])
+def test_one_server_without_mpi_io_lets_all_write_by_system_calls(
+    comm: MPI.Intracomm,
+    folder: Path,
+    lack: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if comm.rank == SIZE - 1:
+        lack(monkeypatch)
+    monkeypatch.setattr(writer_module, "ParallelSink", io_error)
+    contents = Contents()
+    info = contents.write(folder, comm=comm, block_bytes=1000)
+    assert info.notes == ()
+    assert_same_as_one_server(comm, contents, info.path)
+    told = everyone_is_told(comm, lambda: contents.write(folder, comm=comm, parallel=True))
+    # The environment chooses only where the caller does not.
+    wanted = PARALLEL and lack is ask_for_no_mpi_io
+    assert ("Input/output error" if wanted else "parallel writing needs h5py with MPI") in told
+
+
+@pytest.mark.two_ranks
+@modes
+def test_server_0_opens_the_file_again_only_when_all_servers_have_closed_it(
+    comm: MPI.Intracomm, folder: Path, parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS a client sees the data of others only if it opens the file after they have closed it."""
+    check, close = writer_module.check_file, sinks_module.Flusher.close
+    seen: list[list[str]] = []
+
+    def note_and_close(flusher: sinks_module.Flusher) -> None:
+        # Be as late as a server whose disk is slow; server 0 would be done long before.
+        time.sleep(0.1 if comm.rank else 0.0)
+        close(flusher)
+        (folder / f"closed-{comm.rank}").touch()
+
+    def look_and_check(*arguments: Any) -> None:
+        seen.append(sorted(path.name for path in folder.glob("closed-*")))
+        check(*arguments)
+
+    monkeypatch.setattr(sinks_module.Flusher, "close", note_and_close)
+    monkeypatch.setattr(writer_module, "check_file", look_and_check)
+    Contents().write(folder, comm=comm, parallel=parallel)
+    assert seen == ([[f"closed-{rank}" for rank in range(SIZE)]] if comm.rank == 0 else [])
 
 
 def spread(seed: int) -> dict[str, Any]:
@@ -233,7 +294,6 @@ def test_a_failure_of_one_server_is_one_error_on_all(
         )
     # Some calls are made on server 0 only.
     only_first = harm in (break_folder, break_manifest, break_publishing)
-    only_first = only_first or not (parallel and SIZE > 1)
     if server == 0 or not only_first:
         assert "step 200 was not written" in told
         assert "Input/output error" in told

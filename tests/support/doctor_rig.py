@@ -46,6 +46,7 @@ class Fake(Situation):
         self.room = Space(64 << 30, 32 << 30)
         self.root = False
         self.core_counts = (8, 8)
+        self.granted = 0
 
     def run(self, *command: str, timeout_s: float = 20.0) -> Completed:
         return self.commands.get(" ".join(command), Completed(127, "no such command"))
@@ -65,6 +66,10 @@ class Fake(Situation):
     @property
     def is_root(self) -> bool:
         return self.root
+
+    @property
+    def memory_limit(self) -> int:
+        return self.granted
 
     @property
     def cores(self) -> tuple[int, int]:

@@ -97,9 +97,11 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "mpips", "run", "--progress", "none", *arguments]
 
 
-def start(folder: Path, *arguments: str, timeout: float = 110.0, fault: str = "") -> Run:
+def start(
+    folder: Path, *arguments: str, timeout: float = 110.0, fault: str = "", **more: str
+) -> Run:
     """`mpips run` with these arguments, in `folder`; `fault`: see native/src/shm/fault.hpp."""
-    env = {**launcher.site_environment(), **ENVIRONMENT, "MPIPS_FAULT": fault}
+    env = {**launcher.site_environment(), **ENVIRONMENT, "MPIPS_FAULT": fault, **more}
     return Run(folder, launcher.Launch(command(*arguments), env, timeout, folder))
 
 

@@ -27,6 +27,8 @@ from mpips.checkpoint import (
     write_checkpoint,
 )
 from mpips.checkpoint.shards import ShardData
+from mpips.checkpoint.structure import hdf5_kind
+from mpips.checkpoint.writer import SWITCH
 
 _BLOCK = 8 << 20
 _DIM = 64
@@ -86,10 +88,13 @@ class Bench:
         os.fsync(fd)
 
     def write(self, name: str) -> None:
-        """Write a new checkpoint of the values ("dense") or of the rows ("rows"). Collective."""
+        """Write a new checkpoint of the values ("dense"; "posix": without MPI-IO) or of the rows ("rows").
+
+        Collective.
+        """
         shard: ShardData
         table: mpips.DenseTable | mpips.EmbeddingTable
-        if name == "dense":
+        if name != "rows":
             n = len(self._values)
             table = mpips.DenseTable("w", (n * self._ranks.size,))
             shard = DenseShardData("w", n * self._ranks.rank, self._values)
@@ -97,7 +102,8 @@ class Bench:
             table = mpips.EmbeddingTable("w", _DIM)
             shard = EmbeddingShardData("w", *self._rows)
         head = ManifestHead("bench", 0, 1, time.time(), [table])
-        write_checkpoint(self._ranks.comm, self._folder / name, head, [shard])
+        parallel = False if name == "posix" else None
+        write_checkpoint(self._ranks.comm, self._folder / name, head, [shard], parallel=parallel)
 
     def find(self) -> None:
         """Find the checkpoint "dense" and verify its checksums. Collective."""
@@ -128,11 +134,12 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         "raw": bench.raw,
         "dense": lambda: bench.write("dense"),
         "verify": bench.find,
+        "posix": lambda: bench.write("posix"),
         "rows": lambda: bench.write("rows"),
         "in_place": bench.in_place,
     }
     # Remove these files after each way, so that the next way reuses their page cache and disk blocks.
-    after = {"raw": (), "verify": ("dense",), "rows": ("rows",)}
+    after = {"raw": (), "verify": ("dense",), "posix": ("posix",), "rows": ("rows",)}
     times: dict[str, list[float]] = {way: [] for way in ways}
     try:
         # The first repetitions warm up: they allocate memory and disk blocks.
@@ -171,6 +178,20 @@ def _findings(gib: dict[str, list[float]]) -> Findings:
         )
         for way, (name, text) in what.items()
     ]
+    skipped = {}
+    if hdf5_kind() == "parallel" and os.environ.get(SWITCH) != "0":
+        comparisons.append(
+            Comparison(
+                name="posix_vs_mpio",
+                what="a dense tensor written by two servers without MPI-IO",
+                unit="GiB/s",
+                ours=gib["posix"],
+                baseline=gib["dense"],
+                baseline_name="the same by MPI-IO",
+            )
+        )
+    else:
+        skipped["posix_vs_mpio"] = "needs an h5py that is built with MPI"
     figures = [
         Figure(
             name="raw_in_place",
@@ -185,4 +206,4 @@ def _findings(gib: dict[str, list[float]]) -> Findings:
             values=gib["verify"],
         ),
     ]
-    return Findings(comparisons=comparisons, figures=figures)
+    return Findings(comparisons=comparisons, figures=figures, skipped=skipped)

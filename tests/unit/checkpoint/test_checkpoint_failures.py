@@ -204,16 +204,16 @@ def test_an_error_while_publishing(run: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_file_that_hdf5_changed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    close = sinks_module.SerialSink.close
+    close = sinks_module.PosixSink.close
 
-    def close_and_harm(self: sinks_module.SerialSink) -> None:
+    def close_and_harm(self: sinks_module.PosixSink) -> None:
         close(self)
         (folder,) = run.glob(".writing-*")
         with open(folder / STATE, "r+b") as file:
             file.write(b"harm")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sinks_module.SerialSink, "close", close_and_harm)
+        patch.setattr(sinks_module.PosixSink, "close", close_and_harm)
         with pytest.raises(mpips.CheckpointError, match="HDF5 has changed the file's structure"):
             Contents().write(run, 200)
     assert names(run) == [GOOD]

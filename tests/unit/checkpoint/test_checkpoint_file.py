@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -194,6 +196,14 @@ def test_steps_are_bounded_and_many(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sum(sizes) == total
     assert max(sizes) <= 400
     assert open_checkpoint(writer.info.path).damage() == []
+
+
+def test_the_file_is_open_for_writing_only(tmp_path: Path) -> None:
+    """An NFS client that may read writes back whole pages, over bytes that another server has written."""
+    (tmp_path / "file").write_bytes(bytes(8))
+    flusher = sinks_module.Flusher(tmp_path / "file")
+    assert fcntl.fcntl(flusher._fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+    flusher.close()
 
 
 def test_a_table_may_have_any_name_that_tables_may_have(tmp_path: Path) -> None:

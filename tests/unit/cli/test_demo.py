@@ -58,7 +58,9 @@ def test_the_saved_model_is_loaded_and_compared(
     lines = [line.split(maxsplit=1) for line in done.output.splitlines()]
     assert [name for name, _ in lines] == ["mpips", "$", "trained", "saved", "next"]
     assert lines[2][1] == "15 epochs of 1,438 images in 0.5 s; test accuracy 0.9750"
-    assert lines[3][1] == "by server 0, as h5py has no MPI; loaded again: test accuracy 0.9750"
+    assert lines[3][1] == (
+        "by all servers, without MPI-IO, as h5py has no MPI; loaded again: test accuracy 0.9750"
+    )
     assert " --save " in lines[1][1]
     differs = call(printing({**REPORT, "accuracy": 0.5}))
     assert isinstance(differs.exception, MpipsError)

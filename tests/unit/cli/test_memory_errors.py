@@ -15,6 +15,7 @@ from mpips import run as run_job
 from mpips.cli import main
 from mpips.data import read, readers
 from mpips.errors import CapabilityError, DataError, RegionError
+from mpips.transport import region
 
 HUGE = 1 << 40
 
@@ -93,3 +94,23 @@ def test_a_table_that_does_not_fit_into_this_process_is_refused() -> None:
         RegionError, match=r"memory is too small: [\d,]+ MiB are needed, [\d,]+ MiB"
     ):
         run_job(lambda worker: None, [table])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_memory_beyond_what_the_job_is_granted_is_refused(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would kill the process at the first use: pages of /dev/shm count for the job as well."""
+    monkeypatch.setattr(region, "group_limit", lambda: 512 << 20)
+    monkeypatch.setattr(region, "free_bytes", lambda: (100 << 20, 512 << 20))
+    made = region.Regions(region.new_token(), shared=shared)
+    try:
+        made.create("a", 90 << 20)
+        with pytest.raises(
+            RegionError,
+            match=r"110 MiB are needed, 100 MiB are available of the 512 MiB that the job is granted on this "
+            r"node; ask for more \(sbatch --mem=...\), use fewer",
+        ):
+            made.create("b", 110 << 20)
+    finally:
+        made.unlink()

@@ -76,18 +76,6 @@ def missing_folder(here: Fake, patch: pytest.MonkeyPatch) -> None:
     here.folder = here.folder / "no" / "such"
 
 
-def with_mpicc(**changes: object) -> Callable[[Fake, pytest.MonkeyPatch], None]:
-    """Return a change of the stack on a machine with the compiler of its Open MPI."""
-
-    def apply(here: Fake, patch: pytest.MonkeyPatch) -> None:
-        stack(**changes)(here, patch)
-        here.commands["/venv/bin/mpicc --showme:version"] = Completed(
-            0, "/venv/bin/mpicc: Open MPI 5.0.11 (Language: C)"
-        )
-
-    return apply
-
-
 MPICH = "HYDRA build details:\n    Version:                                 5.0.2"
 SRUN = {"srun": "/usr/bin/srun"}
 
@@ -116,20 +104,9 @@ BAD = [
     ("mpirun", attributes(mpirun_version="mpirun (Open MPI) 4.1.4"), "FAIL", "4.1.4", "PATH"),
     ("one-mpi", stack(libraries=["/a/libmpi.so.40", "/b/libmpi.so.40"]), "FAIL", "2 MPI", "h5py"),
     ("quiet-import", stack(quiet=False), "FAIL", "starts MPI", "unset H5PY_ALWAYS_USE_MPI"),
-    ("hdf5", with_mpicc(hdf5="serial"), "WARN", "no MPI", "CC=/venv/bin/mpicc"),
     ("hdf5", stack(hdf5="none"), "WARN", "cannot save", "pip install h5py"),
     ("hdf5-version", stack(hdf5_version="1.12.0"), "WARN", "1.12.0", "--only-binary=h5py"),
     ("hdf5-version", stack(hdf5_version="1.10.4"), "WARN", "1.10.4", "--only-binary=h5py"),
-    (
-        "h5py-build",
-        lambda here, patch: (
-            with_mpicc(hdf5="serial")(here, patch),
-            here.versions.update(h5py=(3, 15, 1), setuptools=(81, 0)),
-        ),
-        "WARN",
-        "does not build",
-        "h5py>=3.16",
-    ),
     ("mpi-io", old_open_mpi("4.1.4"), "WARN", "corrupt", "OMPI_MCA_fcoll=dynamic_gen2"),
     ("mpi-io", old_open_mpi("5.0.5"), "WARN", "corrupt", "OMPI_MCA_fcoll=dynamic_gen2"),
     ("start-up", stack(import_s=9.0), "WARN", "9.0 s", "cp -a"),
@@ -191,7 +168,7 @@ BAD = [
     ("leftovers", a_dead_segment, "WARN", "ended runs: 1, 0 MiB", "mpips doctor --clean"),
     (
         "memory",
-        attributes(files={"/sys/fs/cgroup/memory.max": str(256 << 20)}),
+        attributes(granted=256 << 20),
         "WARN",
         "0.2 of",
         "--mem",
@@ -261,30 +238,12 @@ def test_every_check_passes_and_fails_in_a_test(here: Fake) -> None:
     assert not any(f.fix for f in findings)
 
 
-@pytest.mark.parametrize(
-    ("mpi", "mpirun", "mpicc"),
-    [
-        # Intel's wheel has no mpicc.
-        ("Intel(R) MPI Library 2021.18", "Intel(R) MPI Library for Linux* OS, Version 2021", None),
-        # The mpicc beside mpirun belongs to another MPI.
-        ("MPICH Version: 5.0.2", MPICH, "mpicc: Open MPI 4.1.4 (Language: C)"),
-        ("Open MPI v5.0.11", "mpirun (Open MPI) 5.0.11", "gcc: error: unrecognized option"),
-        # The mpirun on PATH does, and so does the mpicc beside it.
-        ("MPICH Version: 5.0.2", "mpirun (Open MPI) 4.1.4", "mpicc: Open MPI 4.1.4"),
-        ("Open MPI v5.0.11", "mpirun (Open MPI) 4.1.4", "mpicc: Open MPI 4.1.4"),
-    ],
-)
-def test_a_wheel_of_h5py_is_no_fault_where_it_cannot_be_built_for_this_mpi(
-    here: Fake, mpi: str, mpirun: str, mpicc: str | None
-) -> None:
-    here.stack = Stack(**{**GOOD_STACK, "mpi": mpi, "hdf5": "serial"})
-    here.mpirun_version = mpirun
-    if mpicc is not None:
-        here.commands["/venv/bin/mpicc --showme:version"] = Completed(1, mpicc)
-    for name in ("hdf5", "h5py-build"):
-        verdict = CHECKS[name](here)
-        assert verdict.status == "PASS", verdict
-        assert not verdict.fix
+def test_a_wheel_of_h5py_is_no_fault(here: Fake) -> None:
+    here.stack = Stack(**{**GOOD_STACK, "hdf5": "serial"})
+    verdict = CHECKS["hdf5"](here)
+    assert verdict.status == "PASS", verdict
+    assert "servers write checkpoints without MPI-IO" in verdict.reason
+    assert not verdict.fix
 
 
 def test_required_packages_are_those_of_the_project() -> None:

@@ -90,7 +90,7 @@ BAD = [
     ("session", changed("session", error="ValueError: other values"), "FAIL", "other values"),
     ("rma", changed("rma", error="no window"), "WARN", "no window"),
     ("p2p", changed("p2p", error="other values"), "FAIL", "other values"),
-    ("hdf5-write", changed("hdf5", kind="serial"), "WARN", "serial on rank 1 on node1"),
+    ("hdf5-write", changed("hdf5", 0, kind="none"), "WARN", "not installed on rank 0 on node0"),
     ("hdf5-write", changed("hdf5", error="cannot lock"), "FAIL", "cannot lock"),
 ]
 
@@ -102,6 +102,13 @@ def test_a_fault_of_a_rank_is_named_with_rank_and_host(
     verdict = verdicts.JUDGES[name](launched(reports))
     assert (verdict.status, reason in verdict.reason) == (status, True), verdict
     assert verdict.fix
+
+
+def test_h5py_without_mpi_is_no_fault() -> None:
+    verdict = verdicts.hdf5_write(launched(changed("hdf5", kind="serial")))
+    assert verdict.status == "PASS"
+    assert "without MPI-IO, as h5py has no MPI on rank 1 on node1" in verdict.reason
+    assert "by MPI-IO" in verdicts.hdf5_write(launched(healthy())).reason
 
 
 def test_ranks_bound_to_one_core_are_named() -> None:

@@ -126,6 +126,10 @@ def test_a_host_is_found_in_the_text_of_the_launcher(tmp_path: Path, printed: st
 def test_kills_for_lack_of_memory_are_reported(tmp_path: Path) -> None:
     death = death_of(tmp_path, stderr=OPENMPI_4, out_of_memory=2)
     assert "the kernel ran out of memory on this host (2 killed)" in death.cause
+    death = death_of(tmp_path, stderr=OPENMPI_4, out_of_memory=1, memory_limit=3 << 29)
+    assert (
+        "the job has used up the 1.5 GiB that it is granted on this host (1 killed)" in death.cause
+    )
 
 
 def test_a_stop_explains_a_launcher_that_had_to_be_killed(tmp_path: Path) -> None:
