@@ -265,6 +265,8 @@ class Sweep:
             for i, trial in enumerate(self.content.trials):
                 if self.result(i + 1).state == "done":
                     continue
+                if forwarding.waiting:
+                    return PREEMPTED
                 run = RunFolder(self.path / trial.run)
                 run.logs.mkdir(exist_ok=True)
                 process = child.start(run, run.logs / LOG, ["--quiet", *options])
@@ -272,20 +274,28 @@ class Sweep:
                 tell(self.result(i + 1), code)
                 if forwarding.received:
                     return 128 + forwarding.received
-                if code == PREEMPTED:
-                    return code
+                # A run that SIGUSR1 ended before it could take the signal has nothing to write.
+                if code in (PREEMPTED, -signal.SIGUSR1):
+                    return PREEMPTED
         return 0
 
 
 class _Forwarding:
     """Passes signals on to the supervisor of the present trial, which writes a checkpoint.
 
+    A signal may come before the supervisor's process is known: between two trials, or while the process is
+    started. It waits in `waiting` then, and `wait` passes it on. The handler runs in the main thread, between
+    two statements of `wait`: it appends before the process is known and sends afterwards, so each signal is
+    passed on exactly once.
+
     Attributes:
         received: Number of the first SIGINT or SIGTERM, which end the sweep; 0: none.
+        waiting: Numbers of the signals that no supervisor has been sent yet.
     """
 
     def __init__(self) -> None:
         self.received = 0
+        self.waiting: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -304,13 +314,15 @@ class _Forwarding:
         # At a terminal the supervisor has the signal already; two within 0.3 s count as one there.
         if self._process is not None:
             self._process.send_signal(number)
+        else:
+            self.waiting.append(number)
 
     def wait(self, process: subprocess.Popen[bytes], watch: Callable[[], None]) -> int:
         """Wait for the end of a supervisor; return its exit code. `watch`: called about twice a second."""
         self._process = process
-        # A signal that came between the start and now was not passed on.
-        if self.received:
-            process.send_signal(self.received)
+        for number in self.waiting:
+            process.send_signal(number)
+        self.waiting.clear()
         while True:
             try:
                 code = process.wait(_LOOK_S)

@@ -96,29 +96,34 @@ def new_name(token: str, part: str) -> str:
 def is_own(path: Path) -> bool:
     """Return whether a path is a regular file of this user."""
     try:
-        status = path.lstat()
+        status = os.lstat(path)
     except OSError:
         return False
     return status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
 
 
-def own_segments(token: str) -> Iterator[tuple[str, Path]]:
-    """Yield part and path of each file of a job on this node that belongs to this user, sorted by path."""
+def own_segments(token: str, end: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield part and path of each file of a job on this node that belongs to this user, sorted by path.
+
+    `end`: only those whose name ends with this.
+    """
     prefix = _prefix(token)
     try:
         with os.scandir(SHM) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.startswith(prefix))
+            found = [name for entry in entries if (name := entry.name).startswith(prefix)]
     except (FileNotFoundError, PermissionError):
         return
-    for name in names:
-        match = _REST.fullmatch(name.removeprefix(prefix))
-        if match is not None and is_own(SHM / name):
-            yield match[1], SHM / name
+    for name in sorted(found):
+        if not name.endswith(end):
+            continue
+        match = _REST.fullmatch(name, len(prefix))
+        if match is not None and is_own(path := SHM / name):
+            yield match[1], path
 
 
 def find_segment(token: str, part: str) -> Path | None:
     """Return the file of one part of a job that belongs to this user, or None."""
-    return next((path for name, path in own_segments(token) if name == part), None)
+    return next((path for name, path in own_segments(token, part) if name == part), None)
 
 
 def token_words(token: str) -> tuple[int, int]:

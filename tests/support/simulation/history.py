@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -55,7 +56,7 @@ from simulation.program import (
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
-START_UP_TURNS = 500
+START_UP_TURNS = 220
 MAY_GATHER = ("reject", "local")
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
@@ -157,7 +158,7 @@ class History:
                 if draws.random() < 0.15:
                     dies_at = draws.randrange(START_UP_TURNS)
                 else:
-                    self._dies_in = int(draws.expovariate(1 / (20 * self.clocks)))
+                    self._dies_in = int(draws.expovariate(1 / (16 * self.clocks)))
             stride = draws.choice((0, 400, 60)) if not within else 40
             before = self.world.deaths
             self.world.run(stride, dies_at, within)
@@ -399,6 +400,9 @@ class Batch:
     @staticmethod
     def _run(seeds: Sequence[int], until: float, writer: int) -> NoReturn:
         failure, total, seed = "", np.zeros(N_COUNTS, int), -1
+        # Most objects live to the end of a launch.
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         pipe = os.fdopen(writer, "w")
         signal.signal(signal.SIGALRM, _hangs)
         try:

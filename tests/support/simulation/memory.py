@@ -12,6 +12,7 @@ from unittest import mock
 
 from mpips import _native
 from mpips.errors import RegionError
+from mpips.process import forked
 from mpips.recovery import replica_memory
 from mpips.server import server as server_module
 from mpips.session import startup
@@ -20,6 +21,7 @@ from mpips.transport.region import SHM, EmbeddingMemory, Regions, is_own, own_se
 from simulation.world import World
 
 _numbers = itertools.count()
+OPEN_FILES = 4000  # of one history at most, beside those that earlier ones have left open
 
 
 def files_of(pid: int) -> list[Path]:
@@ -88,19 +90,28 @@ class SimulatedRegions(Regions):
         """Leave all files."""
 
 
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
 @contextmanager
 def simulated_memory(world: World) -> Iterator[None]:
     """Within this context start-up makes memory of the simulation, and that of embedding tables is small."""
     sizes = EmbeddingMemory(first=1 << 16, reserve=1 << 16, buffers=1 << 20)
     assert region.embedding_memory(1).first > sizes.first
+    region.allow_open_files(OPEN_FILES)
     regions: Any = type("WorldRegions", (SimulatedRegions,), {"world": world})
     with ExitStack() as stack:
         for patch in (
             mock.patch.object(server_module, "embedding_memory", return_value=sizes),
             mock.patch.object(startup, "Regions", regions),
-            mock.patch.object(startup, "sweep"),
+            mock.patch.object(startup, "sweep", _nothing),
             # Actors that died have the files of their launch open.
-            mock.patch.object(replica_memory, "_lock"),
+            mock.patch.object(replica_memory, "_lock", _nothing),
+            # One process has the files of all ranks open, and forks none.
+            mock.patch.object(server_module, "allow_open_files", _nothing),
+            mock.patch.object(forked, "register", _nothing),
+            mock.patch.object(forked, "forget", _nothing),
         ):
             stack.enter_context(patch)
         yield

@@ -11,20 +11,26 @@ from simulation.world import World
 
 
 class Mail:
-    """Messages to one receiver, by sender."""
+    """Messages to one receiver, by sender.
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    Attributes:
+        n: Number of messages that are under way.
+    """
+
+    def __init__(self, world: World, kind: int) -> None:
+        """`kind`: of the receiver; see world.py."""
+        self._world, self._kind, self.n = world, kind, 0
         self._queues: dict[int, deque[Any]] = {}
 
     def send(self, sender: int, message: Any) -> None:
         """Send a message; it is received later."""
         self._queues.setdefault(sender, deque()).append(message)
-        self._world.changed()
+        self.n += 1
+        self._world.changed(self._kind)
 
     def receive(self) -> list[tuple[int, Any]]:
         """Return some of the messages that are under way, in the order of each sender."""
-        if not any(self._queues.values()):
+        if not self.n:
             return []
         draws, found = self._world.random, []
         senders = list(self._queues)
@@ -33,8 +39,7 @@ class Mail:
             queue = self._queues[sender]
             while queue and draws.random() < 0.6:
                 found.append((sender, queue.popleft()))
-        if found or any(self._queues.values()):
-            self._world.changed()
+        self.n -= len(found)
         return found
 
 

@@ -37,7 +37,9 @@ if (run.parent / "wait").exists():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
     (run.parent / "ready").write_text("now")
-    time.sleep(60)
+    # A signal just before a long sleep begins would be handled at the end of the sleep.
+    for _ in range(6000):
+        time.sleep(0.01)
 loss = abs(config["train"]["epochs"] - 3) + 0.5
 result = {{"epochs": config["train"]["epochs"], "seconds": 1.5, "loss": loss, "accuracy": 1 - loss / 10,
           "cross_entropy": None}}
@@ -242,28 +244,72 @@ def test_a_trial_that_fails_is_shown_and_tried_again_when_the_sweep_continues(
     assert Path("found/order").read_text().split() == ["trial-1", "trial-2", "trial-1"]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)]
-)
+# A process that sweeps, and does `{between}` when a trial has ended. It sends itself `{number}` within the
+# call that starts a trial, once the trial is ready: its process is not known to the sweep yet.
+SWEEPING = """
+import os, sys, time
+from pathlib import Path
+from mpips.supervisor import child, sweep
+start = child.start
+def start_late(*arguments):
+    process = start(*arguments)
+    while not Path("sweeps/ready").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), {number})
+    return process
+if {number}:
+    child.start = start_late
+child.sys.executable = {program!r}
+sys.exit(sweep.Sweep.open(Path("sweeps")).run([], lambda *_: {between}))
+"""
+ENDS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)]
+
+
+def sweeping(program: Path, waits: bool, number: int = 0, between: str = "None") -> list[str]:
+    """Make a sweep of two trials, which `waits` lets wait for a signal; return the command that runs it."""
+    config = load_config(None, [("task", "mlp"), ("data.train", "digits")])
+    Sweep.create(Path("sweeps"), "mlp", "", [(("a=1",), config), (("a=2",), config)])
+    if waits:
+        Path("sweeps/wait").touch()
+    text = SWEEPING.format(number=int(number), program=str(program), between=between)
+    return [PYTHON, "-c", text]
+
+
+@pytest.mark.parametrize(("number", "code"), ENDS)
 def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
     program: Path, number: signal.Signals, code: int
 ) -> None:
-    config = load_config(None, [("task", "mlp"), ("data.train", "digits")])
-    folder = Path("sweeps")
-    Sweep.create(folder, "mlp", "", [(("a=1",), config), (("a=2",), config)])
-    (folder / "wait").touch()
-    text = (
-        "import sys; from pathlib import Path; from mpips.supervisor import child, sweep\n"
-        f"found = sweep.Sweep.open(Path({str(folder)!r}))\n"
-        f"child.sys.executable = {str(program)!r}\n"
-        "sys.exit(found.run([], lambda *_: None))\n"
-    )
-    # SIGINT goes to the sweep alone, not to a terminal's processes; the trial is sent it, too.
-    with subprocess.Popen([PYTHON, "-c", text]) as process:
-        assert processes.until((folder / "ready").exists, 20.0)
+    # SIGINT goes to the sweep alone, not to a terminal's processes; the trial is sent it as well.
+    with subprocess.Popen(sweeping(program, True)) as process:
+        assert processes.until(Path("sweeps/ready").exists, 60.0)
         os.kill(process.pid, number)
-        assert process.wait(20) == code
-    assert (folder / "order").read_text().split() == ["trial-1"]
+        assert process.wait(60) == code
+    assert Path("sweeps/order").read_text().split() == ["trial-1"]
+
+
+@pytest.mark.parametrize(("number", "code"), ENDS)
+def test_a_signal_that_comes_while_a_trial_is_started_goes_to_it(
+    program: Path, number: signal.Signals, code: int
+) -> None:
+    done = subprocess.run(sweeping(program, True, number), timeout=40, check=False)
+    assert done.returncode == code
+    assert Path("sweeps/order").read_text().split() == ["trial-1"]
+
+
+def test_a_sweep_that_is_preempted_between_two_trials_starts_no_other(program: Path) -> None:
+    between = f"os.kill(os.getpid(), {int(signal.SIGUSR1)})"
+    done = subprocess.run(sweeping(program, False, between=between), timeout=40, check=False)
+    assert done.returncode == 75
+    assert Path("sweeps/order").read_text().split() == ["trial-1"]
+
+
+def test_a_trial_that_ends_by_sigusr1_before_it_can_take_it_was_preempted(program: Path) -> None:
+    program.write_text(
+        program.read_text().replace("signal.signal(signal.SIGUSR1,", "(lambda *_: 0)(0,")
+    )
+    done = subprocess.run(sweeping(program, True, signal.SIGUSR1), timeout=40, check=False)
+    assert done.returncode == 75
+    assert Path("sweeps/order").read_text().split() == ["trial-1"]
 
 
 @pytest.mark.parametrize(
