@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpips.recovery.exchange import remove_exchange
 from mpips.transport.region import unlink_job
 from mpips.worker.start import MadeParts
 
@@ -37,6 +38,7 @@ def release(parts: Parts, for_good: bool) -> None:
     if for_good:
         parts.regions.unlink()
         unlink_job(parts.cluster.token)
+        remove_exchange(parts.cluster.token)
     else:
         parts.regions.leave()
     with parts.cluster.watchdog.guard("freeing the MPI window"):

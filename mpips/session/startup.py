@@ -39,6 +39,8 @@ from mpips.worker.parts import PARTS
 from mpips.worker.replicated.memory import native_rules, node_layout
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mpips.config.options import SessionOptions
     from mpips.mpi.cluster import Cluster
     from mpips.recovery.node_tables import NodeTables
@@ -251,9 +253,9 @@ class _StartUp:
             p.node_tables = NodeTables(p.cluster, p.regions, p.generation, layout, rules)
         return p.node_tables
 
-    def _choose(self) -> Saving:
+    def _choose(self, exchange: Path | None = None) -> Saving:
         self._parts.cluster.arrive("looking for a checkpoint")
-        return self._plan.choose()
+        return self._plan.choose(exchange)
 
     def _connect_servers(self) -> None:
         """Make a communicator of all servers. Collective over all ranks."""

@@ -18,7 +18,7 @@ from mpips.mpi.failure_report import LEAVING
 from mpips.mpi.started import Started, started_file
 from mpips.rundir.directory import replace_json
 from mpips.rundir.files import RankPlace
-from mpips.rundir.requests import SCALE, JobSize, RequestFolder
+from mpips.rundir.requests import SCALE_IN_MEMORY, JobSize, RequestFolder
 from mpips.supervisor.hosts import Host, HostPool, Layout
 from mpips.supervisor.launcher import Launcher
 from mpips.supervisor.plan import SupervisionPlan, make_run
@@ -96,7 +96,7 @@ def test_an_attempt_is_asked_to_leave_when_the_new_ranks_wait(tmp_path: Path) ->
     scene.standbys.is_starting = False
     scene.tick()
     scene.tick()
-    assert scene.attempt.why == [SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
     assert scene.scaling.is_asked
     # The run keeps its size until the attempt has ended.
     assert (scene.plan.pool.n_ranks, scene.plan.config.run.ranks) == (4, 0)
@@ -105,17 +105,17 @@ def test_an_attempt_is_asked_to_leave_when_the_new_ranks_wait(tmp_path: Path) ->
     assert (scene.plan.config.run.ranks, scene.plan.config.cluster.servers) == (6, 2)
     scene.scaling.begin()
     scene.tick()
-    assert scene.attempt.why == [SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
 
 
 def test_a_change_is_tried_again_by_the_next_attempt(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.tick(JobSize(ranks=5, servers=1))
-    assert scene.attempt.why == [SCALE]  # without a record there is no launch to wait for
+    assert scene.attempt.why == [SCALE_IN_MEMORY]  # without a record there is no launch to wait for
     scene.scaling.begin()
     assert not scene.scaling.is_asked
     scene.tick()
-    assert scene.attempt.why == [SCALE, SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY, SCALE_IN_MEMORY]
 
 
 def test_the_last_of_several_requests_counts(tmp_path: Path) -> None:
@@ -134,14 +134,14 @@ def test_new_ranks_that_do_not_come_are_not_waited_for_for_ever(
     assert not scene.attempt.why
     monkeypatch.setattr("mpips.supervisor.scaling._STARTS_S", 0.0)
     scene.tick()
-    assert scene.attempt.why == [SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
 
 
 def test_without_standby_launches_nothing_is_started(tmp_path: Path) -> None:
     scene = Scene(tmp_path, run__standby=False).recorded()
     scene.tick(JobSize(ranks=6, servers=2))
     assert not scene.standbys.started
-    assert scene.attempt.why == [SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
 
 
 HOSTS = HostPool([Host("a", 3), Host("b", 3)], 4, 0, 1, 0)
