@@ -154,7 +154,10 @@ class History:
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
         self._scaling = random.Random(f"changes {seed}") if has_scaling(seed) else None
-        self._scales_left = self._scaling.choice((1, 2, 3, 4)) if self._scaling else 0
+        if self._scaling:
+            # Enough for a request, a cut and the clocks behind it.
+            self.clocks = max(self.clocks, 15)
+        self._scales_left = self._scaling.choice((2, 3, 5)) if self._scaling else 0
         # What a launch starts from if it finds no memory to continue in, by launch.
         self._starts: dict[int, Checkpoint | None] = {}
         self._exchanges = self._files = 0
@@ -190,6 +193,14 @@ class History:
                     dies_at = draws.randrange(START_UP_TURNS)
                 else:
                     self._dies_in = int(draws.expovariate(1 / (20 * self.clocks)))
+            if self._scaling and self._must_exchange and self._scaling.random() < 0.6:
+                # In a start-up from the exchange.
+                dies_at, within, self._dies_in = (
+                    self._scaling.randrange(300),
+                    False,
+                    None,
+                )
+                deaths_left += 1
             stride = draws.choice((0, 400, 60)) if not within else 40
             before = self.world.deaths
             self.world.run(stride, dies_at, within)
@@ -226,10 +237,10 @@ class History:
 
     def _leaves_in(self) -> int | None:
         """Return after how many turns of its scheduler the next launch is asked for another size, or None."""
-        if self._scaling is None or not self._scales_left or self._scaling.random() < 0.2:
+        if self._scaling is None or not self._scales_left or self._scaling.random() < 0.1:
             return None
         self._scales_left -= 1
-        return 1 + int(self._scaling.expovariate(1 / self.clocks))
+        return 1 + int(self._scaling.expovariate(2 / self.clocks))
 
     def _scale(self) -> None:
         """Give the job another size after a launch that has left for it, as a supervisor does."""
@@ -268,10 +279,11 @@ class History:
             shape = shape._replace(gathers=self._more.choice((0.0, 0.0, 0.3)))
         self.shape = shape
         if self._scaling is not None and (self._must_exchange or self._scaling.random() < 0.9):
-            # On the first node, where an exchange is.
+            # On one node, where the exchange is.
+            node = self.layout.servers[0] if self._must_exchange else 0
             self.shape = shape._replace(has_partners=False)
             kind = self._scaling.choice(("rma", "p2p"))
-            self.layout = Layout((0,) * shape.n_servers, (0,) * shape.n_workers, kind)
+            self.layout = Layout((node,) * shape.n_servers, (node,) * shape.n_workers, kind)
             return
         self._place()
 

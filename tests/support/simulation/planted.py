@@ -373,15 +373,14 @@ def _leaves_before_the_exchange() -> list[Any]:
 
 
 def _removes_the_exchange_early() -> list[Any]:
-    """A launch removes the exchange when it begins its own memory, not when that is complete."""
-    real = takeover.Takeover._begin
+    """A launch removes the exchange before its own memory is marked, so before a later one can use that."""
+    real = takeover.Takeover.join
 
-    def wrong(self: takeover.Takeover, saving: Any) -> None:
-        if saving.is_exchange and not saving.origin.workers[0].files:
-            takeover.remove_exchange(self._cluster.token)
-        real(self, saving)
+    def wrong(self: takeover.Takeover, server: Any) -> Any:
+        takeover.remove_exchange(self._cluster.token)
+        return real(self, server)
 
-    return [mock.patch.object(takeover.Takeover, "_begin", wrong)]
+    return [mock.patch.object(takeover.Takeover, "join", wrong)]
 
 
 def _keeps_the_exchange() -> list[Any]:
