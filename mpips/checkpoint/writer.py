@@ -62,10 +62,12 @@ from mpips.checkpoint.sorting import RowExchange
 from mpips.checkpoint.steps import Peers, Steps, finish, in_background
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.errors import CheckpointError, DiskFullError
+from mpips.process.memory import free_bytes
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_SHM = Path("/dev/shm")
 _STRUCTURE_BYTES = 1 << 18  # bytes, more than the structure of the file needs
 SWITCH = "MPIPS_MPI_IO"  # environment variable; "0" on any server: no server writes through MPI-IO
 
@@ -92,6 +94,7 @@ class CheckpointWriter:
         block_bytes: int = BLOCK_BYTES,
         may_publish: Callable[[], None] | None = None,
         example: Example | None = None,
+        finished: Path | None = None,
     ) -> None:
         """Make the writer. Local; `steps` does the work.
 
@@ -110,6 +113,7 @@ class CheckpointWriter:
                 CheckpointError if the checkpoint must not be published.
             example: Called on server 0 in the background when all data is in the file, with the checkpoint
                 before it has its name, and the arrays beside the tables; returns `Manifest.example`.
+            finished: Folder with the images of workers that have finished; None: `folder`.
         """
         self._peers = Peers(comm, timeout_s, f"the checkpoint of step {head.step}")
         self._folder = folder
@@ -119,6 +123,7 @@ class CheckpointWriter:
         self._parallel = parallel
         self._block_bytes = block_bytes
         self._may_publish = may_publish
+        self._finished = finished
         self._example = example
         sentence = f"the checkpoint of step {head.step} was not written to {folder}"
         self._all = Agreement(self._peers, sentence)
@@ -241,6 +246,13 @@ class CheckpointWriter:
         """
         system = os.statvfs(self._folder)
         free = system.f_bavail * system.f_frsize
+        if self._folder.parent == _SHM:
+            # Its pages are memory of this node.
+            free = min(free, free_bytes()[0] or free)
+            if free < n_bytes + _STRUCTURE_BYTES:
+                raise DiskFullError(
+                    f"there is too little memory: {n_bytes:,} bytes are needed, {free:,} are free"
+                )
         if free < n_bytes + _STRUCTURE_BYTES:
             raise DiskFullError(
                 f"the disk is too full: {n_bytes:,} bytes are needed, {free:,} are free; free space, or "
@@ -342,7 +354,9 @@ class CheckpointWriter:
                 found = self._example(written, self._head.attachments)
             manifest = msgspec.structs.replace(manifest, example=found)
             notes = [f"no example: {found['absent']}"] if "absent" in found else []
-        workers = worker_files.adopt(self._folder, prepared.folder, manifest.workers)
+        workers = worker_files.adopt(
+            self._folder, prepared.folder, manifest.workers, self._finished
+        )
         manifest = msgspec.structs.replace(manifest, workers=workers)
         write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)

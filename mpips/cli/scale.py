@@ -72,8 +72,10 @@ def command(
     """Change the numbers of workers and servers of a run that `mpips run` started.
 
     RUN is a run directory or the beginning of a run's name. The ranks of the new size are started beside the
-    job. When they wait, the job writes a checkpoint, and they continue from it: no sample of an epoch is read
-    twice or left out, and no update is lost. A script chooses the number of its servers itself.
+    job. When they wait, its servers leave all tables in shared memory, from where the new ranks continue:
+    no sample of an epoch is read twice or left out, and no update is lost. Where shared memory cannot be
+    used, for example with several nodes, a checkpoint is, and the answer gives the reason. A script
+    chooses the number of its servers itself.
 
     \b
     mpips scale job-2026 --workers +2
@@ -105,7 +107,9 @@ def command(
             for n, what in zip(counts, ("worker", "server"), strict=True)
         )
     )
-    say(f"mpips scale: {found.path.name} continues with {text}", err=False)
+    scaled = [event.source for event in after.events if event.event == "scaled"]
+    source = f", from {scaled[-1]}" if scaled and scaled[-1] else ""
+    say(f"mpips scale: {found.path.name} continues with {text}{source}", err=False)
 
 
 def is_script(run: Path) -> bool:

@@ -235,7 +235,7 @@ class Client:
         elif isinstance(message, Bye):
             self.final_statistics = self._statistics_in(message)
         elif isinstance(message, Leave):
-            raise LeavingError(message.why)
+            raise LeavingError(message.why, message.in_memory)
         elif isinstance(message, Propose | Commit | Abandon | Write | Attachment | BestProgress):
             self._take_cut(message)
         elif isinstance(message, Trace | TraceEnd):

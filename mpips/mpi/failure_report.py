@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from mpips.terminal.passing import PassedStream
 
 _LINES = 24  # lines of the terminal of `mpips run`, of which ranks know the columns only
-LEAVING = (
-    "Leaving"  # `kind` of the report of a rank that ends on request after a durable checkpoint
-)
+# `kind` of the report of a rank that ends on request after a durable checkpoint, and after the run's exchange
+LEAVING, EXCHANGED = "Leaving", "Exchanged"
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +162,7 @@ class _ReportWriter:
                 return
             self._written = True
         self._log.end_row()
-        if self._passed is not None and fields.get("kind") != LEAVING:
+        if self._passed is not None and fields.get("kind") not in (LEAVING, EXCHANGED):
             self._stderr.show_on()
         filled: dict[str, Any] = {"about": self._rank, "exit_code": 1, **fields}
         report = FailureReport(

@@ -289,9 +289,11 @@ class Leave(msgspec.Struct, tag="leave"):
 
     Attributes:
         why: Reason for the end, for the error of each rank.
+        in_memory: The checkpoint is in shared memory; see LeavingError.
     """
 
     why: str
+    in_memory: bool = False
 
 
 class Failure(msgspec.Struct, tag="fail"):
@@ -360,11 +362,14 @@ class Commit(msgspec.Struct, tag="commit"):
         id: Number of the cut.
         clock: Workers cut at the first tick at or after this clock; HERE: where they wait.
         best: The value for which the checkpoint of this cut is marked as the best one; None: it is not.
+        folder: The folder in shared memory into which the checkpoint of this cut is written
+            (mpips.recovery.exchange); "": the folder of checkpoints.
     """
 
     id: int
     clock: int
     best: BestValue | None = None
+    folder: str = ""
 
 
 class BestProgress(msgspec.Struct, tag="best"):

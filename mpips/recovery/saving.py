@@ -40,6 +40,7 @@ class Saving:
         attached: Names of the arrays beside the tables that worker 0 sends before its first clock; see
             `mpips.checkpoint.structure.meaning_of`.
         example: Predicts the example of a checkpoint, on server 0; None: checkpoints have none.
+        is_exchange: `start` is the run's exchange, in shared memory (mpips.recovery.exchange).
     """
 
     folder: Path | None
@@ -57,6 +58,7 @@ class Saving:
     data: Mapping[str, Any] = field(default_factory=dict)
     attached: tuple[str, ...] = ()
     example: Example | None = None
+    is_exchange: bool = False
 
     @property
     def first_clock(self) -> int:
@@ -122,6 +124,7 @@ class Saving:
             beginning=memory.beginning,
             places=places,
             notes=notes,
+            is_exchange=False,
         )
 
 
@@ -134,8 +137,11 @@ class SavingPlan(Protocol):
     def draft(self) -> Saving:
         """Return what is saved, without a checkpoint to start from. Not collective; fast."""
 
-    def choose(self) -> Saving:
+    def choose(self, exchange: Path | None = None) -> Saving:
         """Return what is saved, with the checkpoint to start from. Collective over the job's ranks, blocking.
+
+        Args:
+            exchange: The run's exchange, which all ranks see; None: it has none.
 
         Raises:
             ConfigError: The requested checkpoint does not fit the job.
@@ -156,6 +162,6 @@ class FixedPlan(msgspec.Struct, frozen=True):
         """Return `saving`."""
         return self.saving
 
-    def choose(self) -> Saving:
+    def choose(self, exchange: Path | None = None) -> Saving:
         """Return `saving`."""
         return self.saving

@@ -8,14 +8,16 @@ is necessary, the state is first brought to the server's node, from another node
 Order. The scheduler alone writes `memory.json`, and each step below ends with an exchange between all ranks.
 If old memory is not used, it is removed before `memory.json` of the new launch is written (`choose`). New
 copies and sets are marked before `memory.json` names this launch as the last one that completed its start-up,
-and old sets are removed only after that (`join`). So a launch that fails at any point of its start-up leaves
-either complete memory that fits `memory.json`, or none that the next launch would use.
+and old sets and the exchange (mpips.recovery.exchange) are removed only after that (`join`). So a launch that
+fails at any point of its start-up leaves either complete memory that fits `memory.json`, or none that the
+next launch would use.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +25,7 @@ import msgspec
 from mpips import _native
 from mpips.errors import ConfigError, ProtocolError, RecoveryError, RegionError
 from mpips.model.build import this_build
+from mpips.recovery.exchange import find_exchange, remove_exchange
 from mpips.recovery.memory import (
     FORMAT,
     At,
@@ -104,15 +107,16 @@ class Takeover:
         self.at: list[At] = []
         self.cold = ""
         self._refused = ""
+        self._exchange: Path | None = None  # the exchange of the run; None: it has none
         self._places: tuple[Place, ...] = ()
 
-    def choose(self, saving: Saving, look_for_start: Callable[[], Saving]) -> Saving:
+    def choose(self, saving: Saving, look_for_start: Callable[[Path | None], Saving]) -> Saving:
         """Take over the memory of the launch before, or remove it and describe the new start in memory.json.
 
         Args:
             saving: The saving of the job, without a start.
-            look_for_start: Returns it with the checkpoint to start from; collective; called only if the job
-                does not continue in memory.
+            look_for_start: Returns it with the checkpoint to start from, or the exchange, which it gets if
+                the run has one; collective; called only if the job does not continue in memory.
 
         Returns:
             The saving of the job, with the places or the checkpoint from which the job starts.
@@ -131,7 +135,7 @@ class Takeover:
             if self._node_tables is not None:
                 self._node_tables.forget()
             gc.collect()
-        saving = look_for_start()
+        saving = look_for_start(self._exchange)
         self._begin(saving)
         return saving
 
@@ -148,13 +152,24 @@ class Takeover:
             # Only the head of another format is known to have a meaning here.
             memory = read_memory(run) if head is not None and head.format == FORMAT else None
             why = why_refused(run, memory) if memory is not None else ""
-            return [msgspec.to_builtins(head), msgspec.to_builtins(memory), why]
+            exchange = str(find_exchange(c.token) or "")
+            return [msgspec.to_builtins(head), msgspec.to_builtins(memory), why, exchange]
 
         rows = c.agree("reading memory.json", read)
-        head, found, self._refused = rows[c.assignment.scheduler]
+        head, found, self._refused, _ = rows[c.assignment.scheduler]
+        self._note_exchange({row[3] for row in rows})
         if found is None and head is not None:
             self._refuse(msgspec.convert(head, MemoryHead))
         return msgspec.convert(found, Memory) if found is not None else None
+
+    def _note_exchange(self, found: set[str]) -> None:
+        """Store the exchange that ranks have found, if all of them have; `found`: its path, "" for none."""
+        if len(found) == 1:
+            self._exchange = Path(*found) if "" not in found else None
+        else:
+            self._partnership.notes.append(
+                "the shared memory that a change of size has left is not on the nodes of all ranks: not used"
+            )
 
     def _refuse(self, head: MemoryHead, alike: bool = True) -> None:
         """Raise ConfigError if another build wrote memory that any node still has. Collective.
@@ -331,6 +346,8 @@ class Takeover:
             p.clean()
             if tables is not None:
                 tables.clean()
+            # From here on a later launch continues in the memory of this one.
+            remove_exchange(c.token)
 
         c.agree("marking the memory", mark)
         here = this_build()

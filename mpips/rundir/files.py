@@ -158,7 +158,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         event: "failed" (an attempt ended and another can follow), "began" (an attempt has started to train),
             "scaled" (an attempt ended and one of another size follows) or "not scaled" (that was refused).
         step: Step of the run that the failed attempt had reached, or with which this attempt begins.
-        source: Source that an attempt began from; see StartPoint.
+        source: Source that an attempt began from; see StartPoint. For "scaled" what carries the job to the
+            attempt of another size: "shared memory", or "a checkpoint", with the reason if there is one.
         cause: One sentence on the cause of a failure or refusal, or on the new size.
     """
 

@@ -22,7 +22,9 @@ from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.reading import DAMAGED, read_regular
 
-SCALE = "mpips scale"  # why an attempt ends so that one of another size follows
+# Why an attempt ends so that one of another size follows, from a checkpoint or from shared memory.
+SCALE, SCALE_IN_MEMORY = "mpips scale", "mpips scale in memory"
+BY_FILE = ", not shared memory: "  # before the reason, where shared memory was requested
 Kind: TypeAlias = Literal["checkpoint", "stop", "scale"]
 
 

@@ -351,8 +351,8 @@ def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:
         return point, saving.first_clock
     epoch = min((worker.epoch for worker in m.workers), default=0)
     counts = any(worker.counts_epochs for worker in m.workers)
-    path = str(saving.start)
-    point = StartPoint(source="checkpoint", path=path, step=m.step, epoch=epoch, has_epochs=counts)
+    source, path = ("memory", "") if saving.is_exchange else ("checkpoint", str(saving.start))
+    point = StartPoint(source=source, path=path, step=m.step, epoch=epoch, has_epochs=counts)
     return point, 0
 
 

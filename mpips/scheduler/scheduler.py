@@ -368,14 +368,15 @@ class Scheduler:
         self._endpoint.send_to_all(others[1:], Bye(self._statistics.brief(own)))
         self.finished = True
 
-    def send_leave(self, why: str) -> None:
+    def send_leave(self, why: str, in_memory: bool) -> None:
         """Send all ranks that the job ends after its last checkpoint; return at once.
 
         Args:
             why: Reason, for the error of each rank.
+            in_memory: The checkpoint is in shared memory; see LeavingError.
         """
         a = self._assignment
-        self._endpoint.send_to_all(self._others((*a.servers, *a.workers)), Leave(why))
+        self._endpoint.send_to_all(self._others((*a.servers, *a.workers)), Leave(why, in_memory))
 
     def statistics(self) -> dict[str, Any]:
         """Return the statistics of the scheduler, by name."""

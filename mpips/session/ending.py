@@ -140,13 +140,12 @@ class Ending:
         self._cluster.ignore_signals()
         self._regions.leave()
         self._cluster.clean_shared_memory()
-        failure_report.write(
-            kind=failure_report.LEAVING, message=str(error), exit_code=error.exit_code
-        )
+        kind = failure_report.EXCHANGED if error.in_memory else failure_report.LEAVING
+        failure_report.write(kind=kind, message=str(error), exit_code=error.exit_code)
         if scheduler is not None:
             say(f"mpips: leaving: {error}")
             launch.explain_launcher()
-            scheduler.send_leave(str(error))
+            scheduler.send_leave(str(error), error.in_memory)
         together = self._come_together()
         sys.stdout.flush()
         if not together:

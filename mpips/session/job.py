@@ -391,6 +391,7 @@ class Job:
     def _make_coordinator(
         self, send_to_worker: ToOneWorker, send_to_servers: ToAllServers
     ) -> Coordinator:
+        from mpips.recovery.exchange import Exchange
         from mpips.snapshot.coordinator import Coordinator
         from mpips.worker.connection_options import needs_common_clock
 
@@ -404,11 +405,20 @@ class Job:
             send_to_worker,
             send_to_servers,
             p.options.timeout_s,
+            exchange=Exchange(p.ranks.token, self._why_no_exchange()),
         )
         if p.saving.places:
             ahead = max(place.ahead - place.clock + place.steps for place in p.saving.places)
             coordinator.begin_at(ahead)
         return coordinator
+
+    def _why_no_exchange(self) -> str:
+        """Return why a change of the size of this job needs a file; "": shared memory can hold the job."""
+        p = self._parts
+        if not p.warm:
+            return "no memory of the job outlives a launch (redundancy.warm = false)"
+        n_nodes = len(set(p.ranks.assignment.node_of))
+        return f"the ranks are on {n_nodes} nodes" if n_nodes > 1 else ""
 
     def _idle(self) -> bool:
         """Poll the control plane while a worker waits until a server receives a message.

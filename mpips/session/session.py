@@ -71,9 +71,9 @@ class FunctionPlan(msgspec.Struct, frozen=True):
         """Return what is saved, without a start."""
         return self.saving
 
-    def choose(self) -> Saving:
-        """Choose the checkpoint to start from. Collective over `comm`, blocking."""
-        start = find_start(self.saving.folder, self.resume, self.comm)
+    def choose(self, exchange: Path | None = None) -> Saving:
+        """Choose the checkpoint to start from. Collective over `comm`, blocking; see SavingPlan."""
+        start = find_start(self.saving.folder, self.resume, self.comm, exchange)
         manifest = start.manifest
         return replace(
             self.saving,
@@ -81,6 +81,7 @@ class FunctionPlan(msgspec.Struct, frozen=True):
             start=start.path,
             origin=manifest,
             generation=start.generation,
+            is_exchange=start.in_memory,
         )
 
 

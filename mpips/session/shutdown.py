@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpips.mpi.one_rank import OneRank
+from mpips.recovery.exchange import remove_exchange
 from mpips.transport.region import unlink_job
 from mpips.worker.start import MadeParts
 
@@ -42,6 +43,7 @@ def release(parts: Parts, for_good: bool) -> None:
         if for_good:
             parts.regions.unlink()
             unlink_job(parts.ranks.token)
+            remove_exchange(parts.ranks.token)
         else:
             parts.regions.leave()
         with parts.ranks.watchdog.guard("freeing the MPI window"):

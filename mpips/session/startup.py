@@ -40,6 +40,8 @@ from mpips.worker.parts import PARTS
 from mpips.worker.replicated.memory import native_rules, node_layout
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mpips.config.options import SessionOptions
     from mpips.model.placement import Placement
     from mpips.mpi.cluster import Cluster
@@ -285,9 +287,9 @@ class _StartUp:
             p.node_tables = NodeTables(p.cluster, p.regions, p.generation, layout, rules)
         return p.node_tables
 
-    def _choose(self) -> Saving:
+    def _choose(self, exchange: Path | None = None) -> Saving:
         self._parts.ranks.arrive("looking for a checkpoint")
-        return self._plan.choose()
+        return self._plan.choose(exchange)
 
     def _connect_ranks(self, c: Cluster) -> None:
         """Make the communicators of the control plane, of workers and of servers. Collective."""

@@ -55,6 +55,11 @@ that meet in a gather at every clock can only be cut at the same clock, workers 
 only at different ones. A message that is under way while its gather ends costs one more attempt and nothing
 else, because a cut that is given up has no effect.
 
+A change of the size of a job (`mpips scale`) is such a cut, requested by Ask("end") with the reason
+`SCALE_IN_MEMORY`. Its Commit has the folder of the run's exchange, in shared memory: workers write their
+images there and servers the checkpoint (mpips.recovery.exchange). If the servers cannot write it, the
+coordinator begins another cut at once, whose checkpoint is a file.
+
 Best values (`mpips.training.best`): all workers wait at one place of their programs for a cut there. Worker 0
 sends Ask("best"). The coordinator gives up a cut that is not copied yet, because the workers do not come to
 its place, sends Commit(id, HERE), and sends BestProgress until the checkpoint is durable.

@@ -39,7 +39,8 @@ from mpips.mpi.messages import (
     Write,
 )
 from mpips.process.patience import is_over, running_s
-from mpips.rundir.requests import SCALE
+from mpips.recovery.exchange import Exchange
+from mpips.rundir.requests import BY_FILE, SCALE, SCALE_IN_MEMORY
 from mpips.snapshot.best import BestRequest
 from mpips.snapshot.cut import ClockPace, CutAttempt, ahead_of, late_text
 from mpips.snapshot.end_request import EndRequest
@@ -70,6 +71,7 @@ class Coordinator:
         send_to_servers: Callable[[ToServer], None],
         timeout_s: float,
         warn: Callable[[str], None] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """Begin without a cut.
 
@@ -83,7 +85,9 @@ class Coordinator:
             send_to_servers: Sends a message to all servers; returns at once.
             timeout_s: Timeout of the job, seconds. A cut that is not agreed to after half of it is given up.
             warn: Prints a warning; None: to stderr.
+            exchange: The exchange of the run, for a change of its size; None: no such change is possible.
         """
+        self._exchange = exchange or Exchange("", "the job has no supervisor")
         self._triggers = triggers
         self._common = common_clock
         self._before = before
@@ -250,6 +254,8 @@ class Coordinator:
         """Begin a cut: propose a clock to the workers, or commit at once where none can have passed it."""
         self._last_id += 1
         self._cut = cut = CutAttempt(self._last_id, reason, clock, now, "proposed", best=best)
+        if best is None and self._ending.reason == SCALE_IN_MEMORY:
+            cut.folder = self._exchange.open()
         if clock in (0, HERE):
             self._commit(cut)
             return
@@ -259,8 +265,8 @@ class Coordinator:
     def _commit(self, cut: CutAttempt) -> None:
         """Order servers to expect the cut and workers to make it."""
         cut.phase = "committed"
-        self._send_to_servers(Commit(cut.id, cut.clock, cut.best))
-        self._send_to_working(Commit(cut.id, cut.clock))
+        self._send_to_servers(Commit(cut.id, cut.clock, cut.best, cut.folder))
+        self._send_to_working(Commit(cut.id, cut.clock, folder=cut.folder))
 
     def agreed(self, worker: int, answer: Agreed) -> None:
         """Process a worker's answer to a proposal."""
@@ -375,6 +381,13 @@ class Coordinator:
                 self._requested = "end"
             return
         error = next((s.error for _, s in sorted(cut.saved.items()) if s.error), "")
+        if cut.folder and not error:
+            raise LeavingError(f"{SCALE}: shared memory holds the job", in_memory=True)
+        if cut.folder:
+            # Try at once with a file: nothing has been lost but time.
+            self._exchange.refuse(error)
+            self._requested = "end"
+            return
         if error:
             self.statistics["failed"] += 1
             self._report_failure(error)
@@ -386,11 +399,16 @@ class Coordinator:
             if saved.note:
                 self._warn(saved.note)
         if self._ending.reason:
-            again = f", exit {LeavingError.exit_code}; run again to continue"
-            raise LeavingError(
-                f"{self._ending.reason}: wrote checkpoint {cut.saved[0].path}"
-                + ("" if self._ending.reason == SCALE else again)
-            )
+            raise LeavingError(self._why_leaving(cut))
+
+    def _why_leaving(self, cut: CutAttempt) -> str:
+        """Return why the job ends after the checkpoint of this cut, which is in the folder of checkpoints."""
+        reason, wrote = self._ending.reason, f"wrote checkpoint {cut.saved[0].path}"
+        if reason == SCALE_IN_MEMORY:
+            why = self._exchange.why_not or "it was being written when the request came"
+            return f"{SCALE}: {wrote}{BY_FILE}{why}"
+        again = "" if reason == SCALE else f", exit {LeavingError.exit_code}; run again to continue"
+        return f"{reason}: {wrote}{again}"
 
     def _report_failure(self, why: str) -> None:
         """Warn that a cut gave no checkpoint; if the job is to end, request another one after a pause."""

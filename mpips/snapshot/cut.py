@@ -67,6 +67,9 @@ class CutAttempt:
     best: BestValue | None = (
         None  # value for which the checkpoint is written; all workers wait for it
     )
+    folder: str = (
+        ""  # where its checkpoint is written in shared memory; "": the folder of checkpoints
+    )
     quiet: bool = False  # True: giving it up is part of the protocol, so no warning and no count
 
 

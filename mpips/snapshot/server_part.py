@@ -126,6 +126,7 @@ class ServerPart:
         self._id = 0  # number of the cut under way; 0: there is none
         self._held: Patience | None = None  # since its first record; None: no record has come
         self._best: BestValue | None = None  # mark of its checkpoint
+        self._exchange: Path | None = None  # where it is written in shared memory; None: it is not
         self._cannot_copy = 0  # number of the last cut for whose copy there was no memory
         self._writer: CheckpointWriter | None = None  # from the copy to the end of writing
         self._parts: list[PositionPart] = []  # positions of the workers at the cut, by worker
@@ -152,11 +153,12 @@ class ServerPart:
             self._attachments.take(message)
         elif isinstance(message, Commit):
             self._id, self._held, self._best = message.id, None, message.best
+            self._exchange = Path(message.folder) if message.folder else None
             self._ahead = True
             self._server.core.expect_cut(message.id)
         elif isinstance(message, Abandon):
             self._server.core.release_cut(message.id)
-            self._id, self._writer, self._best = 0, None, None
+            self._id, self._writer, self._best, self._exchange = 0, None, None, None
             self._send(Saved(message.id, "", "given up"))
         elif isinstance(message, Write) and self._writer is not None:
             self._work = self._write(self._writer, message.id)
@@ -252,10 +254,12 @@ class ServerPart:
             error = str(failure)
         else:
             path = str(writer.info.path)
-            self._last = self._parts, writer.info
-            # Remove in the background, because the removal of large files takes as long as a training step.
-            note = yield from in_background(lambda: self._retain(writer.info.path))
-        self._id, self._writer, self._best = 0, None, None
+            # An exchange is no checkpoint: it ends with the start-up of the next launch.
+            if self._exchange is None:
+                self._last = self._parts, writer.info
+                # Remove in the background: the removal of large files takes as long as a training step.
+                note = yield from in_background(lambda: self._retain(writer.info.path))
+        self._id, self._writer, self._best, self._exchange = 0, None, None, None
         self._send(Saved(number, path, error, note))
 
     def _await_attachments(self) -> Iterator[object]:
@@ -375,18 +379,20 @@ class ServerPart:
         self, shards: list[ShardData], number: int, block_bytes: int = plan.BLOCK_BYTES
     ) -> CheckpointWriter:
         """Return a writer of these shards for cut `number`, with the workers' positions as they are now."""
-        assert self._saving.folder is not None
+        folder = self._saving.folder
+        assert folder is not None
         core = self._server.core
         return CheckpointWriter(
             self._comm,
-            self._saving.folder,
+            self._exchange or folder,
             self._head(),
             shards,
             ServerState([core.applied(w) for w in range(self._n_workers)]),
             timeout_s=self._timeout_s,
             block_bytes=block_bytes,
             may_publish=self._run.check_lease if self._run is not None else None,
-            example=self._saving.example,
+            example=None if self._exchange else self._saving.example,
+            finished=folder,
         )
 
     def _head(self) -> ManifestHead:

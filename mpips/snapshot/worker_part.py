@@ -59,7 +59,7 @@ class WorkerPart:
         common_clock: bool,
         ask_every: int,
         room: int,
-        store_image: Callable[[int], ImageFile] | None = None,
+        store_image: Callable[[int, str], ImageFile] | None = None,
         inner_steps: bool = False,
     ) -> None:
         """Begin without a cut.
@@ -75,8 +75,8 @@ class WorkerPart:
             ask_every: Without a common clock the worker requests a checkpoint at each multiple of this number
                 of steps of the run; 0: never.
             room: Bytes of the longest payload that a record of any server takes.
-            store_image: `store_image(id)` writes the worker's image for a cut and returns its description;
-                None: the worker keeps nothing of its own.
+            store_image: `store_image(id, folder)` writes the worker's image for a cut into a folder, "" for
+                that of checkpoints, and returns its description; None: the worker keeps nothing of its own.
             inner_steps: The job has tables under LocalSGD or DiLoCo.
         """
         self._store_image = store_image
@@ -174,12 +174,12 @@ class WorkerPart:
             self._control.state = "computing"
         if isinstance(cut.pending, Commit) and now >= cut.pending.clock:
             # Clear the order first: while the worker waits for room in a ring it may receive the next one.
-            number, clock, cut.pending = cut.pending.id, cut.pending.clock, None
+            order, cut.pending = cut.pending, None
             # The place is the first tick at the clock or after it. At a later one a record would make the cut
             # inconsistent. Write none: the servers then give the cut up.
             # A worker never comes to a tick with the order to cut HERE: it has waited for that cut.
-            if clock in (0, now) or self._skips(clock):
-                self._put_tick(number)
+            if order.clock in (0, now) or self._skips(order.clock):
+                self._put_tick(order.id, order.folder)
 
     def _skips(self, clock: int) -> bool:
         """Return True if the last tick is the first one at or after this clock, between outer steps."""
@@ -268,7 +268,7 @@ class WorkerPart:
         if pushed_since or not self._position.known or pending.clock:
             return True
         self._control.cut.pending = None
-        self._put_tick(pending.id)
+        self._put_tick(pending.id, pending.folder)
         return False
 
     def check_in_gather(self, pushed_since: bool) -> None:
@@ -336,9 +336,14 @@ class WorkerPart:
         """
         self._put(0, now + 1, self._position.coming_part(now + 1, step))
 
-    def _put_tick(self, number: int) -> None:
-        """Write the worker's image, then the records of a cut with its position at its last tick."""
-        image = self._store_image(number) if self._store_image is not None else None
+    def _put_tick(self, number: int, folder: str = "") -> None:
+        """Write the worker's image, then the records of a cut with its position at its last tick.
+
+        Args:
+            number: Number of the cut; 0: none.
+            folder: Where its checkpoint is written; see Commit.
+        """
+        image = self._store_image(number, folder) if self._store_image is not None else None
         self._put(number, self._position.tick, self._position.part(image))
 
     def _put(self, number: int, clock: int, part: bytes) -> None:

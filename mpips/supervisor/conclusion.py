@@ -27,6 +27,7 @@ from mpips.supervisor.block import (
 from mpips.supervisor.hosts import Layout
 from mpips.supervisor.left_memory import Settled, settle
 from mpips.supervisor.plan import SupervisionPlan
+from mpips.supervisor.reap import exchanges, is_complete
 from mpips.supervisor.record import RunRecord
 from mpips.supervisor.restarts import MOST_KILLED_STARTS, Restarts
 from mpips.supervisor.verdict import DONE, INTERRUPTED, PREEMPTED, Verdict, read_reports
@@ -101,8 +102,8 @@ class Conclusion:
         step = last.progress.recoverable if last is not None else 0
         return settled.describe(self._run.path, step)
 
-    def _clear(self, generation: int, saved: bool) -> Settled:
-        """Do what `settle` does with processes and memory."""
+    def _clear(self, generation: int, saved: bool, but_exchange: bool = False) -> Settled:
+        """Do what `settle` does with processes and memory; `but_exchange`: see `left_memory.settle`."""
         settled = settle(
             self._plan.pool.usable,
             self._run.path,
@@ -110,6 +111,7 @@ class Conclusion:
             self._run.info().token,
             saved,
             self._plan.config.redundancy.warm,
+            but_exchange=but_exchange,
             tell=self._record.tell,
             hurry=self._hurry,
         )
@@ -117,24 +119,33 @@ class Conclusion:
             self._record.tell_once(line)
         return settled
 
-    def scaled(self, generation: int, ended: Ended, layout: Layout) -> None:
-        """Record that an attempt has ended with a checkpoint so that the next one has another size.
+    def scaled(self, generation: int, ended: Ended, verdict: Verdict, layout: Layout) -> None:
+        """Record that an attempt has ended so that the next one has another size.
 
         Args:
             generation: Generation number of the attempt.
             ended: Its end.
+            verdict: The exchange or a checkpoint has the job.
             layout: Ranks and hosts of the next one.
         """
         self._failed_at, self._what = time.monotonic(), "change"
-        newest = newest_checkpoint(self._plan.checkpoints)
-        # The checkpoint has what memory has, in a form for any size.
-        if not self._clear(generation, saved=True).silent:
+        newest, source = newest_checkpoint(self._plan.checkpoints), "a checkpoint"
+        status = _with(newest, ended.status)
+        if verdict.in_memory:
+            folder = next(filter(is_complete, exchanges(self._run.info().token)), None)
+            newest = newest_checkpoint(folder) if folder is not None else newest
+            status, source = ended.status, "shared memory"
+        elif verdict.by_file:
+            source = f"a checkpoint, since {verdict.by_file}"
+        # Memory of the old size has nothing more, in a form for that size alone.
+        settled = self._clear(generation, saved=True, but_exchange=verdict.in_memory)
+        if not settled.silent:
             # The file that describes the memory is removed with it.
             with contextlib.suppress(OSError):
                 (self._run.path / MEMORY).unlink(missing_ok=True)
-        text = f"{plural(layout.n_ranks, 'rank')} from step {newest.step} on"
-        self._record.note("scaled", generation, newest.step, text)
-        self._record.write_status("restarting", generation, _with(newest, ended.status), text)
+        text = f"{plural(layout.n_ranks, 'rank')} from step {newest.step} on, from {source}"
+        self._record.note("scaled", generation, newest.step, text, source)
+        self._record.write_status("restarting", generation, status, text)
         self._record.tell(f"mpips run: {text}")
 
     def tell_of_memory(self, memory: str) -> None:
@@ -191,7 +202,9 @@ class Conclusion:
     def _left(self, generation: int, verdict: Verdict, ended: Ended) -> int:
         """Conclude a run that was asked to end; return its exit code."""
         newest = newest_checkpoint(self._plan.checkpoints)
-        if verdict.kind == PREEMPTED:
+        # A change of the size leaves the job in shared memory, which stays.
+        wrote = verdict.kind == PREEMPTED and not verdict.in_memory
+        if wrote:
             status = _with(newest, ended.status)
             self._record.write_status("preempted", generation, status, "checkpointed")
         else:
@@ -200,7 +213,7 @@ class Conclusion:
 
         name = name_of(ended.interrupted or signal.SIGUSR1)
         saved = newest.path.name if newest.path is not None else "none"
-        if verdict.kind == PREEMPTED:
+        if wrote:
             text = f"{name}: wrote checkpoint {saved}, exit {verdict.exit_code}"
         else:
             text = ended.hurried or f"interrupted by {name}: the ranks ended before they had saved"

@@ -19,7 +19,7 @@ from mpips.supervisor.clearing import clear
 from mpips.supervisor.host_names import by_reason, compact
 from mpips.supervisor.hosts import is_here
 from mpips.supervisor.lease import LeaseHolder
-from mpips.supervisor.reap import LeftMemory, forget, keep, reap, segments
+from mpips.supervisor.reap import LeftMemory, exchanges, forget, is_complete, keep, reap, segments
 from mpips.transport.region import KEEP_S, MARK
 
 
@@ -85,7 +85,8 @@ def foreign_here(token: str) -> list[str]:
 
 def is_memory_here(token: str) -> bool:
     """Return True if this host has shared memory from which a launch can continue."""
-    return any(path.name.endswith(MARK) for path in segments(token)[0])
+    marked = any(path.name.endswith(MARK) for path in segments(token)[0])
+    return marked or any(is_complete(folder) for folder in exchanges(token))
 
 
 def settle(
@@ -96,6 +97,7 @@ def settle(
     saved: bool,
     warm: bool = True,
     *,
+    but_exchange: bool = False,
     tell: Callable[[str], None],
     hurry: Callable[[], bool] = lambda: False,
 ) -> Settled:
@@ -108,6 +110,7 @@ def settle(
         token: Names the shared memory of the run.
         saved: A checkpoint contains what the memory contains.
         warm: Launches of this run can continue from memory.
+        but_exchange: With `saved`: the exchange of this host stays, because it is what has been saved.
         tell: Receives lines for people, if most hosts are slow.
         hurry: True: hosts that have not answered are not waited for.
 
@@ -116,7 +119,7 @@ def settle(
     """
     holds = warm and not saved
     reap(run, generation)
-    here = keep(token) if holds else forget(token)
+    here = keep(token) if holds else forget(token, but_exchange)
     away = [name for name in names if not is_here(name)]
     cleared = clear(away, run, generation, token, keep=holds, tell=tell, hurry=hurry)
     return Settled({socket.gethostname(): here, **cleared.memory}, cleared.failed)

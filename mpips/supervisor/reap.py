@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -46,6 +47,9 @@ _DAEMONS = (
 )
 # Last part of the name of the file that marks the memory of a server complete; see mpips.transport.region.
 _MARK = "-mark"
+# Last part of the name of the folder from which a launch of another size can start; see
+# mpips.recovery.exchange.
+_EXCHANGE = "-exchange"
 
 
 @dataclass(frozen=True)
@@ -232,27 +236,56 @@ def _unclear() -> list[int]:
 
 
 def segments(token: str) -> tuple[list[Path], list[Path]]:
-    """Return the run's shared-memory files on this node, and files of other users with such names."""
+    """Return the run's shared-memory files on this node, and files of other users with such names.
+
+    Its exchange, a folder, is in neither.
+    """
     own: list[Path] = []
     foreign: list[Path] = []
     if not token.isalnum():
         return own, foreign
+    folders = exchanges(token)
     name = re.compile(rf"mpips(-kept)?-{os.geteuid()}-{token}(\.[0-9a-f]+)?-.+")
     for path in sorted(_SHM.glob(f"mpips*-{os.geteuid()}-{token}*")):
         with contextlib.suppress(OSError):
             status = path.lstat()
-            if name.fullmatch(path.name):
+            if name.fullmatch(path.name) and path not in folders:
                 mine = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
                 (own if mine else foreign).append(path)
     return own, foreign
 
 
-def forget(token: str) -> LeftMemory:
-    """Remove the run's shared memory on this node. All processes of the run have ended."""
+def exchanges(token: str) -> list[Path]:
+    """Return the folders of this user in which the run's memory waits for a launch of another size."""
+    found = []
+    if token.isalnum():
+        for path in sorted(_SHM.glob(f"mpips-kept-{os.geteuid()}-{token}*{_EXCHANGE}")):
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                if status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode):
+                    found.append(path)
+    return found
+
+
+def is_complete(exchange: Path) -> bool:
+    """Return True if a launch can start from an exchange: it has its name only when it is written whole."""
+    return any(exchange.glob("step-*"))
+
+
+def forget(token: str, but_exchange: bool = False) -> LeftMemory:
+    """Remove the run's shared memory on this node. All processes of the run have ended.
+
+    Args:
+        token: Names the memory.
+        but_exchange: Leave the exchange: the next launch starts from it.
+    """
     own, foreign = segments(token)
     for path in own:
         path.unlink(missing_ok=True)
-    return LeftMemory(len(own), 0, _named(foreign))
+    folders = [] if but_exchange else exchanges(token)
+    for path in folders:
+        shutil.rmtree(path, ignore_errors=True)
+    return LeftMemory(len(own) + len(folders), 0, _named(foreign))
 
 
 def keep(token: str) -> LeftMemory:
@@ -269,6 +302,12 @@ def keep(token: str) -> LeftMemory:
     for path in removed:
         path.unlink(missing_ok=True)
     n_bytes = 0
+    for folder in exchanges(token):
+        if is_complete(folder):
+            remaining += [folder, *(path for path in folder.rglob("*") if path.is_file())]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
     for path in remaining:
         os.utime(path)
         n_bytes += path.stat().st_blocks * 512

@@ -73,7 +73,9 @@ class RunRecord:
         except OSError as error:
             self.warn(str(error))
 
-    def note(self, event: str, generation: int, step: int = 0, cause: str = "") -> None:
+    def note(
+        self, event: str, generation: int, step: int = 0, cause: str = "", source: str = ""
+    ) -> None:
         """Add a line to events.jsonl.
 
         Args:
@@ -81,8 +83,16 @@ class RunRecord:
             generation: Generation number of the attempt.
             step: The last step that it reported.
             cause: One sentence.
+            source: See `mpips.rundir.files.Event`.
         """
-        line = Event(time_s=time.time(), generation=generation, event=event, step=step, cause=cause)
+        line = Event(
+            time_s=time.time(),
+            generation=generation,
+            event=event,
+            step=step,
+            source=source,
+            cause=cause,
+        )
         try:
             self._run.note(line)
         except OSError as error:

@@ -4,10 +4,11 @@
 
 1. The supervisor takes the request and refuses it in one sentence if the shape is impossible.
 2. It starts the launch of the new shape beside the attempt, which stays at work (`mpips.supervisor.standby`).
-3. When its ranks wait, the attempt is asked for a checkpoint, as before the time limit of a batch system, and
-   ends.
-4. The new launch begins from the checkpoint. Samples of the epoch that no worker had read are divided among
-   the new workers, each once; tables and optimizer states are divided among the new servers.
+3. When its ranks wait, the attempt is asked to end with a consistent cut of the job in shared memory
+   (`mpips.recovery.exchange`). Where that is impossible, it ends with a checkpoint, as before the time limit
+   of a batch system, and the reason is printed.
+4. The new launch begins from it. Samples of the epoch that no worker had read are divided among the new
+   workers, each once; tables and optimizer states are divided among the new servers.
 
 An attempt that fails in between is followed by one of the old shape, and the change is tried again there.
 The configuration of the run has the new shape from step 4 on, for all attempts that follow.
@@ -24,8 +25,8 @@ from msgspec.structs import replace
 from mpips.errors import ConfigError
 from mpips.mpi.started import joined
 from mpips.process.patience import is_over, running_s
-from mpips.rundir.requests import SCALE, JobSize
-from mpips.supervisor.hosts import HostPool, HostsError, Layout
+from mpips.rundir.requests import SCALE, SCALE_IN_MEMORY, JobSize
+from mpips.supervisor.hosts import HostPool, HostsError, Layout, is_here
 from mpips.supervisor.plan import SupervisionPlan
 
 if TYPE_CHECKING:
@@ -44,12 +45,14 @@ class Change(msgspec.Struct, frozen=True):
         config: The configuration with it.
         pool: The hosts with it.
         layout: The ranks and hosts of the next attempt.
+        by_file: Reason why shared memory cannot carry the job to them, for people; "": it may.
     """
 
     shape: JobSize
     config: JobConfig
     pool: HostPool
     layout: Layout
+    by_file: str = ""
 
 
 def change_of(plan: SupervisionPlan, shape: JobSize) -> Change:
@@ -75,7 +78,12 @@ def change_of(plan: SupervisionPlan, shape: JobSize) -> Change:
         run=replace(options, ranks=shape.ranks),
         cluster=replace(plan.config.cluster, servers=shape.servers),
     )
-    return Change(shape, config, pool, pool.layout())
+    layout = pool.layout()
+    away = next((host.name for host in layout.hosts if not is_here(host.name)), "")
+    by_file = f"the new size has ranks on another host, {away}" if away else ""
+    if not plan.config.redundancy.warm:
+        by_file = "no memory of the job outlives a launch (redundancy.warm = false)"
+    return Change(shape, config, pool, layout, by_file)
 
 
 class Scaling:
@@ -132,7 +140,7 @@ class Scaling:
         if self._standbys.is_starting and not is_over(self._since, _STARTS_S):
             return
         self._asked = True
-        attempt.ask_to_leave(SCALE)
+        attempt.ask_to_leave(SCALE if self._change.by_file else SCALE_IN_MEMORY)
 
     @property
     def is_asked(self) -> bool:

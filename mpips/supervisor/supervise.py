@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from mpips.errors import MpipsError
 from mpips.monitor.progress import Snapshot
 from mpips.rundir.directory import FULL, replace_json
@@ -32,7 +34,7 @@ from mpips.supervisor.record import RunRecord
 from mpips.supervisor.scaling import Scaling
 from mpips.supervisor.standby import Standbys
 from mpips.supervisor.stopping import Requests, Signals, drive
-from mpips.supervisor.verdict import PREEMPTED, judge
+from mpips.supervisor.verdict import PREEMPTED, Verdict, judge
 from mpips.terminal.elapsed import Elapsed
 from mpips.terminal.screen import say
 
@@ -142,18 +144,20 @@ class Supervisor:
             ended = self._attempt(lease, generation, layout, command)
             lease.check()
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
-            left = verdict.kind == PREEMPTED and verdict.saved and not ended.interrupted
+            held = verdict.saved or verdict.in_memory
+            left = verdict.kind == PREEMPTED and held and not ended.interrupted
             if self._scaling.is_asked and left:
-                self._scale(generation, ended)
+                self._scale(generation, ended, verdict)
                 continue
             code = self._conclusion.conclude(generation, verdict, ended)
             if code is not None:
                 return code
 
-    def _scale(self, generation: int, ended: Ended) -> None:
-        """Give the run its new size, after an attempt that has ended with a checkpoint for it."""
+    def _scale(self, generation: int, ended: Ended, verdict: Verdict) -> None:
+        """Give the run its new size, after an attempt that has left the job for it."""
         change = self._scaling.apply()
-        self._conclusion.scaled(generation, ended, change.layout)
+        verdict = replace(verdict, by_file=verdict.by_file or change.by_file)
+        self._conclusion.scaled(generation, ended, verdict, change.layout)
         try:
             replace_json(self._run.config_file, change.config, durable=True)
         except OSError as error:

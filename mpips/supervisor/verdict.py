@@ -25,6 +25,7 @@ from mpips.mpi import failure_report
 from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.files import RankPlace
 from mpips.rundir.reading import DAMAGED, end_of
+from mpips.rundir.requests import BY_FILE
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 
 DONE = "done"
@@ -95,12 +96,17 @@ class Verdict(msgspec.Struct, frozen=True):
         exit_code: Exit code of the run if no other attempt follows.
         death: The rank or host that failed first, if one did.
         saved: A checkpoint contains all updates of the run, so its shared memory may be removed.
+        in_memory: The run's exchange contains them, for a launch of another size (mpips.recovery.exchange).
+        by_file: Reason why a checkpoint contains them and not the exchange, for people; "": none was asked
+            for.
     """
 
     kind: str
     exit_code: int
     death: Death | None = None
     saved: bool = False
+    in_memory: bool = False
+    by_file: str = ""
 
 
 def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
@@ -116,8 +122,11 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
     reports = read_reports(logs)
     if ended.code == 75 or any(r.exit_code == 75 for r in reports):
         # A task may exit with 75 by itself: only a rank that left on request has written a checkpoint.
-        saved = any(r.kind == failure_report.LEAVING for r in reports)
-        return Verdict(PREEMPTED, 75, saved=saved)
+        kinds = {report.kind for report in reports}
+        in_memory = failure_report.EXCHANGED in kinds
+        left = [r.message for r in reports if r.kind == failure_report.LEAVING]
+        why = next((text.partition(BY_FILE)[2] for text in left if BY_FILE in text), "")
+        return Verdict(PREEMPTED, 75, None, bool(left) and not in_memory, in_memory, why)
     if ended.interrupted:
         return Verdict(INTERRUPTED, 128 + ended.interrupted)
     own = [r for r in reports if not r.secondary]

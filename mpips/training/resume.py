@@ -55,15 +55,18 @@ class TrainingPlan(msgspec.Struct):
         """Return the options of saving, without a checkpoint to start from. Local."""
         return self._saving(Start())
 
-    def choose(self) -> Saving:
+    def choose(self, exchange: Path | None = None) -> Saving:
         """Find the checkpoint to start from and set the place in `inputs`. Collective over `comm`; blocks.
+
+        Args:
+            exchange: The run's exchange; see SavingPlan.
 
         Raises:
             ConfigError, CheckpointError: The requested checkpoint cannot be used.
         """
         wanted = self.config.checkpoint
         folder = Path(wanted.folder) if wanted.folder else None
-        return self._saving(find_start(folder, wanted.resume, self.comm))
+        return self._saving(find_start(folder, wanted.resume, self.comm, exchange))
 
     def _saving(self, start: Start) -> Saving:
         """Return the options of saving with a start, and set its place in `inputs`."""
@@ -83,7 +86,7 @@ class TrainingPlan(msgspec.Struct):
             inputs.steps_before = start.manifest.step
             how = set_place(inputs, start.manifest.workers, start.manifest.sampling, shape)
             beginning = beginning_of(inputs, start.manifest, self.n_workers)
-            notes = (f"starting from {start.path}, {how}",)
+            notes = (f"starting from {start.name}, {how}",)
         return Saving(
             Path(wanted.folder) if wanted.folder else None,
             run_id,
@@ -104,6 +107,7 @@ class TrainingPlan(msgspec.Struct):
                 *words.names_of(inputs.info),
             ),
             example=self._example() if names_of(inputs.info) else None,
+            is_exchange=start.in_memory,
         )
 
     def _example(self) -> ExampleMaker:

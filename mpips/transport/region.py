@@ -18,6 +18,7 @@ import os
 import re
 import resource
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Container, Iterator
@@ -48,6 +49,7 @@ MARK = "-mark"  # end of the name of the file that marks a set of files as compl
 KEEP_S = 24 * 3600.0  # seconds after which an untouched persistent file may be removed
 TAKE_OVER_S = 2.0  # seconds to wait for a file that a killed process still has mapped
 TOUCH_S = 600.0  # seconds between renewals of the modification times of a run's files
+EXCHANGE = "exchange"  # part of the name of a run's exchange, a folder; see mpips.recovery.exchange
 _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token: digits, part
 
 
@@ -107,6 +109,28 @@ def own_segments(token: str, end: str = "") -> Iterator[tuple[str, Path]]:
 
     `end`: only those whose name ends with this.
     """
+    return (found for found in _named(token, end) if is_own(found[1]))
+
+
+def own_folders(token: str) -> Iterator[tuple[str, Path]]:
+    """Yield part and path of each folder of a job on this node that belongs to this user, sorted by path."""
+    return (found for found in _named(token) if is_own_folder(found[1]))
+
+
+def is_own_folder(path: Path) -> bool:
+    """Return whether a path is a folder of this user, and no link to one."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
+
+
+def _named(token: str, end: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield part and path of everything on this node that has a name of this job, sorted by path.
+
+    `end`: only what has a name that ends with this.
+    """
     prefix = _prefix(token)
     try:
         with os.scandir(SHM) as entries:
@@ -114,11 +138,9 @@ def own_segments(token: str, end: str = "") -> Iterator[tuple[str, Path]]:
     except (FileNotFoundError, PermissionError):
         return
     for name in sorted(found):
-        if not name.endswith(end):
-            continue
-        match = _REST.fullmatch(name, len(prefix))
-        if match is not None and is_own(path := SHM / name):
-            yield match[1], path
+        match = _REST.fullmatch(name, len(prefix)) if name.endswith(end) else None
+        if match is not None:
+            yield match[1], SHM / name
 
 
 def find_segment(token: str, part: str) -> Path | None:
@@ -189,7 +211,15 @@ def sweep(spare: str = "") -> list[str]:
     if is_persistent(spare):
         spared = (f"{_prefix(spare)}.", f"{_prefix(spare)}-")
         found = [p for p in found if not p.name.startswith(spared)]
-    return [p.name for p in sorted(found) if _native.SharedMemory.remove_if_unused(p.name)]
+    return [p.name for p in sorted(found) if _remove_unused(p)]
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove a file that no process uses, or an exchange; return whether it was removed."""
+    if path.name.endswith(f"-{EXCHANGE}") and is_own_folder(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
+    return bool(_native.SharedMemory.remove_if_unused(path.name))
 
 
 def is_old(path: Path) -> bool:

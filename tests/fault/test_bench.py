@@ -34,7 +34,7 @@ SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
 # By day one of them runs, another one for each commit.
 SUITES = [
     *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
-    *("torch", "logistic", "gpu", "diloco", "word2vec", "monitor"),
+    *("torch", "logistic", "gpu", "diloco", "word2vec", "monitor", "elastic"),
 ]
 
 
@@ -170,3 +170,29 @@ def test_monitor_gives_every_ratio() -> None:
     assert set(found["ratios"]) == {"monitor_metrics", "monitor_page", "monitor_trace"}
     assert all(ratio > 0 for ratio in found["ratios"].values())
     assert found["figures"]["page_cpu"]["median"] > 0
+
+
+@of_suite("elastic")
+@pytest.mark.timeout(280)
+def test_elastic_gives_every_figure_and_ratio() -> None:
+    found = quick("elastic")
+    figures = {name: figure["median"] for name, figure in found["figures"].items()}
+    gaps = {
+        f"{who}_gap{how}_s" for who in ("survivor", "server") for how in ("", "_without_standby")
+    }
+    changes = [f"scale_{name}" for name in ("workers_up", "workers_down", "servers_up")]
+    scales = {
+        f"{name}_{what}_s" for name in changes for what in ("gap", "request", "beyond_launch")
+    }
+    others = {"quiet_step_s", "empty_launch_s", "scale_beyond_launch_s"}
+    assert set(figures) == gaps | scales | others
+    # A loaded machine says little, but every event was a pause after which the job came back.
+    assert all(figures["quiet_step_s"] < figures[name] < 100 for name in gaps)
+    assert all(figures[f"{name}_gap_s"] < figures[f"{name}_request_s"] for name in changes)
+    assert figures["scale_beyond_launch_s"] == max(
+        figures[f"{name}_beyond_launch_s"] for name in changes
+    )
+    assert set(found["ratios"]) == {"goodput_mtbf_10s", "goodput_mtbf_10s_without_standby"}
+    assert all(0 < ratio < 1.5 for ratio in found["ratios"].values())
+    assert set(found["bars"]) == {"goodput_mtbf_10s"}
+    assert sum("bar <=" in note for note in found["notes"]) == 3

@@ -37,7 +37,7 @@ def test_a_job_grows_and_shrinks_and_every_sample_counts_once(tmp_path: Path) ->
     with run.launched:
         # In the middle of an epoch of 22 clocks.
         run.until(lambda s: bool(s["ranks"]) and s["progress"]["step"] >= 3)
-        assert "continues with 3 workers and 2 servers" in scale(
+        assert "continues with 3 workers and 2 servers, from shared memory" in scale(
             run, "--workers", "+1", "--servers", "2"
         )
         grown = run.until(lambda s: s["generation"] == 1 and bool(s["ranks"]))
@@ -45,14 +45,16 @@ def test_a_job_grows_and_shrinks_and_every_sample_counts_once(tmp_path: Path) ->
         # A death in the new size continues in its memory.
         os.kill(next(p["pid"] for p in grown["ranks"] if p["role"] == "worker 2"), signal.SIGKILL)
         run.until(lambda s: s["generation"] == 2 and bool(s["ranks"]))
-        assert "continues with 1 worker and 2 servers" in scale(run, "--workers", "-2")
+        assert "continues with 1 worker and 2 servers, from shared memory" in scale(
+            run, "--workers", "-2"
+        )
         gate.touch()
         assert run.launched.wait() == 0, run.launched.tail(60)
         said = run.launched.stderr()
         check_counts(run, tmp_path)
     assert "attempt 2 is at work" in said
     assert "from memory" in said
-    assert said.count("after the change, from checkpoint") == 2
+    assert said.count("after the change, from memory: step") == 2
     assert "1 of 3" in said  # changes are no restarts
     assert "2 of 3" not in said
     assert not alive(run)

@@ -11,6 +11,7 @@ from mpips.mpi.messages import (
     Taken,
     Write,
 )
+from mpips.recovery.exchange import Exchange
 from mpips.snapshot.coordinator import Coordinator
 
 
@@ -26,6 +27,7 @@ class Stage:
         n_servers: int = 2,
         before: int = 0,
         timeout_s: float = 60.0,
+        exchange: Exchange | None = None,
     ) -> None:
         self.sent: list[object] = []
         self.warnings: list[str] = []
@@ -40,6 +42,7 @@ class Stage:
             lambda message: self.sent.append(("servers", message)),
             timeout_s,
             self.warnings.append,
+            exchange,
         )
 
     def take(self) -> list[object]:

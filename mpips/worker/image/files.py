@@ -34,21 +34,25 @@ class ImageFiles:
         """
         self._folder, self._worker, self._parts = folder, worker, parts
         self._digits = worker_files.new_digits()
-        self._names: list[str] = []  # of its files in the folder, the newest last
+        self._paths: list[Path] = []  # of its files that wait for a checkpoint, the newest last
         self._next: float | None = None  # monotonic s of the next try; None: nothing is missing
 
-    def write(self, number: int) -> ImageFile:
+    def write(self, number: int, folder: str = "") -> ImageFile:
         """Write the image for the cut of this number, LAST: for the end. Blocks for parts and for files.
 
         A failure is not raised but described: the checkpoint lacks the file, and is not published.
+
+        Args:
+            number: Number of the cut.
+            folder: Folder into which its checkpoint is written; "": that of checkpoints.
         """
         # The checkpoint of the newest file may still be written. One before has taken its file, or was given
         # up.
-        for name in self._names[:-1]:
+        for path in self._paths[:-1]:
             with suppress(OSError):
-                (self._folder / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         name = worker_files.temporary_name(self._digits, number, self._worker)
-        self._names = [*self._names[-1:], name]
+        self._paths = [*self._paths[-1:], Path(folder or self._folder) / name]
         found = self._write()
         if number == worker_files.LAST and found.error:
             self._next = time.monotonic() + _PAUSE_S
@@ -56,7 +60,7 @@ class ImageFiles:
 
     def _write(self) -> ImageFile:
         image = {name: part for each in self._parts for name, part in each.image().items()}
-        return worker_files.write_file(self._folder, self._names[-1], image)
+        return worker_files.write_file(self._paths[-1].parent, self._paths[-1].name, image)
 
     def try_again(self) -> None:
         """Write the file of the end if it is missing, and the last try was long enough ago. Else cheap."""

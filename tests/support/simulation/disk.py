@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -58,7 +59,10 @@ class Disk:
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder = world, folder
         self.written: list[Checkpoint] = []
-        self.failures = self.era = 0
+        # The exchange that was written last, and the same with a path that no launch removes.
+        self.exchanged: Checkpoint | None = None
+        self.copied: Checkpoint | None = None
+        self.failures = self.era = self.n_exchanges = 0
         self.fails = 0.0  # chance that an attempt to write fails
         self._parts: dict[tuple[int, int], dict[int, tuple[ManifestHead, Any]]] = {}
         self._ends: dict[tuple[int, int], CheckpointInfo | MpipsError] = {}
@@ -70,7 +74,7 @@ class Disk:
 
     def restore(self, server: Server, placement: Any, tables: Sequence[Any], path: Path) -> None:
         """Fill a server's shards, as mpips.recovery.restore does from HDF5."""
-        start = next(each for each in self.written if each.path == path)
+        start = next(each for each in (*self.written, self.exchanged) if each and each.path == path)
         for i, table in enumerate(tables):
             server.core.set_steps_before(i, start.versions[table.name])
             if isinstance(table, DenseTable):
@@ -96,8 +100,12 @@ class Disk:
         n_servers: int,
         head: ManifestHead,
         shards: Sequence[ShardData],
+        exchange: Path | None = None,
     ) -> Iterator[CheckpointInfo | None]:
-        """Write a server's part in steps; yield None until all parts are there, then what was written."""
+        """Write a server's part in steps; yield None until all parts are there, then what was written.
+
+        `exchange`: the folder of the exchange that is written; None: it is a checkpoint.
+        """
         parts = self._parts.setdefault(attempt, {})
         for _ in range(self.world.random.randrange(3)):
             yield None
@@ -108,7 +116,7 @@ class Disk:
         if attempt not in self._ends:
             # The last one publishes, or all of them find the same failure.
             try:
-                self._ends[attempt] = self._publish(parts)
+                self._ends[attempt] = self._publish(parts, exchange)
             except MpipsError as error:
                 self._ends[attempt] = error
             self.world.changed(SERVER)
@@ -118,19 +126,43 @@ class Disk:
             raise found
         yield found
 
-    def _publish(self, parts: dict[int, tuple[ManifestHead, Any]]) -> CheckpointInfo:
+    def _publish(
+        self, parts: dict[int, tuple[ManifestHead, Any]], exchange: Path | None
+    ) -> CheckpointInfo:
         if self.world.random.random() < self.fails:
             self.failures += 1
             raise DiskFullError("the disk is full")
         head = parts[0][0]
-        path = self.folder / f"step-{head.step}-{len(self.written)}"
-        path.mkdir(parents=True, exist_ok=True)
-        workers = worker_files.adopt(self.folder, path, head.workers)
-        worker_files.remove(self.folder, head.workers)
+        folder = exchange or self.folder
+        path = folder / f"step-{head.step}-{len(self.written)}"
+        # The folder of an exchange is there: the coordinator has made it.
+        path.mkdir(parents=exchange is None, exist_ok=exchange is None)
+        workers = worker_files.adopt(folder, path, head.workers, self.folder)
+        worker_files.remove(folder, head.workers)
         head = replace(head, workers=workers)
-        shards = [part for _, part in parts.values()]
-        self.written.append(joined(self.era, head, shards, path))
+        found = joined(self.era, head, [part for _, part in parts.values()], path)
+        if exchange is None:
+            self.written.append(found)
+        else:
+            self.n_exchanges += 1
+            copy = self.folder / f"copy-{self.n_exchanges}"
+            shutil.copytree(path, copy)
+            self.exchanged, self.copied = found, found._replace(path=copy)
         return CheckpointInfo(path, head.step, 0, 0.0, (), ())
+
+    def newer(self, exchange: Path | None) -> Checkpoint | None:
+        """Return the exchange if it is in this folder, and complete, and no checkpoint is newer."""
+        found, file = self.exchanged, self.newest
+        if exchange is None or found is None or found.path.parent != exchange:
+            return None
+        assert found.path.exists(), "a part of the exchange is removed"
+        if file is None:
+            return found
+        is_newer = (found.head.generation, found.head.step) >= (
+            file.head.generation,
+            file.head.step,
+        )
+        return found if is_newer else None
 
 
 def joined(
@@ -190,6 +222,7 @@ class DiskServerPart(ServerPart):
             self._n_servers,
             self._head(),
             shards,
+            self._exchange,
         )
 
     def _retain(self, written: Path) -> str:

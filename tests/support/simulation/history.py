@@ -25,10 +25,12 @@ import numpy as np
 
 from mpips import DenseTable, EmbeddingTable
 from mpips.model.served import local_tables
+from mpips.recovery.exchange import find_exchange
+from mpips.recovery.memory import FILE as MEMORY
 from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
-from mpips.transport.region import SHM
+from mpips.transport.region import SHM, unlink_job
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.launch import Launch, Layout, simulated_start_up
@@ -58,11 +60,19 @@ from simulation.world import World
 N_NODES = 3  # of which a launch uses two
 START_UP_TURNS = 220
 MAY_GATHER = ("reject", "local")
+SCALING_SHARE, SCALING_SALT = (
+    0.12,
+    2,
+)  # of the histories; chosen so that no test's seed is one of them
+SCALING = "scaling"  # name of these, beside the features
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
 
 class Outcome(NamedTuple):
-    """Numbers of launches, deaths, lost nodes, moves of ranks, eras, checkpoints and turns of a history."""
+    """Numbers of launches, deaths, lost nodes, moves of ranks, eras, checkpoints and turns of a history.
+
+    `exchanges`: changes of the size in shared memory, and `files`: requests for one that ended with a file.
+    """
 
     launches: int
     deaths: int
@@ -71,6 +81,8 @@ class Outcome(NamedTuple):
     eras: int
     checkpoints: int
     turns: int
+    exchanges: int
+    files: int
 
 
 def run(seed: int, clocks: int = 0) -> Outcome:
@@ -96,6 +108,16 @@ def run(seed: int, clocks: int = 0) -> Outcome:
 def feature_of(seed: int) -> str:
     """Return the feature of a history; "": it has none of those that few histories have."""
     return random.Random(f"feature 299 {seed}").choice(FEATURES)
+
+
+def has_scaling(seed: int) -> bool:
+    """Return True if a job of this history is asked to change its size while it runs."""
+    return random.Random(f"scaling {SCALING_SALT} {seed}").random() < SCALING_SHARE
+
+
+def has(seed: int, feature: str) -> bool:
+    """Return True if a history has this feature."""
+    return has_scaling(seed) if feature == SCALING else feature_of(seed) == feature
 
 
 class History:
@@ -131,6 +153,17 @@ class History:
         self._memory = -1
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
+        # Draws of changes of the size, and requests that are left; None: there are none.
+        self._scaling = random.Random(f"changes {seed}") if has_scaling(seed) else None
+        if self._scaling:
+            # Enough for a request, a cut and the clocks behind it.
+            self.clocks = max(self.clocks, 15)
+        self._scales_left = self._scaling.choice((2, 3, 5)) if self._scaling else 0
+        # What a launch starts from if it finds no memory to continue in, by launch.
+        self._starts: dict[int, Checkpoint | None] = {}
+        self._exchanges = self._files = 0
+        # The next launch starts from the exchange that the one before has left, or from memory made from it.
+        self._must_exchange = False
 
     def run(self) -> Outcome:
         """Run launches until the job has ended."""
@@ -141,6 +174,7 @@ class History:
         while True:
             self.disk.forget()
             self.disk.fails = self.shape.fails
+            self._starts[launches] = self._next_start()
             self.launch = Launch(
                 self.world,
                 self.nodes,
@@ -150,6 +184,7 @@ class History:
                 launches,
                 self.shape,
                 self._begin,
+                self._leaves_in(),
             )
             launches += 1
             dies_at, within, self._dies_in = None, False, None
@@ -159,10 +194,21 @@ class History:
                     dies_at = draws.randrange(START_UP_TURNS)
                 else:
                     self._dies_in = int(draws.expovariate(1 / (16 * self.clocks)))
+            if self._scaling and self._must_exchange and self._scaling.random() < 0.6:
+                # In a start-up from the exchange.
+                dies_at, within = self._scaling.randrange(300), False
+                self._dies_in = None
+                deaths_left += 1
             stride = draws.choice((0, 400, 60)) if not within else 40
             before = self.world.deaths
             self.world.run(stride, dies_at, within)
-            if self.world.deaths > before:
+            died = self.world.deaths > before
+            # A rank that dies while all leave may seem to have left, or to have failed.
+            if self.launch.left and (not died or self._scaling.random() < 0.5):  # type: ignore[union-attr]
+                deaths_left -= died
+                self._scale()
+                continue
+            if died:
                 deaths_left -= 1
                 if self.shape.drops == "backup" and self.shape.n_servers > 1:
                     self._may_be_cold = "a worker may be at two clocks"
@@ -183,7 +229,39 @@ class History:
             len(self.eras),
             len(self.disk.written),
             self.world.turns,
+            self._exchanges,
+            self._files,
         )
+
+    def _leaves_in(self) -> int | None:
+        """Return after how many turns of its scheduler the next launch is asked for another size, or None."""
+        if self._scaling is None or not self._scales_left or self._scaling.random() < 0.1:
+            return None
+        self._scales_left -= 1
+        return 1 + int(self._scaling.expovariate(2 / self.clocks))
+
+    def _scale(self) -> None:
+        """Give the job another size after a launch that has left for it, as a supervisor does."""
+        draws, left = self._scaling, self.launch.left
+        assert draws is not None
+        assert left is not None
+        self._exchanges += left.in_memory
+        self._files += not left.in_memory
+        self._may_be_cold, self._must_exchange = "the size has changed", left.in_memory
+        # A supervisor that is killed leaves the memory of the old size.
+        if draws.random() < 0.7:
+            for node in self.nodes:
+                unlink_job(node.token)
+            (self._folder.path / MEMORY).unlink(missing_ok=True)
+        self._change()
+
+    def _next_start(self) -> Checkpoint | None:
+        """Return what the next launch must start from if it does not continue in memory."""
+        if self._must_exchange:
+            return self.disk.copied
+        tokens = {self.nodes[node].token for node in self.layout.nodes}
+        exchange = find_exchange(*tokens) if len(tokens) == 1 else None
+        return self.disk.copied if self.disk.newer(exchange) else self.disk.newest
 
     def _change(self) -> None:
         """Change the job."""
@@ -198,6 +276,13 @@ class History:
         elif shape.drops != "backup" and self._feature in MAY_GATHER:
             shape = shape._replace(gathers=self._more.choice((0.0, 0.0, 0.3)))
         self.shape = shape
+        if self._scaling is not None and (self._must_exchange or self._scaling.random() < 0.9):
+            # On one node, where the exchange is.
+            node = self.layout.servers[0] if self._must_exchange else 0
+            self.shape = shape._replace(has_partners=False)
+            kind = self._scaling.choice(("rma", "p2p"))
+            self.layout = Layout((node,) * shape.n_servers, (node,) * shape.n_workers, kind)
+            return
         self._place()
 
     def _place(self, keeps: Sequence[int] = ()) -> None:
@@ -224,6 +309,8 @@ class History:
         if not self.eras:
             return False
         what = draws.choice(("", "", "node", "node", "node", "away", "move", "all", "change"))
+        if self._scaling is not None:
+            what = draws.choice(("", "", "", "", "all", "change"))
         if self.eras[-1].has_residuals and what in ("node", "away", "move"):
             # A worker's residuals are on its node.
             return False
@@ -255,7 +342,7 @@ class History:
         return False
 
     def _lose_all(self) -> None:
-        self._may_be_cold = "there is no memory"
+        self._may_be_cold, self._must_exchange = "there is no memory", False
         for node in self.nodes:
             node.remove()
 
@@ -269,7 +356,10 @@ class History:
             assert self._may_be_cold, f"the memory is not used: {parts.cold}"
         if memory != self._memory:
             # Also a launch that was killed at the end of its start-up may have made the memory.
-            start = self.disk.newest
+            start = self._starts[memory]
+            if not parts.saving.places:
+                is_exchange = start is not None and start is self.disk.copied
+                assert parts.saving.is_exchange == is_exchange, "not the newest start"
             self._base_local, self._base_floors = None, []
             base = self._base(start) if start is not None else None
             era = Era(self.seed, len(self.eras), self.shape, base)
@@ -282,9 +372,11 @@ class History:
                 era.rounds = LocalRounds(era, self._base_local)
             if self.shape.drops:
                 era.applied = Applied(era, self._watches, parts.placement)
+        left = [node for node in self.layout.nodes if find_exchange(self.nodes[node].token)]
+        assert not left, f"an exchange is left on nodes {left}"
         if self._dies_in is not None:
             self.world.die_in(self._dies_in)
-        self._may_be_cold, self._lost = "", set()
+        self._may_be_cold, self._must_exchange, self._lost = "", False, set()
         self._has_copies = self.shape.has_partners and len(set(self.layout.servers)) > 1
         return self.eras[-1], self._watches
 
@@ -430,7 +522,7 @@ class Batch:
             *begun, text = pipe.read().split("\n")
         _, status = os.waitpid(self._pid, 0)
         for path in files_of(self._pid):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path in SHM.glob(f"mpips-simulation-{self._pid}-*"):
             shutil.rmtree(path)
         if not text:
@@ -458,7 +550,7 @@ def search(
         while len(running) < jobs and seed < first + count and time.monotonic() < began + seconds:
             seeds: Sequence[int] = range(seed, min(seed + BATCH, first + count))
             if feature is not None:
-                seeds = [each for each in seeds if feature_of(each) == feature]
+                seeds = [each for each in seeds if has(each, feature)]
             running.append(Batch(seeds, began + seconds))
             seed += BATCH
         if not running:
@@ -479,7 +571,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument("--feature", choices=sorted({*FEATURES} - {""}), help="only such histories")
+    parser.add_argument(
+        "--feature", choices=sorted({*FEATURES, SCALING} - {""}), help="only such histories"
+    )
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()
     defect = planted(options.planted) if options.planted else nullcontext()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -14,11 +15,14 @@ from mpips import DenseTable, EmbeddingTable
 from mpips.checkpoint.residuals import handed_over
 from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
+from mpips.errors import LeavingError
 from mpips.model.auto_placement import Site
 from mpips.mpi.messages import Agreed, Ask, Saved, Taken, Waits
 from mpips.mpi.roles import Assignment
+from mpips.recovery.exchange import Exchange
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import RunFolder, Supervised
+from mpips.rundir.requests import SCALE_IN_MEMORY
 from mpips.session import placing, roles, startup
 from mpips.session.parts import Parts
 from mpips.session.roles import Roles
@@ -91,8 +95,11 @@ class Plan:
         """Return what is saved."""
         return Saving(self._disk.folder, "run", triggers=self._triggers)
 
-    def choose(self) -> Saving:
-        """Return what is saved, and the newest checkpoint."""
+    def choose(self, exchange: Path | None = None) -> Saving:
+        """Return what is saved, and the exchange or the newest checkpoint."""
+        if (found := self._disk.newer(exchange)) is not None:
+            saving = replace(self.draft(), origin=found.head, start=found.path)  # type: ignore[arg-type]
+            return replace(saving, is_exchange=True)
         if (newest := self._disk.newest) is None:
             return self.draft()
         return replace(self.draft(), origin=newest.head, start=newest.path)  # type: ignore[arg-type]
@@ -126,6 +133,7 @@ class Launch:
         workers: Its workers, by index, as they come to work.
         networks: Networks of workers to servers on other nodes.
         rigs: What networks need of each server.
+        left: Request by which it has ended for a change of its size; None: it has not.
     """
 
     def __init__(
@@ -138,6 +146,7 @@ class Launch:
         generation: int,
         shape: Any,
         begin: Callable[[Parts], tuple[Era, Sequence[Watch]]],
+        leaves_in: int | None = None,
     ) -> None:
         """Let the ranks start up, as actors.
 
@@ -150,7 +159,11 @@ class Launch:
             generation: Number of the launch in the run.
             shape: Tables, numbers of ranks and options.
             begin: Returns what workers do, and what they have seen, once the first rank has started up.
+            leaves_in: Turns of the scheduler after which it is asked for a change of the size; None: it is
+                not.
         """
+        self._leaves_in = leaves_in
+        self.left: LeavingError | None = None
         self.world, self._disk, self.layout, self.shape = world, disk, layout, shape
         self._folder, self._generation, self._begin = folder, generation, begin
         self._tables = list(shape.tables)
@@ -454,6 +467,14 @@ class Launch:
             mail.send(0, message)
 
     def _schedule(self, parts: Parts) -> None:
+        """Play the scheduler. After a request to leave the others go on for some turns, as real ranks do."""
+        try:
+            self._coordinate(parts)
+        except LeavingError as error:
+            self.left = error
+            self.world.end_soon()
+
+    def _coordinate(self, parts: Parts) -> None:
         world, shape, saving = self.world, self.shape, parts.saving
         coordinator = Coordinator(
             saving.triggers,
@@ -465,6 +486,7 @@ class Launch:
             self._send_to_servers,
             shape.patience_s,
             lambda text: None,
+            Exchange(parts.cluster.token, "" if len(self.layout.nodes) == 1 else "two nodes"),
         )
         coordinator.begin_at(saving.first_clock)
         workers, servers, is_stopped = (
@@ -497,6 +519,10 @@ class Launch:
             if w in self.workers:
                 coordinator.note_clock(w, self.workers[w].now)
             if not is_stopped:
+                if self._leaves_in is not None:
+                    self._leaves_in -= 1
+                    if self._leaves_in == 0:
+                        coordinator.ask(Ask("end", world.monotonic(), why=SCALE_IN_MEMORY))
                 coordinator.poll()
                 if not workers and not coordinator.busy:
                     is_stopped = True

@@ -14,6 +14,7 @@ from mpips import _native
 from mpips.errors import RegionError
 from mpips.process import forked
 from mpips.recovery import replica_memory
+from mpips.recovery.exchange import remove_exchange
 from mpips.server import server as server_module
 from mpips.session import startup
 from mpips.transport import region
@@ -44,6 +45,7 @@ class Node:
     def remove(self) -> None:
         """Remove all files, as the loss of the node does."""
         unlink_job(self.token)
+        remove_exchange(self.token)
 
     @property
     def n_files(self) -> int:

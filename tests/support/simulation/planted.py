@@ -15,6 +15,7 @@ from ring_attack import FIELDS
 
 from mpips import BSP, SSP, Reject, _native
 from mpips.checkpoint import position
+from mpips.errors import LeavingError
 from mpips.recovery import memory, mirror, replica_start, takeover
 from mpips.server import server as server_module
 from mpips.snapshot import coordinator, server_part, worker_part
@@ -358,6 +359,47 @@ def _keeps_waiting_pushes() -> list[Any]:
     return [mock.patch.object(_native.ServerCore, "drop_repeated", return_value=None)]
 
 
+def _leaves_before_the_exchange() -> list[Any]:
+    """A job leaves for another size when its servers have their copies, before they have written them."""
+    real = coordinator.Coordinator.taken
+
+    def wrong(self: coordinator.Coordinator, server: int, taken: Any) -> None:
+        real(self, server, taken)
+        cut = self._cut
+        if cut is not None and cut.folder and cut.phase == "writing":
+            raise LeavingError("too early", in_memory=True)
+
+    return [mock.patch.object(coordinator.Coordinator, "taken", wrong)]
+
+
+def _removes_the_exchange_early() -> list[Any]:
+    """A launch removes the exchange before its own memory is marked, so before a later one can use that."""
+    real = takeover.Takeover.join
+
+    def wrong(self: takeover.Takeover, server: Any) -> Any:
+        takeover.remove_exchange(self._cluster.token)
+        return real(self, server)
+
+    return [mock.patch.object(takeover.Takeover, "join", wrong)]
+
+
+def _keeps_the_exchange() -> list[Any]:
+    """A launch does not remove the exchange, from which a later one starts again."""
+    return [mock.patch.object(takeover, "remove_exchange")]
+
+
+def _forgets_the_exchange() -> list[Any]:
+    """A launch whose start-up found memory of another size takes the newest file."""
+    real = takeover.Takeover._read
+
+    def wrong(self: takeover.Takeover) -> Any:
+        found = real(self)
+        self._exchange = None if found is not None else self._exchange
+        return found
+
+    return [mock.patch.object(takeover.Takeover, "_read", wrong)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -392,6 +434,10 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _silent_in_gathers,
         _cuts_in_a_gather_after_a_push,
         _keeps_waiting_pushes,
+        _leaves_before_the_exchange,
+        _removes_the_exchange_early,
+        _keeps_the_exchange,
+        _forgets_the_exchange,
     )
 }
 

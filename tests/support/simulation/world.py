@@ -260,6 +260,10 @@ class World:
         """Let an actor of this launch die in so many turns, in native code if `run` was told so."""
         self._dies_at = self.turns + turns
 
+    def end_soon(self) -> None:
+        """End the launch after some turns, without a death."""
+        self._ends_at = self.turns + self.random.choice((0, 1, 5, 30, 200))
+
     def _turn(self, able: list[Actor]) -> Actor:
         """Let one of the actors go on to its next pause, and return it."""
         random = self.random.random

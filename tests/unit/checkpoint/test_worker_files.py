@@ -254,3 +254,20 @@ def test_damage_in_a_checkpoint_of_format_2_is_found(tmp_path: Path, name: str) 
         assert checkpoint.damage() == [
             f"image of worker 1: {path / name}: the checksum does not match"
         ]
+
+
+def test_an_exchange_has_the_images_of_finished_workers(tmp_path: Path) -> None:
+    disk, exchange = tmp_path / "disk", tmp_path / "exchange"
+    # Worker 0 has finished and has written its image for the disk; worker 1 has come to the cut.
+    states = [*written(disk, LAST, 1), written(exchange, 7, 2)[1]]
+    into = exchange / "new"
+    into.mkdir()
+    found = worker_files.adopt(exchange, into, states, disk)
+    worker_files.remove(exchange, states)
+    for state in found:
+        read = read_worker(into, state)
+        assert np.array_equal(read[RESIDUALS].arrays["b"], values(state.worker)["b"])
+    # The file of the finished worker stays for checkpoints on the disk.
+    assert waiting(disk) == [temporary_name("a0", LAST, 0)]
+    with pytest.raises(CheckpointError, match="the image of worker 0 cannot be read"):
+        worker_files.adopt(exchange, tmp_path, states)

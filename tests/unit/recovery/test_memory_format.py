@@ -109,7 +109,7 @@ class Start:
             steps_before=0, run_id="", origin=None, beginning=(), sampling={}, data={}
         )
         saving.checkpoint_generation = lambda _: 0
-        self.takeover.choose(saving, lambda: saving)  # type: ignore[arg-type, return-value]
+        self.takeover.choose(saving, lambda exchange: saving)  # type: ignore[arg-type, return-value]
         return self.takeover.cold
 
 

@@ -201,3 +201,28 @@ def test_memory_is_kept_only_where_a_launch_can_go_on_in_it() -> None:
     finally:
         for path in (*kept, plain):
             path.unlink(missing_ok=True)
+
+
+def test_only_a_complete_exchange_is_memory_of_a_run() -> None:
+    token = uuid.uuid4().hex
+    folders = [
+        Path(f"/dev/shm/mpips-kept-{os.geteuid()}-{token}.{digits}-exchange") for digits in "12"
+    ]
+    try:
+        for folder in folders:
+            folder.mkdir()
+        (folders[0] / ".writing-1").mkdir()
+        (folders[1] / "step-000000000007").mkdir()
+        (folders[1] / "step-000000000007" / "state.h5").write_bytes(b"3" * 8192)
+        assert reap.segments(token) == ([], [])
+        kept = reap.keep(token)
+        assert kept.removed == 1
+        assert kept.remaining_bytes >= 8192
+        assert [folder.exists() for folder in folders] == [False, True]
+        assert reap.forget(token, but_exchange=True).removed == 0
+        assert folders[1].exists()
+        assert reap.forget(token).removed == 1
+        assert not folders[1].exists()
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import Contents
 from click.testing import CliRunner
 from supervisor_rig import Background, Case
 
@@ -14,15 +17,17 @@ from mpips.cli.scale import Count, changed, numbers
 from mpips.cli.scale import command as scale
 from mpips.config.schema import load_config
 from mpips.errors import ConfigError
-from mpips.mpi.failure_report import LEAVING
+from mpips.mpi.failure_report import EXCHANGED, LEAVING
 from mpips.mpi.started import Started, started_file
+from mpips.recovery.exchange import Exchange, remove_exchange
 from mpips.rundir.directory import replace_json
 from mpips.rundir.files import RankPlace
-from mpips.rundir.requests import SCALE, JobSize, RequestFolder
+from mpips.rundir.requests import BY_FILE, SCALE, SCALE_IN_MEMORY, JobSize, RequestFolder
 from mpips.supervisor.hosts import Host, HostPool, Layout
 from mpips.supervisor.launcher import Launcher
 from mpips.supervisor.plan import SupervisionPlan, make_run
 from mpips.supervisor.scaling import Scaling, change_of
+from mpips.transport.region import SHM, new_name, own_segments, persistent, unlink_job
 
 
 def plan_of(folder: Path, pool: HostPool, **keys: object) -> SupervisionPlan:
@@ -96,7 +101,7 @@ def test_an_attempt_is_asked_to_leave_when_the_new_ranks_wait(tmp_path: Path) ->
     scene.standbys.is_starting = False
     scene.tick()
     scene.tick()
-    assert scene.attempt.why == [SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
     assert scene.scaling.is_asked
     # The run keeps its size until the attempt has ended.
     assert (scene.plan.pool.n_ranks, scene.plan.config.run.ranks) == (4, 0)
@@ -105,17 +110,17 @@ def test_an_attempt_is_asked_to_leave_when_the_new_ranks_wait(tmp_path: Path) ->
     assert (scene.plan.config.run.ranks, scene.plan.config.cluster.servers) == (6, 2)
     scene.scaling.begin()
     scene.tick()
-    assert scene.attempt.why == [SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
 
 
 def test_a_change_is_tried_again_by_the_next_attempt(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.tick(JobSize(ranks=5, servers=1))
-    assert scene.attempt.why == [SCALE]  # without a record there is no launch to wait for
+    assert scene.attempt.why == [SCALE_IN_MEMORY]  # without a record there is no launch to wait for
     scene.scaling.begin()
     assert not scene.scaling.is_asked
     scene.tick()
-    assert scene.attempt.why == [SCALE, SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY, SCALE_IN_MEMORY]
 
 
 def test_the_last_of_several_requests_counts(tmp_path: Path) -> None:
@@ -134,14 +139,33 @@ def test_new_ranks_that_do_not_come_are_not_waited_for_for_ever(
     assert not scene.attempt.why
     monkeypatch.setattr("mpips.supervisor.scaling._STARTS_S", 0.0)
     scene.tick()
-    assert scene.attempt.why == [SCALE]
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
 
 
 def test_without_standby_launches_nothing_is_started(tmp_path: Path) -> None:
     scene = Scene(tmp_path, run__standby=False).recorded()
     scene.tick(JobSize(ranks=6, servers=2))
     assert not scene.standbys.started
+    assert scene.attempt.why == [SCALE_IN_MEMORY]
+
+
+def test_ranks_on_another_host_get_a_file(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    here = os.uname().nodename
+    scene.plan.pool = HostPool([Host(here, 6)], 4, 0, 1, 0)
+    assert change_of(scene.plan, JobSize(ranks=6, servers=2)).by_file == ""
+    scene.plan.pool = HostPool([Host(here, 4), Host("b", 4)], 4, 0, 1, 0)
+    change = change_of(scene.plan, JobSize(ranks=6, servers=2))
+    assert change.by_file == "the new size has ranks on another host, b"
+    scene.tick(JobSize(ranks=6, servers=2))
     assert scene.attempt.why == [SCALE]
+
+
+def test_without_memory_that_outlives_a_launch_there_is_a_file(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, redundancy__warm=False)
+    scene.tick(JobSize(ranks=6, servers=2))
+    assert scene.attempt.why == [SCALE]
+    assert scene.scaling.apply().by_file.endswith("(redundancy.warm = false)")
 
 
 HOSTS = HostPool([Host("a", 3), Host("b", 3)], 4, 0, 1, 0)
@@ -213,6 +237,57 @@ def test_a_request_carries_the_size_to_the_supervisor(case: Case) -> None:
         )
     [event] = [event for event in case.run_folder.events() if event.event == "not scaled"]
     assert "servers = 8 is too many" in event.cause
+
+
+@pytest.fixture
+def exchange(case: Case) -> Iterator[Path]:
+    """The exchange of a run, at step 77, beside memory of the old size."""
+    token = persistent(case.run_folder.info().token)
+    folder = Path(Exchange(token).open())
+    Contents().write(folder, 77)
+    (SHM / new_name(token, "s0-mark")).write_bytes(b"1")
+    yield folder
+    remove_exchange(token)
+    unlink_job(token)
+
+
+def parts_of(case: Case) -> list[str]:
+    return [part for part, _ in own_segments(persistent(case.run_folder.info().token))]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_exchange_outlives_its_attempt_and_the_end_of_the_supervisor(
+    case: Case, exchange: Path, asked: bool
+) -> None:
+    table = [{"rank": 0, "role": "scheduler", "host": "h", "pid": 1}]
+    words = [{"kind": EXCHANGED, "exit_code": 75}]
+    act = {"ranks": table, "sleep": 2, "ignore": [signal.SIGUSR1], "words": words, "code": 75}
+    with Background(case, **act) as other:
+        if asked:
+            RequestFolder(case.run_folder).make("scale", JobSize(ranks=5, servers=2))
+        assert other.process.wait(30) == 75
+        text = other.text()
+    line = "mpips run: 5 ranks from step 77 on, from shared memory"
+    assert (line in text, case.attempts) == ((True, 2) if asked else (False, 1))
+    # The last attempt has left without a request: a supervisor that starts none removes nothing.
+    assert "wrote checkpoint" not in text
+    assert f"in /dev/shm of {os.uname().nodename}" in text
+    assert list(exchange.glob("step-*77"))
+    # Memory of the old size is removed for the new one only.
+    assert parts_of(case) == ([] if asked else ["s0-mark"])
+    sources = [e.source for e in case.run_folder.events() if e.event == "scaled"]
+    assert sources == (["shared memory"] if asked else [])
+
+
+def test_a_file_in_place_of_the_exchange_has_its_reason(case: Case) -> None:
+    table = [{"rank": 0, "role": "scheduler", "host": "h", "pid": 1}]
+    message = f"mpips scale: wrote checkpoint step-3{BY_FILE}there is too little memory"
+    words = [{"kind": LEAVING, "exit_code": 75, "message": message}]
+    act = {"ranks": table, "sleep": 2, "ignore": [signal.SIGUSR1], "words": words, "code": 75}
+    with Background(case, **act) as other:
+        RequestFolder(case.run_folder).make("scale", JobSize(ranks=5, servers=2))
+        assert other.process.wait(30) == 75
+        assert "on, from a checkpoint, since there is too little memory" in other.text()
 
 
 @pytest.mark.parametrize(("kind", "attempts"), [(LEAVING, 2), ("SystemExit", 1)])

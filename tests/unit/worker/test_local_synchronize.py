@@ -102,6 +102,11 @@ def test_files_of_cuts_that_no_checkpoint_took_are_removed(tmp_path: Path) -> No
             names = {path.name for path in tmp_path.iterdir()}
             assert found.name in names
             assert len(names) <= 2
+        # The file for an exchange lies there, and the one before it stays for its checkpoint.
+        (tmp_path / "exchange").mkdir()
+        found = files.write(6, str(tmp_path / "exchange"))
+        assert [path.name for path in (tmp_path / "exchange").iterdir()] == [found.name]
+        assert len([path for path in tmp_path.iterdir() if path.is_file()]) == 1
 
     play(main, table(LocalSGD(4)))
 
