@@ -7,8 +7,9 @@ supervisor prints where it is, for how long it stays, how to continue from it an
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -98,6 +99,7 @@ def settle(
     *,
     tell: Callable[[str], None],
     hurry: Callable[[], bool] = lambda: False,
+    env: Mapping[str, str] = os.environ,
 ) -> Settled:
     """End every process of a run, and remove its shared memory except what must stay. Blocks.
 
@@ -110,6 +112,7 @@ def settle(
         warm: Launches of this run can continue from memory.
         tell: Receives lines for people, if most hosts are slow.
         hurry: True: hosts that have not answered are not waited for.
+        env: Environment in which the hosts are reached.
 
     Raises:
         TimeoutError: A process of this host does not end.
@@ -118,7 +121,7 @@ def settle(
     reap(run, generation)
     here = keep(token) if holds else forget(token)
     away = [name for name in names if not is_here(name)]
-    cleared = clear(away, run, generation, token, keep=holds, tell=tell, hurry=hurry)
+    cleared = clear(away, run, generation, token, env=env, keep=holds, tell=tell, hurry=hurry)
     return Settled({socket.gethostname(): here, **cleared.memory}, cleared.failed)
 
 

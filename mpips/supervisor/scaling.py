@@ -15,6 +15,7 @@ The configuration of the run has the new shape from step 4 on, for all attempts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,12 +45,15 @@ class Change(msgspec.Struct, frozen=True):
         config: The configuration with it.
         pool: The hosts with it.
         layout: The ranks and hosts of the next attempt.
+        starts_s: Longest wait for the ranks of the next attempt, seconds; the change is then made without
+            them.
     """
 
     shape: JobSize
     config: JobConfig
     pool: HostPool
     layout: Layout
+    starts_s: float = math.inf
 
 
 def change_of(plan: SupervisionPlan, shape: JobSize) -> Change:
@@ -108,6 +112,14 @@ class Scaling:
         """Note that an attempt has begun."""
         self._since, self._asked = 0.0, False
 
+    def propose(self, change: Change) -> None:
+        """Take a change that the supervisor itself has decided; it replaces an earlier one."""
+        self._change, self._since = change, 0.0
+
+    def withdraw(self) -> None:
+        """Forget a change that has not taken place."""
+        self._change = None
+
     def tick(self, generation: int, attempt: Attempt, shapes: list[JobSize]) -> None:
         """Take requests and bring the change forward. Called about twice a second; not blocking.
 
@@ -129,7 +141,9 @@ class Scaling:
             if record is not None and self._plan.config.run.standby:
                 new = replace(self._plan, config=self._change.config, pool=self._change.pool)
                 self._standbys.start(new, generation, self._change.layout, record)
-        if self._standbys.is_starting and not is_over(self._since, _STARTS_S):
+        if self._standbys.is_starting and not is_over(
+            self._since, min(_STARTS_S, self._change.starts_s)
+        ):
             return
         self._asked = True
         attempt.ask_to_leave(SCALE)
