@@ -183,6 +183,12 @@ class Elastic:
         self._printed: dict[str, MemberState] = {}  # by source
         self._published: Members | None = None
         self.is_vacating = False
+        options = plan.config.run
+        most = options.max_workers or "any number of"
+        tell(
+            f"mpips run: elastic, {max(options.min_workers, 1)} to {most} workers; lend hosts with: mpips "
+            f"join {plan.run.path}"
+        )
         self.look()
 
     # Observations.
