@@ -25,6 +25,7 @@ _COMMANDS = {
     "evaluate": "mpips.cli.evaluate",
     "export": "mpips.cli.export",
     "init": "mpips.cli.init",
+    "join": "mpips.cli.join",
     "logs": "mpips.cli.logs",
     "ls": "mpips.cli.ls",
     "plan": "mpips.cli.plan",

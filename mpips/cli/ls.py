@@ -25,6 +25,8 @@ def command(folder: str, as_json: bool) -> None:
     failures  attempts that failed
     changed   time since the last status
     size      of all files of the run, checkpoints included
+
+    The hosts of elastic runs follow the table.
     """
     runs = summaries(Path(folder))
     if as_json:
@@ -39,3 +41,5 @@ def command(folder: str, as_json: bool) -> None:
     for run in runs:
         if run.state == "damaged":
             say(f"{run.name}: {run.note}")
+        for line in run.hosts:
+            say(f"{run.name}: {line}", err=False)

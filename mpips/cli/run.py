@@ -31,6 +31,8 @@ _RUN_KEYS = (
     "spares",
     "max_restarts",
     "min_workers",
+    "max_workers",
+    "elastic",
     "name",
     "folder",
 )
@@ -92,6 +94,18 @@ def is_script(job: str) -> bool:
 @click.argument("job")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @with_options(PLACES)
+@click.option(
+    "--max-workers",
+    type=click.IntRange(1),
+    help="Elastic run with at most this many workers; see --elastic.",
+)
+@click.option(
+    "--elastic",
+    is_flag=True,
+    default=None,
+    help="Take all slots of the hosts, and follow them: when hosts leave or come (hostfile, allocation, "
+    "`mpips join`), the job continues with another number of workers.",
+)
 @click.option("--name", help="Name of the run [default: the name of the file or task].")
 @click.option(
     "--folder",
@@ -134,6 +148,7 @@ def command(
     mpips run -n 6 job.toml
     mpips run --hosts node1:8,node2:8,node3:8 --spares 1 job.toml -- --map-by numa
     mpips run -n 6 script.py --option-of-the-script
+    mpips run --hostfile hosts --min-workers 2 --max-workers 64 job.toml
     mpips run runs/job-20260102-030405-6b7a
     mpips run --discard-memory runs/job-20260102-030405-6b7a
 
@@ -413,6 +428,10 @@ def pool_of(config: JobConfig) -> HostPool:
     options: RunConfig = config.run
     if options.hosts and options.hostfile:
         raise ConfigError("--hosts and --hostfile are both given: leave one of them out")
+    if options.is_elastic:
+        from mpips.supervisor.elastic import first_pool
+
+        return first_pool(config)
     if options.hosts:
         hosts: list[Host] = hosts_module.parse_hosts(options.hosts)
     elif options.hostfile:

@@ -143,9 +143,32 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Meta(
             ge=0,
             description="Continue with fewer workers, down to this number, when hosts are lost. 0: never "
-            "with fewer.",
+            "with fewer, or in an elastic run with any number.",
         ),
     ] = 0
+    max_workers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="An elastic run has at most this number of workers; a number makes the run elastic. "
+            "0: as many as its hosts have slots for.",
+        ),
+    ] = 0
+    elastic: Annotated[
+        bool,
+        Meta(
+            description="Take as many ranks as the hosts have slots, while the job is at work: hosts may "
+            "leave and come, by a change of `hostfile` or of the Slurm allocation, or by `mpips join`."
+        ),
+    ] = False
+    hosts_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds that an elastic run waits for hosts when too few are left for "
+            "`min_workers`.",
+        ),
+    ] = 600.0
     standby: Annotated[
         bool,
         Meta(
@@ -169,3 +192,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         str, Meta(description="Python program that calls `mpips.run`, in place of a task.")
     ] = ""
     script_args: Annotated[tuple[str, ...], Meta(description="Arguments of `script`.")] = ()
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if the run takes as many ranks as its hosts have slots."""
+        return self.elastic or self.max_workers > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from mpips.errors import ConfigError
+from mpips.monitor.lent_hosts import host_lines
 from mpips.monitor.progress import epoch_of
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.reading import DAMAGED, read_regular
@@ -74,6 +75,7 @@ class RunSummary:
         changed_s: Unix time of the last status; of the directory, if it has no status.
         n_bytes: Size of all files of the run directory, bytes.
         note: Why the run is damaged, or what its state means; "": nothing.
+        hosts: Lines on the hosts of an elastic run that is alive.
     """
 
     name: str
@@ -87,6 +89,7 @@ class RunSummary:
     changed_s: float
     n_bytes: int
     note: str
+    hosts: tuple[str, ...] = ()
 
 
 def summaries(folder: Path, now: float | None = None) -> list[RunSummary]:
@@ -129,6 +132,7 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
         changed_s=changed_s,
         n_bytes=sum(_sizes(run.path)),
         note=view.note,
+        hosts=tuple(host_lines(view.members, view.now)),
     )
 
 

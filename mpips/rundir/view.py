@@ -17,6 +17,7 @@ import msgspec
 from mpips.errors import ConfigError
 from mpips.rundir.directory import STALE_S, RunFolder
 from mpips.rundir.files import Event, Lease, Load, RankRow, Ranks, Status
+from mpips.rundir.members import MemberRow, read_members
 from mpips.terminal.units import age_text
 
 StateName = Literal[
@@ -65,6 +66,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
         ranks: Activity of every rank of the present attempt; None: not known.
         events: Content of events.jsonl; the scheduler's own view has none.
         failures: Number of failed attempts.
+        members: Sources of hosts of an elastic run that is alive; empty for others.
         now: Unix time of the view.
     """
 
@@ -76,6 +78,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Ranks | None = None
     events: tuple[Event, ...] = ()
     failures: int = 0
+    members: tuple[MemberRow, ...] = ()
     now: float = 0.0
 
     @property
@@ -111,6 +114,7 @@ def view_of(run: RunFolder, now: float | None = None) -> RunView:
     if ranks is not None and (lease is None or ranks.generation != lease.generation):
         ranks = None
     events = tuple(run.events())
+    members = read_members(run) if alive else None
     return RunView(
         name=run.info().run_id,
         state=state,
@@ -120,6 +124,7 @@ def view_of(run: RunFolder, now: float | None = None) -> RunView:
         ranks=ranks,
         events=events,
         failures=failures_in(events),
+        members=members.rows if members is not None else (),
         now=now,
     )
 

@@ -24,7 +24,6 @@ from mpips.supervisor.block import (
     origin,
     who,
 )
-from mpips.supervisor.hosts import Layout
 from mpips.supervisor.left_memory import Settled, settle
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.reap import exchanges, is_complete
@@ -114,19 +113,20 @@ class Conclusion:
             but_exchange=but_exchange,
             tell=self._record.tell,
             hurry=self._hurry,
+            env=self._plan.outer_environment(),
         )
         for line in settled.foreign():
             self._record.tell_once(line)
         return settled
 
-    def scaled(self, generation: int, ended: Ended, verdict: Verdict, layout: Layout) -> None:
+    def scaled(self, generation: int, ended: Ended, verdict: Verdict, size: str) -> None:
         """Record that an attempt has ended so that the next one has another size.
 
         Args:
             generation: Generation number of the attempt.
             ended: Its end.
             verdict: The exchange or a checkpoint has the job.
-            layout: Ranks and hosts of the next one.
+            size: The size of the next one, for people.
         """
         self._failed_at, self._what = time.monotonic(), "change"
         newest, source = newest_checkpoint(self._plan.checkpoints), "a checkpoint"
@@ -143,7 +143,7 @@ class Conclusion:
             # The file that describes the memory is removed with it.
             with contextlib.suppress(OSError):
                 (self._run.path / MEMORY).unlink(missing_ok=True)
-        text = f"{plural(layout.n_ranks, 'rank')} from step {newest.step} on, from {source}"
+        text = f"{size} from step {newest.step} on, from {source}"
         self._record.note("scaled", generation, newest.step, text, source)
         self._record.write_status("restarting", generation, status, text)
         self._record.tell(f"mpips run: {text}")

@@ -156,6 +156,9 @@ class HostPool:
         n_ranks: Ranks of a full attempt.
         bad: Why each host that must not be used is bad; the supervisor sets it before each attempt.
         suspects: The failure on each host that was lost in the last attempt although it answers now.
+        former: Hosts that earlier attempts of an elastic run used and that the next one does not use; what is
+            left there must be ended.
+        jobs: Slurm job of each host that another job lends.
     """
 
     def __init__(
@@ -179,6 +182,8 @@ class HostPool:
         self._asked_workers = min_workers
         self.bad: dict[str, str] = {}
         self.suspects: dict[str, str] = {}
+        self.former: tuple[str, ...] = ()
+        self.jobs: Mapping[str, str] = {}
         if spares and spares >= len(hosts):
             raise ConfigError(
                 f"spares = {spares} of {len(hosts)} hosts: at least one host must work"
@@ -231,8 +236,8 @@ class HostPool:
 
     @property
     def usable(self) -> list[str]:
-        """Names of the hosts that are not bad."""
-        return [name for name in self.names if name not in self.bad]
+        """Names of the hosts that are not bad, with the former ones."""
+        return [name for name in (*self.names, *self.former) if name not in self.bad]
 
     def layout(self) -> Layout:
         """Choose the ranks and hosts of the next attempt: the first good hosts, with as many ranks as fit.

@@ -7,8 +7,9 @@ supervisor prints where it is, for how long it stays, how to continue from it an
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -100,6 +101,7 @@ def settle(
     but_exchange: bool = False,
     tell: Callable[[str], None],
     hurry: Callable[[], bool] = lambda: False,
+    env: Mapping[str, str] = os.environ,
 ) -> Settled:
     """End every process of a run, and remove its shared memory except what must stay. Blocks.
 
@@ -113,6 +115,7 @@ def settle(
         but_exchange: With `saved`: the exchange of this host stays, because it is what has been saved.
         tell: Receives lines for people, if most hosts are slow.
         hurry: True: hosts that have not answered are not waited for.
+        env: Environment in which the hosts are reached.
 
     Raises:
         TimeoutError: A process of this host does not end.
@@ -121,7 +124,7 @@ def settle(
     reap(run, generation)
     here = keep(token) if holds else forget(token, but_exchange)
     away = [name for name in names if not is_here(name)]
-    cleared = clear(away, run, generation, token, keep=holds, tell=tell, hurry=hurry)
+    cleared = clear(away, run, generation, token, env=env, keep=holds, tell=tell, hurry=hurry)
     return Settled({socket.gethostname(): here, **cleared.memory}, cleared.failed)
 
 

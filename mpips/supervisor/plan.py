@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from mpips.errors import ConfigError
 from mpips.monitor.progress import Snapshot
 from mpips.rundir.directory import GENERATION, RUN_DIR, RunFolder, replace_json
 from mpips.supervisor import launcher as launching
+from mpips.supervisor import slurm_agent
 from mpips.supervisor.hosts import HostPool, Layout
 from mpips.terminal import screen
 
@@ -63,7 +65,20 @@ class SupervisionPlan(msgspec.Struct):
     def environment(self, generation: int) -> dict[str, str]:
         """Return the environment of the attempt with this generation number."""
         ties = {RUN_DIR: str(self.run.path), GENERATION: str(generation)}
-        return launching.environment(self.launcher, ties | screen.for_ranks())
+        return launching.environment(
+            self.launcher, ties | screen.for_ranks(), self.outer_environment()
+        )
+
+    def outer_environment(self) -> dict[str, str]:
+        """Return the environment in which mpirun and the questions to hosts reach the hosts of the pool.
+
+        Raises:
+            ConfigError: Hosts of other Slurm jobs cannot be reached with this path of Python.
+        """
+        try:
+            return slurm_agent.environment(self.pool.jobs, os.environ)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def command(
         self, generation: int, layout: Layout, hostfile: Path, waits: bool = False

@@ -16,6 +16,7 @@ The configuration of the run has the new shape from step 4 on, for all attempts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ class Change(msgspec.Struct, frozen=True):
         pool: The hosts with it.
         layout: The ranks and hosts of the next attempt.
         by_file: Reason why shared memory cannot carry the job to them, for people; "": it may.
+        starts_s: Longest wait for the ranks of the next attempt, seconds; the change is then made without
+            them.
     """
 
     shape: JobSize
@@ -53,6 +56,7 @@ class Change(msgspec.Struct, frozen=True):
     pool: HostPool
     layout: Layout
     by_file: str = ""
+    starts_s: float = math.inf
 
 
 def change_of(plan: SupervisionPlan, shape: JobSize) -> Change:
@@ -79,11 +83,15 @@ def change_of(plan: SupervisionPlan, shape: JobSize) -> Change:
         cluster=replace(plan.config.cluster, servers=shape.servers),
     )
     layout = pool.layout()
-    away = next((host.name for host in layout.hosts if not is_here(host.name)), "")
-    by_file = f"the new size has ranks on another host, {away}" if away else ""
+    return Change(shape, config, pool, layout, why_by_file(plan, layout))
+
+
+def why_by_file(plan: SupervisionPlan, layout: Layout) -> str:
+    """Return why shared memory cannot carry the job to these ranks, for people; "": it may."""
     if not plan.config.redundancy.warm:
-        by_file = "no memory of the job outlives a launch (redundancy.warm = false)"
-    return Change(shape, config, pool, layout, by_file)
+        return "no memory of the job outlives a launch (redundancy.warm = false)"
+    away = next((host.name for host in layout.hosts if not is_here(host.name)), "")
+    return f"the new size has ranks on another host, {away}" if away else ""
 
 
 class Scaling:
@@ -116,6 +124,14 @@ class Scaling:
         """Note that an attempt has begun."""
         self._since, self._asked = 0.0, False
 
+    def propose(self, change: Change) -> None:
+        """Take a change that the supervisor itself has decided; it replaces an earlier one."""
+        self._change, self._since = change, 0.0
+
+    def withdraw(self) -> None:
+        """Forget a change that has not taken place."""
+        self._change = None
+
     def tick(self, generation: int, attempt: Attempt, shapes: list[JobSize]) -> None:
         """Take requests and bring the change forward. Called about twice a second; not blocking.
 
@@ -137,7 +153,9 @@ class Scaling:
             if record is not None and self._plan.config.run.standby:
                 new = replace(self._plan, config=self._change.config, pool=self._change.pool)
                 self._standbys.start(new, generation, self._change.layout, record)
-        if self._standbys.is_starting and not is_over(self._since, _STARTS_S):
+        if self._standbys.is_starting and not is_over(
+            self._since, min(_STARTS_S, self._change.starts_s)
+        ):
             return
         self._asked = True
         attempt.ask_to_leave(SCALE if self._change.by_file else SCALE_IN_MEMORY)

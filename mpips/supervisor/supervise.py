@@ -18,26 +18,31 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from mpips.errors import MpipsError
-from mpips.monitor.progress import Snapshot
+from mpips.monitor.progress import Snapshot, plural
+from mpips.process.patience import Patience
 from mpips.rundir.directory import FULL, replace_json
 from mpips.rundir.files import Status
+from mpips.rundir.requests import SCALE, JobSize
 from mpips.supervisor import launcher as launching
 from mpips.supervisor.attempt import LAUNCHER_LOG, STARTING, Attempt, Ended
 from mpips.supervisor.clearing import clear
 from mpips.supervisor.conclusion import Conclusion
+from mpips.supervisor.elastic import Elastic
 from mpips.supervisor.hosts import HostsError, Layout, is_here
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.left_memory import foreign_here
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.reap import reap
 from mpips.supervisor.record import RunRecord
-from mpips.supervisor.scaling import Scaling
+from mpips.supervisor.scaling import Change, Scaling
 from mpips.supervisor.standby import Standbys
 from mpips.supervisor.stopping import Requests, Signals, drive
 from mpips.supervisor.verdict import PREEMPTED, Verdict, judge
 from mpips.terminal.elapsed import Elapsed
 from mpips.terminal.screen import say
 
+_HOSTS_S = 0.2  # seconds between two looks for hosts
+_SIGNAL_S = 3.0  # s in which a join tells that its hosts leave, after their ranks were signalled
 _ROOM_S = 0.5  # seconds between two attempts to write to a full disk
 
 Value = TypeVar("Value")
@@ -73,6 +78,8 @@ class Supervisor:
         self._copies_stdout = plan.show is not None and sys.stdout.isatty()
         self._standbys = Standbys(plan, self._may_restart, self._record.tell, self._copies_stdout)
         self._scaling = Scaling(plan, self._standbys, self._refuse_size)
+        # Of an elastic run, while this process has the lease.
+        self._elastic: Elastic | None = None
         self._conclusion = Conclusion(plan, self._record, self._must_end, self._standbys.end)
 
     def run(self) -> int:
@@ -105,6 +112,8 @@ class Supervisor:
             self._record.tell_once(line)
         self._conclusion.begin()
         self._standbys.forget_earlier()
+        if self._plan.config.run.is_elastic:
+            self._elastic = Elastic(self._plan, self._record.tell, self._refuse_size)
         try:
             return self._attempts(lease)
         except LeaseLostError:
@@ -113,6 +122,8 @@ class Supervisor:
             reap(self._run.path, lease.generation)
             raise
         finally:
+            if self._elastic is not None:
+                self._elastic.end()
             if not self._conclusion.settled and lease.is_held:
                 self._signals.take()
                 memory = self._conclusion.settle(lease.generation, saved=False)
@@ -149,15 +160,45 @@ class Supervisor:
             if self._scaling.is_asked and left:
                 self._scale(generation, ended, verdict)
                 continue
+            if left and self._elastic is not None and self._must_vacate(self._elastic):
+                self._vacate(generation, ended, verdict, self._elastic)
+                continue
             code = self._conclusion.conclude(generation, verdict, ended)
             if code is not None:
                 return code
+            if self._elastic is not None and (death := verdict.death) is not None and death.host:
+                self._elastic.failed(death.host, death.cause, is_lost=death.rank < 0)
+
+    def _must_vacate(self, elastic: Elastic) -> bool:
+        """Return True if an attempt has ended with a checkpoint since hosts of it must leave. Blocks briefly.
+
+        Slurm may signal the ranks on such a host at the same time as the join that has lent it.
+        """
+        until = time.monotonic() + _SIGNAL_S
+        while not (elastic.is_vacating or elastic.is_leaving):
+            if self._must_end() or time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+            elastic.look(at_once=True)
+        return True
+
+    def _vacate(self, generation: int, ended: Ended, verdict: Verdict, elastic: Elastic) -> None:
+        """Free the hosts after an attempt that has ended with a checkpoint since hosts of it leave."""
+        self._scaling.withdraw()
+        elastic.forget()
+        elastic.applied()
+        self._conclusion.scaled(generation, ended, verdict, "on other hosts")
+        elastic.vacated()
 
     def _scale(self, generation: int, ended: Ended, verdict: Verdict) -> None:
         """Give the run its new size, after an attempt that has left the job for it."""
         change = self._scaling.apply()
         verdict = replace(verdict, by_file=verdict.by_file or change.by_file)
-        self._conclusion.scaled(generation, ended, verdict, change.layout)
+        size = plural(change.layout.n_ranks, "rank")
+        self._conclusion.scaled(generation, ended, verdict, size)
+        if self._elastic is not None:
+            self._elastic.applied()
+            self._elastic.vacated()
         try:
             replace_json(self._run.config_file, change.config, durable=True)
         except OSError as error:
@@ -172,27 +213,74 @@ class Supervisor:
             _Interrupted: A signal asks for the end of the run meanwhile.
         """
         generation = self._when_there_is_room(lease, lease.advance)
-        pool = self._plan.pool
         # A standby launch that has ended, one of a killed supervisor too, had this number at most.
         last = generation - 1 if self._standbys.waits else generation
         reap(self._run.path, last)
-        pool.bad = clear(
-            [name for name in pool.names if not is_here(name)],
-            self._run.path,
-            last,
-            tell=self._record.tell,
-            hurry=self._must_end,
-        ).failed
-        if number := self._signals.ending():
-            raise _Interrupted(number, "answers of the hosts")
         try:
-            layout = pool.layout()
+            layout = self._layout(generation, last)
         except HostsError as error:
             self._record.write_status("failed", generation, message=str(error))
             raise
         for note in layout.notes:
             self._record.tell(f"mpips run: {note}")
         return generation, layout
+
+    def _layout(self, generation: int, last: int) -> Layout:
+        """End what is left on other hosts, and choose those of the next attempt. An elastic run may wait.
+
+        Args:
+            generation: Generation number of the next attempt.
+            last: Greatest generation number of the processes to end.
+
+        Raises:
+            HostsError: Too few hosts are left.
+            _Interrupted: A signal asks for the end of the run meanwhile.
+        """
+        while True:
+            if self._elastic is not None:
+                self._wait_for_hosts(self._elastic, generation)
+            pool = self._plan.pool
+            pool.bad = clear(
+                [name for name in (*pool.names, *pool.former) if not is_here(name)],
+                self._run.path,
+                last,
+                env=self._plan.outer_environment(),
+                tell=self._record.tell,
+                hurry=self._must_end,
+            ).failed
+            if number := self._signals.ending():
+                raise _Interrupted(number, "answers of the hosts")
+            if self._elastic is None or not self._elastic.unreachable(pool.bad):
+                return pool.layout()
+
+    def _wait_for_hosts(self, elastic: Elastic, generation: int) -> None:
+        """Give the plan the hosts of the next attempt; wait for them if there are too few. Blocks.
+
+        Raises:
+            HostsError: Too few hosts came within `run.hosts_timeout_s`.
+            _Interrupted: A signal asks for the end of the run meanwhile.
+        """
+        limit_s = self._plan.config.run.hosts_timeout_s
+        wait = Patience(limit_s)
+        waits = False
+        while True:
+            elastic.look()
+            try:
+                self._plan.pool = elastic.pool()
+                return
+            except HostsError as error:
+                if wait.is_over:
+                    raise HostsError(f"{error}; no other hosts came within {limit_s:g} s") from None
+                if not waits:
+                    waits = True
+                    elastic.vacated()
+                    self._record.tell(f"mpips run: waiting {limit_s:g} s for hosts: {error}")
+                    self._record.write_status(
+                        "restarting", generation, message=f"waiting for hosts: {error}"
+                    )
+            if self._must_end():
+                raise _Interrupted(self._signals.ending(), "hosts")
+            time.sleep(_HOSTS_S)
 
     def _pause(self, seconds: float) -> None:
         """Wait before an attempt. Blocks.
@@ -273,6 +361,9 @@ class Supervisor:
         )
         self._standbys.begin(generation, layout)
         self._scaling.begin()
+        if self._elastic is not None:
+            self._elastic.began()
+            self._scaling.withdraw()
 
         printed = False
         elapsed = Elapsed(
@@ -290,10 +381,15 @@ class Supervisor:
             printed = attempt.is_suspended
             if status is None and not printed:
                 elapsed.look()
+            if self._elastic is not None:
+                self._elastic.look()
             if status is not None:
                 self._conclusion.recovered(generation, status)
                 self._standbys.tick(status)
-                self._scaling.tick(generation, attempt, self._signals.take_shapes())
+                shapes = self._signals.take_shapes()
+                if self._elastic is not None:
+                    shapes = self._follow_hosts(self._elastic, generation, attempt, shapes)
+                self._scaling.tick(generation, attempt, shapes)
                 if self._plan.show is not None:
                     self._plan.show(Snapshot.of(status.progress))
 
@@ -306,3 +402,23 @@ class Supervisor:
             attempt.close()
             raise
         return attempt.close(cut_off, requests.number, requests.why)
+
+    def _follow_hosts(
+        self, elastic: Elastic, generation: int, attempt: Attempt, shapes: list[JobSize]
+    ) -> list[JobSize]:
+        """Let the attempt, which is at work, end for other hosts or numbers of ranks; return no request."""
+        for shape in shapes:
+            elastic.request(generation, shape)
+        if self._scaling.is_asked or elastic.is_vacating:
+            elastic.asked()
+            return []
+        decided = elastic.decide()
+        if isinstance(decided, Change):
+            self._scaling.propose(decided)
+        elif decided is not None:
+            self._scaling.withdraw()
+            attempt.ask_to_leave(SCALE)
+        elif elastic.is_stale:
+            elastic.forget()
+            self._scaling.withdraw()
+        return []

@@ -26,6 +26,7 @@ import msgspec
 from mpips.errors import ConfigError
 from mpips.monitor import about
 from mpips.monitor.differences import values_of
+from mpips.monitor.lent_hosts import host_lines
 from mpips.monitor.logs import attempts
 from mpips.monitor.top import summary_of
 from mpips.rundir.directory import RunFolder, version_of
@@ -403,5 +404,6 @@ def _state_of(view: RunView, run: RunFolder) -> dict[str, Any]:
         "hot_rows": [_row_of(row) for row in view.load.rows],
         "quiet_s": view.quiet_s,
         "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],
+        "hosts": host_lines(view.members, view.now),
         "summary": summary_of(run) if view.state == "done" else "",
     }

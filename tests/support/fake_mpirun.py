@@ -6,7 +6,8 @@ for status.json), sleep (seconds, before the end), beats (true: meanwhile it sho
 (seconds by which the scheduler's clock is ahead), mute (true: no status is written), ignore (numbers of
 signals), log ({rank: text}), spawn (number of processes that stay), stop (those are stopped), orphan (true:
 the only rank has ended before the status tells of it, and has left a process for whose end this one waits),
-awaits (path of a file without which no rank is at work, for 10 s at most).
+awaits (path of a file without which no rank is at work, for 10 s at most), leaves (true: on SIGUSR1 it ends
+as ranks do that were asked to leave and have written a checkpoint).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def main() -> None:
     act = script[min(generation, len(script) - 1)]
     logs = run / "logs" / f"attempt-{generation}"
     (logs / "argv.json").write_text(json.dumps(sys.argv))
+    if act.get("leaves"):
+        signal.signal(signal.SIGUSR1, lambda number, frame: leave(logs))
     for number in act.get("ignore", []):
         signal.signal(number, signal.SIG_IGN)
     children = [subprocess.Popen(["sleep", "600"]) for _ in range(act.get("spawn", 0))]
@@ -64,6 +67,11 @@ def main() -> None:
     if "signal" in act:
         os.kill(os.getpid(), act["signal"])
     sys.exit(act.get("code", 0))
+
+
+def leave(logs: Path) -> None:
+    write_words(logs, 0, {"kind": "Leaving", "exit_code": 75})
+    os._exit(75)
 
 
 def leave_orphan(act: dict) -> int:

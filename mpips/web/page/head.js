@@ -69,6 +69,7 @@ const headOfRun = (run, several, isReport) => {
     facts.length ? make("dl", {class: "facts main"}, facts) : null,
     s.alive && p && p.n_epochs ? make("progress", {max: 1, value: p.share, "aria-label": "share of the run that is done"}) : null,
     progress.length ? make("dl", {class: "facts"}, progress) : null, note,
+    (s.hosts || []).map((text) => make("p", {class: "note"}, text)),
     quiet ? make("p", {class: "note bad", "data-stale": "1"}, `These values are ${age(now - s.written_s)} old.`) : null, reading);
 };
 
