@@ -95,7 +95,7 @@ def test_a_budget_that_is_too_small_makes_no_memory(monkeypatch: pytest.MonkeyPa
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("memory was made")
 
-    monkeypatch.setattr("mpips.session.local.Regions", refuse)
+    monkeypatch.setattr("mpips.session.startup.Regions", refuse)
     with pytest.raises(ConfigError, match=r"node_buffers_mib = 1 is too small .* set it to \d+ or"):
         mpips.run(lambda worker: None, TABLES, node_buffers_mib=1)
 

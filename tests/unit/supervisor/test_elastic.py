@@ -146,7 +146,8 @@ def test_hosts_of_a_join_are_used_and_given_back(
     assert "mpips run: b,c are there: the job continues with 6 ranks" in case.text
     assert "mpips run: b,c leave: the job continues with 3 ranks" in case.text
     assert "1 of 3" not in case.text  # changes are no restarts
-    assert [e.cause for e in case.run_folder.events() if e.event == "scaled"] == [
+    causes = [e.cause for e in case.run_folder.events() if e.event == "scaled"]
+    assert [cause.partition(",")[0] for cause in causes] == [
         "6 ranks from step -1 on",
         "3 ranks from step -1 on",
     ]
