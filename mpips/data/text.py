@@ -25,7 +25,7 @@ from mpips.errors import DataError
 
 Int32: TypeAlias = npt.NDArray[np.int32]
 Int64: TypeAlias = npt.NDArray[np.int64]
-# Calls a function on all ranks and returns all results; see `mpips.session.driver.JobRanks.agree`.
+# Calls a function on all ranks and returns all results; see `mpips.mpi.cluster.Cluster.agree`.
 Agree: TypeAlias = Callable[[str, Callable[[], Any], bool], list[Any]]
 
 SENTENCE_END = -1  # between the numbers of words

@@ -31,11 +31,13 @@ class OneRank:
         token: Part of the names of the job's memory.
         assignment: All roles, on rank 0.
         n_cores: Number of cores of this process.
+        comm: None: there are no messages.
     """
 
     rank, size = 0, 1
     server = worker = local_worker = 0
     is_scheduler = True
+    comm = None
 
     def __init__(self) -> None:
         """Make a token."""

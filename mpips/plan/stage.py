@@ -25,7 +25,7 @@ from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
-from mpips.worker.image.start import start_alone
+from mpips.worker.image.start import new_residuals
 from mpips.worker.replicated.memory import local_part
 from mpips.worker.start import MadeParts
 from mpips.worker.worker import Worker
@@ -133,7 +133,7 @@ class Stage:
             options.timeout_s,
             made=MadeParts(
                 local_part(tables, self.placement, regions, self.servers, False),
-                residuals=start_alone(tables, {}, self.placement, regions)[1],
+                residuals=new_residuals(tables, self.placement, regions),
             ),
         )
         self.worker = Worker(self.connection, tables, self.placement)

@@ -13,7 +13,7 @@ The totals have the keys of the entries: {"servers": {"number": ..., "tables": .
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -85,27 +85,6 @@ def _add(total: dict[str, Any], entry: Mapping[str, Any]) -> None:
             total[key] = max(total.get(key, value), value)
         else:
             total[key] = total.get(key, 0) + value
-
-
-def complete_statistics(
-    servers: Iterable[Mapping[str, Any]],
-    workers: Iterable[Mapping[str, Any]],
-    scheduler: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the statistics of a job whose entries are all in this process.
-
-    Args:
-        servers: Entries of the servers, by index.
-        workers: Entries of the workers, by index.
-        scheduler: Statistics of the scheduler.
-    """
-    found = JobStatistics()
-    for i, entry in enumerate(servers):
-        found.add_server(i, msgspec.json.encode(entry))
-    for i, entry in enumerate(workers):
-        found.add_worker(i, msgspec.json.encode(entry))
-    plain: dict[str, Any] = msgspec.json.decode(found.complete(scheduler))
-    return plain
 
 
 def last_checkpoint(statistics: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ end of the script.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -74,47 +74,6 @@ class Outcome:
         return self.role.endswith("worker 0")
 
 
-class JobRanks(Protocol):
-    """The ranks of a job before its start-up: one process, or a cluster.
-
-    Attributes:
-        token: Part of the names of the job's shared-memory files.
-    """
-
-    token: str
-
-    @property
-    def is_scheduler(self) -> bool:
-        """True on the rank that has the role of the scheduler."""
-
-    @property
-    def worker(self) -> int | None:
-        """This rank's worker index, or None."""
-
-    @property
-    def local_worker(self) -> int:
-        """This worker's place among the workers of its node, from 0. Only on workers."""
-
-    @property
-    def n_cores(self) -> int:
-        """This rank's share of its node's cores, at least 1."""
-
-    def lengthy(self) -> AbstractContextManager[None]:
-        """Allow the block to take longer than the job's timeout. Not collective.
-
-        Other ranks wait meanwhile in `agree(..., lengthy=True)`.
-        """
-
-    def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
-        """Call `work` on every rank; return all results, or raise the first error on all ranks.
-
-        Args:
-            what: Name of the work, for errors.
-            work: Returns this rank's result.
-            lengthy: The work may take longer than the job's timeout.
-        """
-
-
 class JobView(msgspec.Struct, frozen=True):
     """The facts that a program shows when a job begins. On the scheduler's rank.
 
@@ -145,7 +104,7 @@ class Program(Protocol):
     has_partners: bool
 
     def prepare(
-        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
+        self, ranks: Ranks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Read the inputs of the tables. Collective over the ranks; blocks.
 
@@ -182,26 +141,10 @@ class Program(Protocol):
         """End the display that `show` has begun. Called also after an error."""
 
 
-class Gathered(msgspec.Struct, frozen=True):
-    """The ranks of a job that has not started yet.
-
-    Attributes:
-        ranks: The ranks.
-        n_workers: Number of workers.
-        comm: Communicator of all ranks; None: this process alone.
-        run: The supervised run of which this launch is an attempt.
-    """
-
-    ranks: Ranks
-    n_workers: int
-    comm: MPI.Intracomm | None
-    run: Supervised | None
-
-
 @contextmanager
 def gathered(
     options: SessionOptions, run: Supervised | None, comm: MPI.Intracomm | None, size: int
-) -> Iterator[Gathered]:
+) -> Iterator[Ranks]:
     """Give every rank of a launch or of `comm` a role, for the block. Collective over them.
 
     Args:
@@ -214,7 +157,7 @@ def gathered(
         if size == 1:
             _show_stderr(run)
             with leaves_after_checkpoint():
-                yield Gathered(OneRank(), 1, None, run)
+                yield OneRank()
             return
         if comm is None:
             comm = launch.load_mpi(launch.start_limit(options.timeout_s))
@@ -223,7 +166,7 @@ def gathered(
         with Cluster(comm, options.servers or None, options.timeout_s, run) as cluster:
             if cluster.worker == 0:
                 _show_stderr(run)
-            yield Gathered(cluster, len(cluster.assignment.workers), cluster.comm, run)
+            yield cluster
 
 
 def _show_stderr(run: Supervised | None) -> None:
@@ -233,35 +176,41 @@ def _show_stderr(run: Supervised | None) -> None:
 
 
 @contextmanager
-def at_work(program: Program, ranks: Gathered) -> Iterator[tuple[RunningJob, Outcome]]:
+def at_work(
+    program: Program, ranks: Ranks, run: Supervised | None
+) -> Iterator[tuple[RunningJob, Outcome]]:
     """Prepare the program, start the job and play this rank's roles. Collective over the ranks.
 
     The block does the work of the worker, if this rank has one; see `Job.at_work`. The outcome has no
     `value`, and its statistics are set when the block has ended.
+
+    Args:
+        program: The program.
+        ranks: All ranks of the job, which has not started yet.
+        run: The supervised run of which this launch is an attempt.
     """
     from mpips.session.job import Job
 
-    plan = program.prepare(
-        ranks.ranks, ranks.n_workers, run_id(ranks.run, ranks.ranks.token), ranks.comm
-    )
+    n_workers = len(ranks.assignment.workers)
+    plan = program.prepare(ranks, n_workers, run_id(run, ranks.token), ranks.comm)
     job = Job(
-        ranks.ranks,
+        ranks,
         program.tables(),
         program.options,
         plan,
-        ranks.run,
+        run,
         program.warm,
         program.has_partners,
         program.initial_values(),
         program.monitor,
     )
     saving = job.saving
-    program.begin(saving, ranks.n_workers)
+    program.begin(saving, n_workers)
     run_progress = None
 
     def show() -> None:
         nonlocal run_progress
-        if ranks.ranks.is_scheduler:
+        if ranks.is_scheduler:
             run_progress = program.show(JobView(saving, job.rank_table, job.describe()))
 
     def on_report(_: int, r: Report) -> None:
@@ -270,11 +219,11 @@ def at_work(program: Program, ranks: Gathered) -> Iterator[tuple[RunningJob, Out
     outcome = Outcome(None, job.role, {}, job.transports, job.rank_table.places)
     try:
         # All ranks wait for it, so that the roles are printed before anything that a worker prints.
-        ranks.ranks.agree("showing the job", show)
-        if ranks.run is not None:
+        ranks.agree("showing the job", show)
+        if run is not None:
             from mpips.mpi import started
 
-            started.note(ranks.run, job.role)
+            started.note(run, job.role)
         with job.at_work(on_report, run_progress) as work:
             yield work, outcome
         outcome.statistics = work.statistics
@@ -296,7 +245,7 @@ def drive(
     """
     with (
         gathered(program.options, run, comm, size) as ranks,
-        at_work(program, ranks) as (work, outcome),
+        at_work(program, ranks, run) as (work, outcome),
     ):
         if work.worker is not None:
             outcome.value = call(program.main, work.worker, alone=size == 1)

@@ -37,6 +37,7 @@ from mpips.scheduler.own_worker import OwnWorker
 from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
 from mpips.session.ending import Ending, OwnEnding
+from mpips.session.own_link import OwnLink
 from mpips.session.roles import Roles, load_roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet, release
@@ -172,16 +173,10 @@ class Job:
     def describe(self) -> str:
         """Return roles and transports, for people, and notes on the start; with one rank the notes alone."""
         p = self._parts
-        lines = [] if isinstance(p.ranks, OneRank) else self._describe_ranks()
-        lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
-        if p.cold:
-            lines.append(f"note: not continuing in memory: {p.cold}")
-        return "\n".join(lines)
-
-    def _describe_ranks(self) -> list[str]:
-        p = self._parts
-        lines = [p.ranks.assignment.describe(), p.links.describe()]
-        if found := replicated_tables(p.tables):
+        lines = []
+        if not isinstance(p.links, OwnLink):
+            lines = [p.ranks.assignment.describe(), p.links.describe()]
+        if lines and (found := replicated_tables(p.tables)):
             n_bytes = node_layout(found, len(p.ranks.assignment.workers), p.warm).first_bytes
             tables = f"{len(found)} table{'s' if len(found) > 1 else ''}"
             lines.append(
@@ -195,7 +190,10 @@ class Job:
                 f"groups of workers: {', '.join(groups)}{more}; each pushes the sums of its updates of "
                 f"{n_tables} table{'s' if n_tables > 1 else ''}"
             )
-        return lines
+        lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
+        if p.cold:
+            lines.append(f"note: not continuing in memory: {p.cold}")
+        return "\n".join(lines)
 
     def run(
         self, main: Main, on_report: OnReport | None = None, run_progress: RunProgress | None = None
@@ -268,7 +266,8 @@ class Job:
                         yield work
                 work.statistics = msgspec.json.decode(roles.summary)
                 self.rank_table.end()
-                self._keep_server()
+                if p.server is not None and c.size == 1:
+                    self._left = p.server, p.made.replicated
                 meet(p, endpoint, is_saved(work.statistics))
                 self._forget(roles)
             if recorder is not None:
@@ -312,12 +311,6 @@ class Job:
             return watching(requests)
         c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
         return nullcontext()
-
-    def _keep_server(self) -> None:
-        """Keep the server of the only rank, whose tables the program may read behind the end."""
-        p = self._parts
-        if p.ranks.size == 1 and p.server is not None:
-            self._left = p.server, p.made.replicated
 
     def _forget(self, roles: Roles) -> None:
         """Drop what refers to the tables: they must not stay until Python looks for cycles."""

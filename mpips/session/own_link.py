@@ -84,10 +84,6 @@ class OwnLink:
             LocalChannel(server.region, layout, writer, 1, drain if saves else server.drain)
         ]
 
-    def describe(self) -> str:
-        """Return "": there is no choice of a transport."""
-        return ""
-
     def close(self) -> None:
         """Drop the channel, and what `idle` refers to."""
         self.channels.clear()

@@ -116,8 +116,14 @@ class Roles:
     def at_work(self) -> Iterator[Worker | None]:
         """Play this rank's roles until the job is over. The block does the work of the worker, if any."""
         if self._parts.ranks.worker is not None:
-            with self._working() as worker:
-                yield worker
+            try:
+                with self._working() as worker:
+                    yield worker
+            except BaseException:
+                # After an error in a job of one rank the process may go on, and run other jobs.
+                if self._server_part is not None:
+                    self._server_part.close()
+                raise
             return
         yield None
         if self._parts.server is not None:
@@ -131,13 +137,10 @@ class Roles:
         """Let every later use of the worker raise EndedError, and free the tables of a server.
 
         Call it when no rank is at work any more. Client, scheduler and the server's part in checkpoints call
-        each other: this cuts the cycles of references, which would hold the server's memory. A checkpoint
-        that is being written, after an error in a job of one rank, is given up.
+        each other: this cuts the cycles of references, which would hold the server's memory.
         """
         self._client.begin(RoleWork())
-        if self._server_part is not None:
-            self._server_part.close()
-            self._server_part = None
+        self._server_part = None
         if self._scheduler is not None:
             self._scheduler.leave_server()
         if self._connection is not None:

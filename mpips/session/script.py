@@ -32,7 +32,7 @@ from mpips.mpi.messages import SampleDigest, StepCount
 from mpips.mpi.signals import TerminatedError
 from mpips.process import forked
 from mpips.session.calling import ExitedError
-from mpips.session.driver import Gathered, Outcome, at_work, gathered
+from mpips.session.driver import Outcome, at_work, gathered
 from mpips.session.exits import ExitFunctions, code_of, exit_now, exited
 from mpips.session.reporting import ScriptReports
 from mpips.session.script_program import EndedEarlyError, ScriptProgram
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mpips.checkpoint import WorkerState
     from mpips.model.table import Table
     from mpips.mpi.cluster import Cluster
+    from mpips.mpi.one_rank import Ranks
     from mpips.rundir import directory
     from mpips.session.initial_values import Rows, State, Values
     from mpips.worker.worker import Worker
@@ -77,7 +78,7 @@ class Script:
         self._pid = os.getpid()
         self._blocks = ExitStack()
         self._waiting = ExitStack()  # open from `init` to the first pull, on workers
-        self._ranks: Gathered | None = None
+        self._ranks: Ranks | None = None
         self._outcome: Outcome | None = None
         self._is_over = False
         self._parts: dict[Callable[[Script], Any], Any] = {}  # of other libraries, by their makers
@@ -98,10 +99,14 @@ class Script:
             except (KeyboardInterrupt, TerminatedError) as error:
                 # Other ranks may not come, and MPI cannot be finalized without them.
                 exit_now(code_of(error))
-            ranks = self._ranks.ranks
+            ranks = self._ranks
             if ranks.worker is None:
                 self._serve()
-        self.rank, self.n_workers, self.n_cores = ranks.worker, self._ranks.n_workers, ranks.n_cores
+        self.rank, self.n_workers, self.n_cores = (
+            ranks.worker,
+            len(ranks.assignment.workers),
+            ranks.n_cores,
+        )
         self.local_worker = ranks.local_worker
         self._waiting.enter_context(ranks.lengthy())
         # The exit handler runs before the one that finalizes MPI, which was registered earlier.
@@ -276,10 +281,10 @@ class Script:
             self.worker = work
         return self.worker
 
-    def _enter(self, ranks: Gathered) -> tuple[Worker | None, Outcome]:
+    def _enter(self, ranks: Ranks) -> tuple[Worker | None, Outcome]:
         """Start the job; if it cannot start, leave all blocks."""
         try:
-            work, outcome = self._blocks.enter_context(at_work(self._program, ranks))
+            work, outcome = self._blocks.enter_context(at_work(self._program, ranks, self._run))
         except BaseException as error:
             self._is_over = True
             if self._size > 1 and not isinstance(error, MpipsError | EndedEarlyError):
@@ -335,7 +340,7 @@ class Script:
     def _fail(self, error: BaseException) -> NoReturn:
         """End all ranks: this one fails before the job is at work, others are anywhere in the script."""
         assert self._ranks is not None
-        ranks, code = cast("Cluster", self._ranks.ranks), code_of(error)
+        ranks, code = cast("Cluster", self._ranks), code_of(error)
         if isinstance(error, KeyboardInterrupt | TerminatedError):
             failure_report.write(
                 kind=type(error).__name__,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpips.model.table import Table
-    from mpips.session.driver import JobRanks, JobView
+    from mpips.mpi.one_rank import Ranks
+    from mpips.session.driver import JobView
     from mpips.worker.worker import Worker
 
 _WHAT = "the first pull, at which all workers start the job"
@@ -103,7 +104,7 @@ class Declared:
         """Return the initial values of all tables."""
         return InitialValues(list(self.values.values()), self.tables, self.rows, self.states)
 
-    def meet(self, ranks: JobRanks, has_ended: bool) -> list[Table]:
+    def meet(self, ranks: Ranks, has_ended: bool) -> list[Table]:
         """Compare the tables of all workers; return those of worker 0. Collective over all ranks; blocks.
 
         Args:
@@ -143,7 +144,7 @@ class Declared:
             ranks.agree("comparing the models", lambda: self._refuse_other(ranks, first))
         return [from_config(config) for config in first]
 
-    def _refuse_other(self, ranks: JobRanks, first: Sequence[Mapping[str, Any]]) -> None:
+    def _refuse_other(self, ranks: Ranks, first: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError with the first difference to worker 0's tables, if there is one."""
         own = [to_config(table) for table in self.tables]
         if ranks.worker is not None and (difference := _difference(own, first)):
@@ -174,7 +175,7 @@ class ScriptProgram:
         self._verbose = verbose
 
     def prepare(
-        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
+        self, ranks: Ranks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Wait for the first pull of all workers, and learn the tables of worker 0. Collective; blocks."""
         self._tables = self.declared.meet(ranks, self.has_ended)

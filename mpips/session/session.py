@@ -20,12 +20,13 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import listed_groups
 from mpips.model.job_tables import check_tables
 from mpips.mpi import failure_report, launch
+from mpips.mpi.one_rank import Ranks
 from mpips.mpi.roles import check_servers
 from mpips.process import forked
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.session.calling import refuse_generator
-from mpips.session.driver import JobRanks, JobView, Outcome, drive
+from mpips.session.driver import JobView, Outcome, drive
 from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class FunctionProgram:
         self._verbose = verbose
 
     def prepare(
-        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
+        self, ranks: Ranks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Return the plan; no data is read."""
         draft = Saving(self._folder, run_id, triggers=self._triggers)

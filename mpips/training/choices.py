@@ -15,8 +15,8 @@ import msgspec
 from mpips.checkpoint import Manifest
 from mpips.config.schema import JobConfig
 from mpips.data import DataInfo
+from mpips.mpi.one_rank import Ranks
 from mpips.rundir.directory import read_json, replace_json
-from mpips.session.driver import JobRanks
 from mpips.tasks import Task
 from mpips.training.sizing import start_manifest
 
@@ -41,7 +41,7 @@ class _Earlier(NamedTuple):
 
 
 def agree_on_choice(
-    ranks: JobRanks,
+    ranks: Ranks,
     config: JobConfig,
     task: type[Task],
     options: msgspec.Struct,

@@ -15,7 +15,7 @@ from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.model.optimizer import SGD
 from mpips.model.table import Table
-from mpips.session.driver import JobRanks
+from mpips.mpi.one_rank import Ranks
 from mpips.tasks import Task
 from mpips.tasks.base import ReadsData
 
@@ -110,7 +110,7 @@ def learn_own(
     task: type[ReadsData] | None,
     options: msgspec.Struct,
     path: str,
-    ranks: JobRanks,
+    ranks: Ranks,
     n_workers: int,
 ) -> Arrays | None:
     """Return what a task must know of the whole training data before it reads. Collective over the ranks.

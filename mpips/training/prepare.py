@@ -40,7 +40,7 @@ from mpips.data.words import SCALED
 from mpips.errors import ConfigError
 from mpips.model.distinct import distinct_counts
 from mpips.model.partition import FrequencyPartition
-from mpips.session.driver import JobRanks
+from mpips.mpi.one_rank import Ranks
 from mpips.snapshot import attachments
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import description_of, reader_of
@@ -105,7 +105,7 @@ def read_options(
 
 
 def prepare(
-    ranks: JobRanks,
+    ranks: Ranks,
     n_workers: int,
     config: JobConfig,
     cache: Path | None = None,
@@ -324,7 +324,7 @@ def _aligned(
 
 
 def _measure(
-    ranks: JobRanks, data: Dataset | StreamedData | None, info: DataInfo
+    ranks: Ranks, data: Dataset | StreamedData | None, info: DataInfo
 ) -> FrequencyPartition | None:
     """Count the keys of the whole training data in hash buckets; None for dense data. Collective."""
     if info.kind != "sparse":

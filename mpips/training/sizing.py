@@ -17,7 +17,7 @@ from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
 from mpips.model.partition import FrequencyPartition
 from mpips.model.table import Table
-from mpips.session.driver import JobRanks
+from mpips.mpi.one_rank import Ranks
 from mpips.tasks import Schedule, Task
 
 
@@ -87,7 +87,7 @@ class Sizing(msgspec.Struct, frozen=True):
         return apply_overrides(task.tables(), self.config, self.measured)
 
 
-def earlier_batches(ranks: JobRanks, config: JobConfig) -> tuple[int, int] | None:
+def earlier_batches(ranks: Ranks, config: JobConfig) -> tuple[int, int] | None:
     """Return `Sizing.earlier`. Collective over the ranks; blocks."""
     if config.train.batch_size or not _may_start(config):
         return None
@@ -107,7 +107,7 @@ def earlier_batches(ranks: JobRanks, config: JobConfig) -> tuple[int, int] | Non
     return (found[0], found[1]) if found is not None else None
 
 
-def earlier_words(ranks: JobRanks, config: JobConfig) -> int:
+def earlier_words(ranks: Ranks, config: JobConfig) -> int:
     """Return the rule for words (`mpips.data.words`) of a job: that of the checkpoint that it starts from.
 
     Collective over the ranks; blocks.

@@ -31,7 +31,7 @@ from mpips.data.stream.conversion import Draft, draft
 from mpips.data.stream.files import File, is_streamed
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.monitor.progress import duration
-from mpips.session.driver import JobRanks
+from mpips.mpi.one_rank import Ranks
 from mpips.training.cache_folder import CacheFolder, remove_orphans
 
 Value = TypeVar("Value")
@@ -77,7 +77,7 @@ class Streamed(msgspec.Struct, frozen=True):
 
 
 def stream(
-    ranks: JobRanks,
+    ranks: Ranks,
     n_workers: int,
     source: str,
     options: ReadOptions,
@@ -217,7 +217,7 @@ def _found(
 
 
 @contextlib.contextmanager
-def _locked(ranks: JobRanks, folder: Path) -> Iterator[None]:
+def _locked(ranks: Ranks, folder: Path) -> Iterator[None]:
     """Let worker 0 make the folder of the cache and hold its lock in the block. Collective."""
     made: list[CacheFolder] = []
 
@@ -240,7 +240,7 @@ def _locked(ranks: JobRanks, folder: Path) -> Iterator[None]:
             one.release()
 
 
-def _damaged(ranks: JobRanks, plan: Draft, folder: Path, n_workers: int) -> list[str]:
+def _damaged(ranks: Ranks, plan: Draft, folder: Path, n_workers: int) -> list[str]:
     """Let the workers read all of a cache that an earlier job has written. Collective.
 
     Returns:
@@ -262,7 +262,7 @@ def _damaged(ranks: JobRanks, plan: Draft, folder: Path, n_workers: int) -> list
 
 
 def _convert(
-    ranks: JobRanks, own: Conversion | None, folder: Path, source: str, how: Streaming
+    ranks: Ranks, own: Conversion | None, folder: Path, source: str, how: Streaming
 ) -> None:
     """Let all workers convert their spans, and write the index. Collective."""
     surveys: dict[int, Sequence[bool]] = {}
@@ -309,7 +309,7 @@ def _convert(
     ranks.agree(f"describing {source}", write, True)
 
 
-def _index(ranks: JobRanks, own: Conversion | None, plan: Draft, folder: Path) -> Index:
+def _index(ranks: Ranks, own: Conversion | None, plan: Draft, folder: Path) -> Index:
     """Return the index of the cache, as worker 0 reads it. Collective."""
 
     def read() -> dict[str, Any] | None:

@@ -24,14 +24,14 @@ from mpips.monitor.progress import ProgressMeter, make_display
 from mpips.monitor.summary_text import metrics_text
 from mpips.mpi import launch
 from mpips.mpi.messages import Evaluated
-from mpips.mpi.one_rank import OneRank
+from mpips.mpi.one_rank import OneRank, Ranks
 from mpips.mpi.roles import default_servers
 from mpips.recovery.replica import check_tables
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.rundir.directory import RunFolder
 from mpips.scheduler.run_progress import RunProgress
-from mpips.session.driver import JobRanks, JobView, Outcome, drive
+from mpips.session.driver import JobView, Outcome, drive
 from mpips.tasks.base import description_of
 from mpips.terminal.elapsed import show_elapsed
 from mpips.terminal.screen import say
@@ -253,7 +253,7 @@ class TrainingProgram:
         self._meter: ProgressMeter | None = None
 
     def prepare(
-        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
+        self, ranks: Ranks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Read the data and make the task."""
         tell = say if self._verbose else lambda line: None

@@ -13,7 +13,8 @@ from mpi4py import MPI
 from playing import SIZE
 
 from mpips.errors import ProtocolError
-from mpips.mpi.control import Client, RoleWork
+from mpips.mpi.control import Client
+from mpips.mpi.role_work import RoleWork
 from mpips.transport.p2p import (
     EAGER_BYTES,
     INLINE_BYTES,

@@ -13,7 +13,7 @@ from mpips.training.prepare import prepare
 
 
 class ThreadRanks:
-    """One of several workers; see `mpips.session.driver.JobRanks`."""
+    """One of several workers; see `mpips.mpi.one_rank.Ranks`."""
 
     token = "threads"
     local_worker = 0

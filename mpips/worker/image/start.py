@@ -27,7 +27,7 @@ Other numbers of workers. Let the checkpoint have the images of m workers, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,7 @@ from mpips.model.consistency import BSP
 from mpips.model.grouping import Groups
 from mpips.model.placement import Placement
 from mpips.model.served import local_tables
-from mpips.model.table import DenseTable, Table, feedback_tables
+from mpips.model.table import Table, feedback_tables
 from mpips.recovery.memory import Memory
 from mpips.recovery.saving import Saving
 from mpips.transport.region import Regions
@@ -158,7 +158,7 @@ def _make(p: JobStart) -> int:
         taking = taking_of(p.groups, n_workers, {t.name for t in p.grouped_tables.values()})
         start = start_image(p.saving, p.tables, p.local, worker, n_workers, taking)
         memory = _new_memory(p.regions, _part(worker, p.generation), _size(p))
-        p.made.local, p.made.residuals = _begin(start, p.tables, p.placement, p.local, memory)
+        _begin(p, start, memory)
     if memory is not None and p.warm:
         memory.mark(p.generation)
     return lost
@@ -182,22 +182,16 @@ def _continue(p: JobStart, worker: int) -> tuple[WorkerMemory, int]:
     return memory, residuals.count_lost([at.sequence for at in p.at])
 
 
-def _begin(
-    start: StartImage,
-    tables: Sequence[Table],
-    placement: Placement,
-    local: Mapping[int, DenseTable],
-    memory: WorkerMemory | None,
-) -> tuple[LocalPart | None, Residuals | None]:
-    """Return the parts of a worker that continues in no memory, and fill its new memory."""
-    residuals = _residuals(memory, tables, placement)
+def _begin(p: JobStart, start: StartImage, memory: WorkerMemory | None) -> None:
+    """Set the parts of a worker that continues in no memory, and fill its new memory."""
+    residuals = p.made.residuals = _residuals(memory, p.tables, p.placement)
     if residuals is not None:
         residuals.fill(start.residuals)
     images = memory.images if memory is not None else None
     if images is not None:
-        images.write(0, first_image(local.values(), start.local, start.is_own))
-    part = LocalPart(local, images, start.local, start.is_own) if local else None
-    return part, residuals
+        images.write(0, first_image(p.local.values(), start.local, start.is_own))
+    if p.local:
+        p.made.local = LocalPart(p.local, images, start.local, start.is_own)
 
 
 def _new_memory(regions: Regions, part: str, size: WorkerBytes) -> WorkerMemory | None:
@@ -216,24 +210,16 @@ def _residuals(
     return Residuals(memory.memory, tables, placement, memory.size.halves)
 
 
-def start_alone(
-    tables: Sequence[Table],
-    local: Mapping[int, DenseTable],
-    placement: Placement,
-    regions: Regions,
-    saving: Saving | None = None,
-) -> tuple[LocalPart | None, Residuals | None]:
-    """Return the parts of the worker of a job in one process; None where the job needs none. Blocks.
-
-    Without `saving` they begin with zeros and the values of the server.
+def new_residuals(
+    tables: Sequence[Table], placement: Placement, regions: Regions
+) -> Residuals | None:
+    """Return residuals of zeros for a worker outside a job; None where no table has error feedback.
 
     Raises:
-        MpipsError: There is too little memory, or the checkpoint cannot be read.
+        RegionError: There is too little memory.
     """
-    saving = saving or Saving(None, regions.token)
     memory = _new_memory(regions, _part(0, 0), worker_bytes(tables, placement, (), False))
-    start = start_image(saving, tables, local, 0, 1)
-    return _begin(start, tables, placement, local, memory)
+    return _residuals(memory, tables, placement)
 
 
 def _connect_handover(p: JobStart) -> None:

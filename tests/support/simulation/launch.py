@@ -23,7 +23,7 @@ from mpips.recovery.exchange import Exchange
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import RunFolder, Supervised
 from mpips.rundir.requests import SCALE_IN_MEMORY
-from mpips.session import placing, roles, startup
+from mpips.session import links, placing, startup
 from mpips.session.parts import Parts
 from mpips.session.roles import Roles
 from mpips.snapshot.coordinator import Coordinator
@@ -612,9 +612,9 @@ def simulated_start_up(disk: Disk, launch_of: Callable[[], Launch]) -> Iterator[
     with (
         simulated_exchanges(),
         simulated_waits(world),
-        mock.patch.object(startup, "Links", lambda *rest: SimulatedLinks(launch_of(), *rest)),
+        mock.patch.object(links, "Links", lambda *rest: SimulatedLinks(launch_of(), *rest)),
         mock.patch.object(placing, "_measured", _site),
-        mock.patch.object(roles, "threadpool_limits", return_value=nullcontext()),
+        mock.patch("threadpoolctl.threadpool_limits", return_value=nullcontext()),
         mock.patch("mpips.recovery.takeover.gc"),
         mock.patch("mpips.recovery.restore.restore", disk.restore),
     ):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_entries import complete_statistics
 
 from mpips.mpi.messages import Figures, Heartbeat
 from mpips.rundir import history
@@ -15,7 +16,6 @@ from mpips.rundir.files import Lease, RankPlace, StartPoint
 from mpips.rundir.history import AttemptHead, Checkpointed, Counts, HistoryLine, read_line
 from mpips.scheduler import history_file as module
 from mpips.scheduler.history_file import JobTables, job_tables
-from mpips.scheduler.job_statistics import complete_statistics
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import RunRecorder
 

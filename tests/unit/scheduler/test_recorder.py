@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_entries import complete_statistics
 
 from mpips.mpi.messages import Evaluated
 from mpips.rundir import directory, thinning
 from mpips.rundir.directory import RunFolder, Supervised, replace_json
 from mpips.rundir.files import Lease, RankPlace, StartPoint
 from mpips.scheduler import recorder as module
-from mpips.scheduler.job_statistics import complete_statistics
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import ReplacedError, RunRecorder
 
