@@ -29,6 +29,7 @@ from mpips.server import heartbeat
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
+    SPARE_FILES,
     Regions,
     allow_open_files,
     embedding_memory,
@@ -111,8 +112,10 @@ class Server:
         n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
         self._sizes = embedding_memory(n_embedding)
         if regions.shared:
-            # Count rows, keys and, with a journal, buffers of each table; also region and journal.
-            allow_open_files(2 + 2 * n_embedding + durability.journal * len(tables))
+            # Count rows, keys and, with a journal, buffers of each table; also region and journal. Without
+            # embedding tables these are few files, for which no job shall be refused.
+            n_files = 2 + 2 * n_embedding + durability.journal * len(tables)
+            allow_open_files(n_files, SPARE_FILES if n_embedding else 0)
         self.region = self._memory("", self.layout.total_bytes)
         low, high = token_words(regions.token)
         _native.write_region_header(self.region, self.layout, 0, index, low, high)
