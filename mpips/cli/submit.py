@@ -28,6 +28,7 @@ from mpips.supervisor.submit import (
     find_root,
     make_folder,
     make_script,
+    requeue_directives,
     submit,
 )
 from mpips.terminal.screen import say
@@ -157,7 +158,7 @@ def command(
         environment["MPIPS_SPARES"] = str(n_spares)
     script = make_script(
         (root / "jobs" / TEMPLATES[options.launcher]).read_text(),
-        directives(options, name, folder, n_spares),
+        [*requeue_directives(), *directives(options, name, folder, n_spares)],
         environment,
         words,
         shlex.join(["mpips", *sys.argv[1:]]),

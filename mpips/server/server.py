@@ -48,6 +48,19 @@ _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
 
+def first_bytes(layout: _native.Layout, tables: Sequence[Table], journal: bool) -> int:
+    """Return the bytes of shared memory that a new server makes before its first row and record.
+
+    Args:
+        layout: Layout of its region.
+        tables: All tables of the job.
+        journal: The server has a journal.
+    """
+    n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
+    rows = 2 * n_embedding * embedding_memory(n_embedding).first
+    return layout.total_bytes + rows + (_native.journal_bytes(layout) if journal else 0)
+
+
 class Server:
     """The shards of one server and the loop that serves them. Not thread-safe.
 

@@ -135,9 +135,9 @@ def test_only_embedding_tables_need_spare_open_files(embedding):
             patch.setattr(resource, "getrlimit", lambda which: limits)
             if embedding:
                 with pytest.raises(RegionError, match=rf"the limit of open files is {few}, but"):
-                    Server(0, [table], placement, regions, 0, True)
+                    Server(0, [table], placement, regions, 0, True, None)
             else:
-                Server(0, [table], placement, regions, 0, True)
+                Server(0, [table], placement, regions, 0, True, None)
     finally:
         regions.unlink()
 
