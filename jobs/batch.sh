@@ -180,20 +180,24 @@ is_cancelled() {
   [[ $(squeue --noheader --job="$SLURM_JOB_ID" --format='%T %r' 2>/dev/null) == "COMPLETING None" ]]
 }
 
-# requeue: put the job back into the queue if this allocation made progress.
+# requeue: put the job back into the queue if this allocation made progress. `failed` is the code with which the
+# training has failed; empty: it was warned.
 requeue() {
-  local newest before=""
+  local newest before="" advice="Use more --time, or checkpoint more often"
+  if [[ -n ${failed:-} ]]; then
+    advice="It has failed, see above: remove the cause, then submit it again with MPIPS_FOLDER=$folder"
+  fi
   # Find the newest checkpoint; those of `mpips run` are one folder deeper.
   newest=$(readlink "$run"/checkpoints/latest "$run"/*/checkpoints/latest | head -n 1 || true)
   if [[ -z $newest ]]; then
-    fail 1 "not requeued: there is no checkpoint in $run, so the training would begin again"
+    fail "${failed:-1}" "not requeued: there is no checkpoint in $run, so the training would begin again. $advice"
   fi
   if [[ -f $run/requeued-at ]]; then
     before=$(<"$run/requeued-at")
   fi
   # Refuse another allocation if this one made no progress.
   if [[ $newest == "$before" ]]; then
-    fail 1 "not requeued: this allocation wrote nothing newer than $newest. Use more --time, or checkpoint more often"
+    fail "${failed:-1}" "not requeued: this allocation wrote nothing newer than $newest. $advice"
   fi
   check_requeues
   printf '%s\n' "$newest" >"$run/requeued-at.new"

@@ -193,3 +193,29 @@ def test_modules_of_the_site_are_loaded(tmp_path, names, code, said):
     found, output, _ = functions(tmp_path, MODULES, "", MPIPS_MODULES=names)
     assert (found, said in output) == (code, True), output
     assert code or "errexit        \ton" in output
+
+
+NO_NEWER = """mkdir -p run/checkpoints
+ln -s step-1 run/checkpoints/latest
+echo step-1 >run/requeued-at
+job=7 run=run folder=/mine
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "advice"),
+    [
+        (f"{NO_NEWER}finish 75", 1, "wrote nothing newer than step-1. Use more --time"),
+        (f"{NO_NEWER}failed=124; finish 75", 124, "submit it again with MPIPS_FOLDER=/mine"),
+        (
+            "job=7 run=run folder=/mine failed=1; finish 75",
+            1,
+            "begin again. It has failed, see above: remove the cause",
+        ),
+        ("job=7 run=run folder=/mine; finish 75", 1, "begin again. Use more --time"),
+    ],
+)
+def test_what_to_do_depends_on_why_there_is_no_newer_checkpoint(tmp_path, script, code, advice):
+    found, said, calls = functions(tmp_path, script, "RUNNING None")
+    assert (found, calls, advice in said) == (code, "", True), said
+    assert ("Use more --time" in said) == ("failed=" not in script)
