@@ -3,9 +3,9 @@
 #
 # Slurm warns a job by USR1 before its time limit. The ranks then write a checkpoint and exit with 75, and
 # the script requeues the job: the same job, with the same number and the same run folder, gets another
-# allocation and continues from the checkpoint. This loop ends when training is done, when it fails in
-# another way, after MPIPS_MAX_REQUEUES requeues, or when an allocation wrote no newer checkpoint than the
-# one before.
+# allocation and continues from the checkpoint. The first TERM to the script has the same effect. This loop
+# ends when training is done, when it fails in another way, when the job is cancelled, after
+# MPIPS_MAX_REQUEUES requeues, or when an allocation wrote no newer checkpoint than the one before.
 
 # shellcheck disable=SC2154
 
@@ -29,11 +29,17 @@ begin() {
   shift
   (($#)) || fail 2 "nothing to do; usage: $usage"
   [[ -n ${SLURM_JOB_ID:-} ]] || fail 2 "this script runs only inside a job; usage: $usage"
+  # The ranks of the first component alone would start, in the allocation of all.
+  ((${SLURM_HET_SIZE:-1} == 1)) ||
+    fail 2 "heterogeneous jobs are not supported: submit without ':', with nodes of one kind"
   [[ -n ${SLURM_NTASKS:-} ]] || fail 2 "the number of ranks is not set: submit with --ntasks or --ntasks-per-node"
   # Make the path absolute, in the form that env.sh gives it.
   root=$(cd "$root" && pwd)
-  # Ignore warnings until there are ranks to pass them to.
+  # Ignore warnings until there are ranks to pass them to, and note a TERM.
   trap : USR1 USR2
+  trap 'terminated=1' TERM
+  check_time
+  load_modules
   source "$root/jobs/env.sh"
   venv=${MPIPS_VENV:-$root/.venv}
   [[ $(command -v python) == "$venv/bin/python" ]] ||
@@ -53,6 +59,43 @@ begin() {
   log "$SLURM_JOB_NAME ($job), allocation $allocation, $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, in $run"
 }
 
+# load_modules: load the modules that MPIPS_MODULES names, in place of all others. A batch script is no login
+# shell, so it may not have the command `module` yet. Modules are not written for `set -eu`.
+load_modules() {
+  local names
+  read -ra names <<<"${MPIPS_MODULES:-}"
+  ((${#names[@]})) || return 0
+  set +eu
+  [[ $(type -t module) ]] || source /etc/profile
+  [[ $(type -t module) ]] || fail 69 "MPIPS_MODULES names modules, but $(hostname) has no command 'module'"
+  module purge
+  module load "${names[@]}" || fail 69 "the modules '${names[*]}' cannot be loaded on $(hostname), see above"
+  set -eu
+}
+
+# check_time: refuse a time limit that is over before the warning would come. The seconds of the warning are
+# those of the script, or MPIPS_WARNING_S where sbatch was given another --signal.
+check_time() {
+  local warning limit
+  warning=${MPIPS_WARNING_S:-$(sed -n 's/^#SBATCH --signal=B:USR1@\([0-9]*\)$/\1/p' "$0" 2>/dev/null | tail -n 1 || true)}
+  limit=$(seconds "$(squeue --noheader --job="$SLURM_JOB_ID" --format=%l 2>/dev/null)")
+  if [[ -n $warning && -n $limit ]] && ((limit <= warning)); then
+    fail 2 "a time limit of $limit s with a warning $warning s before it: the warning would come before the job" \
+      "has begun; give more --time, or a shorter warning by --signal=B:USR1@SECONDS and MPIPS_WARNING_S=SECONDS"
+  fi
+}
+
+# seconds LIMIT: print the seconds of a time limit as squeue prints it (D-HH:MM:SS, HH:MM:SS or MM:SS); nothing
+# for another text, such as UNLIMITED.
+seconds() {
+  local days=0 parts
+  [[ $1 =~ ^(([0-9]+)-)?([0-9]+(:[0-9]+)+)$ ]] || return 0
+  days=${BASH_REMATCH[2]:-0}
+  IFS=: read -ra parts <<<"${BASH_REMATCH[3]}"
+  ((${#parts[@]} == 3)) || parts=(0 "${parts[@]}")
+  printf '%d' $((((10#$days * 24 + 10#${parts[0]}) * 60 + 10#${parts[1]}) * 60 + 10#${parts[2]}))
+}
+
 # need_pmix: refuse if srun cannot start MPI ranks, since each task would be a job of one rank.
 need_pmix() {
   local kinds
@@ -64,17 +107,26 @@ need_pmix() {
 
 # launch COMMAND...: run a command, pass signals on to it, and set `code` to its exit code. The command runs
 # in the background, so that the shell can handle signals. USR1 is passed on as `usr1_as`, and the first
-# TERM as `term_as`, if they are set: on TERM mpirun kills its ranks before they can write a checkpoint.
-# A warning by USR1 would end a launcher or a rank that has not installed its handler yet. So they begin with
-# USR1 and USR2 ignored, and a warning that comes in the first seconds is sent once more when these are over.
+# TERM as `term_as`, if they are set: on TERM mpirun and srun kill their ranks before they can write a
+# checkpoint. A warning by USR1 would end a launcher or a rank that has not installed its handler yet. So they
+# begin with USR1 and USR2 ignored, and a warning that comes in the first seconds is sent once more when these
+# are over. A TERM that came before there is a command puts the job back into the queue.
 launch() {
   local child signalled started=$SECONDS
+  if [[ -n ${terminated:-} ]]; then
+    log "TERM came before the ranks were started"
+    put_back
+  fi
   log "\$ $*"
   (trap '' USR1 USR2 && exec "$@") &
   child=$!
-  trap 'signalled=1; warn "$child" "$started"' USR1
+  trap 'signalled=1; warn "$child" "$started" "${usr1_as:-USR1}"' USR1
   trap 'signalled=1; kill -USR2 "$child" 2>/dev/null || true' USR2
-  trap 'signalled=1; kill -"${term_as:-TERM}" "$child" 2>/dev/null || true; term_as=TERM' TERM
+  trap 'signalled=1; terminate "$child" "$started"' TERM
+  # The trap of `begin` has noted a TERM that came while the command was started.
+  if [[ -n ${terminated:-} ]]; then
+    terminate "$child" "$started"
+  fi
   # Wait again if a signal ended `wait`, which then returns a code of its own.
   while :; do
     signalled="" code=0
@@ -85,17 +137,32 @@ launch() {
   trap - TERM
 }
 
-# warn CHILD STARTED: pass a warning on to a command that was started at this time of the shell.
+# warn CHILD STARTED SIGNAL: send a warning to a command that was started at this time of the shell.
 warn() {
-  local child=$1 left=$((start_s - (SECONDS - $2)))
-  kill -"${usr1_as:-USR1}" "$child" 2>/dev/null || true
+  local child=$1 left=$((start_s - (SECONDS - $2))) signal=$3
+  kill -"$signal" "$child" 2>/dev/null || true
   if ((left > 0)); then
-    (trap - USR1 USR2 TERM && sleep "$left" && kill -"${usr1_as:-USR1}" "$child" 2>/dev/null) &
+    (trap - USR1 USR2 TERM && sleep "$left" && kill -"$signal" "$child" 2>/dev/null) &
+  fi
+}
+
+# terminate CHILD STARTED: pass a TERM on: the first one as `term_as`, if that is set, later ones as they are.
+terminate() {
+  if [[ -n ${term_as:-} ]]; then
+    warn "$1" "$2" "$term_as"
+    term_as=""
+  else
+    kill -TERM "$1" 2>/dev/null || true
   fi
 }
 
 # finish CODE: print what an exit code means, requeue the job on 75, and exit.
 finish() {
+  if is_cancelled; then
+    log "ended with $1 after Slurm has cancelled the job: not requeued; to continue, submit it again with" \
+      "MPIPS_FOLDER=$folder"
+    exit "$1"
+  fi
   case $1 in
     0) log "done" ;;
     75) requeue ;;
@@ -107,27 +174,52 @@ finish() {
   exit "$1"
 }
 
-# requeue: put the job back into the queue. Slurm ends this script while it does that.
+# is_cancelled: return 0 if Slurm is ending the job before its time limit, as after `scancel JOB`. A job whose
+# script has only received a signal is still running. A cancelled job could be requeued, but nobody wants that.
+is_cancelled() {
+  [[ $(squeue --noheader --job="$SLURM_JOB_ID" --format='%T %r' 2>/dev/null) == "COMPLETING None" ]]
+}
+
+# requeue: put the job back into the queue if this allocation made progress. `failed` is the code with which the
+# training has failed; empty: it was warned.
 requeue() {
-  local requeues=${SLURM_RESTART_COUNT:-0} most=${MPIPS_MAX_REQUEUES:-50} newest before=""
+  local newest before="" advice="Use more --time, or checkpoint more often"
+  if [[ -n ${failed:-} ]]; then
+    advice="It has failed, see above: remove the cause, then submit it again with MPIPS_FOLDER=$folder"
+  fi
   # Find the newest checkpoint; those of `mpips run` are one folder deeper.
   newest=$(readlink "$run"/checkpoints/latest "$run"/*/checkpoints/latest | head -n 1 || true)
   if [[ -z $newest ]]; then
-    fail 1 "not requeued: there is no checkpoint in $run, so the training would begin again"
+    fail "${failed:-1}" "not requeued: there is no checkpoint in $run, so the training would begin again. $advice"
   fi
   if [[ -f $run/requeued-at ]]; then
     before=$(<"$run/requeued-at")
   fi
   # Refuse another allocation if this one made no progress.
   if [[ $newest == "$before" ]]; then
-    fail 1 "not requeued: this allocation wrote nothing newer than $newest. Use more --time, or checkpoint more often"
+    fail "${failed:-1}" "not requeued: this allocation wrote nothing newer than $newest. $advice"
   fi
-  if ((requeues >= most)); then
-    fail 75 "requeued $requeues times already (MPIPS_MAX_REQUEUES=$most): submit it again with MPIPS_FOLDER=$folder"
-  fi
+  check_requeues
   printf '%s\n' "$newest" >"$run/requeued-at.new"
   mv "$run/requeued-at.new" "$run/requeued-at"
   log "checkpoint $newest is there: back into the queue"
+  put_back
+}
+
+# check_requeues: refuse more requeues than MPIPS_MAX_REQUEUES.
+check_requeues() {
+  local requeues=${SLURM_RESTART_COUNT:-0} most=${MPIPS_MAX_REQUEUES:-50}
+  if ((requeues >= most)); then
+    fail 75 "requeued $requeues times already (MPIPS_MAX_REQUEUES=$most): submit it again with MPIPS_FOLDER=$folder"
+  fi
+}
+
+# put_back: put the job back into the queue, and exit. Slurm ends this script while it does that.
+put_back() {
+  check_requeues
+  if is_cancelled; then
+    fail 75 "not requeued, because Slurm has cancelled the job: submit it again with MPIPS_FOLDER=$folder to continue"
+  fi
   scontrol requeue "$job" ||
     fail 75 "Slurm does not requeue the job: submit it again with MPIPS_FOLDER=$folder to continue"
   exit 75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import click
 from mpips.cli.train import TRAIN, Decorator, configure, job_keys, with_options
 from mpips.config.launching import RunConfig
 from mpips.config.schema import JobConfig, load_config, parse_assignment
+from mpips.config.site import Site, load_site
 from mpips.errors import ConfigError
 from mpips.monitor.progress import LineDisplay, make_display
 from mpips.rundir.directory import RunFolder
@@ -162,19 +164,22 @@ def command(
     """
     options = {key: given.pop(key) for key in _RUN_KEYS}
     existing = None
+    site = load_site()
+    os.environ.update(site.added(os.environ))
     if is_script(job):
         if discard_memory:
             raise ConfigError(
                 "--discard-memory: expected the directory of a run, not a script; give runs/NAME-TIME-ID"
             )
         refuse_task_options([*flags(given), *["--json"] * as_json], assignments, ("run.",))
-        config = _configure_script(job, arguments, options, assignments)
+        config = _configure_script(job, arguments, options, assignments, site)
     else:
         # A continued run uses the mpirun arguments of its beginning, unless new ones are given.
         options["mpirun_args"] = list(arguments) or None
         existing = _existing(job, resume_run or discard_memory)
         if existing is None:
-            config = configure(job, {**job_keys(given), **run_keys(options)}, assignments)
+            keys = {**job_keys(given), **run_keys(options)}
+            config = configure(job, keys, assignments, site=site)
         else:
             _refuse_changes(existing, given, assignments, options)
             config = load_config(str(existing.config_file), list(run_keys(options).items()))
@@ -277,7 +282,11 @@ def _start(
 
 
 def _configure_script(
-    job: str, arguments: Sequence[str], options: Mapping[str, Any], assignments: Sequence[str]
+    job: str,
+    arguments: Sequence[str],
+    options: Mapping[str, Any],
+    assignments: Sequence[str],
+    site: Site,
 ) -> JobConfig:
     """Return the configuration of a script, of which only [run] has a meaning.
 
@@ -288,7 +297,7 @@ def _configure_script(
 
     check_script(job)
     keys = run_keys({**options, "script": job, "script_args": list(arguments)})
-    return load_config(None, [*keys.items(), *map(parse_assignment, assignments)])
+    return load_config(None, [*keys.items(), *map(parse_assignment, assignments)], site=site)
 
 
 def _discard_memory(run: RunFolder, pool: HostPool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -16,6 +17,7 @@ from mpips.checkpoint.structure import load_writer
 from mpips.cli.run import JobOrScript, flags, is_script, refuse_task_options
 from mpips.cli.train import DATA, JOB_KEYS, SET, TUNING, configure, job_keys, with_options
 from mpips.config.schema import JobConfig, load_config, parse_assignment
+from mpips.config.site import Site, load_site
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.supervisor.script import check_script
@@ -26,6 +28,7 @@ from mpips.supervisor.submit import (
     find_root,
     make_folder,
     make_script,
+    requeue_directives,
     submit,
 )
 from mpips.terminal.screen import say
@@ -111,12 +114,14 @@ def command(
     data = {"train_file": train_file, "validation": validation, "test_file": test_file}
     tuning = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     overrides = [(f"slurm.{key}", value) for key, value in given.items() if value is not None]
+    site = load_site()
     if is_script(job):
-        config = _configure_script(Path(job), arguments, {**data, **tuning}, assignments, overrides)
+        tuned_by = {**data, **tuning}
+        config = _configure_script(Path(job), arguments, tuned_by, assignments, overrides, site)
     else:
         tuned = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
         assignments = (*tuned, *assignments)
-        config = configure(job, job_keys(data), assignments, overrides)
+        config = configure(job, job_keys(data), assignments, overrides, site)
     options = config.slurm
     if not config.run.script:
         options = msgspec.structs.replace(options, sbatch=(*options.sbatch, *arguments))
@@ -133,7 +138,7 @@ def command(
 
     # Copy a TOML file into a folder of its own: the job runs later, and the file may have changed by then.
     root, name = find_root(), name or Path(job).stem.partition(":")[0]
-    folder = make_folder(Path("runs"), name)
+    folder = make_folder(Path(config.run.folder), name)
     copy = folder / "job.toml" if Path(job).is_file() and not config.run.script else None
     # `mpips run` takes [run] of a script; [slurm] is in the directives.
     passed = [t for t in assignments if not config.run.script or t.startswith("run.")]
@@ -142,12 +147,18 @@ def command(
         words = [*assigned, config.run.script, *config.run.script_args]
     else:
         words = [str(copy or job), *_words(data), *assigned]
-    environment = {**environment_of(root), "MPIPS_FOLDER": str(folder)}
+    environment = {
+        **site.added(os.environ),
+        **environment_of(root),
+        "MPIPS_FOLDER": str(folder),
+    }
+    if site.modules:
+        environment["MPIPS_MODULES"] = " ".join(site.modules)
     if options.launcher == "restart":
         environment["MPIPS_SPARES"] = str(n_spares)
     script = make_script(
         (root / "jobs" / TEMPLATES[options.launcher]).read_text(),
-        directives(options, name, folder, n_spares),
+        [*requeue_directives(), *directives(options, name, folder, n_spares)],
         environment,
         words,
         shlex.join(["mpips", *sys.argv[1:]]),
@@ -192,6 +203,7 @@ def _configure_script(
     tuning: Mapping[str, Any],
     assignments: Sequence[str],
     overrides: Sequence[tuple[str, Any]],
+    site: Site,
 ) -> JobConfig:
     """Return the configuration of a script, of which [run] and [slurm] have a meaning.
 
@@ -207,7 +219,8 @@ def _configure_script(
         "run.script": str(job.absolute()),
         "run.script_args": list(arguments),
     }
-    config = load_config(None, [*keys.items(), *map(parse_assignment, assignments), *overrides])
+    every = [*keys.items(), *map(parse_assignment, assignments), *overrides]
+    config = load_config(None, every, site=site)
     if config.slurm.launcher != "restart":
         raise ConfigError(
             f"slurm.launcher = {config.slurm.launcher!r} starts tasks only: must be 'restart' for a script"

@@ -15,6 +15,7 @@ import msgspec
 from mpips.checkpoint import open_checkpoint
 from mpips.config.conversion import UnknownKeyError
 from mpips.config.schema import JobConfig, load_config, parse_assignment
+from mpips.config.site import Site
 from mpips.errors import CheckpointError
 from mpips.model.build import described
 from mpips.monitor import summary, summary_text
@@ -218,6 +219,7 @@ def configure(
     given: Mapping[str, Any],
     assignments: tuple[str, ...],
     last: Sequence[tuple[str, Any]] = (),
+    site: Site | None = None,
 ) -> JobConfig:
     """Return the configuration that a command line describes.
 
@@ -226,6 +228,7 @@ def configure(
         given: Values by dotted configuration key; None if the option was not given.
         assignments: Arguments of `--set`; they override `given` and the file.
         last: Keys and values that override all of these.
+        site: Its defaults hold where none of these has a value.
 
     Raises:
         ConfigError: The file or a value is not valid.
@@ -242,7 +245,7 @@ def configure(
     from mpips.training.preflight import option_names
 
     try:
-        return load_config(job if is_file else None, overrides, option_names)
+        return load_config(job if is_file else None, overrides, option_names, site)
     except UnknownKeyError as error:
         # Name the option of the command line that sets a suggested key, too.
         suggested = tuple(key + _flag(key) for key in error.suggested)

@@ -29,6 +29,7 @@ from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
+from mpips.config.site import Site
 from mpips.config.table_section import TableConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
 from mpips.errors import ConfigError
@@ -161,6 +162,7 @@ def load_config(
     path: str | None,
     overrides: Sequence[tuple[str, Any]],
     options_of: Callable[[str], Sequence[str]] = lambda task: (),
+    site: Site | None = None,
 ) -> JobConfig:
     """Read a file, apply overrides, and check the result.
 
@@ -169,6 +171,7 @@ def load_config(
             "config.json", options that mpips does not have any more are left out.
         overrides: (dotted key, value) pairs; later ones precede.
         options_of: Returns the names of the options of a task, for the error of an unknown key.
+        site: Its defaults hold where neither file nor overrides have a value.
 
     Raises:
         ConfigError: Names what is wrong, its place and what is accepted.
@@ -179,6 +182,8 @@ def load_config(
         raw = without_removed(raw, JobConfig)
     for key, value in overrides:
         put(raw, key, value)
+    if site is not None:
+        raw = site.under(raw)
     try:
         check_known(raw, JobConfig, "")
     except UnknownKeyError as error:

@@ -29,6 +29,7 @@ from mpips.server import heartbeat
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
+    SPARE_FILES,
     Regions,
     allow_open_files,
     embedding_memory,
@@ -45,6 +46,19 @@ _SPIN_S = 1e-3  # s after the last work for which a server with remote peers doe
 _SERVED_S, _SERVED_TIMES, _MANY_ENTRIES = 12e-6, 4, 1000
 _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
+
+
+def first_bytes(layout: _native.Layout, tables: Sequence[Table], journal: bool) -> int:
+    """Return the bytes of shared memory that a new server makes before its first row and record.
+
+    Args:
+        layout: Layout of its region.
+        tables: All tables of the job.
+        journal: The server has a journal.
+    """
+    n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
+    rows = 2 * n_embedding * embedding_memory(n_embedding).first
+    return layout.total_bytes + rows + (_native.journal_bytes(layout) if journal else 0)
 
 
 class Server:
@@ -111,8 +125,10 @@ class Server:
         n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
         self._sizes = embedding_memory(n_embedding)
         if regions.shared:
-            # Count rows, keys and, with a journal, buffers of each table; also region and journal.
-            allow_open_files(2 + 2 * n_embedding + durability.journal * len(tables))
+            # Count rows, keys and, with a journal, buffers of each table; also region and journal. Without
+            # embedding tables these are few files, for which no job shall be refused.
+            n_files = 2 + 2 * n_embedding + durability.journal * len(tables)
+            allow_open_files(n_files, SPARE_FILES if n_embedding else 0)
         self.region = self._memory("", self.layout.total_bytes)
         low, high = token_words(regions.token)
         _native.write_region_header(self.region, self.layout, 0, index, low, high)

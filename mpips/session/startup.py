@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mpips.errors import ConfigError, MpipsError
+from mpips.errors import ConfigError, MpipsError, RegionError
 from mpips.model.build import this_build
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
@@ -341,13 +341,31 @@ class _StartUp:
         from mpips.server.server import Server
 
         p = self._parts
-        return Server(
-            index,
-            p.tables,
-            p.placement,
-            p.regions,
-            p.options.seed,
-            p.oversubscribed,
-            p.links.progress,
-            durability,
+        try:
+            return Server(
+                index,
+                p.tables,
+                p.placement,
+                p.regions,
+                p.options.seed,
+                p.oversubscribed,
+                p.links.progress,
+                durability,
+            )
+        except RegionError as error:
+            if durability.warm:
+                raise
+            raise RegionError(f"{error}. {self._need_here(durability)}") from None
+
+    def _need_here(self, durability: Durability) -> str:
+        """Return what all servers of this node need of /dev/shm before their first row, for an error."""
+        from mpips.server.server import first_bytes
+
+        p, t = self._parts, self._parts.cluster.topology
+        node = t.node_of[p.cluster.rank]
+        here = [s for s, rank in enumerate(p.cluster.assignment.servers) if t.node_of[rank] == node]
+        need = sum(first_bytes(p.placement.layouts[s], p.tables, durability.journal) for s in here)
+        return (
+            f"The servers of {t.node_names[node]} ({len(here)}) need {need / 2**20:,.1f} MiB of /dev/shm in "
+            "all before their first row"
         )

@@ -103,6 +103,24 @@ def directives(options: SlurmConfig, name: str, folder: Path, spares: int) -> li
     return found
 
 
+def requeue_directives() -> list[tuple[str, str]]:
+    """Return the directive by which Slurm starts a job that has lost a node again before all others.
+
+    Empty where Slurm does not offer that: it is an option of Slurm 25.11 and newer, which sites switch on.
+    Blocks until Slurm answers.
+
+    Raises:
+        CapabilityError: Slurm does not answer.
+    """
+    if shutil.which("scontrol") is None:
+        return []
+    parameters = re.search(
+        r"^SchedulerParameters\s*=(.*)$", _slurm("scontrol", "show", "config").stdout, re.MULTILINE
+    )
+    words = parameters[1].replace(" ", "").split(",") if parameters else []
+    return [("--requeue", "expedite")] if "enable_expedited_requeue" in words else []
+
+
 def make_script(
     template: str,
     asked: Sequence[tuple[str, str]],

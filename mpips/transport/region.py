@@ -41,7 +41,7 @@ MOST_RESERVED = 1 << 40  # bytes of address space of one mapping, at most
 _ROW_ADDRESSES = 16 << 40
 _BUFFER_ADDRESSES = 24 << 40
 _FIRST_BYTES = 64 << 20  # shared memory that the new embedding tables of one server take together
-_SPARE_FILES = 256  # descriptors that a process needs in addition to those of shared memory
+SPARE_FILES = 256  # descriptors that a process needs in addition to those of shared memory
 
 _PERSISTENT_WORD = "kept"  # part of the names of persistent files
 _PERSISTENT = "k"  # first letter of a persistent token; the others are hexadecimal digits
@@ -178,13 +178,17 @@ def embedding_memory(n_tables: int) -> EmbeddingMemory:
     )
 
 
-def allow_open_files(n: int) -> None:
+def allow_open_files(n: int, spare: int = SPARE_FILES) -> None:
     """Raise this process's limit of open files, if needed, so that `n` more files can be open.
+
+    Args:
+        n: Number of files of shared memory.
+        spare: Number of other files that the process shall be able to open besides.
 
     Raises:
         RegionError: The hard limit is too low.
     """
-    needed = n + len(os.listdir("/proc/self/fd")) + _SPARE_FILES
+    needed = n + len(os.listdir("/proc/self/fd")) + spare
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return

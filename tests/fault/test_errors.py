@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -155,6 +156,10 @@ def test_a_small_shm_is_an_error_and_not_a_bus_error() -> None:
     assert done.returncode == 69, done.stderr
     assert done.stderr.count("/dev/shm is too small") == 1
     assert "enlarge it" in done.stderr
+    need = re.search(r"The servers of \S+ \(1\) need ([\d,.]+) MiB of /dev/shm in all", done.stderr)
+    assert need is not None, done.stderr
+    # Values of 32 MiB, and rings.
+    assert 32 < float(need[1].replace(",", "")) < 200
 
 
 def test_ranks_with_different_tables_are_refused() -> None:

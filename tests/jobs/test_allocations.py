@@ -27,17 +27,24 @@ def warned_job(folder: Path, allocations: int, saves: bool = True) -> Path:
 
 def start(cluster: Slurm, folder: Path, *argv: str | Path, **env: str) -> int:
     """Submit a script with imitated ranks; `folder` is its run folder."""
-    imitated = {"PYTHONPATH": str(WARNED), "MPIPS_HDF5": "serial", "MPIPS_FOLDER": str(folder)}
+    imitated = {"PYTHONPATH": str(WARNED), "MPIPS_FOLDER": str(folder)}
     return cluster.submit(f"--output={folder}-%j.out", *argv, env=imitated | env)
 
 
-def warn(cluster: Slurm, job: int | str, folder: Path, n_ranks: int) -> None:
-    """Warn a job as Slurm does, once all ranks of its first allocation are ready for it."""
-    files = [folder / f"checkpoints/ready-0-{rank}" for rank in range(n_ranks)]
+def warn(
+    cluster: Slurm,
+    job: int | str,
+    folder: Path,
+    n_ranks: int,
+    *how: str,
+    allocation: int = 0,
+) -> None:
+    """Warn a job as Slurm does, or else as `how`, once all ranks of this allocation are ready for it."""
+    files = [folder / f"checkpoints/ready-{allocation}-{rank}" for rank in range(n_ranks)]
     ready = processes.until(lambda: all(f.exists() for f in files) or ended(cluster, job), 60.0)
     assert ready, "ranks are not ready"
     assert not ended(cluster, job), cluster.output(cluster.show(job))
-    cluster.run("scancel", "--batch", "--signal=USR1", str(job))
+    cluster.run("scancel", *(how or ("--batch", "--signal=USR1")), str(job))
 
 
 def ended(cluster: Slurm, job: int | str) -> bool:
@@ -50,15 +57,36 @@ def test_a_warned_job_continues_in_another_allocation(
 ) -> None:
     run = tmp_path / "run"
     job = start(
-        *(cluster, run, "--nodes=2", "--ntasks-per-node=2", script(name), warned_job(tmp_path, 2))
+        *(cluster, run, "--nodes=2", "--ntasks-per-node=2", script(name), warned_job(tmp_path, 3))
     )
     warn(cluster, job, run, 4)
+    # Not to the ranks: launchers kill these when they receive a TERM themselves.
+    warn(cluster, job, run, 4, "--batch", "--signal=TERM", allocation=1)
     shown = cluster.wait(job)
     output = cluster.output(shown)
-    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), output
-    assert "checkpoint step-000000000000 is there: back into the queue" in output
-    assert output.count("4 ranks on") == 2, "both allocations write into one file"
-    assert ", allocation 2, " in output
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "2"), output
+    for step in range(2):
+        assert f"checkpoint step-{step:012} is there: back into the queue" in output
+    assert output.count("4 ranks on") == 3, "all allocations write into one file"
+    assert ", allocation 3, " in output
+
+
+@pytest.mark.parametrize("name", ["train.sbatch", "train_srun.sbatch"])
+def test_a_cancelled_job_is_not_requeued(
+    name: str, cluster: Slurm, script: Script, tmp_path: Path
+) -> None:
+    """Slurm signals the ranks as well, which save and ask for a requeue where the launcher lets them."""
+    run = tmp_path / "run"
+    job = start(
+        *(cluster, run, "--nodes=1", "--ntasks-per-node=2", script(name), warned_job(tmp_path, 2))
+    )
+    warn(cluster, job, run, 2, "--quiet")
+    shown = cluster.wait(job)
+    output = cluster.output(shown)
+    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0"), output
+    assert "after Slurm has cancelled the job: not requeued; to continue, submit it again" in output
+    assert f"MPIPS_FOLDER={run}" in output
+    assert "mpips job: done" not in output
 
 
 def test_a_job_without_progress_is_not_requeued(
@@ -111,8 +139,9 @@ def test_slurm_warns_before_the_time_limit(cluster: Slurm, script: Script, tmp_p
     run = tmp_path / "run"
     # One minute is the shortest limit, and Slurm checks limits twice a minute.
     job = start(
-        *(cluster, run, "--time=1", "--nodes=1", "--ntasks-per-node=2"),
+        *(cluster, run, "--time=1", "--signal=B:USR1@40", "--nodes=1", "--ntasks-per-node=2"),
         *(script("train.sbatch"), warned_job(tmp_path, 2)),
+        MPIPS_WARNING_S="40",
     )
     shown = cluster.wait(job, 90)
     output = cluster.output(shown)

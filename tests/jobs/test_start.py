@@ -24,6 +24,18 @@ def refused(cluster: Slurm, tmp_path: Path, *argv: str | Path, **env: str) -> tu
     return shown["ExitCode"].split(":")[0], output
 
 
+def test_a_time_limit_below_the_warning_and_nodes_of_several_kinds_are_refused(
+    cluster: Slurm, script: Script, tmp_path: Path
+) -> None:
+    code, output = refused(cluster, tmp_path, "--time=3", script("train.sbatch"), JOB)
+    assert code == "2"
+    assert "a time limit of 180 s with a warning 180 s before it" in output
+    kinds = ("--ntasks=1", ":", "--ntasks=2")
+    code, output = refused(cluster, tmp_path, *kinds, script("train.sbatch"), JOB)
+    assert code == "2"
+    assert "heterogeneous jobs are not supported: submit without ':'" in output
+
+
 def test_srun_without_a_plugin_for_mpi_is_refused(
     make_slurm: Callable[..., Slurm], script: Script, tmp_path: Path
 ) -> None:

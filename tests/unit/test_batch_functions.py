@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 BATCH = Path(__file__).parents[2] / "jobs/batch.sh"
-SCRIPT = 'source "$1"; start_s=$2; shift 2; launch "$@"; exit "$code"'
+SCRIPT = 'source "$1"; start_s=$2; term_as=USR1; shift 2; launch "$@"; exit "$code"'
 # A launcher that is not ready for a warning before the file "go" is there.
 COMMAND = """
 import os, signal, sys, time
@@ -69,3 +71,151 @@ def test_a_warning_after_the_first_seconds_is_passed_on_at_once(tmp_path):
         wait_for(tmp_path / "ready")
         os.kill(job.pid, signal.SIGUSR1)
         assert job.wait(40) == 75
+
+
+@pytest.mark.parametrize("start_s", [8, 0], ids=["before-its-handler", "at-work"])
+def test_a_first_term_warns_the_command(tmp_path, start_s):
+    """On TERM itself mpirun and srun kill their ranks, which then save nothing."""
+    with begun(tmp_path, start_s) as job:
+        if start_s:
+            os.kill(job.pid, signal.SIGTERM)
+            (tmp_path / "go").touch()
+        else:
+            (tmp_path / "go").touch()
+            wait_for(tmp_path / "ready")
+            os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(40) == 75
+
+
+def functions(folder: Path, script: str, squeue: str, **env: str) -> tuple[int, str, str]:
+    """Run functions of the batch scripts where squeue prints this; return code, output, calls of scontrol."""
+    for name, text in {"squeue": f"echo '{squeue}'", "scontrol": 'echo "$@" >>calls'}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    batch = folder / "script"
+    batch.write_text(f'set -euo pipefail\nsource "{BATCH}"\n{script}\n')
+    done = subprocess.run(
+        ["bash", str(batch)],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **env},
+        capture_output=True,
+        text=True,
+    )
+    calls = folder / "calls"
+    return done.returncode, done.stdout + done.stderr, calls.read_text() if calls.exists() else ""
+
+
+TWICE = """trap '' USR1
+sleep 60 & child=$!
+term_as=USR1 start_s=0
+terminate "$child" 0
+kill -0 "$child" && terminate "$child" 0
+wait "$child"
+"""
+
+
+def test_a_second_term_ends_the_command(tmp_path):
+    assert functions(tmp_path, TWICE, "")[0] == 128 + signal.SIGTERM
+
+
+EARLY = "job=7 folder=/run; trap 'terminated=1' TERM; kill -TERM $$; launch touch started"
+
+
+def test_a_term_before_there_are_ranks_puts_the_job_back(tmp_path):
+    code, said, calls = functions(tmp_path, EARLY, "RUNNING None")
+    assert (code, calls) == (75, "requeue 7\n")
+    assert "TERM came before the ranks were started" in said
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("squeue", "env", "reason"),
+    [
+        ("COMPLETING None", {}, "Slurm has cancelled the job: submit it again with MPIPS_FOLDER"),
+        ("RUNNING None", {"SLURM_RESTART_COUNT": "50"}, "requeued 50 times already"),
+    ],
+)
+def test_a_job_that_must_not_be_requeued_is_not(tmp_path, squeue, env, reason):
+    code, said, calls = functions(tmp_path, EARLY, squeue, **env)
+    assert (code, calls) == (75, "")
+    assert reason in said
+
+
+SAVED = "mkdir -p run/checkpoints; ln -s step-1 run/checkpoints/latest; job=7 run=run folder=run; finish 75"
+
+
+@pytest.mark.parametrize(
+    ("squeue", "calls"),
+    [
+        ("RUNNING None", "requeue 7\n"),
+        # Over the time limit, which is why the job shall go on later.
+        ("COMPLETING TimeLimit", "requeue 7\n"),
+        ("COMPLETING None", ""),
+    ],
+)
+def test_only_a_cancelled_job_that_has_saved_stays_out_of_the_queue(tmp_path, squeue, calls):
+    code, said, called = functions(tmp_path, SAVED, squeue)
+    assert (code, called) == (75, calls), said
+    assert ("not requeued" in said) == (not calls)
+
+
+@pytest.mark.parametrize(
+    ("limit", "env", "refused"),
+    [
+        ("3:00", {}, True),
+        ("3:01", {}, False),
+        ("1:00:00", {}, False),
+        ("1-00:00:00", {}, False),
+        ("UNLIMITED", {}, False),
+        ("3:00", {"MPIPS_WARNING_S": "60"}, False),
+        ("1:00:00", {"MPIPS_WARNING_S": "3600"}, True),
+    ],
+)
+def test_a_time_limit_must_leave_time_before_the_warning(tmp_path, limit, env, refused):
+    script = "#SBATCH --signal=B:USR1@180\ncheck_time\necho passed"
+    code, said, _ = functions(tmp_path, script, limit, **env)
+    assert code == (2 if refused else 0), said
+    assert ("the warning would come before" in said) == refused
+
+
+MODULES = 'module() { echo module "$@"; [[ $* != *bad* ]]; }\nload_modules\nset -o | grep errexit'
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "said"),
+    [
+        ("", 0, "errexit"),
+        ("gcc/13 openmpi/5", 0, "module purge\nmodule load gcc/13 openmpi/5\nerrexit"),
+        ("bad", 69, "the modules 'bad' cannot be loaded on"),
+    ],
+)
+def test_modules_of_the_site_are_loaded(tmp_path, names, code, said):
+    found, output, _ = functions(tmp_path, MODULES, "", MPIPS_MODULES=names)
+    assert (found, said in output) == (code, True), output
+    assert code or "errexit        \ton" in output
+
+
+NO_NEWER = """mkdir -p run/checkpoints
+ln -s step-1 run/checkpoints/latest
+echo step-1 >run/requeued-at
+job=7 run=run folder=/mine
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "advice"),
+    [
+        (f"{NO_NEWER}finish 75", 1, "wrote nothing newer than step-1. Use more --time"),
+        (f"{NO_NEWER}failed=124; finish 75", 124, "submit it again with MPIPS_FOLDER=/mine"),
+        (
+            "job=7 run=run folder=/mine failed=1; finish 75",
+            1,
+            "begin again. It has failed, see above: remove the cause",
+        ),
+        ("job=7 run=run folder=/mine; finish 75", 1, "begin again. Use more --time"),
+    ],
+)
+def test_what_to_do_depends_on_why_there_is_no_newer_checkpoint(tmp_path, script, code, advice):
+    found, said, calls = functions(tmp_path, script, "RUNNING None")
+    assert (found, calls, advice in said) == (code, "", True), said
+    assert ("Use more --time" in said) == ("failed=" not in script)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from training import made_data
 
 from mpips.cli import cli
 from mpips.config.schema import load_config
+from mpips.config.site import VARIABLE, load_site
 from mpips.data import DataInfo
 from mpips.doctor.checks import CHECKS
 from mpips.doctor.finding import Finding, as_line
@@ -255,12 +257,22 @@ def doctor(text: str) -> None:
 
 METRICS = [*map(summary_text.metric_label, summary_text.METRICS)]
 
+
+def site(text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        found = load_site({VARIABLE: file.name})
+    assert found.defaults or found.environment
+
+
 SHOWN: dict[str, Callable[[str], None]] = {
     "progress": progress_line,
     "summary": summary_block,
     "failure": failure,
     "top": top,
     "doctor": doctor,
+    "site": site,
 }
 
 

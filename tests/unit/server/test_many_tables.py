@@ -121,6 +121,27 @@ def test_the_limit_of_open_files_is_raised_no_further_than_needed():
     assert 1000 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2000
 
 
+@pytest.mark.parametrize("embedding", [False, True])
+def test_only_embedding_tables_need_spare_open_files(embedding):
+    """A hard limit just above what is open lets a job of dense tables run."""
+    table = EmbeddingTable("e", 2) if embedding else DenseTable("w", (9,))
+    placement = place([table], 1, 1, 4, 1 << 12)
+    regions = Regions(new_token(), True)
+    few = len(os.listdir("/proc/self/fd")) + 20
+    limits = (few, few)
+    try:
+        # A real hard limit could not be raised again after the test.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(resource, "getrlimit", lambda which: limits)
+            if embedding:
+                with pytest.raises(RegionError, match=rf"the limit of open files is {few}, but"):
+                    Server(0, [table], placement, regions, 0, True, None)
+            else:
+                Server(0, [table], placement, regions, 0, True, None)
+    finally:
+        regions.unlink()
+
+
 @pytest.mark.parametrize("n", [0, 1, 8, 26, 1000, 10_000])
 def test_addresses_of_all_tables_fit_beside_those_of_a_copy(n):
     sizes = embedding_memory(n)

@@ -249,6 +249,25 @@ def test_dry_run_prints_the_script_and_leaves_nothing(job: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == [job.name]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "directive"),
+    [
+        ("bf_interval=2,enable_expedited_requeue", "#SBATCH --requeue=expedite"),
+        ("enable_expedited_requeue_of_others,defer", "#SBATCH --requeue"),
+        ("(null)", "#SBATCH --requeue"),
+    ],
+)
+def test_a_job_that_loses_a_node_goes_first_where_slurm_has_that(
+    job: Path, tmp_path: Path, parameters: str, directive: str
+) -> None:
+    config = f"SchedulerParameters     = {parameters}\nSchedulerType           = sched/backfill"
+    path = add_command(tmp_path, "scontrol", f"[[ $* == 'show config' ]] && echo '{config}'")
+    done = run_submit(tmp_path, str(job), "--dry-run", PATH=path)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("#SBATCH --requeue")]
+    assert found == [directive]
+
+
 def test_a_submitted_job_keeps_its_own_copy(job: Path, tmp_path: Path) -> None:
     path = add_command(tmp_path, "sbatch", f'echo "$*" >>{tmp_path}/calls; echo "42;cluster"')
     done = run_submit(tmp_path, job.name, "--set", "train.epochs=2", PATH=path)

@@ -1,8 +1,8 @@
 """An imitation of `mpips train` for tests of the batch scripts.
 
 Called as `... train --save FOLDER JOB`, where JOB is a JSON file {"allocations": n, "saves": bool}. In every
-allocation but the last one, the ranks wait until each has received SIGUSR1, leave a checkpoint (if "saves"),
-and all exit with 75.
+allocation but the last one, the ranks wait until each has received SIGUSR1 or SIGTERM, leave a checkpoint (if
+"saves"), and all exit with 75.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def wait_for(path: Path) -> None:
 
 def main() -> None:
     """Run one rank in one allocation."""
-    # Block the signal first: a test sends it as soon as all ranks are ready.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    # Block the signals first: a test sends one as soon as all ranks are ready.
+    signals = {signal.SIGUSR1, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     arguments = sys.argv[1:]
     assert arguments[:2] == ["train", "--save"], arguments
     folder, job = Path(arguments[2]), json.loads(Path(arguments[-1]).read_text())
@@ -41,7 +42,7 @@ def main() -> None:
     if allocation == job["allocations"] - 1:
         sys.exit(0)
     (folder / f"ready-{allocation}-{rank}").touch()
-    got = signal.sigtimedwait({signal.SIGUSR1}, LIMIT_S)
+    got = signal.sigtimedwait(signals, LIMIT_S)
     assert got is not None, "no warning arrived"
     (folder / f"warned-{allocation}-{rank}").touch()
     if rank == 0:
