@@ -17,6 +17,7 @@ MODELS = [BSP(reduce="sum"), SSP(bound=1), ASP()]
 names = ["bsp", "ssp", "asp"]
 
 
+@pytest.mark.one_of("model")
 @pytest.mark.parametrize("staging_mib", [0, 7, 64])
 @pytest.mark.parametrize("model", MODELS, ids=names)
 def test_sums_are_exact_with_and_without_areas_from_any_memory(
