@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import launcher
-import pytest
 
 SCRIPT = str(Path(__file__).with_name("programs") / "asynchronous_steps.py")
 STEPS = 90
 
 
-def supervised(folder: Path, *disturbances: str, faults: str = "") -> tuple[dict[str, Any], str]:
+def supervised(folder: Path, *disturbances: str) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "mpips", "run", "-n", "5", "--progress", "none", SCRIPT]
-    environment = {**launcher.site_environment(), "MPIPS_FAULT": faults}
+    environment = launcher.site_environment()
     with launcher.Launch([*command, str(STEPS), *disturbances], environment, 100.0, folder) as job:
         assert job.wait() == 0, job.tail()
         value: dict[str, Any] = json.loads(job.stdout().strip().splitlines()[-1])
@@ -41,14 +40,3 @@ def test_each_inner_step_counts_once_whatever_dies(tmp_path: Path) -> None:
     assert len(begun(tmp_path, "memory")) == 2
     assert len(begun(tmp_path, "checkpoint")) == 1
     assert said.count("not continuing in memory") == 1
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [pytest.param("local-saving:7,placed:9", marks=pytest.mark.long), "word-put:15,local-saving:3"],
-)
-def test_each_inner_step_counts_once_at_fault_points(tmp_path: Path, faults: str) -> None:
-    """Two processes die: a worker while it stores its values, or at a server's word; then a worker."""
-    found, said = supervised(tmp_path, faults=faults)
-    assert_counted(found)
-    assert said.count("failed after") == 2

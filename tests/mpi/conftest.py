@@ -61,6 +61,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marked = {mark.name for mark in item.iter_markers()}
         if (SIZE == 2 and "two_ranks" not in marked) or (SIZE < 4 and "several_workers" in marked):
             item.add_marker(pytest.mark.long)
+    for item in _resting(items):
+        item.add_marker(pytest.mark.long)
+
+
+def _resting(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases that the marker `one_of` leaves to the long run.
+
+    Cases that follow each other in the other parameters, and numbers of ranks, take the values of the named
+    one in turn. Within one process all values run: a job costs little there.
+    """
+    found, seen = [], dict[str, tuple[list[str], list[str]]]()
+    for item in items:
+        mark = item.get_closest_marker("one_of")
+        if mark is None or SIZE == 1:
+            continue
+        (name,) = mark.args
+        params = {key: str(value) for key, value in item.callspec.params.items()}  # type: ignore[attr-defined]
+        value, rest = params.pop(name), str(params)
+        values, others = seen.setdefault(item.nodeid.partition("[")[0], ([], []))
+        for each, known in ((value, values), (rest, others)):
+            if each not in known:
+                known.append(each)
+        n = len(_values_of(item, name))
+        if (SIZE + others.index(rest) - values.index(value)) % n:
+            found.append(item)
+    return found
+
+
+def _values_of(item: pytest.Item, name: str) -> Sequence[object]:
+    """Return the values of a parameter of a test."""
+    marks = [mark.args for mark in item.iter_markers("parametrize")]
+    values: Sequence[object] = next(given[1] for given in marks if given[0] == name)
+    return values
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -82,6 +82,7 @@ def uneven(seed: int) -> Any:
 
 
 @pytest.mark.several_workers
+@pytest.mark.one_of("rings")
 @pytest.mark.parametrize("rings", [{}, SMALL_RINGS])
 def test_workers_with_different_orders_get_the_values_of_the_clock(
     session: Session, transport: str, servers: int, rings: dict[str, int]

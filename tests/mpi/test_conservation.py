@@ -100,6 +100,7 @@ def expected(n_workers: int) -> dict[str, np.ndarray]:
     return total
 
 
+@pytest.mark.one_of("model")
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_every_push_counts_exactly_once(

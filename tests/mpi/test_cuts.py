@@ -93,6 +93,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return [entry.path for entry in list_checkpoints(folder)]
 
 
+@pytest.mark.one_of("model")
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("model", MODELS)
 def test_a_cut_holds_exactly_what_stands_before_its_cursors(
@@ -173,6 +174,7 @@ def test_with_backup_workers_a_cut_is_made_and_training_goes_on(
     parallel_assert(comm, said["written"] >= 2, f"{said} {versions}")
 
 
+@pytest.mark.one_of("model")
 @pytest.mark.parametrize("model", ["ssp", "asp"])
 def test_a_checkpoint_asked_for_by_hand_while_others_wait(
     session: Session, comm: Any, parallel_assert: Any, folder: Path, servers: int, model: str
@@ -209,6 +211,7 @@ def test_a_checkpoint_asked_for_by_hand_while_others_wait(
 
 
 @pytest.mark.mpi(min_size=4)
+@pytest.mark.one_of("model")
 @pytest.mark.parametrize("model", [SSP(1000), ASP()], ids=["ssp", "asp"])
 def test_a_gather_between_push_and_clock_holds_no_cut(
     session: Session,

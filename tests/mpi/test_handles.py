@@ -16,6 +16,7 @@ MODELS = [BSP(reduce="sum"), SSP(bound=1), ASP()]
 names = ["bsp", "ssp", "asp"]
 
 
+@pytest.mark.one_of("model")
 @pytest.mark.parametrize("model", MODELS, ids=names)
 def test_push_pull_gives_values_that_hold_the_push(
     session: Session, transport: str, model: Any
@@ -66,6 +67,7 @@ def test_prefetched_rows_are_those_that_a_pull_would_give(session: Session, tran
     assert all(played.values)
 
 
+@pytest.mark.one_of("model")
 @pytest.mark.parametrize("model", MODELS, ids=names)
 def test_repeated_keys_reach_every_server_once_and_come_back_to_every_place(
     session: Session, transport: str, servers: int, model: Any

@@ -28,6 +28,7 @@ def with_areas(table: DenseTable, servers: int, mib: int) -> dict[str, Any]:
     return {**stated, "node_buffers_mib": buffers.least()[0] + servers * mib}
 
 
+@pytest.mark.one_of("model")
 @pytest.mark.parametrize("area_mib", [0, 7, 64])
 @pytest.mark.parametrize("model", MODELS, ids=names)
 def test_sums_are_exact_with_and_without_areas_from_any_memory(

@@ -60,6 +60,7 @@ def tables(consistency: Any, **options: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.one_of("rings")
 @pytest.mark.parametrize("rings", [{}, SMALL_RINGS], ids=["rings", "small-rings"])
 def test_bsp_bits_are_those_without(
     session: Session, servers: int, transport: str, rings: dict[str, int]

@@ -143,6 +143,7 @@ def compute(random: np.random.Generator) -> None:
         np.sum(np.ones(20_000))
 
 
+@pytest.mark.one_of("consistency")
 @pytest.mark.two_ranks
 @pytest.mark.parametrize("consistency", [BSP(), SSP(2)], ids=["bsp", "ssp"])
 def test_one_thread_at_a_time_calls_mpi(

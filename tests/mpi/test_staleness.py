@@ -31,6 +31,7 @@ def counters(n_workers: int, consistency: Any) -> list[Any]:
 
 
 @pytest.mark.several_workers
+@pytest.mark.one_of("bound")
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("slow", ["first", "last"])
 @pytest.mark.parametrize("kind", ["dense", "rows"])

@@ -28,6 +28,7 @@ from mpips.worker import (
 )
 from mpips.worker.ahead import table_ahead
 from mpips.worker.feedback import residuals
+from mpips.worker.image import memory as image_memory
 from mpips.worker.local import tables as local_tables
 from mpips.worker.replicated import tables as replicated_tables
 from simulation import disk, links
@@ -132,7 +133,7 @@ def _positions_of_later() -> list[Any]:
     real = disk.DiskServerPart._head
 
     def wrong(self: Any, writer: Any, number: int) -> Iterator[object]:
-        writer._rest = (*writer._rest[:3], real(self, number), *writer._rest[4:])
+        writer._rest = (*writer._rest[:3], real(self), *writer._rest[4:])
         return server_part.ServerPart._write(self, writer, number)
 
     return [mock.patch.object(disk.DiskServerPart, "_write", wrong, create=True)]
@@ -334,6 +335,25 @@ def _keeps_nothing_of_its_own() -> list[Any]:
     return [mock.patch.object(local_tables, "_mix", lambda own, new, mix: real(own, new, 0.0))]
 
 
+def _one_image() -> list[Any]:
+    """A worker writes the image of its values over that of the clock before."""
+    halves = image_memory.ImageHalves
+    read, write = halves.read, halves.write
+
+    def wrong(self: image_memory.ImageHalves, clock: int, image: Any) -> None:
+        write(self, 0, image)
+        self._tags[0] = clock + 1
+
+    def holds(self: image_memory.ImageHalves, clock: int) -> bool:
+        return int(self._tags[0]) == clock + 1
+
+    return [
+        mock.patch.object(halves, "write", wrong),
+        mock.patch.object(halves, "holds", holds),
+        mock.patch.object(halves, "read", lambda self, clock: read(self, 0)),
+    ]
+
+
 def _looks_ahead_by_outer_steps() -> list[Any]:
     """Rows of a look-ahead count their age in outer steps in a job that has these."""
     now = property(lambda self: self._connection.now)
@@ -430,6 +450,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _one_version_too_stale,
         _forgets_pending_steps,
         _keeps_nothing_of_its_own,
+        _one_image,
         _looks_ahead_by_outer_steps,
         _silent_in_gathers,
         _cuts_in_a_gather_after_a_push,
