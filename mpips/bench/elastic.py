@@ -183,7 +183,7 @@ def _running(standby: bool) -> Iterator[_Job]:
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
         data = Path(folder) / "data.npz"
         np.savez(data, x=np.ones((20_000, 4), np.float32), y=np.arange(20_000) % 2)
-        settings = ["train.epochs=1000000", "train.batch_size=8", "run.standby_after_s=0"]
+        settings = ["train.epochs=500", "train.batch_size=8", "run.standby_after_s=0"]
         settings += [f"run.standby={str(standby).lower()}"]
         sets = [word for text in settings for word in ("--set", text)]
         where = ["--folder", folder, "-n", str(_RANKS), "--servers", "1", "--max-restarts", "1000"]
