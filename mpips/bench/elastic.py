@@ -46,7 +46,7 @@ _STEPS = 20  # steps of worker 0 in an attempt, after which it counts as being a
 
 
 class Plan:
-    """How long the parts of a run take.
+    """The lengths of the parts of a run.
 
     Attributes:
         quiet_s: Seconds without an event, which are the baseline.

@@ -89,6 +89,10 @@ SHOWN_BY = {
     "silent-in-gathers": 469,
     "cuts-in-a-gather-after-a-push": 3695,
     "keeps-waiting-pushes": 10900,
+    "leaves-before-the-exchange": 125,
+    "removes-the-exchange-early": 0,
+    "keeps-the-exchange": 2,
+    "forgets-the-exchange": 49,
 }
 
 
