@@ -46,7 +46,7 @@ _STEPS = 20  # steps of worker 0 in an attempt, after which it counts as being a
 
 
 class Plan:
-    """How long the parts of a run take.
+    """The lengths of the parts of a run.
 
     Attributes:
         quiet_s: Seconds without an event, which are the baseline.
@@ -183,7 +183,7 @@ def _running(standby: bool) -> Iterator[_Job]:
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
         data = Path(folder) / "data.npz"
         np.savez(data, x=np.ones((20_000, 4), np.float32), y=np.arange(20_000) % 2)
-        settings = ["train.epochs=1000000", "train.batch_size=8", "run.standby_after_s=0"]
+        settings = ["train.epochs=500", "train.batch_size=8", "run.standby_after_s=0"]
         settings += [f"run.standby={str(standby).lower()}"]
         sets = [word for text in settings for word in ("--set", text)]
         where = ["--folder", folder, "-n", str(_RANKS), "--servers", "1", "--max-restarts", "1000"]

@@ -44,7 +44,7 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the job starts from, for people."""
+        """The source from which the job starts, for people."""
         return "shared memory" if self.in_memory else str(self.path)
 
 

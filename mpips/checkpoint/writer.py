@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SHM = Path("/dev/shm")
+_RESERVE = 0.05  # part of the node's memory that a checkpoint in shared memory leaves free
 _STRUCTURE_BYTES = 1 << 18  # bytes, more than the structure of the file needs
 SWITCH = "MPIPS_MPI_IO"  # environment variable; "0" on any server: no server writes through MPI-IO
 
@@ -248,10 +249,11 @@ class CheckpointWriter:
         free = system.f_bavail * system.f_frsize
         if self._folder.parent == _SHM:
             # Its pages are memory of this node.
-            free = min(free, free_bytes()[0] or free)
+            left, total = free_bytes()
+            free = max(0, min(free, left - int(_RESERVE * total))) if total else free
             if free < n_bytes + _STRUCTURE_BYTES:
                 raise DiskFullError(
-                    f"there is too little memory: {n_bytes:,} bytes are needed, {free:,} are free"
+                    f"there is too little memory: {n_bytes:,} bytes are needed, {free:,} may be used"
                 )
         if free < n_bytes + _STRUCTURE_BYTES:
             raise DiskFullError(

@@ -30,7 +30,7 @@ from pathlib import Path
 import msgspec
 
 from mpips.doctor.situation import file_system
-from mpips.transport.region import PREFIX, is_old, sweep
+from mpips.transport.region import EXCHANGE, PREFIX, is_old, sweep
 
 _YOUNG_S = 60.0
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -111,15 +111,20 @@ def _own(shm: Path, users: Users) -> Iterator[Leftover]:
         except OSError:
             continue
         why = ""
+        statuses = [status]
+        is_exchange = stat.S_ISDIR(status.st_mode) and path.name.endswith(f"-{EXCHANGE}")
+        if is_exchange and status.st_uid == uid:
+            with contextlib.suppress(OSError):
+                statuses += [inside.lstat() for inside in path.rglob("*")]
         if status.st_uid != uid:
             why = f"it belongs to another user ({status.st_uid}), who can remove it"
-        elif not stat.S_ISREG(status.st_mode):
+        elif not (stat.S_ISREG(status.st_mode) or is_exchange):
             why = "it is not a regular file"
-        elif (status.st_dev, status.st_ino) in users.files:
+        elif any((s.st_dev, s.st_ino) in users.files for s in statuses):
             why = "a process uses it"
         elif path.name.startswith(f"{PREFIX}-kept-") and not is_old(path):
             why = "it stays for a day, for the next launch of its run"
-        size = status.st_blocks * 512
+        size = sum(s.st_blocks for s in statuses) * 512
         yield Leftover(path=path, n_bytes=size, dead=not why, why=why or "no process uses it")
 
 

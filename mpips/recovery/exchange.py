@@ -37,7 +37,7 @@ from mpips.transport.region import EXCHANGE, SHM, new_name, own_folders
 
 
 def find_exchange(token: str) -> Path | None:
-    """Return the folder of a run's exchange on this node; None if there is none.
+    """Return the folder of a run's exchange on this node, or None.
 
     Args:
         token: Token of the run.

@@ -227,6 +227,8 @@ class _StartUp:
         takeover = self._take_over() if p.warm else None
         if takeover is None:
             p.saving = self._choose()
+        if p.saving.is_exchange:
+            p.notes.append("the job continues in another size from the tables in shared memory")
         c.agree("making the regions", self._make_regions, lengthy=True)
         if self._initial is not None and not p.saving.places and p.saving.start is None:
             send_values(c, p.tables, p.placement, self._initial, p.server)

@@ -234,7 +234,8 @@ class Conclusion:
         newest = newest_checkpoint(self._plan.checkpoints)
         counted = self._record.restarts - self._killed_starts
         reason = self._restarts.why_stop(verdict, ended, counted)
-        origin_text = _from(newest, ended.status)
+        held = any(map(is_complete, exchanges(self._run.info().token)))
+        origin_text = "from shared memory" if held else _from(newest, ended.status)
         if self._restarts.killed_starts:
             following = (
                 f"another start in {self._restarts.pause_s:.0f} s, {origin_text}; it is no restart of "

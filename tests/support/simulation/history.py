@@ -247,6 +247,8 @@ class History:
         assert left is not None
         self._exchanges += left.in_memory
         self._files += not left.in_memory
+        reasons = ("the disk is full", "two nodes", "it was being written when the request came")
+        assert left.in_memory or str(left).endswith(reasons), f"without a reason: {left}"
         self._may_be_cold, self._must_exchange = "the size has changed", left.in_memory
         # A supervisor that is killed leaves the memory of the old size.
         if draws.random() < 0.7:

@@ -18,6 +18,7 @@ from mpips.checkpoint import position
 from mpips.errors import LeavingError
 from mpips.recovery import memory, mirror, replica_start, takeover
 from mpips.server import server as server_module
+from mpips.session import startup
 from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import (
     arrivals,
@@ -393,14 +394,14 @@ def _leaves_before_the_exchange() -> list[Any]:
 
 
 def _removes_the_exchange_early() -> list[Any]:
-    """A launch removes the exchange before its own memory is marked, so before a later one can use that."""
-    real = takeover.Takeover.join
+    """A launch removes the exchange when it has read it, before a later one can use its own memory."""
+    real = startup._StartUp._connect_servers
 
-    def wrong(self: takeover.Takeover, server: Any) -> Any:
-        takeover.remove_exchange(self._cluster.token)
-        return real(self, server)
+    def wrong(self: Any) -> None:
+        real(self)
+        takeover.remove_exchange(self._parts.cluster.token)
 
-    return [mock.patch.object(takeover.Takeover, "join", wrong)]
+    return [mock.patch.object(startup._StartUp, "_connect_servers", wrong)]
 
 
 def _keeps_the_exchange() -> list[Any]:

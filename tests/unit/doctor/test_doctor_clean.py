@@ -230,6 +230,24 @@ def test_segments_of_a_supervised_run_are_kept_for_a_day(tmp_path: Path) -> None
         assert by_name(tmp_path)[name].why == "a process uses it"
 
 
+@pytest.mark.usefixtures("old_machine")
+def test_the_exchange_of_a_run_is_kept_for_a_day_with_all_that_is_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / region_name(persistent(new_token()), region.EXCHANGE)
+    (folder / "step-1").mkdir(parents=True)
+    state = folder / "step-1" / "state.h5"
+    state.write_bytes(b"3" * (1 << 16))
+    left = by_name(tmp_path)[folder.name]
+    assert (left.dead, "next launch" in left.why) == (False, True)
+    assert left.n_bytes >= 1 << 16
+    days_ago = time.time() - 2 * KEEP_S
+    os.utime(folder, (days_ago, days_ago))
+    assert by_name(tmp_path)[folder.name].dead
+    with state.open("rb"):
+        assert by_name(tmp_path)[folder.name].why == "a process uses it"
+    other = folder.rename(tmp_path / region_name(persistent(new_token()), "s0"))
+    assert by_name(tmp_path)[other.name].why == "it is not a regular file"
+
+
 @pytest.mark.usefixtures("later")
 def test_a_file_of_another_user_with_such_a_name_is_kept_and_named(tmp_path: Path) -> None:
     if UID != 0:

@@ -91,6 +91,10 @@ SHOWN_BY = {
     "silent-in-gathers": 503,
     "cuts-in-a-gather-after-a-push": 3695,
     "keeps-waiting-pushes": 10900,
+    "leaves-before-the-exchange": 125,
+    "removes-the-exchange-early": 0,
+    "keeps-the-exchange": 2,
+    "forgets-the-exchange": 49,
 }
 
 

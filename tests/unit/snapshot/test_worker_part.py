@@ -9,6 +9,7 @@ import pytest
 from harness import Rig, dense, rows
 from late_tree import LateTree
 
+from mpips.checkpoint.manifest import ImageFile
 from mpips.checkpoint.position import Position, compressed, decode_part
 from mpips.errors import ConfigError, StallError
 from mpips.model.consistency import ASP, SSP
@@ -96,6 +97,29 @@ def test_a_gather_in_which_the_cut_can_be_made_is_not_reported():
     worker.barrier("here")
     assert control.sent == []
     assert rig.core.holds_cut()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_image_goes_into_the_folder_of_its_cut(waits):
+    rig = Rig(dense(), n_slots=8)
+    control, images = Recording(), []
+    worker = worker_of(rig, control, commit=Commit(7, 0, folder="/exchange") if waits else None)
+
+    def store(number: int, folder: str) -> ImageFile:
+        images.append((number, folder))
+        return ImageFile("image")
+
+    connection_of(worker).snapshot._store_image = store
+    push(worker)
+    if waits:
+        worker.clock()
+        worker.barrier("here")
+    else:
+        control.cut.take(Commit(7, 0, folder="/exchange"), 0)
+        worker.clock()
+    control.cut.take(Commit(8, 0), 1)
+    worker.clock()
+    assert images == [(7, "/exchange"), (8, "")]
 
 
 @pytest.mark.parametrize("what", ["pull", "flush"])
