@@ -248,8 +248,10 @@ def _from_hydra(ended: Ended, logs: Path) -> Death | None:
     ranks = ended.status.ranks if ended.status is not None else ()
     hosts = {block.host for block in found}
     host = found[0].host if len(hosts) == 1 else ""
-    # Before there is a status, the ranks of this host are known by their ends.
-    there = {p.rank for p in ranks if p.host in hosts} or set(ended.gone)
+    there = {p.rank for p in ranks if p.host in hosts}
+    if not ranks and is_here(host):
+        # Before there is a status, the ranks of this host are known by their ends.
+        there = set(ended.gone)
     signals = {block.rank: block.signal for block in found}
     if -1 in signals:
         rank = _first_of(there, ended, logs)

@@ -188,9 +188,14 @@ def test_a_rank_that_hydra_reports_by_its_exit_code_only(tmp_path: Path) -> None
 
 
 def test_before_there_is_a_status_the_ends_of_ranks_name_the_first(tmp_path: Path) -> None:
+    here = socket.gethostname()
     for printed in (MPICH, of_intel(9, 9, 9)):
-        death = death_of(tmp_path, stderr=printed, gone=(1, 0, 2), status=None)
-        assert (death.rank, death.host) == (1, "node1")
+        text = printed.replace("node1", here)
+        death = death_of(tmp_path, stderr=text, gone=(1, 0, 2), status=None)
+        assert (death.rank, death.host) == (1, here)
+    # The ranks of another host are not known then.
+    elsewhere = death_of(tmp_path, stderr=MPICH, gone=(1, 0, 2), status=None)
+    assert (elsewhere.rank, elsewhere.host) == (-1, "node1")
     late = death_of(tmp_path, gone=(1,), status=None, overdue=True, code=-9)
     assert (late.rank, late.cause) == (1, "ended, and the launcher did not end after it")
 
