@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpips.errors import CapabilityError
 from mpips.mpi import early_signals
+from mpips.mpi.early_end import end_launch
 from mpips.process import forked, rank_mark
 from mpips.rundir.directory import RUN_DIR
 from mpips.terminal.screen import say
@@ -115,8 +116,8 @@ def say_and_exit(message: str, code: int) -> NoReturn:
     """End this rank with an error that the other ranks probably also have; rank 0 prints it.
 
     Once MPI is up, the ranks have agreed on such an error and leave MPI together. Before that, the other
-    ranks first wait a moment: if rank 0 has the error as well, it prints it and exits, and the launcher then
-    ends all ranks. A rank that still runs after the wait is the only one with this error, and prints it.
+    ranks first wait a moment: if rank 0 has the error as well, it prints it and ends the launch. A rank that
+    still runs after the wait is the only one with this error, and prints it.
     """
     rank = launched_rank()
     if rank != 0 and mpi_is_up():
@@ -125,6 +126,8 @@ def say_and_exit(message: str, code: int) -> NoReturn:
         time.sleep(FIRST_RANK_S)
         message = f"rank {rank}: {message}"
     print_error(message)
+    if not mpi_is_up():
+        end_launch(code)
     sys.exit(code)
 
 

@@ -6,11 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mpips.errors import CapabilityError
 from mpips.mpi.launch import n_cores
+
+# Intel's mpirun is a shell script that waits for its child mpiexec.hydra and passes no signal on. Run by this
+# program it replaces itself by mpiexec.hydra, with all variables and arguments that the script determines.
+_REPLACED = """set +o posix
+mpiexec.hydra() {
+  [[ -x ${0%/*}/mpiexec.hydra ]] && exec "${0%/*}/mpiexec.hydra" "$@"
+  exec "$(type -P mpiexec.hydra)" "$@"
+}
+. "$0"
+"""
 
 
 def mpirun_command(n: int) -> list[str]:
@@ -42,6 +52,27 @@ def beside(program: str, env: Mapping[str, str]) -> dict[str, str]:
     """
     path = env.get("PATH", os.defpath)
     return {**env, "PATH": f"{path}{os.pathsep}{Path(program).parent}"}
+
+
+def as_one_process(command: Sequence[str]) -> list[str]:
+    """Return a command whose process is the launcher itself, so that signals to it reach the launcher.
+
+    Only the command of an mpirun that is a shell script is changed.
+
+    Args:
+        command: An mpirun and its arguments, or a program that needs none.
+    """
+    path = shutil.which(command[0])
+    bash = shutil.which("bash")
+    if path is None or bash is None or os.path.basename(path) != "mpirun":
+        return list(command)
+    try:
+        with open(path, "rb") as file:
+            text = file.read(1 << 16)
+    except OSError:
+        return list(command)
+    is_script = text.startswith(b"#!/bin/sh") and b'\n    mpiexec.hydra "$@"' in text
+    return [bash, "-c", _REPLACED, path, *command[1:]] if is_script else list(command)
 
 
 def find_mpirun() -> str:

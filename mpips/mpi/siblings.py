@@ -25,8 +25,12 @@ from mpips.process import rank_mark
 PROC = Path("/proc")
 _THREAD = "mpips-mpi-start"  # at most 15 bytes, the kernel's limit for names of threads
 _LOOKS_S = 2.0  # s that the lowest waiting rank of a node has to report before the others do
-# Environment variables that are equal for all ranks of a launch.
+# Environment variables that are equal for all ranks of a launch. Hydra (MPICH, Intel MPI) names no launch:
+# its ranks of one node have the same proxy as their ancestor.
 _LAUNCH = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_SIZE")
+_HYDRA_LOCAL_SIZE = "MPI_LOCALNRANKS"
+_PROXY = "hydra_pmi_proxy"
+_MOST_ANCESTORS = 6  # ancestors of a rank that are examined
 _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
@@ -66,13 +70,13 @@ def bounded_start(limit_s: float) -> Iterator[None]:
 
 def late_here() -> tuple[list[int], list[str]]:
     """Return the ranks of this node that wait in the start of MPI, and a text for each rank that does not."""
-    mine = _launch_of(os.environ)
+    mine = _launch_of(os.environ, os.getpid())
     pids: dict[int, list[int]] = {}
     for folder in PROC.iterdir():
         env = _environment(folder) if folder.name.isdigit() else {}
         if env and rank_mark.is_beside_rank(env, int(folder.name)):
             continue
-        if env and _launch_of(env) == mine and launch.launched_size(env) > 1:
+        if env and launch.launched_size(env) > 1 and _launch_of(env, int(folder.name)) == mine:
             pids.setdefault(launch.launched_rank(env), []).append(int(folder.name))
     here = [r for r, own in pids.items() if any(p == os.getpid() or _waits(p) for p in own)]
     # Describe each rank that is on this node and does not wait.
@@ -82,11 +86,42 @@ def late_here() -> tuple[list[int], list[str]]:
         pid = max(pids[rank])
         state = process_state(pid)
         late.append(f"rank {rank} (pid {pid} on {socket.gethostname()}{state and ', ' + state})")
-    return sorted(here), late
+    return sorted(here), late + _ended(set(pids), os.environ)
 
 
-def _launch_of(env: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(env.get(name, "") for name in _LAUNCH)
+def _ended(found: set[int], env: Mapping[str, str]) -> list[str]:
+    """Return a text about the ranks of this node that have no process any more; [] if there is none.
+
+    Open MPI ends a launch when a rank ends. MPICH and Intel MPI may not before MPI has started.
+
+    Args:
+        found: Ranks of this node that have processes.
+        env: Environment of this rank.
+    """
+    n_here, size = int(env.get(_HYDRA_LOCAL_SIZE) or 0), launch.launched_size(env)
+    if len(found) >= n_here:
+        return []
+    where = f"on {socket.gethostname()}, ended before"
+    if n_here < size:
+        n_ended = n_here - len(found)
+        return [f"{n_ended} rank{'s' if n_ended > 1 else ''} ({where})"]
+    return [f"rank {rank} ({where})" for rank in range(size) if rank not in found]
+
+
+def _launch_of(env: Mapping[str, str], pid: int) -> tuple[str, ...]:
+    """Return values that are equal for the ranks of one launch on this node only."""
+    proxy = _proxy_of(pid) if _HYDRA_LOCAL_SIZE in env else 0
+    return (*(env.get(name, "") for name in _LAUNCH), str(proxy))
+
+
+def _proxy_of(pid: int) -> int:
+    """Return the pid of the proxy of Hydra that has started a process; 0: there is none."""
+    for _ in range(_MOST_ANCESTORS):
+        with suppress(OSError, IndexError):
+            if (PROC / f"{pid}/comm").read_text().strip() == _PROXY:
+                return pid
+            pid = int((PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -5,7 +5,8 @@ supervisor is killed, the kernel sends SIGTERM to the child. The main thread wai
 the files of the run. A second thread copies stderr of mpirun and its ranks to the log and to the terminal;
 the launcher's own text about an end goes to the log only, because the supervisor prints a block about it.
 Text that worker 0 passes on goes to the terminal only, since the log of its rank has it. Where the supervisor
-draws on the terminal, a third thread copies stdout.
+draws on the terminal, and where the launcher prints about ends on stdout (mpips.supervisor.hydra), a
+third thread copies stdout.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpips.errors import CapabilityError, ConfigError
+from mpips.mpi.mpirun import as_one_process
 from mpips.process.memory import group_limit, memory_kills
 from mpips.process.patience import is_over, running_s, was_suspended
 from mpips.rundir.directory import RunFolder, replace_json, version_of
 from mpips.rundir.files import Status
 from mpips.supervisor.hosts import is_here
+from mpips.supervisor.hydra import BlockFilter, started_ranks
 from mpips.supervisor.reap import belongs, is_dead, orphans_of, reap
 from mpips.supervisor.suspended import is_suspended
 from mpips.terminal.passing import PassedRow, passed_text
@@ -85,7 +88,7 @@ def start_launcher(
 
     try:
         return subprocess.Popen(
-            command,
+            as_one_process(command),
             env=dict(env),
             cwd=cwd,
             stdin=stdin,
@@ -108,7 +111,7 @@ class Ended:
         code: Exit code as of subprocess: negative if a signal ended the launcher.
         pid: Process of the launcher; in a job of one rank it is the rank.
         seconds: Seconds from start to end.
-        stderr: The last text of the launcher's stderr, about 1 MiB at most.
+        stderr: The last text of the launcher's stderr, about 1 MiB at most, and its own text on stdout.
         stopped: Ranks of this host that a signal had stopped, in the order in which that was seen, with a
             running time at which they were.
         gone: Ranks of this host in the order in which their processes ended.
@@ -142,6 +145,8 @@ class Ended:
 class Attempt:
     """A running launcher. Main thread only."""
 
+    _JOIN_S = 5.0  # s in which a reader of the output must take a part of it, at the end
+
     def __init__(
         self,
         run: RunFolder,
@@ -151,6 +156,7 @@ class Attempt:
         cwd: str,
         copy_stdout: bool = False,
         process: subprocess.Popen[bytes] | None = None,
+        is_hydra: bool = False,
     ) -> None:
         """Start the launcher, or take one that was started by `start_launcher`.
 
@@ -160,16 +166,23 @@ class Attempt:
             command: The launcher and its arguments.
             env: Environment of the launcher.
             cwd: Working folder of the launcher.
-            copy_stdout: Copy stdout through this process, because it draws on the same terminal.
+            copy_stdout: Copy stdout through this process, because it draws on the same terminal, or because
+                the launcher prints about ends there.
             process: The launcher, with the same command, environment, folder and `copy_stdout`.
+            is_hydra: The launcher is that of MPICH or Intel MPI.
 
         Raises:
             CapabilityError: The program cannot be started.
         """
         self._run = run
         self._generation = generation
+        self._is_hydra = is_hydra
         self._stderr: deque[str] = deque()
         self._stderr_bytes = 0
+        self._own_stdout: list[
+            str
+        ] = []  # the launcher's text there; written by the thread that copies it
+        self._stdout_bytes = 0  # bytes of stdout that were copied; written by that thread only
         # Ranks that are suspended, in the order in which that was seen, with the running time of the first
         # time; of a later one, if this process was suspended in between and others went on.
         self._stopped: dict[int, float] = {}
@@ -178,7 +191,7 @@ class Attempt:
         self._missed: set[int] = (
             set()
         )  # ranks of this host that had ended when they were first looked at
-        self._failure_seen = False  # set by the thread that copies stderr, once
+        self._failure_seen = False  # set by the threads that copy output, once
         self._overdue = False
         self._n_here = 0  # ranks of this host; 0 before the first status
         self._all_gone_at = 0.0  # running time since which all of them have ended
@@ -203,7 +216,17 @@ class Attempt:
             listener.start()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the launcher, which forwards some signals to the ranks."""
+        """Send a signal to the launcher, which passes some on to the ranks.
+
+        SIGUSR2 would end Hydra, so the ranks of this host get it then.
+        """
+        if self._is_hydra and number == signal.SIGUSR2:
+            status = self._last_status()
+            for place in status.ranks if status is not None else ():
+                if is_here(place.host) and self._is_mine(place.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(place.pid, number)
+            return
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
@@ -301,10 +324,22 @@ class Attempt:
     def look(self) -> Status | None:
         """Read the status of this attempt and watch its ranks; return None before there is a status."""
         status = self._last_status()
+        if status is None:
+            self._watch_started()
         if status is not None:
             self._at_work_since = self._at_work_since or time.monotonic()
             self._look_at(status)
         return status
+
+    def _watch_started(self) -> None:
+        """Watch the ranks that Hydra has started on this host, before a status names them.
+
+        Until MPI has started in all ranks, Hydra may wait for ever after the end of one.
+        """
+        if self._is_hydra:
+            for rank, pid in started_ranks(self._process.pid):
+                if rank not in self._gone and rank not in self._ends.values():
+                    self._watch(rank, pid)
 
     @property
     def is_suspended(self) -> bool:
@@ -397,16 +432,43 @@ class Attempt:
                 in_rules = not in_rules
 
     def _copy_stdout(self) -> None:
-        """Copy stdout line by line to this process's stdout."""
+        """Copy stdout to this process's stdout, and the launcher's texts about ends to the log instead."""
         assert self._process.stdout is not None
-        for raw in iter(functools.partial(self._process.stdout.readline, _LINE_BYTES), b""):
-            text = raw.decode(errors="replace")
-            with contextlib.suppress(OSError, ValueError):
-                if self._row is not None:
-                    self._row.print_above(sys.stdout, text)
-                else:
-                    sys.stdout.write(text)
-                    sys.stdout.flush()
+        parts = BlockFilter()
+        # Where this process draws on the terminal, the output of ranks comes above its rows, by lines.
+        source = self._process.stdout
+        read = source.readline if self._row is not None else source.read1  # type: ignore[attr-defined]
+        for raw in iter(functools.partial(read, _LINE_BYTES), b""):
+            output, texts = parts.feed(raw)
+            self._print(output)
+            self._stdout_bytes += len(raw)
+            if texts:
+                self._failure_seen = True
+                self._own_stdout.append(texts.decode(errors="replace"))
+                with contextlib.suppress(OSError):
+                    self._log.write(texts)
+        self._print(parts.end())
+
+    def _print(self, output: bytes) -> None:
+        """Write output of ranks to this process's stdout."""
+        if not output:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if self._row is not None:
+                self._row.print_above(sys.stdout, output.decode(errors="replace"))
+                return
+            if hasattr(sys.stdout, "buffer"):
+                sys.stdout.buffer.write(output)
+            else:
+                sys.stdout.write(output.decode(errors="replace"))
+            sys.stdout.flush()
+
+    def _join(self, listener: threading.Thread) -> None:
+        """Wait until a thread has copied all output, or until nobody has taken any of it for `_JOIN_S`."""
+        copied = -1
+        while listener.is_alive() and copied != self._stdout_bytes:
+            copied = self._stdout_bytes
+            listener.join(self._JOIN_S)
 
     def close(self, cut_off: str = "", interrupted: int = 0, hurried: str = "") -> Ended:
         """Kill the remaining processes of the attempt on this host. The launcher has ended.
@@ -426,7 +488,7 @@ class Attempt:
         for listener, pipe in zip(
             self._listeners, (self._process.stderr, self._process.stdout), strict=False
         ):
-            listener.join(5.0)
+            self._join(listener)
             if not listener.is_alive() and pipe is not None:
                 pipe.close()
         if self._row is not None:
@@ -441,7 +503,7 @@ class Attempt:
             self._process.returncode,
             self._process.pid,
             seconds,
-            "".join(self._stderr),
+            "".join([*self._stderr, *self._own_stdout]),
             self._stopped,
             tuple(self._gone),
             cut_off,

@@ -1,4 +1,4 @@
-"""Find mpirun and build its command line, for Open MPI 5 and 4 and for MPICH."""
+"""Find mpirun and build its command line, for Open MPI 5 and 4, and for Hydra (MPICH and Intel MPI)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ class Launcher(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Path of the program.
-        kind: "openmpi" or "mpich".
+        kind: "openmpi" or "mpich"; Intel MPI has the launcher of MPICH.
         version: First line of its version text.
     """
 
     path: str
     kind: str
     version: str
+
+    @property
+    def is_hydra(self) -> bool:
+        """True for the launcher of MPICH and of Intel MPI."""
+        return self.kind == "mpich"
 
 
 def find_launcher(env: Mapping[str, str] = os.environ, prefix: Path = Path(sys.prefix)) -> Launcher:

@@ -33,14 +33,17 @@ _UNCLEAR_S = 1.0  # seconds after which a process without an environment is none
 # Flags of a process in its stat file; see Linux, include/linux/sched.h.
 _PF_EXITING = 0x4
 _PF_KTHREAD = 0x200000
-# Names of processes that a launcher starts on a host, and that are no descendants of it there.
+# Names, up to the 15 characters that the kernel keeps, of processes that a launcher starts on a host, and
+# that are no descendants of it there.
 _DAEMONS = (
     "prted",
     "orted",
     "prte",
     "hydra_pmi_proxy",
+    "hydra_bstrap_pr",
     "mpirun",
     "mpiexec",
+    "mpiexec.hydra",
     "prterun",
     "srun",
     "ssh",

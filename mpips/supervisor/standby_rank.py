@@ -27,6 +27,7 @@ import numpy as np
 
 from mpips.errors import MpipsError
 from mpips.mpi import launch
+from mpips.mpi.early_end import end_launch
 from mpips.mpi.started import Started, changes, environment_at_start, origin_of
 from mpips.rundir.directory import current, read_json
 from mpips.supervisor.plan import SCRIPT_MODULE
@@ -155,7 +156,9 @@ def _be_killed_first(first: bool) -> None:
 def _leave(reason: str) -> NoReturn:
     """End this process, which prevents the standby launch, and say why."""
     print(f"{REASON}{reason}", file=sys.stderr, flush=True)
-    # With another code the launcher would not end the other ranks, which wait for this one in MPI.
+    # The other ranks wait for this one in MPI, and a launcher does not end them if the code is 0.
+    if not launch.mpi_is_up():
+        end_launch(1)
     os._exit(1)
 
 

@@ -74,8 +74,9 @@ class Supervisor:
         self._signals = signals
         self._record = RunRecord(plan.run, tell)
         self._lease: LeaseHolder | None = None
-        # mpips draws on the terminal here, so the output of ranks is copied.
-        self._copies_stdout = plan.show is not None and sys.stdout.isatty()
+        # Where mpips draws on the terminal, or the launcher prints about ends on stdout, stdout is copied.
+        draws = plan.show is not None and sys.stdout.isatty()
+        self._copies_stdout = draws or plan.launcher.is_hydra
         self._standbys = Standbys(plan, self._may_restart, self._record.tell, self._copies_stdout)
         self._scaling = Scaling(plan, self._standbys, self._refuse_size)
         # Of an elastic run, while this process has the lease.
@@ -358,6 +359,7 @@ class Supervisor:
             self._run.info().cwd,
             copy_stdout=self._copies_stdout,
             process=self._standbys.release(),
+            is_hydra=self._plan.launcher.is_hydra,
         )
         self._standbys.begin(generation, layout)
         self._scaling.begin()

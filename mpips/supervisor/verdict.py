@@ -27,6 +27,8 @@ from mpips.rundir.files import RankPlace
 from mpips.rundir.reading import DAMAGED, end_of
 from mpips.rundir.requests import BY_FILE
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
+from mpips.supervisor.hosts import is_here
+from mpips.supervisor.hydra import blocks
 
 DONE = "done"
 PREEMPTED = "preempted"
@@ -39,6 +41,7 @@ INTERRUPTED = "interrupted"
 _CLASS_OF_CODE = {2: CONFIG, 69: MISSING, 75: PREEMPTED, 124: STALLED}
 EXIT_CODES = {DONE: 0, PREEMPTED: 75, CRASHED: 1, CONFIG: 2, MISSING: 69, STALLED: 124}
 
+_UNKNOWN_CODE = 255
 # Signals that batch systems, shells and the kernel send from outside; faults of a program have others.
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -56,9 +59,18 @@ _UNREACHED = re.compile(
     r"(?:.*?Remote host:\s+(\S+))?",
     re.DOTALL,
 )
-_HYDRA_RANK = re.compile(r"RANK (\d+) PID (\d+) RUNNING AT (\S+)")
-_HYDRA_SIGNAL = re.compile(r"(?:KILLED BY SIGNAL: (\d+)|EXIT STRING: .*\(signal (\d+)\))")
-_FATAL = re.compile(r"^Fatal Python error: [^\n]*", re.M)
+_FATAL = re.compile(r"^Fatal Python error: ([^\n]*)", re.M)
+# Signals by the names that Python's handler of fatal signals prints.
+_FATAL_NAMES = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating-point exception": signal.SIGFPE,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
+# MPICH and Intel MPI print it when MPI ends a rank, for example in the start of MPI.
+_ABORTED = re.compile(r"^Abort\((-?\d+)\) on node (\d+) ", re.M)
 _CURRENT = re.compile(r"^Current thread .*?(?=\n\n|\nExtension modules|\Z)", re.M | re.S)
 
 
@@ -172,12 +184,16 @@ def _find_death(
         return found
     if reports:
         return _from_reports(reports, ended)
+    if found := _aborted(ended, logs) or _left_first(ended, logs):
+        return found
     # In a job of one rank the launcher is the rank.
     if ended.code < 0 and any(p.pid == ended.pid for p in ranks):
         return _killed(0, ended.pid, "", -ended.code, ended, logs)
     tail = "\n".join(ended.stderr.strip().splitlines()[-12:])
     if ended.overdue:
-        return Death("an unknown rank ended, and the launcher did not end after it", details=tail)
+        rank = ended.gone[0] if ended.gone else -1
+        which = "" if ended.gone else "an unknown rank "
+        return Death(f"{which}ended, and the launcher did not end after it", rank, details=tail)
     if ended.code < 0:
         outside = -ended.code in _OUTSIDE and not ended.out_of_memory
         return Death(f"the launcher was killed by {signal_name(-ended.code)}", outside=outside)
@@ -214,7 +230,7 @@ def _stopped(ended: Ended) -> Death | None:
 
 
 def _from_launcher(ended: Ended, logs: Path) -> Death | None:
-    """Return what the launcher's text names, or None; for Open MPI 5 and 4 and for MPICH."""
+    """Return what the launcher's text names, or None; for Open MPI 5 and 4, MPICH and Intel MPI."""
     text = ended.stderr
     if match := _SIGNALED.search(text):
         rank, pid, host, number = int(match[1]), int(match[2]), match[3], int(match[4])
@@ -231,26 +247,98 @@ def _from_launcher(ended: Ended, logs: Path) -> Death | None:
 
 
 def _from_hydra(ended: Ended, logs: Path) -> Death | None:
-    """Return what MPICH's launcher names, or None.
+    """Return what Hydra, the launcher of MPICH and Intel MPI, names, or None.
 
-    Its text contains the signal, and always the pid of the first rank of the host, whichever rank was
-    killed.
+    The block of the rank that failed first is not marked, see `mpips.supervisor.hydra`.
     """
-    match = _HYDRA_SIGNAL.search(ended.stderr)
-    if match is None:
+    found = blocks(ended.stderr)
+    if not found:
         return None
-    number = int(match[1] or match[2])
-    where = _HYDRA_RANK.search(ended.stderr)
-    if where is not None:
-        return _killed(int(where[1]), int(where[2]), where[3], number, ended, logs)
-    return _killed(_first_gone(ended, logs), 0, "", number, ended, logs)
+    ranks = ended.status.ranks if ended.status is not None else ()
+    hosts = {block.host for block in found}
+    host = found[0].host if len(hosts) == 1 else ""
+    there = {p.rank for p in ranks if p.host in hosts}
+    if not ranks and is_here(host):
+        # Before there is a status, the ranks of this host are known by their ends.
+        there = set(ended.gone)
+    signals = {block.rank: block.signal for block in found}
+    if -1 in signals:
+        rank = _first_of(there, ended, logs)
+        number = _fatal_signal(logs, rank) or signals[-1]
+        death = _killed(rank, 0, host, number, ended, logs)
+        if number == signal.SIGKILL:
+            # MPICH also prints it for a rank that exits with a code, if it has killed the others in time.
+            return replace(
+                death, cause=f"{death.cause}; or it exited with a code: MPICH reports both alike"
+            )
+        return death
+
+    # A rank that SIGKILL did not end was not ended by the launcher.
+    own = {rank for rank, number in signals.items() if number != signal.SIGKILL}
+    exited = ({p.rank for p in ranks} or set(ended.gone)) - signals.keys()
+    rank = _first_of(own or exited | signals.keys(), ended, logs)
+    if rank < 0 and not own:
+        rank = _first_of(exited if len(found) > 1 and exited else set(signals), ended, logs)
+    if rank in exited:
+        return _left(rank, ended.code, logs)
+    number = signals.get(rank) or next((signals[r] for r in own if signals[r]), signal.SIGKILL)
+    pid = next((block.pid for block in found if block.rank == rank), 0)
+    return _killed(rank, pid, host, number, ended, logs)
 
 
-def _first_gone(ended: Ended, logs: Path) -> int:
-    """Return the rank whose log contains the stacks of a fatal signal, or that ended first; -1: unknown."""
-    ranks = sorted(int(path.stem.partition("-")[2]) for path in logs.glob("rank-*.log"))
-    fatal = [rank for rank in ranks if fatal_stacks(logs, rank)]
-    return next(iter((*fatal, *ended.gone)), -1)
+def _first_of(candidates: set[int], ended: Ended, logs: Path) -> int:
+    """Return the rank of `candidates` that failed first; -1: unknown.
+
+    That is one whose log contains the stacks of a fatal signal, or else the one that ended first. The order
+    of ends is known for the ranks of this host that ended while they were watched.
+    """
+    if fatal := [rank for rank in sorted(candidates) if fatal_stacks(logs, rank)]:
+        return fatal[0]
+    if len(candidates) == 1:
+        return next(iter(candidates))
+    unseen = candidates - set(ended.gone)
+    if not unseen:
+        return next((rank for rank in ended.gone if rank in candidates), -1)
+    # A rank of this host that had ended before it was watched was the first.
+    places = ended.status.ranks if ended.status is not None else ()
+    here = {place.rank for place in places if is_here(place.host)}
+    return next(iter(unseen)) if len(unseen) == 1 and candidates <= here else -1
+
+
+def _fatal_signal(logs: Path, rank: int) -> int:
+    """Return the fatal signal whose stacks the log of a rank contains, or 0."""
+    match = _FATAL.search(end_of(logs / f"rank-{rank}.log"))
+    return _FATAL_NAMES.get(match[1].strip(), 0) if match else 0
+
+
+def _aborted(ended: Ended, logs: Path) -> Death | None:
+    """Return the rank that MPI has ended, by the log of the rank or the text of the launcher; None: none.
+
+    MPICH and Intel MPI do so for an error in the start of MPI, before the ranks have an error handler.
+    """
+    texts = [(path, end_of(path)) for path in sorted(logs.glob("rank-*.log"))]
+    for path, text in (*texts, (logs / LAUNCHER_LOG, ended.stderr)):
+        if match := _ABORTED.search(text):
+            rank = (
+                int(path.stem.partition("-")[2]) if path.stem.startswith("rank-") else int(match[2])
+            )
+            tail = "\n".join(
+                text[: match.end()].splitlines()[-1:] + text[match.end() :].splitlines()[:11]
+            )
+            return Death(f"aborted by the MPI library with code {match[1]}", rank, details=tail)
+    return None
+
+
+def _left_first(ended: Ended, logs: Path) -> Death | None:
+    """Return the rank that ended first with an exit code that the launcher passes on without a text, or None.
+
+    Hydra prints nothing about a rank that exits with a code.
+    """
+    ranks = ended.status.ranks if ended.status is not None else ()
+    rank = _first_of({place.rank for place in ranks} or set(ended.gone), ended, logs)
+    if ended.code <= 0 or ended.overdue or rank < 0:
+        return None
+    return _left(rank, ended.code, logs)
 
 
 def _killed(rank: int, pid: int, host: str, number: int, ended: Ended, logs: Path) -> Death:
@@ -271,12 +359,19 @@ def _killed(rank: int, pid: int, host: str, number: int, ended: Ended, logs: Pat
 
 
 def _left(rank: int, code: int, logs: Path) -> Death:
-    """Return the death of a rank that ended with an exit code, with the end of its or the launcher's log."""
+    """Return the death of a rank that ended with an exit code, with the end of its or the launcher's log.
+
+    Args:
+        rank: The rank.
+        code: Exit code; 255: the launcher of Intel MPI ends with it whatever the code was.
+        logs: Folder of the attempt's logs.
+    """
     lines = end_of(logs / f"rank-{rank}.log").splitlines()[-12:]
     if not lines:
         lines = end_of(logs / LAUNCHER_LOG).split("-" * 60)[0].splitlines()[-12:]
+    which = "" if code == _UNKNOWN_CODE else f" with code {code}"
     return Death(
-        f"ended with code {code}, without a failure report",
+        f"ended{which}, without a failure report",
         rank,
         details="\n".join(lines),
         outside=code - 128 in _OUTSIDE,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-# Names of the processes between a rank and the terminal.
+# Names, up to the 15 characters that the kernel keeps, of the processes between a rank and the terminal.
 _LAUNCHERS = (
     "mpirun",
     "mpiexec",
@@ -25,6 +25,7 @@ _LAUNCHERS = (
     "prted",
     "orted",
     "hydra_pmi_proxy",
+    "hydra_bstrap_pr",
     "srun",
 )
 _MOST_ANCESTORS = 6  # ancestors that are examined

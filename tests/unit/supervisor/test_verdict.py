@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,99 @@ def test_where_the_launcher_names_a_wrong_rank_the_order_of_ends_tells(tmp_path:
     # Nothing is known, so no rank is named.
     (tmp_path / "rank-1.log").unlink()
     assert death_of(tmp_path, stderr=MPICH).rank == -1
+
+
+RULE = "=" * 83 + "\n"
+
+
+def of_intel(*signals: int, first: int = 0) -> str:
+    """Return the blocks of Intel MPI for ranks that were ended by these signals; 0: none for this rank."""
+    return "".join(
+        f"\n{RULE}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+        f"=   RANK {rank} PID {100 + rank} RUNNING AT node1\n=   KILLED BY SIGNAL: {number} (X)\n{RULE}"
+        for rank, number in enumerate(signals, first)
+        if number
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "gone", "rank", "cause"),
+    [
+        # All were killed, the others by the launcher: the first that was gone is the one.
+        (of_intel(9, 9, 9), (1, 0, 2), 1, "killed by SIGKILL (signal 9)"),
+        # What the launcher has not sent tells, whoever was gone first.
+        (of_intel(9, 9, 15), (0, 1, 2), 2, "killed by SIGTERM (signal 15)"),
+        (of_intel(9, 11, 9), (), 1, "killed by SIGSEGV (signal 11)"),
+        # A rank without a block has exited with a code, which this launcher does not pass on.
+        (of_intel(9, 0, 9), (1, 2, 0), 1, "ended, without a failure report"),
+        (of_intel(9, 0, 9), (), 1, "ended, without a failure report"),
+        (of_intel(9, 0, 9), (2, 1, 0), 2, "killed by SIGKILL (signal 9)"),
+        # Ends on other hosts are not seen: no rank is named.
+        (of_intel(9, 9, 9), (), -1, "killed by SIGKILL (signal 9)"),
+        (of_intel(9, 9, 9), (1,), -1, "killed by SIGKILL (signal 9)"),
+    ],
+)
+def test_the_victim_among_the_blocks_of_intel_mpi(
+    tmp_path: Path, printed: str, gone: tuple[int, ...], rank: int, cause: str
+) -> None:
+    death = death_of(tmp_path, stderr=printed, gone=gone, code=255)
+    assert death.rank == rank
+    assert death.host == "node1"
+    assert death.cause.startswith(cause)
+
+
+def test_a_rank_of_this_host_that_ended_before_it_was_watched_was_the_first(tmp_path: Path) -> None:
+    here = socket.gethostname()
+    status = msgspec.structs.replace(
+        STATUS, ranks=tuple(msgspec.structs.replace(place, host=here) for place in RANKS)
+    )
+    printed = of_intel(9, 9, 9).replace("node1", here)
+    assert death_of(tmp_path, stderr=printed, gone=(0, 2), code=255, status=status).rank == 1
+
+
+def test_the_signal_of_mpich_is_that_of_the_log_where_it_has_one(tmp_path: Path) -> None:
+    # MPICH prints the bits of SIGABRT and of SIGKILL in one number: that of SIGTERM.
+    aborted = MPICH.replace("Segmentation fault (signal 11)", "Terminated (signal 15)")
+    assert death_of(tmp_path, stderr=aborted, gone=(2, 0, 1)).cause.startswith("killed by SIGTERM")
+    (tmp_path / "rank-1.log").write_text("Fatal Python error: Aborted\n\nCurrent thread 0x1:\n")
+    death = death_of(tmp_path, stderr=aborted, gone=(2, 0, 1))
+    assert (death.rank, death.cause) == (1, "killed by SIGABRT (signal 6)")
+    killed = MPICH.replace("Segmentation fault (signal 11)", "Killed (signal 9)")
+    (tmp_path / "rank-1.log").unlink()
+    assert "or it exited with a code" in death_of(tmp_path, stderr=killed, gone=(2, 0, 1)).cause
+
+
+def test_a_rank_that_hydra_reports_by_its_exit_code_only(tmp_path: Path) -> None:
+    (tmp_path / "rank-2.log").write_text("the last line\n")
+    death = death_of(tmp_path, code=3, gone=(2, 1, 0))
+    assert (death.rank, death.details) == (2, "the last line")
+    assert death.cause == "ended with code 3, without a failure report"
+    # Without the order of ends nothing is known.
+    assert death_of(tmp_path, code=3).rank == -1
+
+
+def test_before_there_is_a_status_the_ends_of_ranks_name_the_first(tmp_path: Path) -> None:
+    here = socket.gethostname()
+    for printed in (MPICH, of_intel(9, 9, 9)):
+        text = printed.replace("node1", here)
+        death = death_of(tmp_path, stderr=text, gone=(1, 0, 2), status=None)
+        assert (death.rank, death.host) == (1, here)
+    # The ranks of another host are not known then.
+    elsewhere = death_of(tmp_path, stderr=MPICH, gone=(1, 0, 2), status=None)
+    assert (elsewhere.rank, elsewhere.host) == (-1, "node1")
+    late = death_of(tmp_path, gone=(1,), status=None, overdue=True, code=-9)
+    assert (late.rank, late.cause) == (1, "ended, and the launcher did not end after it")
+
+
+def test_an_abort_of_mpi_shows_the_end_of_the_log_of_its_rank(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("Warning\n")
+    text = "loading\nAbort(1090959) on node 1 (rank 1 in comm 0): Fatal error in internal_Init_thread\n"
+    (tmp_path / "rank-1.log").write_text(f"{text}open_fabric(1517): OFI fi_open domain failed\n")
+    death = death_of(tmp_path, code=143, gone=(0, 1, 2), status=None)
+    assert death.rank == 1
+    assert death.cause == "aborted by the MPI library with code 1090959"
+    assert death.details.splitlines()[-1] == "open_fabric(1517): OFI fi_open domain failed"
+    assert "loading" not in death.details
 
 
 @pytest.mark.parametrize("printed", [OPENMPI_5_DAEMON, OPENMPI_4_LOST])
