@@ -19,6 +19,7 @@ import msgspec
 
 from mpips import _native
 from mpips.config.monitoring import MonitorConfig
+from mpips.errors import MpipsError
 from mpips.model.grouping import described
 from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
@@ -26,16 +27,19 @@ from mpips.mpi.control import Client, Endpoint
 from mpips.mpi.siblings import process_state
 from mpips.mpi.signals import SignalRequests
 from mpips.process import forked
+from mpips.record.files import replay_order
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.files import RankPlace
 from mpips.scheduler.job_statistics import is_saved
 from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
 from mpips.session.ending import Ending
+from mpips.session.recording import ReplayPlan
+from mpips.session.recording import begin as begin_record
 from mpips.session.roles import Roles, load_roles
 from mpips.session.running import RunningJob
-from mpips.session.shutdown import meet
-from mpips.session.startup import start_up
+from mpips.session.shutdown import meet, release
+from mpips.session.startup import job_fingerprint, start_up
 from mpips.worker.replicated.memory import node_layout
 
 if TYPE_CHECKING:
@@ -101,9 +105,18 @@ class Job:
         self._roles: Roles | None = None
         self._monitor = monitor
         plan = plan or FixedPlan(Saving(None, cluster.token))
+        replay = replay_order(run.folder) if run is not None else None
+        if replay is not None:
+            # Memory that outlives the launch has no use where no attempt follows.
+            plan, warm = ReplayPlan(plan), False
         self._parts = start_up(
             cluster, tables, options, plan, run, warm, has_partners, self._idle, initial
         )
+        try:
+            begin_record(self._parts, monitor, replay, job_fingerprint(tables, options))
+        except MpipsError:
+            release(self._parts, for_good=False)
+            raise
         if self._parts.server is not None and (run is not None or monitor.port is not None):
             self._parts.server.observe_rows()
 

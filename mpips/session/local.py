@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint.start import newest_name
 from mpips.config.monitoring import MonitorConfig
+from mpips.errors import ConfigError
 from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
 from mpips.model.served import local_tables, served
@@ -110,6 +111,11 @@ class LocalJob:
         self._tables = tables
         self._options = options
         self._monitor = monitor
+        if monitor.record:
+            raise ConfigError(
+                "monitor.record = true: needs several ranks; in one process updates have one order, and "
+                "the same program repeats it: set it to false"
+            )
         self._orders: TraceOrders | None = None
         self._run = run
         self._placement = place(tables, 1, 1, options.ring_slots, options.slot_bytes)

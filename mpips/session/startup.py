@@ -80,7 +80,7 @@ def start_up(
     tables, groups, subgroups, notes = place_auto(cluster, tables, options, run, warm)
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
-    prints = _fingerprint(tables, options, groups)
+    prints = job_fingerprint(tables, options, groups)
     grouped = grouped_tables(tables) if groups else {}
     rows = grouped_rows(tables, options.group_rows_mib) if groups else {}
     declared = tables
@@ -133,7 +133,7 @@ def start_up(
     return parts
 
 
-def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Groups = ()) -> str:
+def job_fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Groups = ()) -> str:
     """Return a checksum of tables and options, and of groups, which may depend on the nodes of workers.
 
     Subgroups are those that the options list.
@@ -144,7 +144,7 @@ def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Group
 
 def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:
     """Compare the mpips, the tables and the options of all ranks. Collective."""
-    mine = _fingerprint(tables, options)
+    mine = job_fingerprint(tables, options)
     here = [str(this_build()), this_build().version, FORMAT]
     rows = cluster.agree("comparing the ranks' tables", lambda: [mine, *here])
     # One version may be built several times, so its commits need not be equal.
