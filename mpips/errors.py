@@ -71,6 +71,10 @@ class ReplayError(MpipsError):
     """A worker repeats a clock after a warm restart with other pushes than the servers have."""
 
 
+class DifferenceError(MpipsError):
+    """A replay of a recorded run differs from it; the message names the first difference that was found."""
+
+
 class DivergenceError(MpipsError):
     """Two nodes have different values of a replicated table."""
 

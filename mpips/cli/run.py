@@ -171,7 +171,9 @@ def command(
             raise ConfigError(
                 "--discard-memory: expected the directory of a run, not a script; give runs/NAME-TIME-ID"
             )
-        refuse_task_options([*flags(given), *["--json"] * as_json], assignments, ("run.",))
+        refuse_task_options(
+            [*flags(given), *["--json"] * as_json], assignments, ("run.", "monitor.record")
+        )
         config = _configure_script(job, arguments, options, assignments, site)
     else:
         # A continued run uses the mpirun arguments of its beginning, unless new ones are given.
@@ -200,7 +202,7 @@ def command(
             rehearse(config, pool.n_ranks)
         else:
             preflight(config, pool.n_ranks)
-    _start(
+    start_run(
         job,
         config,
         pool,
@@ -213,7 +215,7 @@ def command(
     )
 
 
-def _start(
+def start_run(
     job: str,
     config: JobConfig,
     pool: HostPool,

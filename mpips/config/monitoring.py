@@ -53,6 +53,21 @@ class MonitorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "0: none.",
         ),
     ] = 0
+    record: Annotated[
+        bool,
+        Meta(
+            description="Record the order of updates and what pulls see in the run directory; `mpips replay` "
+            "repeats the run with the same bits."
+        ),
+    ] = False
+    record_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="MiB that each rank records at most; the record ends there, the run goes on.",
+        ),
+    ] = 1024
 
     @property
     def extra_logs(self) -> tuple[str, ...]:
@@ -78,6 +93,11 @@ class MonitorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ConfigError(
                 f"monitor.trace_steps = {self.trace_steps}: needs a run directory for the trace; start the "
                 "job with `mpips run`, or set it to 0"
+            )
+        if self.record and not has_run_directory:
+            raise ConfigError(
+                "monitor.record = true: needs a run directory for the record; start the job with "
+                "`mpips run`, or set it to false"
             )
         if self.port is not None:
             _need(*_PORT)

@@ -105,7 +105,7 @@ def _over(site: Site, path: str) -> Site:
     raw = read_file(path)
     try:
         for section, value in raw.items():
-            kind = {**_SECTIONS, "site": SiteSection}.get(section)
+            kind: Any = {**_SECTIONS, "site": SiteSection}.get(section)
             if kind is None or not isinstance(value, dict):
                 raise ConfigError(
                     f"{section}: must be one of the sections [site], [slurm] and [run]"

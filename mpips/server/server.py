@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpips import _native
-from mpips.errors import MpipsError, ProtocolError, RecoveryError, RegionError
+from mpips.errors import DifferenceError, MpipsError, ProtocolError, RecoveryError, RegionError
 from mpips.model.consistency import BSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
@@ -45,6 +45,8 @@ _SPIN_S = 1e-3  # s after the last work for which a server with remote peers doe
 # An entry into MPI that takes longer has served a put or get: s, and times the shortest of many entries.
 _SERVED_S, _SERVED_TIMES, _MANY_ENTRIES = 12e-6, 4, 1000
 _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
+# Errors of the native loop.
+_ERRORS = (_native.ProtocolViolation, _native.SharedMemoryError, _native.RecordDifference)
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
 
@@ -294,12 +296,17 @@ class Server:
         """Consume records, and wait for more, for `max_s` seconds; 0.0: see `drain`. Return their number."""
         try:
             return self.core.drain(max_s, max_sleep_us)
-        except (_native.ProtocolViolation, _native.SharedMemoryError) as error:
+        except _ERRORS as error:
             raise self._named(error) from None
 
     def _named(self, error: Exception) -> MpipsError:
         """Return an error of the native module as one of mpips that names this server."""
-        kind = ProtocolError if isinstance(error, _native.ProtocolViolation) else RegionError
+        kinds = {
+            _native.ProtocolViolation: ProtocolError,
+            _native.SharedMemoryError: RegionError,
+            _native.RecordDifference: DifferenceError,
+        }
+        kind = next(made for native, made in kinds.items() if isinstance(error, native))
         return kind(f"server {self.index}: {error}")
 
     def serve(self, remote: bool, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:
@@ -337,7 +344,7 @@ class Server:
         """Consume records for as long as this server may stay outside MPI, without waiting for more."""
         try:
             return self.core.consume(PROGRESS_INTERVAL_S)
-        except (_native.ProtocolViolation, _native.SharedMemoryError) as error:
+        except _ERRORS as error:
             raise self._named(error) from None
 
     def _serve_remote(self, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from mpips import _native
 from mpips.config.monitoring import MonitorConfig
+from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import described
 from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
@@ -31,6 +32,7 @@ from mpips.mpi.siblings import process_state
 from mpips.mpi.signals import SignalRequests
 from mpips.mpi.watchdog import watching
 from mpips.process import forked
+from mpips.record.files import replay_order
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.scheduler.job_statistics import is_saved
 from mpips.scheduler.own_worker import OwnWorker
@@ -38,10 +40,12 @@ from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
 from mpips.session.ending import Ending, OwnEnding
 from mpips.session.own_link import OwnLink
+from mpips.session.recording import ReplayPlan
+from mpips.session.recording import begin as begin_record
 from mpips.session.roles import Roles, load_roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet, release
-from mpips.session.startup import start_up
+from mpips.session.startup import job_fingerprint, start_up
 from mpips.snapshot.copy import shards_in_place
 from mpips.worker.replicated.memory import node_layout, with_copies
 
@@ -116,10 +120,25 @@ class Job:
         self._monitor = monitor
         # The server of a job of one rank, behind its end, and the replicated tables of its worker.
         self._left: tuple[Server, ReplicatedPart | None] | None = None
-        plan = plan or FixedPlan(Saving(None, ranks.token))
+        chosen: SavingPlan = plan or FixedPlan(Saving(None, ranks.token))
+        replay = replay_order(run.folder) if run is not None else None
+        if isinstance(ranks, OneRank) and (monitor.record or replay is not None):
+            raise ConfigError(
+                "monitor.record = true: needs several ranks; in one process updates have one order, and "
+                "the same program repeats it: set it to false"
+            )
+        if replay is not None:
+            # Memory that outlives the launch has no use where no attempt follows.
+            chosen, warm = ReplayPlan(chosen), False
         self._parts = start_up(
-            ranks, tables, options, plan, run, warm, has_partners, self._idle, initial
+            ranks, tables, options, chosen, run, warm, has_partners, self._idle, initial
         )
+        if monitor.record or replay is not None:
+            try:
+                begin_record(self._parts, monitor, replay, job_fingerprint(tables, options))
+            except MpipsError:
+                release(self._parts, for_good=False)
+                raise
         if self._parts.server is not None and (run is not None or monitor.port is not None):
             self._parts.server.observe_rows()
 

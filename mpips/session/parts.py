@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from mpips.mpi.tree import WorkerTree
     from mpips.recovery.mirror import Mirror
     from mpips.recovery.replica_start import Partnership
+    from mpips.server.recorded import ServerRecord
     from mpips.session.links import Links
     from mpips.session.own_link import OwnLink
+    from mpips.worker.recorded import WorkerRecord
 
 
 @dataclass(kw_only=True)
@@ -36,6 +38,8 @@ class Parts(JobStart):
         control_comm: Communicator of messages to and from the scheduler.
         tree: The worker's gathers and reductions, from its start to its end; None on other ranks.
         server_comm: Communicator of all servers; on servers.
+        server_record: The server's part in a record or in a replay; None: there is none, or no server here.
+        worker_record: The same of the worker.
         comms: Communicators to free, in the order in which they were made.
     """
 
@@ -48,6 +52,8 @@ class Parts(JobStart):
     control_comm: MPI.Intracomm | None = None
     tree: WorkerTree | None = None
     server_comm: MPI.Intracomm | None = None
+    server_record: ServerRecord | None = None
+    worker_record: WorkerRecord | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)
 
     @property

@@ -29,6 +29,9 @@ from mpips.mpi.messages import Figures
 from mpips.mpi.one_rank import OneRank
 from mpips.mpi.role_work import RoleWork
 from mpips.process import forked
+from mpips.rundir.directory import replace_json
+from mpips.terminal.screen import say
+from mpips.transport.channel import MemoryChannel
 from mpips.transport.region import TOUCH_S
 
 if TYPE_CHECKING:
@@ -184,6 +187,8 @@ class Roles:
                 ) from None
         if tracer is not None:
             tracer.end()
+        if self._parts.worker_record is not None and (note := self._parts.worker_record.end()):
+            say(f"mpips: warning: {note}")
         index = self._parts.ranks.worker
         statistics: dict[str, Any] = {
             "worker": index,
@@ -220,6 +225,8 @@ class Roles:
             saving.folder,
         )
         names = [c.name_of(r) for r in c.assignment.workers]
+        if p.worker_record is not None:
+            p.worker_record.join([ch for ch in p.links.channels if isinstance(ch, MemoryChannel)])
         # The connection drops the image in it after its use.
         made, p.made = p.made, replace(p.made, local=None)
         return Connection(
@@ -234,6 +241,7 @@ class Roles:
             self._make_tree(names),
             made,
             self._make_progress(),
+            p.worker_record,
         )
 
     def _make_progress(self) -> ProgressThread | None:
@@ -293,6 +301,8 @@ class Roles:
         def poll() -> bool:
             nonlocal last
             self._touch()
+            if p.server_record is not None:
+                p.server_record.poll()
             if scheduler is None:
                 client.poll()
             elif time.monotonic() - last > _SCHEDULER_POLL_S:
@@ -379,8 +389,27 @@ class Roles:
         if self.tracer is not None:
             self.tracer.end()
         mirrored = p.mirror.statistics() if p.mirror is not None else {}
+        self._end_record()
         server_part.save(poll)
         return {**p.server.statistics(), **server_part.statistics(), **mirrored}
+
+    def _end_record(self) -> None:
+        """End the server's part in a record or a replay, when all workers have finished.
+
+        Raises:
+            DifferenceError: The replay differs from the recorded run.
+        """
+        p = self._parts
+        if p.server_record is None or p.server is None:
+            return
+        from mpips.server.recorded import ReplayingServer, table_digests
+
+        note = p.server_record.end(table_digests(p.server, p.placement, p.tables))
+        if note:
+            say(f"mpips: warning: {note}")
+        if isinstance(p.server_record, ReplayingServer) and p.run is not None:
+            path = p.run.folder.path / f"replayed-{p.server.index}.json"
+            replace_json(path, p.server_record.result)
 
     def _await_final_statistics(self, meanwhile: Callable[[], object] = lambda: None) -> bytes:
         while self._client.final_statistics is None:

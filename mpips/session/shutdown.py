@@ -52,4 +52,5 @@ def release(parts: Parts, for_good: bool) -> None:
                 comm.Free()
     # Dropping the last reference unmaps the memory.
     parts.server = parts.staging = parts.mirror = None
+    parts.server_record = parts.worker_record = None
     parts.made = MadeParts()

@@ -92,7 +92,7 @@ def start_up(
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
     is_stored = warm or options.node_buffers_mib is not None
-    prints = _fingerprint(tables, options, groups) if is_stored else ""
+    prints = job_fingerprint(tables, options, groups) if is_stored else ""
     grouped = grouped_tables(tables) if groups else {}
     rows = grouped_rows(tables, options.sums_rows) if groups else {}
     declared = tables
@@ -168,7 +168,7 @@ def _links(
     return Links(ranks, options, placement, tables, skips_clocks, generation, idle)
 
 
-def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Groups = ()) -> str:
+def job_fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Groups = ()) -> str:
     """Return a checksum of tables and options, and of groups, which may depend on the nodes of workers.
 
     Subgroups are those that the options list.
@@ -179,7 +179,7 @@ def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Group
 
 def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:
     """Compare the mpips, the tables and the options of all ranks. Collective."""
-    mine = _fingerprint(tables, options)
+    mine = job_fingerprint(tables, options)
     here = [str(this_build()), this_build().version, FORMAT]
     rows = cluster.agree("comparing the ranks' tables", lambda: [mine, *here])
     # One version may be built several times, so its commits need not be equal.

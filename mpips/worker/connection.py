@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mpips.transport.progress import ProgressThread
     from mpips.worker.by_use import PullsByUse
     from mpips.worker.control_plane import ControlPlane
+    from mpips.worker.recorded import WorkerRecord
 
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
 
@@ -72,6 +73,7 @@ class Connection:
         images: The files of the worker's image for checkpoints; None: it has no image, or nothing is saved.
         progress: Advances transfers while the program computes; None: nothing does.
         coming: The values that the worker has asked for in advance; None: no such values.
+        record: The worker's part in a record or in a replay; None: the job has none.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
     """
 
@@ -88,6 +90,7 @@ class Connection:
         tree: WorkerTree | None = None,
         made: MadeParts | None = None,
         progress: ProgressThread | None = None,
+        record: WorkerRecord | None = None,
     ) -> None:
         """Make a connection.
 
@@ -103,8 +106,10 @@ class Connection:
             tree: Messages to other workers; None: gathers contain this worker alone.
             made: The parts that start-up has made for its tables; None: no parts.
             progress: The progress thread, which is not started yet; None: no such thread.
+            record: The worker's part in a record or in a replay; None: the job has none.
         """
         self.progress = progress
+        self.record = record
         start, made = start or ConnectionOptions(), made or MadeParts()
         self.index = index
         self.n_workers = len(names)
@@ -351,6 +356,9 @@ class Connection:
             part.finish()
         self.control.state = "finishing"
         self.snapshot.leave(self.now, self.step)
+        if self.record is not None:
+            own = [channel.writer.next_sequence for channel in self.channels]
+            self.record.tick(self.now, own, is_end=True)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))

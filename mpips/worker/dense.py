@@ -186,6 +186,7 @@ class DenseHandle(OrderedAccess):
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
         self._check_state(slot)
+        self._refuse_recorded("the optimizer state of", "leave it out")
         if out is None:
             out = np.empty(self.shape, np.float32)
         check_out(out, self.shape, True)
@@ -207,6 +208,7 @@ class DenseHandle(OrderedAccess):
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
         self._check_open("the optimizer state of")
+        self._refuse_recorded("the number of updates of", "leave it out")
         self._connection.control.state = f"reading the optimizer state of {self.name!r}"
         found = self._reader.updates()
         self._connection.control.state = "computing"
@@ -232,6 +234,19 @@ class DenseHandle(OrderedAccess):
                 "TopK, RandomK, OneBit and SharedInt8 do"
             )
         return residuals.values([self.name])[self.name].reshape(self.shape)
+
+    @property
+    def _is_recorded(self) -> bool:
+        """True if what pulls of this table see is recorded or repeated."""
+        return self._connection.record is not None and not isinstance(self._table.consistency, BSP)
+
+    def _refuse_recorded(self, what: str, instead: str) -> None:
+        """Raise ConfigError for a read under SSP or ASP that a record does not contain."""
+        if self._is_recorded:
+            raise ConfigError(
+                f"{what} table {self.name!r}: a job with monitor.record = true cannot repeat it under "
+                f"{self._table.consistency.name.upper()}; {instead}, or set monitor.record = false"
+            )
 
     def _versions(self) -> dict[int, int]:
         """Return the versions that the newest pull has fetched, by server."""
@@ -285,6 +300,7 @@ class DenseHandle(OrderedAccess):
     def views(self) -> list[tuple[int, int, Float32]]:
         """Return (start, stop, read-only values) of each server's part of the flat tensor; see `view`."""
         self._check_open("a view of")
+        self._refuse_recorded("a view of", "use pull()")
         if self._table.pull_compression is not None:
             raise ConfigError(
                 f"table {self.name!r} has pull_compression = {self._table.pull_compression}: its values "
@@ -311,6 +327,7 @@ class DenseHandle(OrderedAccess):
         nodes = [self._connection.channels[part.server] for part in self._shards]
         is_here = all(isinstance(channel, MemoryChannel) for channel in nodes)
         is_here = is_here and self._table.pull_compression is None
+        is_here = is_here and not self._is_recorded
         return self.views() if is_here and self._reader.is_settled(0.0) else None
 
     def push(

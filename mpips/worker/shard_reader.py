@@ -53,6 +53,7 @@ class ShardReader:
         pulls = connection.node_pulls
         self._shared = [s for s in shards if pulls is not None and pulls.has(index, s.server)]
         bsp = table.consistency
+        self._is_bsp = isinstance(bsp, BSP)
         grouped = connection.grouped
         is_carried = grouped is not None and grouped.has(index) and not isinstance(bsp, BSP)
         self._applied = grouped.applied if grouped is not None and is_carried else None
@@ -101,7 +102,24 @@ class ShardReader:
 
     def _read(self, flat: Float32, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Read parts that satisfy the consistency model, given as server, start and stop in `flat`."""
-        self._repeat(flat, ranges, lambda c, out: c.read_dense(self._index, out, 0.05), "values")
+        if (record := self._connection.record) is not None and not self._is_bsp:
+            clock, index = self._connection.now, self._index
+            self._repeat(
+                flat,
+                ranges,
+                lambda s, out: record.read_dense(s, index, clock, out, 0.05),
+                "values",
+            )
+            return
+        self._repeat(
+            flat,
+            ranges,
+            lambda s, out: self._channel(s).read_dense(self._index, out, 0.05),
+            "values",
+        )
+
+    def _channel(self, server: int) -> Channel:
+        return self._connection.channels[server]
 
     def read_state(self, slot: int, flat: Float32) -> None:
         """Fill `flat`, of the tensor's length, with a state of the rule. Blocks and raises like `read`."""
@@ -109,7 +127,7 @@ class ShardReader:
         self._repeat(
             flat,
             self._ranges,
-            lambda c, out: c.read_state(self._index, slot, out, 0.05),
+            lambda s, out: self._channel(s).read_state(self._index, slot, out, 0.05),
             "optimizer state",
         )
 
@@ -124,16 +142,16 @@ class ShardReader:
         self,
         flat: Float32,
         ranges: Sequence[tuple[int, int, int]],
-        read: Callable[[Channel, Float32], bool],
+        read: Callable[[int, Float32], bool],
         what: str,
     ) -> None:
         """Read parts, given as server, start and stop in `flat`, until `read` returns True for each."""
         connection = self._connection
         began, waited = time.monotonic(), connection.clock_state.wait_s
         for server, start, stop in ranges:
-            channel, target = connection.channels[server], flat[start:stop]
+            target = flat[start:stop]
             connection.wait_until(
-                lambda c=channel, t=target: read(c, t),  # type: ignore[misc]
+                lambda s=server, t=target: read(s, t),  # type: ignore[misc]
                 lambda: (
                     f"the {what} of table {self._table.name!r} changed during every attempt to read them"
                 ),

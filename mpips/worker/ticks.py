@@ -74,7 +74,12 @@ class Ticks:
         if self.writes_position:
             self._write_position()
         c.arrivals.wait_for_partners()
+        own = (
+            [channel.writer.next_sequence for channel in c.channels] if c.record is not None else []
+        )
         self._write()
+        if c.record is not None:
+            c.record.tick(c.now, own)
         if FAULTS:
             _native.fault_point("clock-ended")
         for part in c.parts:

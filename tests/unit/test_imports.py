@@ -22,6 +22,7 @@ LAYERS = [
     ["model"],
     ["data"],
     ["config", "rundir"],
+    ["record"],
     ["transport"],
     ["mpi", "checkpoint"],
     ["server"],

@@ -170,4 +170,6 @@ def direct_path(
         connection.staging.memory,
         PushResult,
     )
+    if connection.record is not None and not isinstance(model, BSP):
+        connection.record.join_port(port, [part.server for part in shards])
     return DirectPath(connection, shards, table.name, port)

@@ -288,6 +288,20 @@ void register_port(py::module_& m) {
                              [](const BoundPort& bound) { return bound.port.has_bounce(); })
       .def("close", [](BoundPort& bound) { bound.port.close(); })
       .def(
+          "set_log",
+          [](BoundPort& bound, PullLog* log, std::vector<std::size_t> servers) {
+            if (servers.size() != bound.port.n_parts())
+              throw py::value_error("servers has " + std::to_string(servers.size()) +
+                                    " entries, the port " + std::to_string(bound.port.n_parts()) +
+                                    " parts");
+            bound.port.set_log(log, std::move(servers));
+          },
+          "Note what pulls see. `servers`: index of the server of each part.", py::arg("log"),
+          py::arg("servers"), py::keep_alive<1, 2>())
+      .def(
+          "leave_pulls", [](BoundPort& bound) { bound.port.leave_pulls(); },
+          "Refuse pulls from here on: they take the general path.")
+      .def(
           "wait_room", [](BoundPort& bound, double max_s) { return bound.port.wait_room(max_s); },
           py::arg("max_s"), WithoutGil())
       .def("waits_for", [](const BoundPort& bound) { return bound.port.waits_for(); })

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_words(m);
   mpips::register_codec(m);
   mpips::register_trace(m);
+  mpips::register_record(m);
   mpips::register_feedback(m);
   mpips::register_shared_memory(m);
   mpips::register_layout(m);

@@ -185,6 +185,10 @@ void bind_results(py::class_<RingWriter>& writer) {
           "set_trace",
           [](RingWriter& w, TraceRing* trace, std::uint16_t server) { w.set_trace(trace, server); },
           py::arg("trace").none(true), py::arg("server"), py::keep_alive<1, 2>())
+      .def(
+          "set_pull_log",
+          [](RingWriter& w, PullLog* log, std::size_t server) { w.set_pull_log(log, server); },
+          py::arg("log"), py::arg("server"), py::keep_alive<1, 2>())
       .def("count_credit_stall", &RingWriter::count_credit_stall)
       .def("count_pulled", &RingWriter::count_pulled, py::arg("bytes"))
       .def(

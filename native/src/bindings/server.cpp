@@ -99,6 +99,11 @@ void bind_counters(py::class_<Server>& server) {
       .def(
           "set_trace", [](Server& s, TraceRing* trace) { s.core().set_trace(trace); },
           py::arg("trace").none(true), py::keep_alive<1, 2>())
+      .def(
+          "set_order_log", [](Server& s, OrderLog* log) { s.core().set_order_log(log); },
+          py::arg("log").none(true), py::keep_alive<1, 2>())
+      .def("follow", &Server::follow, py::arg("order"), py::arg("gate"), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>())
       .def("observe_rows", [](Server& s) { s.core().observe_rows(); })
       .def("hot_rows", &hot_rows, py::arg("table"), py::arg("most"))
       .def("queue", [](Server& s) { return s.core().queue(); });
@@ -167,6 +172,11 @@ Server::Server(SharedMemory& region, Layout layout, std::uint32_t generation, st
   if (region.writable_bytes() < layout.total_bytes())
     throw py::value_error("the region has " + std::to_string(region.writable_bytes()) +
                           " bytes, its layout needs " + std::to_string(layout.total_bytes()));
+}
+
+void Server::follow(RecordedOrder& order, PullGate& gate) {
+  for (const auto& [table, shard] : dense_) shard->set_gate(&gate, table);
+  core_.follow(&order, &gate);
 }
 
 void Server::set_steps_before(std::uint16_t table, std::uint64_t n) {

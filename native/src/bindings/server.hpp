@@ -50,6 +50,8 @@ class Server {
   void set_steps_before(std::uint16_t table, std::uint64_t n);
 
   ServerCore& core() { return core_; }
+  // Follow a recorded order. Dense tables under BSP are not gated: their pulls are not recorded.
+  void follow(RecordedOrder& order, PullGate& gate);
   void set_remote_peers(bool any) { mpi_->needed = any; }
   // Note that the caller has entered MPI just now, so `progress_` need not soon.
   void note_mpi_entry() { mpi_->last_s = now_s(); }

@@ -133,19 +133,25 @@ bool DensePort::settled() noexcept {
 }
 
 bool DensePort::pull(float* out) {
-  if (is_closed() || !settled()) return false;
-  for (const Part& part : parts_) {
+  if (!pulls_ || is_closed() || !settled()) return false;
+  if (log_ != nullptr) log_->drop();
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    const std::size_t n = part.stop - part.start;
     const auto* head = reinterpret_cast<const TableHead*>(part.region + part.head);
     const auto* versions = reinterpret_cast<const PairWord*>(part.region + part.versions);
     const auto* values = reinterpret_cast<const float*>(part.region + part.values);
     std::uint64_t version = 0;
     if (!read_pair(&head->version, &version)) return false;
-    if (!copy_dense(versions, values, 0, part.stop - part.start, out + part.start,
-                    now_s() + short_wait_s, oversubscribed_))
+    std::uint64_t* seen = log_ != nullptr ? log_->seen(Layout::n_blocks(n)) : nullptr;
+    if (!copy_dense(versions, values, 0, n, out + part.start, now_s() + short_wait_s,
+                    oversubscribed_, seen))
       return false;
     part.writer->set_base_version(table_, version);
-    part.writer->count_pulled((part.stop - part.start) * sizeof(float));
+    part.writer->count_pulled(n * sizeof(float));
+    if (log_ != nullptr) log_->add_part(servers_[i], table_, part.writer->next_sequence(), version);
   }
+  if (log_ != nullptr) log_->keep();
   return true;
 }
 

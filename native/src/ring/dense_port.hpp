@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/kernel_table.hpp"
+#include "record/pull_log.hpp"
 #include "ring/dense_view.hpp"
 #include "ring/ring_writer.hpp"
 #include "ring/worker_wait.hpp"
@@ -99,6 +100,7 @@ class DensePort {
   }
 
   std::size_t size() const noexcept { return n_; }
+  std::size_t n_parts() const noexcept { return parts_.size(); }
   std::uint16_t table() const noexcept { return table_; }
   WorkerClock* clock() const noexcept { return clock_; }
   bool oversubscribed() const noexcept { return oversubscribed_; }
@@ -111,6 +113,14 @@ class DensePort {
 
   // Refuse pushes and pulls until the worker's clock ends: its push that closes the table was sent.
   void close() noexcept { closed_at_ = static_cast<std::int64_t>(clock_->now); }
+
+  // Note what pulls see in `log`; `servers`: index of the server of each part.
+  void set_log(PullLog* log, std::vector<std::size_t> servers) {
+    log_ = log;
+    servers_ = std::move(servers);
+  }
+  // Refuse pulls: they take the general path.
+  void leave_pulls() noexcept { pulls_ = false; }
 
   // Write one record to each part's ring.
   Sent push(const float* update, std::vector<PushEnd>* ends);
@@ -157,6 +167,9 @@ class DensePort {
   std::size_t staging_bytes_ = 0;
   std::vector<Bounce> bounces_;
   std::size_t next_bounce_ = 0;
+  PullLog* log_ = nullptr;  // null: pulls are not recorded
+  std::vector<std::size_t> servers_;
+  bool pulls_ = true;
 };
 
 }  // namespace mpips

@@ -32,10 +32,10 @@ class BlockWriter {
 };
 
 // Copy values [start, stop) of a shard; return false if a block kept changing until `deadline`
-// (seconds of `now_s`).
+// (seconds of `now_s`). `seen`: receives the number of changes of each block that is copied.
 inline bool copy_dense(const PairWord* versions, const float* values, std::size_t start,
-                       std::size_t stop, float* out, double deadline,
-                       bool oversubscribed) noexcept {
+                       std::size_t stop, float* out, double deadline, bool oversubscribed,
+                       std::uint64_t* seen = nullptr) noexcept {
   for (std::size_t from = start; from < stop;) {
     const std::size_t block = from / block_floats;
     const std::size_t end = (block + 1) * block_floats;
@@ -46,7 +46,10 @@ inline bool copy_dense(const PairWord* versions, const float* values, std::size_
       if ((before & 1) == 0) {
         std::memcpy(out + (from - start), values + from, (to - from) * sizeof(float));
         fence_acquire();
-        if (load_relaxed(&versions[block].value) == before) break;
+        if (load_relaxed(&versions[block].value) == before) {
+          if (seen != nullptr) *seen++ = before >> 1;
+          break;
+        }
       }
       backoff.pause();
       if (!backoff.spinning() && now_s() > deadline) return false;

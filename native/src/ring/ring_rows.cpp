@@ -173,6 +173,7 @@ std::size_t RingWriter::collect() {
     counters_.pull_saved_bytes += static_cast<std::int64_t>(pull.floats() * sizeof(float)) -
                                   static_cast<std::int64_t>(pull.reply_bytes());
     if (pull.first) {
+      if (log_ != nullptr) log_->add_rows(log_server_, pull.table, pull.sequence, h.version);
       // Take the version of the first reply: it is the oldest one that a large pull brings.
       if (pull.ahead)
         pulled_clock_.put(pull.sequence, h.min_clock);

@@ -12,6 +12,7 @@
 
 #include "kernels/optimizer_config.hpp"
 #include "keys/key_plan.hpp"
+#include "record/pull_log.hpp"
 #include "ring/codec.hpp"
 #include "ring/feedback.hpp"
 #include "ring/layout.hpp"
@@ -247,6 +248,11 @@ class RingWriter {
     trace_ = trace;
     server_ = server;
   }
+  // Note the versions of pulled rows in `log` from here on. `server`: whose ring this is.
+  void set_pull_log(PullLog* log, std::size_t server) noexcept {
+    log_ = log;
+    log_server_ = server;
+  }
   void count_credit_stall() noexcept { ++counters_.credit_stalls; }
   // Count values that were read without a record.
   void count_pulled(std::uint64_t bytes) noexcept { counters_.pulled_bytes += bytes; }
@@ -331,6 +337,8 @@ class RingWriter {
   double bad_reply_since_ = 0.0;
   TraceRing* trace_ = nullptr;
   std::uint16_t server_ = 0;
+  PullLog* log_ = nullptr;
+  std::size_t log_server_ = 0;
   bool replays_ = false;
   Replay before_;
   std::vector<float> sums_;     // of rows, before they are encoded

@@ -153,6 +153,7 @@ void DenseShard::apply_block(std::size_t block, const Update& update, const Upda
   const std::size_t from = block * block_floats;
   const std::size_t count = std::min(block_floats, n_ - from);
   const float* gradient = compensated(from, count, update, lambda);
+  if (gate_ != nullptr) gate_->wait(gated_table_, block);
   BlockWriter guard(&versions_[block]);
   change(from, count, gradient, args);
   encode_image(block);
@@ -167,6 +168,7 @@ void DenseShard::apply_logged(std::size_t block, const Update& update, const Upd
   std::size_t from = std::max(block * block_floats, journal.first_left(part, n_));
   if (from >= stop) return;
   const float* gradient = compensated(from, stop - from, update, lambda);
+  if (gate_ != nullptr) gate_->wait(gated_table_, block);
   BlockWriter guard(&versions_[block]);
   constexpr std::size_t torn = 30;  // less than a piece of the kernel: it uses one slot
   fault::in_two(
@@ -220,6 +222,8 @@ void DenseShard::apply_python(const Update& update, const Weight& weight, std::u
     kernels().compensate(scratch_.data(), update.values, values_, update.base, weight.lambda, n_);
   const Factors& factors = weight.factors;
   if (factors.gradient != 1.0F) kernels().scale(scratch_.data(), factors.gradient, n_);
+  for (std::size_t b = 0; b < Layout::n_blocks(n_) && gate_ != nullptr; ++b)
+    gate_->wait(gated_table_, b);
   std::vector<std::unique_ptr<BlockWriter>> guards;
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
     guards.push_back(std::make_unique<BlockWriter>(&versions_[b]));

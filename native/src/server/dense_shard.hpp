@@ -1,5 +1,6 @@
 #pragma once
 
+#include "record/recorded_pulls.hpp"
 #include "ring/dense_view.hpp"
 #include "server/array.hpp"
 #include "server/common_copy.hpp"
@@ -37,6 +38,11 @@ class DenseShard : public Shard {
   void refresh_image() noexcept;
   // Return the common copy of the values; null: there is none. It is set like a state behind those
   // of the rule.
+  // Let `gate` hold back changes of a block's values; it knows the shard as `table`.
+  void set_gate(PullGate* gate, std::size_t table) noexcept {
+    gate_ = gate;
+    gated_table_ = table;
+  }
   CommonCopy* common() const noexcept { return common_.get(); }
   float* values() const noexcept { return values_; }
   std::size_t n_state() const noexcept { return python_state_.size() + (common_ ? 1 : 0); }
@@ -84,6 +90,8 @@ class DenseShard : public Shard {
   std::vector<Buffer> accumulator_;  // by buffer: the sum of a clock
   std::vector<float> scratch_;
   Durable durable_;
+  PullGate* gate_ = nullptr;  // null: nothing is repeated
+  std::size_t gated_table_ = 0;
 };
 
 }  // namespace mpips

@@ -111,6 +111,7 @@ std::size_t ServerCore::consume(double max_s) {
 // Visit every ring once; stop early, after a record, when `end` (0: never) is past. The next pass
 // goes on with the next ring, so that all rings are served however short the time is.
 std::size_t ServerCore::pass(double end) {
+  if (recorded_ != nullptr) return pass_recorded(end);
   std::size_t consumed = 0;
   std::uint64_t looked_at = counters_.bytes_in + counters_.bytes_out;
   bool over = false;
@@ -155,12 +156,19 @@ bool ServerCore::consume_one(std::size_t worker) {
   std::memcpy(&header, slot, sizeof header);
   const std::uint8_t* payload = slot + sizeof header;
   if (!check(worker, ring.at(), header, payload)) return false;
+  if (recorded_ != nullptr && !may_repeat(worker, &header, payload)) return false;
   if (journal_) journal_->set_worker(worker);
   const std::uint64_t began_ns = trace_ != nullptr ? TraceRing::now_ns() : 0;
   const Verdict verdict = handle(worker, header, payload);
   if (!verdict.consumed) return false;
   if (trace_ != nullptr) note(began_ns, worker, header);
   if (observes_rows_) count_rows(header, payload);
+  if (order_log_ != nullptr) {
+    const auto [bytes, n] = pushed_bytes(worker, header, payload);
+    order_log_->add(header, verdict.outcome, verdict.staleness, bytes, n);
+  }
+  if (recorded_ != nullptr && static_cast<RecordKind>(header.kind) != RecordKind::cut)
+    recorded_->pass(verdict.outcome);
   counters_.bytes_in += carried_bytes(header);
   ring.fetched = 0;
   if (verdict.outcome == Outcome::none) return true;

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "journal/journal.hpp"
+#include "record/recorded_order.hpp"
+#include "record/recorded_pulls.hpp"
 #include "ring/codec.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
@@ -188,6 +190,14 @@ class ServerCore {
   const ServerCounters& counters() const { return counters_; }
   // Record consumed records in `trace` from here on; null: no longer.
   void set_trace(TraceRing* trace) noexcept { trace_ = trace; }
+  // Record the order of consumed records in `log` from here on; null: no longer.
+  void set_order_log(OrderLog* log) noexcept { order_log_ = log; }
+  // Consume records in the recorded order, and change values only when `gate` lets it; call this
+  // before any record. The job takes no checkpoint, and all pulls are those of the gate.
+  void follow(RecordedOrder* order, PullGate* gate) noexcept {
+    recorded_ = order;
+    gate_ = gate;
+  }
   // Count from here on which rows of embedding tables are pushed and pulled most.
   void observe_rows();
   // Return the counter of a table's rows; null: it is no embedding table, or none are counted.
@@ -297,6 +307,11 @@ class ServerCore {
   void note(std::uint64_t began_ns, std::size_t worker, const RecordHeader& header) noexcept;
   void count_rows(const RecordHeader& header, const std::uint8_t* payload) noexcept;
   std::size_t pass(double end);
+  std::size_t pass_recorded(double end);
+  bool may_repeat(std::size_t worker, RecordHeader* header, const std::uint8_t* payload);
+  std::pair<const std::uint8_t*, std::size_t> pushed_bytes(std::size_t worker,
+                                                           const RecordHeader& header,
+                                                           const std::uint8_t* payload) const;
   bool consume_one(std::size_t worker);
   void acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness);
   void settle(Ring* ring, Outcome outcome, std::uint64_t staleness);
@@ -384,6 +399,9 @@ class ServerCore {
   std::vector<StagingArea> staging_;
   ServerCounters counters_;
   TraceRing* trace_ = nullptr;
+  OrderLog* order_log_ = nullptr;
+  RecordedOrder* recorded_ = nullptr;  // null: records are consumed as they come
+  PullGate* gate_ = nullptr;
   bool observes_rows_ = false;
   std::unique_ptr<Journal> journal_;
   std::vector<Position> positions_;

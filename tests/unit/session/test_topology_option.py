@@ -122,8 +122,8 @@ def test_groups_are_compared_with_the_number_of_ranks_before_a_launch() -> None:
 def test_other_groups_are_other_memory() -> None:
     options = SessionOptions(topology="node")
     prints = [
-        startup._fingerprint(TABLES, options, groups)
+        startup.job_fingerprint(TABLES, options, groups)
         for groups in ((), ((0, 1),), ((0, 1), (2, 3)), ((0, 2), (1, 3)))
     ]
     assert len(set(prints)) == len(prints)
-    assert startup._fingerprint(TABLES, options) == prints[0]
+    assert startup.job_fingerprint(TABLES, options) == prints[0]

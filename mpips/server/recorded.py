@@ -1,0 +1,130 @@
+"""A server's part in a record: it writes the order of its records, or follows that of a recorded run."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from mpips import _native
+from mpips.errors import DifferenceError
+from mpips.model.common_copy import stored_states
+from mpips.model.placement import Placement
+from mpips.model.table import EmbeddingTable, Table
+from mpips.record.files import End, Replayed
+from mpips.record.writer import BLOCK_BYTES, RecordFile
+from mpips.server.server import Server
+
+
+class ServerRecord(Protocol):
+    """A server's part in a record or in a replay."""
+
+    def poll(self) -> None:
+        """Do what is due between two drains. Cheap."""
+
+    def end(self, digests: dict[str, str]) -> str:
+        """End it, when all workers have finished; return a note for people, or "".
+
+        Raises:
+            DifferenceError: The replay differs from the recorded run.
+        """
+
+
+class RecordingServer:
+    """Writes the order in which a server consumes records."""
+
+    def __init__(self, server: Server, file: RecordFile) -> None:
+        """Begin with the next record. `file`: the server's file of the record."""
+        self._file = file
+        self._core = server.core
+        self._log = _native.OrderLog(server.layout.n_workers)
+        self._limited_at = -1
+        self._core.set_order_log(self._log)
+
+    def poll(self) -> None:
+        """Hand entries to the thread that writes them, if there are many."""
+        if self._log.n_bytes >= BLOCK_BYTES:
+            self._put()
+
+    def _put(self) -> None:
+        if self._limited_at < 0 and not self._file.put(self._log.take()):
+            self._limited_at = self._core.counters()["records"]
+            self._core.set_order_log(None)
+
+    def end(self, digests: dict[str, str]) -> str:
+        """Write the rest and the digests of the tables; return why the file is not complete, or ""."""
+        self._put()
+        failure = self._file.close(End(limited_at=self._limited_at, digests=digests))
+        return f"the record is not complete: {failure}" if failure else ""
+
+
+class ReplayingServer:
+    """Lets a server follow a recorded order.
+
+    Attributes:
+        result: What the server has repeated; None before its end.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        order: _native.RecordedOrder,
+        gate: _native.PullGate,
+        expected: dict[str, str],
+    ) -> None:
+        """Follow the order from the first record on.
+
+        Args:
+            server: The server, which has consumed nothing yet.
+            order: The recorded order.
+            gate: The recorded pulls of dense tables, for which the server waits.
+            expected: Digests of its part of the tables at the end of the recorded run.
+        """
+        self._index = server.index
+        self._order = order
+        self._expected = expected
+        self.result: Replayed | None = None
+        server.core.follow(order, gate)
+
+    def poll(self) -> None:
+        """Do nothing."""
+
+    def end(self, digests: dict[str, str]) -> str:
+        """Compare the tables with those at the end of the recorded run."""
+        where = f"server {self._index}: "
+        if not self._order.is_over:
+            raise DifferenceError(
+                f"{where}the program ended after {self._order.consumed} records, the recorded run has more"
+            )
+        others = [name for name in self._expected if digests.get(name) != self._expected[name]]
+        if others:
+            raise DifferenceError(
+                f"{where}{len(others)} of {len(self._expected)} tables end with other values than in the "
+                f"recorded run, the first is {others[0]!r}: the program, its data or its random numbers "
+                "differ"
+            )
+        self.result = Replayed(records=self._order.consumed, digests=digests)
+        return ""
+
+
+def table_digests(server: Server, placement: Placement, tables: list[Table]) -> dict[str, str]:
+    """Return XXH3-64 of this server's part of each table, with the states of its rule, by name.
+
+    Rows of embedding tables count in the order of their keys. Tables of which the server has no part are
+    left out.
+    """
+    found = {}
+    for i, table in enumerate(tables):
+        digest = _native.Xxh3()
+        if isinstance(table, EmbeddingTable):
+            keys, rows = server.core.embedding_arrays(i)
+            order = np.argsort(keys, kind="stable")
+            digest.update(np.ascontiguousarray(keys[order]))
+            digest.update(np.ascontiguousarray(rows[order]))
+        elif any(part.server == server.index for part in placement.dense[table.name]):
+            for slot in range(1 + len(stored_states(table))):
+                digest.update(np.ascontiguousarray(server.core.dense_array(i, slot)))
+        else:
+            continue
+        found[table.name] = f"{digest.digest():016x}"
+    return found

@@ -1,0 +1,77 @@
+"""A real run under ASP and SSP is recorded, checked, and repeated with the same bits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import launcher
+import pytest
+from supervised import ENVIRONMENT, PROGRAMS, command, job
+
+SCRIPT = str(PROGRAMS / "asynchronous.py")
+RECORD = ["--set", "monitor.record=true"]
+
+
+def mpips(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of mpips in `folder`."""
+    env = {**launcher.site_environment(), **ENVIRONMENT}
+    return subprocess.run(
+        [sys.executable, "-m", "mpips", *arguments],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def recorded(folder: Path, *arguments: str) -> Path:
+    """Record a run; returns its directory."""
+    done = mpips(folder, *command(*arguments)[3:])
+    assert done.returncode == 0, done.stderr
+    return next((folder / "runs").iterdir())
+
+
+def digests(run: Path) -> list[dict[str, str]]:
+    return [json.loads(path.read_text())["digests"] for path in sorted(run.glob("replayed-*.json"))]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_script_is_repeated_with_the_same_bits_and_a_changed_one_is_named(tmp_path: Path) -> None:
+    run = recorded(tmp_path, "-n", "6", *RECORD, SCRIPT)
+    checked = mpips(tmp_path, "history", "check", run.name)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "no break" in checked.stdout
+    done = mpips(tmp_path, "replay", run.name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "have the same bits" in done.stdout
+    [again] = [path for path in (tmp_path / "runs").iterdir() if path != run]
+    assert [sorted(of) for of in digests(again)] == [["e", "s", "w"]] * 2
+
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["script_args"] = ["--changed"]
+    (run / "config.json").write_text(json.dumps(config))
+    done = mpips(tmp_path, "replay", run.name)
+    assert done.returncode == 1, done.stdout + done.stderr
+    # Each push behind the first other one is found with 255 of 256 digests.
+    assert re.search(
+        r"worker 1 sends a push to table '\w' at clock 4[0-3] with other keys or values",
+        done.stderr,
+    ), done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", ["asp", "ssp"])
+def test_a_task_is_repeated_with_the_same_bits(model: str, tmp_path: Path) -> None:
+    given = job(tmp_path, "logistic")
+    run = recorded(tmp_path, "-n", "6", "--servers", "2", "--consistency", model, *RECORD, *given)
+    assert mpips(tmp_path, "history", "check", run.name).returncode == 0
+    done = mpips(tmp_path, "replay", run.name)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,300 @@
+"""Recorded jobs in one thread: several servers, and workers whose programs take turns by a seed.
+
+The programs are generators that never wait: each step writes records, or reads what is there. The seed
+decides whose turn it is and when servers consume, so two seeds give two orders of updates. A replay takes the
+turns of another seed, and must end with the bits of the recorded job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpips import _native
+from mpips.errors import StallError
+from mpips.model.consistency import ASP, SSP, Compensate, Reject, Scale
+from mpips.model.optimizer import SGD, Adagrad, Adam, Momentum
+from mpips.model.placement import place
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.record.files import FORMAT, End, Head, RecordContent, RecordedTable, read_record
+from mpips.record.writer import RecordFile
+from mpips.server.recorded import RecordingServer, ReplayingServer, table_digests
+from mpips.server.server import Server
+from mpips.session.recording import _recorded
+from mpips.transport.channel import ShmChannel
+from mpips.transport.region import Regions, new_token
+from mpips.worker.recorded import RecordingWorker, ReplayingWorker
+
+N_SLOTS, SLOT_BYTES = 4, 512
+TIMEOUT_S = 0.5
+
+
+def draw_tables(rng: np.random.Generator) -> list[Table]:
+    """Return tables under ASP and SSP with all policies, whose values depend on the order of updates."""
+    rules = [Adam(0.1), Adagrad(0.2), Momentum(0.1), SGD(0.1)]
+    policies: list[Any] = [Scale(), Reject(2), Scale(), Compensate(0.1), Reject(0)]
+    tables: list[Table] = []
+    for i in range(int(rng.integers(1, 4))):
+        model = ASP if rng.random() < 0.6 else SSP
+        consistency = model(policy=policies[int(rng.integers(len(policies)))])
+        rule = rules[int(rng.integers(len(rules)))]
+        if rng.random() < 0.5:
+            n = int(rng.integers(3, 120))
+            tables.append(DenseTable(f"w{i}", (n,), optimizer=rule, consistency=consistency))
+        else:
+            dim = int(rng.integers(1, 9))
+            tables.append(EmbeddingTable(f"e{i}", dim, optimizer=rule, consistency=consistency))
+    return tables
+
+
+class Job:
+    """A job that is recorded, or replayed, in this thread."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        n_servers: int,
+        n_workers: int,
+        n_clocks: int,
+        turns: int,
+        folder: Path | None = None,
+        record: tuple[list[RecordContent], list[RecordContent]] | None = None,
+        salt: int = 0,
+    ) -> None:
+        """`turns`: seed of the order. `folder`: for the files of a record. `record`: to be replayed. `salt`:
+        another value makes another program."""
+        self.tables, self.n_servers, self.n_workers = list(tables), n_servers, n_workers
+        self._n_clocks, self._salt, self._folder = n_clocks, salt, folder
+        self._random = np.random.default_rng([turns, 77])
+        self.placement = place(self.tables, n_servers, n_workers, N_SLOTS, SLOT_BYTES)
+        self.regions = Regions(new_token(), shared=False)
+        self.servers = [
+            Server(s, self.tables, self.placement, self.regions, 5, True, None)
+            for s in range(n_servers)
+        ]
+        self._staging = [self.regions.create_sparse(f"w{w}", 1 << 16) for w in range(n_workers)]
+        for server in self.servers:
+            for w, memory in enumerate(self._staging):
+                server.core.set_staging(w, memory)
+        self.channels = [[self._channel(s, w) for s in self.servers] for w in range(n_workers)]
+        self.server_records: list[Any] = []
+        self.worker_records: list[Any] = []
+        if folder is not None:
+            self._record(folder)
+        if record is not None:
+            self._replay(*record)
+        for w, of_worker in enumerate(self.worker_records):
+            of_worker.join(self.channels[w])
+
+    def _channel(self, server: Server, w: int) -> ShmChannel:
+        writer = _native.RingWriter(
+            server.region,
+            server.layout.mailbox_offset(w),
+            server.layout.geometry,
+            w,
+            0,
+            False,
+            len(self.tables),
+        )
+        return ShmChannel(server.region, server.layout, writer, self.n_workers, True)
+
+    def head(self, role: Any, index: int) -> Head:
+        return Head(
+            format=FORMAT,
+            role=role,
+            index=index,
+            n_servers=self.n_servers,
+            n_workers=self.n_workers,
+            tables=tuple(_recorded(t) for t in self.tables),
+            start="new",
+            fingerprint="",
+        )
+
+    def _record(self, folder: Path) -> None:
+        for s, server in enumerate(self.servers):
+            file = RecordFile(folder / f"server-{s}.rec", self.head("server", s), 16)
+            self.server_records.append(RecordingServer(server, file))
+        for w in range(self.n_workers):
+            file = RecordFile(folder / f"worker-{w}.rec", self.head("worker", w), 16)
+            self.worker_records.append(RecordingWorker(file, self.n_servers, len(self.tables)))
+
+    def _replay(self, servers: list[RecordContent], workers: list[RecordContent]) -> None:
+        names, n_tables = [t.name for t in self.tables], len(self.tables)
+        n_bytes = _native.pull_words_bytes(n_tables, self.n_workers)
+        words = [self.regions.create(f"s{s}-replay", n_bytes) for s in range(self.n_servers)]
+        steps = [_native.PullSteps(f.data, self.n_servers, n_tables) for f in workers]
+        for s, server in enumerate(self.servers):
+            order = _native.RecordedOrder(servers[s].data, self.n_workers, names)
+            gate = _native.PullGate(words[s], n_tables, self.n_workers, s, TIMEOUT_S)
+            for i, table in enumerate(self.tables):
+                if isinstance(table, DenseTable) and self._part(table, s) is not None:
+                    gate.add_table(server.region, server.layout, i, table.name)
+            for w, of_worker in enumerate(steps):
+                gate.add_pulls(w, of_worker)
+            end = servers[s].end
+            assert end is not None
+            self.server_records.append(ReplayingServer(server, order, gate, end.digests))
+        for w, of_worker in enumerate(steps):
+            pulls = _native.RecordedPulls(of_worker, w, self.n_servers, names)
+            self.worker_records.append(ReplayingWorker(pulls, words))
+
+    def _part(self, table: Table, server: int) -> Any:
+        return next((p for p in self.placement.dense[table.name] if p.server == server), None)
+
+    # The programs.
+
+    def _wait(self, done) -> Iterator[None]:
+        while not done():
+            yield
+
+    def _work(self, w: int) -> Iterator[None]:
+        """One worker: what it pulls goes into what it pushes, so each bit depends on all orders before."""
+        rng = np.random.default_rng([w, self._salt, 5])
+        record, channels = self.worker_records[w], self.channels[w]
+        for clock in range(self._n_clocks):
+            for _ in range(int(rng.integers(1, 5))):
+                i = int(rng.integers(len(self.tables)))
+                table = self.tables[i]
+                if isinstance(table, EmbeddingTable):
+                    yield from self._rows_step(w, clock, i, table, rng)
+                else:
+                    yield from self._dense_step(w, clock, i, table, rng, record)
+            own = [c.writer.next_sequence for c in channels]
+            for channel in channels:
+                yield from self._wait(lambda c=channel, at=clock: c.writer.tick(at))
+            record.tick(clock, own)
+        own = [c.writer.next_sequence for c in channels]
+        record.tick(self._n_clocks, own, is_end=True)
+        for channel in channels:
+            yield from self._wait(lambda c=channel: c.writer.finish(self._n_clocks))
+
+    def _settled(self, channel: ShmChannel, i: int, table: Table, clock: int) -> bool:
+        least = max(0, clock - table.consistency.bound) if isinstance(table.consistency, SSP) else 0
+        pushed = channel.writer.pushed_before(i)
+        return channel.writer.applied >= pushed and channel.wait_head(i, 0, least, 0.0)
+
+    def _dense_step(self, w, clock, i, table, rng, record) -> Iterator[None]:
+        parts = self.placement.dense[table.name]
+        values = np.empty(table.n_elements, np.float32)
+        for part in parts:
+            channel = self.channels[w][part.server]
+            yield from self._wait(lambda c=channel: self._settled(c, i, table, clock))
+        for part in parts:
+            out = values[part.start : part.stop]
+            yield from self._wait(
+                lambda p=part, o=out: record.read_dense(p.server, i, clock, o, 0.0)
+            )
+        if rng.random() < 0.2:
+            return
+        update = (np.sin(values + w) + rng.random(len(values))).astype(np.float32)
+        needs_base = isinstance(table.consistency.policy, Compensate)
+        for part in parts:
+            low = slice(part.start, part.stop)
+            base = values[low] if needs_base else None
+            yield from self._push(self.channels[w][part.server], i, clock, update[low], base)
+            yield
+
+    def _push(self, channel, i, clock, update, base) -> Iterator[None]:
+        done = 0
+        while done < update.size:
+            done = channel.writer.push_dense(i, clock, update, base, done)
+            if done < update.size:
+                yield
+
+    def _rows_step(self, w, clock, i, table, rng) -> Iterator[None]:
+        keys = np.unique(rng.integers(0, 12, int(rng.integers(1, 9))))
+        owner = self.placement.partitioners[table.name].owner
+        owners = np.array([owner(int(key)) for key in keys])
+        for s in range(self.n_servers):
+            mine = np.ascontiguousarray(keys[owners == s])
+            if not len(mine):
+                continue
+            channel, rows = self.channels[w][s], np.zeros((len(mine), table.dim), np.float32)
+            done = 0
+            while done < len(mine):
+                done = channel.writer.pull_rows(i, clock, mine, rows, done)
+                yield
+            before = channel.writer.next_sequence
+            yield from self._wait(
+                lambda c=channel, b=before: (
+                    c.writer.collect() == 0 or c.writer.collected_before() >= b
+                )
+            )
+            if rng.random() < 0.2:
+                continue
+            update = (np.cos(rows + w) + rng.random(rows.shape)).astype(np.float32)
+            base = rows.copy() if isinstance(table.consistency.policy, Compensate) else None
+            done = 0
+            while done < len(mine):
+                done = channel.writer.push_rows(i, clock, mine, update, base, done)
+                yield
+
+    def run(self) -> list[dict[str, str]]:
+        """Run the job to its end; returns the digests of each server's tables."""
+        programs = dict(enumerate(self._work(w) for w in range(self.n_workers)))
+        idle = 0
+        while programs:
+            turn = int(self._random.integers(self.n_workers + self.n_servers))
+            if turn < self.n_workers:
+                if turn in programs and next(programs[turn], self) is self:
+                    del programs[turn]
+            else:
+                moved = self.servers[turn - self.n_workers].drain()
+                idle = 0 if moved else idle + 1
+            if idle > 2000:
+                raise StallError("no worker and no server goes on")
+        for server in self.servers:
+            server.drain()
+        digests = [table_digests(s, self.placement, self.tables) for s in self.servers]
+        notes = [r.end(d) for r, d in zip(self.server_records, digests, strict=True)]
+        notes += [r.end() for r in self.worker_records]
+        assert not any(notes), notes
+        return digests
+
+
+def read_files(folder: Path, job: Job) -> tuple[list[RecordContent], list[RecordContent]]:
+    """Return the files of a recorded job."""
+    servers = [read_record(folder / f"server-{s}.rec") for s in range(job.n_servers)]
+    workers = [read_record(folder / f"worker-{w}.rec") for w in range(job.n_workers)]
+    return servers, workers
+
+
+# Records that are written by hand.
+
+
+def varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def zigzag(value: int) -> bytes:
+    return varint(2 * value if value >= 0 else -2 * value - 1)
+
+
+def content(
+    role: Any,
+    index: int,
+    data: bytes,
+    tables: Sequence[RecordedTable],
+    n_servers: int = 1,
+    n_workers: int = 1,
+    end: End | None = End(),  # noqa: B008 (frozen)
+) -> RecordContent:
+    """Return a file of a record that was not written."""
+    head = Head(
+        format=FORMAT,
+        role=role,
+        index=index,
+        n_servers=n_servers,
+        n_workers=n_workers,
+        tables=tuple(tables),
+        start="new",
+        fingerprint="",
+    )
+    return RecordContent(Path(f"{role}-{index}.rec"), head, data, end)

@@ -1,0 +1,218 @@
+"""A recorded job is repeated with the same bits, whatever the timing; another program is found."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from harness import TIMEOUT_S, Rig, dense
+from record_rig import Job, content, draw_tables, read_files, varint, zigzag
+
+from mpips import _native
+from mpips.errors import DifferenceError, StallError
+from mpips.model.consistency import ASP
+from mpips.model.optimizer import Adam
+from mpips.model.placement import place
+from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.record.files import RecordedTable
+from mpips.record.history import check_history
+from mpips.record.reading import read_steps
+from mpips.server.server import Server
+from mpips.transport.region import Regions, new_token
+
+SEEDS = range(12)
+TABLES = [
+    DenseTable("w", (40,), optimizer=Adam(0.1), consistency=ASP()),
+    EmbeddingTable("e", 3, optimizer=Adam(0.1), consistency=ASP()),
+]
+
+
+def shape_of(seed):
+    rng = np.random.default_rng([seed, 3])
+    tables = draw_tables(rng)
+    return tables, int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(3, 9))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replay_ends_with_the_bits_of_the_recorded_job(seed, tmp_path):
+    shape = shape_of(seed)
+    job = Job(*shape, turns=seed, folder=tmp_path)
+    digests = job.run()
+    servers, workers = read_files(tmp_path, job)
+    assert check_history(servers, workers).breaks == []
+    for turns in range(100, 103):
+        assert Job(*shape, turns=turns, record=(servers, workers)).run() == digests
+
+
+def test_two_recorded_jobs_differ_by_their_timing(tmp_path):
+    # Without this, a replay that ignores the record would pass the test above.
+    shape = TABLES, 2, 3, 6
+    found = {
+        str(Job(*shape, turns=turns, folder=tmp_path / str(turns)).run()) for turns in range(4)
+    }
+    assert len(found) > 1
+
+
+def recorded(tmp_path, shape=(TABLES, 2, 2, 4)):
+    job = Job(*shape, turns=1, folder=tmp_path)
+    job.run()
+    return read_files(tmp_path, job)
+
+
+@pytest.mark.parametrize("salt", range(1, 6))
+def test_another_program_is_named_or_stalls_and_never_ends_as_a_replay(salt, tmp_path):
+    # It stalls where it waits for what the record has only after another worker's records.
+    record = recorded(tmp_path)
+    with pytest.raises((DifferenceError, StallError)):
+        Job(TABLES, 2, 2, 4, turns=9, record=record, salt=salt).run()
+
+
+@pytest.mark.parametrize("n_clocks", [3, 5])
+def test_a_program_with_more_or_fewer_clocks_is_named_with_its_clock(n_clocks, tmp_path):
+    record = recorded(tmp_path)
+    with pytest.raises(DifferenceError, match=r"worker \d has .*clock"):
+        Job(TABLES, 2, 2, n_clocks, turns=9, record=record).run()
+
+
+def test_other_values_of_one_push_are_named_with_worker_clock_and_table(tmp_path):
+    record = recorded(tmp_path)
+    job = Job(TABLES, 2, 2, 4, turns=9, record=record)
+    push = _native.RingWriter.push_dense
+    writer = job.channels[1][0].writer
+
+    class Changed:
+        """The writer of worker 1, which adds 1 to the first value of its pushes."""
+
+        def __getattr__(self, name):
+            return getattr(writer, name)
+
+        def push_dense(self, table, clock, update, base, done):
+            other = update.copy()
+            other[0] += 1
+            return push(writer, table, clock, other, base, done)
+
+    job.channels[1][0].writer = Changed()
+    with pytest.raises(DifferenceError, match=r"worker 1 sends a push to table 'w' at clock \d"):
+        job.run()
+
+
+def test_other_final_values_are_named(tmp_path):
+    servers, workers = recorded(tmp_path)
+    servers[1].end.digests["e"] = "0" * 16
+    with pytest.raises(DifferenceError, match=r"server 1: 1 of 2 tables .* the first is 'e'"):
+        Job(TABLES, 2, 2, 4, turns=9, record=(servers, workers)).run()
+
+
+# A pull of which blocks have different versions.
+
+N_BLOCKS = 3
+BLOCK = 16384  # values of a block, native/src/ring/layout.hpp
+N = N_BLOCKS * BLOCK
+
+
+class Torn:
+    """A server with a table of three blocks, to which worker 0 pushes ones three times."""
+
+    def __init__(self) -> None:
+        tables = [dense(N)]
+        placement = place(tables, 1, 2, 8, 256)
+        self.regions = Regions(new_token(), shared=False)
+        self.server = Server(0, tables, placement, self.regions, 0, True, None)
+        staging = self.regions.create_sparse("w0", 4 * N)
+        self.server.core.set_staging(0, staging)
+        layout = self.server.layout
+        writer = _native.RingWriter(
+            self.server.region, layout.mailbox_offset(0), layout.geometry, 0, 0, False, 1
+        )
+        staging.view(0, 4 * N, True).view(np.float32)[:] = -1.0
+        for _ in range(3):
+            assert writer.push_staged(0, 0, 0, None, N)
+
+    def recorded(self) -> bytes:
+        """Apply the pushes; returns the record of their order."""
+        log = _native.OrderLog(2)
+        self.server.core.set_order_log(log)
+        self.server.drain()
+        return log.take()
+
+    def follow(self, order: bytes, entry: bytes, timeout_s: float = TIMEOUT_S):
+        """Follow an order, with a pull of worker 1; returns it and the words of the server."""
+        words = self.regions.create("words", _native.pull_words_bytes(1, 2))
+        self.order = _native.RecordedOrder(order, 2, ["w"])
+        gate = _native.PullGate(words, 1, 2, 0, timeout_s)
+        gate.add_table(self.server.region, self.server.layout, 0, "w")
+        steps = _native.PullSteps(entry, 1, 1)
+        gate.add_pulls(1, steps)
+        self.server.core.follow(self.order, gate)
+        return _native.RecordedPulls(steps, 1, 1, ["w"]), words
+
+
+def pull_entry(updates):
+    """The entry of a pull whose blocks have these updates."""
+    version = min(updates)
+    entry = b"\x02" + varint(0) + varint(0) + varint(0) + zigzag(version) + varint(len(updates))
+    return entry + b"".join(varint(1) + zigzag(u - version) for u in updates)
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [(0, 0, 0), (1, 0, 0), (2, 1, 1), (1, 1, 0), (1, 2, 2), (0, 1, 2), (3, 3, 3), (3, 2, 2)],
+)
+def test_a_pull_of_blocks_of_several_versions_is_repeated_block_by_block(updates):
+    torn = Torn()
+    pulls, words = torn.follow(Torn().recorded(), pull_entry(updates))
+    out, errors = np.full(N, np.nan, np.float32), []
+
+    def serve() -> None:
+        try:
+            while not torn.order.is_over:
+                torn.server.core.drain(0.001, 200)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    region, layout = torn.server.region, torn.server.layout
+    while not errors and not pulls.read(region, layout, 0, 0, 0, out, words, 0.001, True):
+        pass
+    thread.join()
+    assert errors == []
+    assert out.reshape(N_BLOCKS, BLOCK)[:, 0].tolist() == list(updates)
+    assert np.array_equal(out, np.repeat(np.float32(updates), BLOCK))
+    assert torn.server.core.dense_array(0, 0).tolist() == [3.0] * N
+
+
+def test_a_server_holds_a_version_for_a_pull_that_has_not_come():
+    torn = Torn()
+    torn.follow(Torn().recorded(), pull_entry((1, 1, 1)))
+    for _ in range(3):
+        torn.server.drain()
+    assert torn.server.core.version(0) == 1
+    assert torn.server.core.dense_array(0, 0)[0] == 1.0
+
+
+def test_a_pull_that_never_comes_in_the_middle_of_an_update_is_named_after_the_timeout():
+    torn = Torn()
+    torn.follow(Torn().recorded(), pull_entry((1, 0, 0)), timeout_s=0.2)
+    with pytest.raises(DifferenceError, match="worker 1 has not pulled table 'w'"):
+        torn.server.drain()
+
+
+def test_a_port_records_what_its_pulls_see_and_leaves_them_in_a_replay(tmp_path):
+    rig = Rig(dense(N), n_workers=1, slot_bytes=1024)
+    log = _native.PullLog(1, 1)
+    worker = rig.worker(local=False)
+    port = worker.table("w")._direct.port
+    port.set_log(log, [0])
+    with rig.serving():
+        for _ in range(3):
+            worker.table("w").push(np.ones(N, np.float32)).wait()
+            worker.table("w").pull()
+    table = RecordedTable("w", "dense", "asp")
+    steps = read_steps(content("worker", 0, log.take(), [table]))
+    assert [(s.version, s.runs) for s in steps] == [(v, [(0, v)]) for v in (1, 2, 3)]
+    port.leave_pulls()
+    assert port.pull(np.empty(N, np.float32), worker.table("w")._direct) is False
+    with pytest.raises(ValueError, match="servers has 2 entries, the port 1 parts"):
+        port.set_log(log, [0, 1])
