@@ -56,7 +56,7 @@ from simulation.program import (
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
-START_UP_TURNS = 220
+START_UP_TURNS = 500
 MAY_GATHER = ("reject", "local")
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
@@ -158,7 +158,7 @@ class History:
                 if draws.random() < 0.15:
                     dies_at = draws.randrange(START_UP_TURNS)
                 else:
-                    self._dies_in = int(draws.expovariate(1 / (16 * self.clocks)))
+                    self._dies_in = int(draws.expovariate(1 / (20 * self.clocks)))
             stride = draws.choice((0, 400, 60)) if not within else 40
             before = self.world.deaths
             self.world.run(stride, dies_at, within)
