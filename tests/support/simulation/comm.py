@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from simulation.world import SERVER, WORKER, World
+from simulation.world import World
 
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
@@ -35,16 +35,14 @@ class Request:
             self.way.move()
             if not self.is_done:
                 # Whoever asks again and again does not keep others from their turns.
-                self.way.world.maybe_rest(0.1)
+                self.way.world.maybe_pause(0.1)
         return self.is_done
 
     def Wait(self) -> None:
         """Return when it is complete."""
         assert self.way is not None or self.is_done
-        way = self.way
         while not self.Test():
-            assert way is not None
-            way.world.wait(lambda: self.is_done or (way.sends and way.receives))
+            self.way.world.wait()  # type: ignore[union-attr]
 
     def Cancel(self) -> None:
         """Take a receive back."""
@@ -66,7 +64,7 @@ class Way:
         is_eager = self.world.random.random() < 0.5
         request = Request(None if is_eager else self, buffer)
         self.sends.append((buffer.copy(), None) if is_eager else (buffer, request))
-        self.world.changed(SERVER, WORKER)
+        self.world.changed()
         return request
 
     def receive(self, buffer: np.ndarray) -> Request:
@@ -85,7 +83,7 @@ class Way:
             request.is_done = True
             if sender is not None:
                 sender.is_done = True
-            self.world.changed(SERVER, WORKER)
+            self.world.changed()
 
 
 class Room:
@@ -171,8 +169,9 @@ class Comm:
             room.meetings.append({})
         found = room.meetings[number]
         found[self.rank] = _encode(value)
+        room.world.changed()
         while len(found) < room.size:
-            room.world.wait(lambda: len(found) == room.size)
+            room.world.wait()
         return [_decode(found[rank], strict=False) for rank in range(room.size)]
 
     def duplicate(self) -> Comm:

@@ -19,7 +19,7 @@ from mpips.errors import DiskFullError, MpipsError
 from mpips.model.table import Table
 from mpips.server.server import Server
 from mpips.snapshot.server_part import ServerPart
-from simulation.world import SERVER, World
+from simulation.world import World
 
 
 class Checkpoint(NamedTuple):
@@ -110,7 +110,6 @@ class Disk:
         for _ in range(self.world.random.randrange(3)):
             yield None
         parts[server] = head, shards
-        self.world.changed(SERVER)
         while len(parts) < n_servers:
             yield None
         if attempt not in self._ends:
@@ -119,7 +118,6 @@ class Disk:
                 self._ends[attempt] = self._publish(parts, exchange)
             except MpipsError as error:
                 self._ends[attempt] = error
-            self.world.changed(SERVER)
         yield None
         found = self._ends[attempt]
         if isinstance(found, MpipsError):

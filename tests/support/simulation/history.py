@@ -58,7 +58,7 @@ from simulation.program import (
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
-START_UP_TURNS = 220
+START_UP_TURNS = 500
 MAY_GATHER = ("reject", "local")
 SCALING_SHARE, SCALING_SALT = (
     0.12,
@@ -193,7 +193,7 @@ class History:
                 if draws.random() < 0.15:
                     dies_at = draws.randrange(START_UP_TURNS)
                 else:
-                    self._dies_in = int(draws.expovariate(1 / (16 * self.clocks)))
+                    self._dies_in = int(draws.expovariate(1 / (20 * self.clocks)))
             if self._scaling and self._must_exchange and self._scaling.random() < 0.6:
                 # In a start-up from the exchange.
                 dies_at, within = self._scaling.randrange(300), False

@@ -39,7 +39,7 @@ from simulation.memory import Node
 from simulation.messages import Mail, WorkerControl
 from simulation.network import TurnNetwork, simulated_waits
 from simulation.program import KEYS, Era, Gather, Pace, Pull, Watch
-from simulation.world import NETWORK, SCHEDULER, SERVER, WORKER, World
+from simulation.world import World
 
 if TYPE_CHECKING:
     from mpips.server.server import Server
@@ -176,26 +176,20 @@ class Launch:
         self.rigs: list[Any] = [None] * n_servers
         self._parts: dict[int, Parts] = {}
         self._watches: Sequence[Watch] = ()
-        self._to_scheduler = Mail(world, SCHEDULER)
-        self._to_servers = [Mail(world, SERVER) for _ in range(n_servers)]
-        self._to_workers = [Mail(world, WORKER) for _ in range(n_workers)]
+        self._to_scheduler = Mail(world)
+        self._to_servers = [Mail(world) for _ in range(n_servers)]
+        self._to_workers = [Mail(world) for _ in range(n_workers)]
         self._is_over = False
         # Clocks in which each worker has pushed in this launch, and pushes that servers judge.
         self._sent = [set[int]() for _ in range(n_workers)]
         self._pushes: dict[int, JudgedPushes] = {}
         assignment = layout.assignment
         self._room = room = Room(world, len(assignment.node_of))
-        world.workers_share = bool(
-            shape.topology != "flat"
-            or shape.depth
-            or any(isinstance(t, DenseTable) and t.is_replicated for t in shape.tables)
-        )
         for rank, node in enumerate(assignment.node_of):
             cluster = SimulatedCluster(Comm(room, rank), assignment, nodes[node].token)
-            kind = WORKER if rank in assignment.workers else SERVER if rank else SCHEDULER
-            world.spawn(assignment.roles_of(rank), kind, lambda c=cluster: self._play(c))
+            world.spawn(assignment.roles_of(rank), lambda c=cluster: self._play(c))
         if len(set(assignment.node_of)) > 1:
-            world.spawn("network", NETWORK, self._carry)
+            world.spawn("network", self._carry)
 
     # Start-up.
 
@@ -415,30 +409,25 @@ class Launch:
         )
         stopped = False
         self._look(server)
-        mail, core, changes = self._to_servers[s], server.core, world.changes
         while not stopped:
-            seen = changes[SERVER]
             if server.drain():
                 self._look(server)
-                world.changed(WORKER, NETWORK)
-            for _, message in mail.receive():
+                world.changed()
+            for _, message in self._to_servers[s].receive():
                 if message == "stop":
                     stopped = True
                 else:
                     part.take(message)
-            more = part.poll()
+            if part.poll():
+                world.changed()
             if mirror is not None and mirror.poll():
-                world.changed(SERVER, WORKER)
-            if not stopped:
-                queued = core.queue()
-                world.wait(
-                    lambda: more or core.queue() != queued or mail.n or changes[SERVER] != seen  # noqa: B023
-                )
+                world.changed()
+            world.wait()
         server.drain()
         self._look(server)
         if mirror is not None:
-            mirror.close(TIMEOUT_S, world.wait)
-        part.save(world.wait)
+            mirror.close(TIMEOUT_S, world.pause)
+        part.save(world.pause)
         self._to_scheduler.send(shape.n_workers + s, None)
 
     def _look(self, server: Server) -> None:
@@ -449,18 +438,10 @@ class Launch:
 
     def _carry(self) -> None:
         """Let messages arrive, until nobody sends any more."""
-        changes, networks = self.world.changes, self.networks
-
-        def is_busy() -> bool:
-            if self._is_over or changes[NETWORK] != seen:
-                return True
-            return any(network.messages or network.pending for network in networks)
-
         while not self._is_over:
-            seen = changes[NETWORK]
-            for network in networks:
+            for network in self.networks:
                 network.carry()
-            self.world.wait(is_busy)
+            self.world.wait()
 
     def _send_to_servers(self, message: Any) -> None:
         for mail in self._to_servers:
@@ -494,10 +475,8 @@ class Launch:
             set(range(shape.n_servers)),
             False,
         )
-        mail, changes = self._to_scheduler, world.changes
         while servers:
-            seen = changes[SCHEDULER]
-            for sender, message in mail.receive():
+            for sender, message in self._to_scheduler.receive():
                 if message is None and sender < shape.n_workers:
                     workers.remove(sender)
                     coordinator.worker_done(sender)
@@ -527,7 +506,7 @@ class Launch:
                 if not workers and not coordinator.busy:
                     is_stopped = True
                     self._send_to_servers("stop")
-            world.wait(lambda: mail.n or changes[SCHEDULER] != seen)  # noqa: B023
+            world.wait()
         for mail in self._to_workers:
             mail.send(0, "bye")
         self._is_over = True

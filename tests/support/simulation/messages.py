@@ -11,26 +11,20 @@ from simulation.world import World
 
 
 class Mail:
-    """Messages to one receiver, by sender.
+    """Messages to one receiver, by sender."""
 
-    Attributes:
-        n: Number of messages that are under way.
-    """
-
-    def __init__(self, world: World, kind: int) -> None:
-        """`kind`: of the receiver; see world.py."""
-        self._world, self._kind, self.n = world, kind, 0
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._queues: dict[int, deque[Any]] = {}
 
     def send(self, sender: int, message: Any) -> None:
         """Send a message; it is received later."""
         self._queues.setdefault(sender, deque()).append(message)
-        self.n += 1
-        self._world.changed(self._kind)
+        self._world.changed()
 
     def receive(self) -> list[tuple[int, Any]]:
         """Return some of the messages that are under way, in the order of each sender."""
-        if not self.n:
+        if not any(self._queues.values()):
             return []
         draws, found = self._world.random, []
         senders = list(self._queues)
@@ -39,7 +33,8 @@ class Mail:
             queue = self._queues[sender]
             while queue and draws.random() < 0.6:
                 found.append((sender, queue.popleft()))
-        self.n -= len(found)
+        if found or any(self._queues.values()):
+            self._world.changed()
         return found
 
 

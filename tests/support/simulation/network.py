@@ -14,7 +14,7 @@ from fake_network import PACES, Network, Question
 from mpips import _native
 from mpips.transport.channel import MemoryChannel
 from mpips.transport.remote import RemoteChannel
-from simulation.world import SERVER, WORKER, World
+from simulation.world import World
 
 
 class TurnChannel(MemoryChannel):
@@ -34,11 +34,9 @@ class TurnChannel(MemoryChannel):
         self._world = world
 
     def send(self) -> None:
-        self._world.changed(SERVER)
         self._world.maybe_pause()
 
     def publish(self) -> None:
-        self._world.changed(SERVER)
         self._world.maybe_pause()
 
     def begin_fence(self) -> None:
@@ -106,12 +104,17 @@ class TurnNetwork(Network):
             self.values.wander()
         self._world.maybe_pause()
 
+    def send(self, arrive: Any, waits: bool = False) -> None:
+        """Send a message; see Network.send."""
+        super().send(arrive, waits)
+        self._world.changed()
+
     def arrive(self, most: int | None = None) -> None:
         """Let messages arrive; see Network.arrive."""
         for _ in range(len(self.messages) if most is None else most):
             self.messages.popleft()[0]()
         self.pace = self._world.random.choice(PACES)
-        self._world.changed(SERVER, WORKER)
+        self._world.changed()
 
     def flush(self) -> None:
         """Return when all puts and gets have moved; with p2p when the server has taken the last long one."""
@@ -126,7 +129,7 @@ class TurnNetwork(Network):
     def _move_one(self) -> None:
         to, source = self.pending.pop(self._world.random.randrange(len(self.pending)))
         to[:] = source
-        self._world.changed(SERVER, WORKER)
+        self._world.changed()
 
     def carry(self) -> None:
         """Let a message arrive, or a piece of a put or get move, while its worker does something else."""

@@ -3,11 +3,6 @@
 Every actor is a greenlet. It gives up its turn in `World.pause`: where it waits, where it sends, and at some
 fault points within native code. The world then chooses the next one. So a history depends on its seed alone.
 
-Waits. An actor that waits has no turn until something has changed for actors of its kind, or until a
-condition that it names is true. `AFFECTS` says for which kinds a turn changes something; who sends messages
-says it by `World.changed`. Where this is not enough, because two actors share memory and one of them has
-written and waits now, all of them wait, and then all have a turn: so nothing is missed, it comes later.
-
 Death. A launch ends like a job whose rank is killed. The actor that dies stops where it is: at its last
 pause, or within native code at a fault point. The others go on for some turns, because a kill is not noticed
 at once. Then none of them runs again. Those that have paused in Python are unwound by an exception; an actor
@@ -30,12 +25,6 @@ from mpips.process import patience
 
 # Turns after which a launch in which nobody ends counts as stuck.
 MOST_TURNS = 100_000
-# Kinds of actors, and for which kinds a turn of each changes something: servers write answers and values, the
-# network moves bytes. Servers look into their rings themselves, and messages are noted where they are sent.
-WORKER, SERVER, NETWORK, SCHEDULER = KINDS = range(4)
-AFFECTS = ((), (WORKER, NETWORK), (WORKER,), ())
-ACTS, RESTS = -1, -2
-_NOTICED = 0.25  # share of the turns of workers after which the scheduler reads their clocks
 _left: list[
     greenlet.greenlet
 ] = []  # of actors that died in native code: their stacks must not be unwound
@@ -54,20 +43,16 @@ class Actor:
 
     Attributes:
         name: Its name.
-        kind: One of `KINDS`.
         done: It has returned.
         dead: It has been killed.
         weight: Chance of its turn, relative to others.
         in_native: It has paused within native code.
-        waits_since: Number of changes for its kind up to which it has found nothing to do; ACTS, RESTS: it
-            does not wait, and has changed something for others or not.
-        until: The condition for which it waits; None: a change.
+        waits_since: Number of changes up to which it has found nothing to do; -1: it does not wait.
     """
 
-    def __init__(self, name: str, kind: int, work: Callable[[], None]) -> None:
-        self.name, self.kind, self.done, self.dead = name, kind, False, False
-        self.weight, self.in_native, self.waits_since = 1.0, False, ACTS
-        self.until: Callable[[], object] | None = None
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.name, self.done, self.dead = name, False, False
+        self.weight, self.in_native, self.waits_since = 1.0, False, -1
         self.greenlet = greenlet.greenlet(work)
 
     @property
@@ -87,15 +72,13 @@ class World:
         random: Draws all that is random.
         now: The clock, seconds.
         turns: Number of turns so far.
-        changes: Number of times that something has changed for actors of each kind, so far.
-        workers_share: Workers read what others of their node write.
+        changes: Number of turns that have changed anything for others, so far.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 1000.0
-        self.turns, self.changes = 0, [0 for _ in KINDS]
-        self.workers_share = False
+        self.turns = self.changes = 0
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.ending = False
@@ -146,8 +129,8 @@ class World:
 
     # Turns.
 
-    def spawn(self, name: str, kind: int, work: Callable[[], None]) -> Actor:
-        """Add an actor of a kind that calls `work` from its first turn on."""
+    def spawn(self, name: str, work: Callable[[], None]) -> Actor:
+        """Add an actor that calls `work` from its first turn on."""
 
         def run() -> None:
             try:
@@ -159,7 +142,7 @@ class World:
                     self._error = error
             actor.done = True
 
-        actor = Actor(name, kind, run)
+        actor = Actor(name, run)
         self.actors.append(actor)
         return actor
 
@@ -173,31 +156,19 @@ class World:
         if self.ending:
             raise LaunchEndedError
 
-    def wait(self, until: Callable[[], object] | None = None) -> None:
-        """Give up the turn until another actor has changed anything, or nobody has anything to do.
-
-        `until`: Give it up until this returns True instead; it is called often.
-        """
-        actor = self.current
-        if actor is not None:
-            actor.waits_since, actor.until = self.changes[actor.kind], until
+    def wait(self) -> None:
+        """Give up the turn until another actor has changed anything, or nobody has anything to do."""
+        if self.current is not None:
+            self.current.waits_since = self.changes
         self.pause()
 
-    def changed(self, *kinds: int) -> None:
-        """Note a change for which actors of these kinds may wait; without kinds: all actors."""
-        for kind in kinds or KINDS:
-            self.changes[kind] += 1
+    def changed(self) -> None:
+        """Note that this actor has changed something for which others may wait."""
+        self.changes += 1
 
     def maybe_pause(self, chance: float = 0.3) -> None:
         """Give up the turn, or not."""
         if self.current is not None and self.random.random() < chance:
-            self.pause()
-
-    def maybe_rest(self, chance: float) -> None:
-        """Give up the turn, or not, without a change for others."""
-        actor = self.current
-        if actor is not None and self.random.random() < chance:
-            actor.waits_since = RESTS
             self.pause()
 
     def _passed(self, name: str) -> None:
@@ -266,49 +237,40 @@ class World:
 
     def _turn(self, able: list[Actor]) -> Actor:
         """Let one of the actors go on to its next pause, and return it."""
-        random = self.random.random
+        draws = self.random
         if self.turns % 64 == 0:
             # For a while some are much slower than others, and time passes at another speed.
             for actor in self.actors:
-                actor.weight = self.random.choice((1.0, 1.0, 0.2, 0.02))
-            self._tick_s = self.random.choice((3e-5, 3e-4, 3e-3))
-            # While one polls without a wait, others whose change nobody has noted go on from here.
-            self.changed()
+                actor.weight = draws.choice((1.0, 1.0, 0.2, 0.02))
+            self._tick_s = draws.choice((1e-5, 1e-4, 1e-3))
         self.turns += 1
         self.now += self._tick_s
         changes = self.changes
-        ready = [
-            each
-            for each in able
-            if (each.waits_since != changes[each.kind] if each.until is None else each.until())
-        ]
+        ready = [each for each in able if each.waits_since != changes]
         if not ready:
             # Everybody waits: for a message that is late, or for time to go by.
-            self.now += self.random.choice((1e-4, 1e-3, 1e-2))
+            self.now += draws.choice((1e-4, 1e-3, 1e-2))
             ready = able
-        actor = ready[0] if len(ready) == 1 else self._one_of(ready)
+        actor = self._one_of(ready)
         if not self._dies_within and self._is_due():
             self._mark_dead(actor)
             return actor
-        self.current, actor.waits_since, actor.until = actor, ACTS, None
+        self.current, actor.waits_since = actor, -1
         actor.greenlet.switch()
         self.current = None
-        if actor.waits_since == ACTS:
-            for kind in AFFECTS[actor.kind]:
-                changes[kind] += 1
-            if actor.kind == WORKER:
-                changes[WORKER] += self.workers_share
-                changes[SCHEDULER] += random() < _NOTICED
+        if actor.waits_since < 0:
+            self.changes += 1
         return actor
 
     def _one_of(self, ready: list[Actor]) -> Actor:
-        """Draw one by the weights: any, which is taken with its weight as chance."""
-        random, n = self.random.random, len(ready)
-        for _ in range(8):
-            actor = ready[int(random() * n)]
-            if actor.weight == 1.0 or random() < actor.weight:
+        if len(ready) == 1:
+            return ready[0]
+        at = self.random.random() * sum([actor.weight for actor in ready])
+        for actor in ready:
+            at -= actor.weight
+            if at < 0:
                 return actor
-        return max(ready, key=lambda each: each.weight)
+        return ready[-1]
 
     def _is_due(self) -> bool:
         return self._dies_at is not None and self.turns >= self._dies_at
