@@ -236,7 +236,6 @@ def make_plan(
     threads = max(1, hardware.cores // min(per_node, n_ranks))
     rehearsal = None
     if n_steps > 0 and _can_rehearse(own, placement):
-        same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
         rehearsal = rehearse(
             own,
             options,
@@ -244,7 +243,7 @@ def make_plan(
             n_servers,
             n_steps,
             n_workers=n_workers,
-            staged=same_node,
+            staged=any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers),
             threads=threads,
         )
     found = _needs(config, own, a, placement, shares, rehearsal, rows, program)
@@ -267,16 +266,8 @@ def make_plan(
 
     # The limits that more ranks would meet.
     assert own.train is not None
-    growth = Growth(
-        tables,
-        options,
-        shares,
-        found,
-        n_ranks,
-        min(per_node, n_ranks),
-        own.train.n,
-        config.redundancy.warm,
-    )
+    here, journal = min(per_node, n_ranks), config.redundancy.warm
+    growth = Growth(tables, options, shares, found, n_ranks, here, own.train.n, journal)
     return Plan(
         config=config,
         inputs=own,

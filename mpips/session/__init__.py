@@ -4,9 +4,9 @@ Open `session.py` (`mpips.run`) or `init.py` (`mpips.init`) first, then `driver.
 one rank or for several.
 
 Several ranks: `job.py` is a job from its start to its end. `startup.py` makes its parts (`parts.py`) on each
-rank, with `placing.py` for what "auto" decides, `initial_values.py` and `links.py`, the connections between
-workers and servers. `roles.py` are the roles at work, `shutdown.py` is the end of a job that succeeds, and
-`ending.py` that of one that fails; `exits.py` has the ends of a script.
+rank, with `placing.py` for what "auto" decides, `buffers.py` for the sizes of buffers, `initial_values.py`
+and `links.py`, the connections between workers and servers. `roles.py` are the roles at work, `shutdown.py`
+is the end of a job that succeeds, `ending.py` that of one that fails; `exits.py` has the ends of a script.
 
 One rank: `local.py`, with the scheduler of `local_scheduler.py`.
 

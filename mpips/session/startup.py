@@ -77,13 +77,12 @@ def start_up(
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
+    # Decide with all ranks about tables and groups.
     _check_equal(cluster, tables, options)
     tables, groups, subgroups, notes = place_auto(cluster, tables, options, run, warm)
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.
     prints = _fingerprint(tables, options, groups)
-    grouped = grouped_tables(tables) if groups else {}
-    rows = grouped_rows(tables, options.sums_rows) if groups else {}
     declared = tables
     local, tables = local_tables(tables), served(tables, len(cluster.assignment.workers))
     warm = warm and run is not None
@@ -91,6 +90,8 @@ def start_up(
         cluster.token = persistent(cluster.token)
     if has_partners:
         _check_partners(tables, warm)
+
+    # Place the tables on servers with buffers of equal sizes.
     a = cluster.assignment
     buffers = JobBuffers(declared, tables, options, a, (groups, subgroups), has_partners)
     if options.node_buffers_mib is None:
@@ -102,6 +103,8 @@ def start_up(
     placement = shares.place(
         tables, len(a.servers), len(a.workers), a.near_workers(options.transport)
     )
+
+    # Make the parts.
     sweep(spare=cluster.token)
     generation = run.generation if warm and run is not None else 0
     skips_clocks = backup_workers(tables) > 0
@@ -122,9 +125,15 @@ def start_up(
         local=local,
         groups=groups,
         subgroups=subgroups,
-        grouped_tables=grouped,
-        grouped_rows=rows,
+        grouped_tables=grouped_tables(declared) if groups else {},
+        grouped_rows=grouped_rows(declared, options.sums_rows) if groups else {},
     )
+    _connect(parts, plan, prints, initial)
+    return parts
+
+
+def _connect(parts: Parts, plan: SavingPlan, prints: str, initial: InitialValues | None) -> None:
+    """Run the steps that fill `parts`; release what they have made if one fails. Collective; blocks."""
     try:
         _StartUp(parts, plan, prints, initial).connect()
     except MpipsError:
@@ -133,7 +142,6 @@ def start_up(
     except BaseException:
         parts.regions.leave()
         raise
-    return parts
 
 
 def _fingerprint(tables: Sequence[Table], options: SessionOptions, groups: Groups = ()) -> str:
