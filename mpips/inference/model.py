@@ -38,7 +38,7 @@ from mpips.training.evaluation import batches_of
 from mpips.training.example import check_example
 from mpips.training.own_data import parts_own, read_own
 from mpips.training.preflight import task_options
-from mpips.training.prepare import read_options
+from mpips.training.reading import read_options
 from mpips.training.stopping import asked_metrics
 
 if TYPE_CHECKING:

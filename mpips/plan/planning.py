@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mpips.checkpoint.structure import load_writer
+from mpips.config.options import SessionOptions
 from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
 from mpips.model.buffers import BufferShares
@@ -237,17 +238,7 @@ def make_plan(
     threads = max(1, hardware.cores // min(per_node, n_ranks))
     rehearsal = None
     if n_steps > 0 and _can_rehearse(own, placement):
-        same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
-        rehearsal = rehearse(
-            own,
-            options,
-            shares,
-            n_servers,
-            n_steps,
-            n_workers=n_workers,
-            staged=same_node,
-            threads=threads,
-        )
+        rehearsal = _rehearsed(own, options, shares, a, n_steps, threads)
     found = _needs(config, own, a, placement, shares, rehearsal, rows, program)
     no_time = why_no_time(a, hardware.cores) if rehearsal else ""
     prediction, cells = None, []
@@ -268,16 +259,8 @@ def make_plan(
 
     # The limits that more ranks would meet.
     assert own.train is not None
-    growth = Growth(
-        tables,
-        options,
-        shares,
-        found,
-        n_ranks,
-        min(per_node, n_ranks),
-        own.train.n,
-        config.redundancy.warm,
-    )
+    here, journal = min(per_node, n_ranks), config.redundancy.warm
+    growth = Growth(tables, options, shares, found, n_ranks, here, own.train.n, journal)
     return Plan(
         config=config,
         inputs=own,
@@ -315,6 +298,28 @@ def _can_rehearse(inputs: Inputs, placement: Placement) -> bool:
     fits = placement.n_servers <= _MOST_SERVERS and 3 * dense < this_machine().memory
     # Steps between outer steps are not alike.
     return fits and not local_tables(inputs.tables)
+
+
+def _rehearsed(
+    inputs: Inputs,
+    options: SessionOptions,
+    shares: BufferShares,
+    a: Assignment,
+    n_steps: int,
+    threads: int,
+) -> Rehearsal:
+    """Make steps of the job in this process. Blocks. Arguments as for `rehearse`."""
+    same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
+    return rehearse(
+        inputs,
+        options,
+        shares,
+        len(a.servers),
+        n_steps,
+        n_workers=len(a.workers),
+        staged=same_node,
+        threads=threads,
+    )
 
 
 def _buffers(buffers: JobBuffers, shares: BufferShares) -> NodeShares:

@@ -177,7 +177,7 @@ def _node_rows(needs: Needs, shm: int) -> str:
     more = f" and {len(without) - _FEW_NODES} more" if len(without) > _FEW_NODES else ""
     return (
         f"\nlook-aheads and groups take {binary_size(most)} more of /dev/shm on a node for shared rows "
-        "(of node_buffers_mib)"
+        "(node_buffers_mib)"
         + f"; no room on {', '.join(without[:_FEW_NODES])}{more}, where they share none"
         * bool(without)
     )

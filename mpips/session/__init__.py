@@ -4,9 +4,9 @@ Open `session.py` (`mpips.run`) or `init.py` (`mpips.init`) first, then `driver.
 role.
 
 `job.py` is a job from its start to its end. `startup.py` makes its parts (`parts.py`) on each rank, with
-`placing.py` for what "auto" decides, `initial_values.py` and `links.py`, the connections between workers and
-servers. `roles.py` are the roles at work, `shutdown.py` is the end of a job that succeeds, and `ending.py`
-that of one that fails; `exits.py` has the ends of a script.
+`placing.py` for what "auto" decides, `buffers.py` for the sizes of buffers, `initial_values.py` and
+`links.py`, the connections between workers and servers. `roles.py` are the roles at work, `shutdown.py` is
+the end of a job that succeeds, and `ending.py` that of one that fails; `exits.py` has the ends of a script.
 
 A job of one rank has no MPI: `own_link.py` is the connection of its worker with its server, and
 `mpips.scheduler.own_worker` that with its scheduler.

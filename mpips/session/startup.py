@@ -86,6 +86,8 @@ def start_up(
     # The memory of a job of one rank is that of its process, which no launch and no other node has.
     alone = isinstance(ranks, OneRank)
     warm, has_partners = warm and run is not None and not alone, has_partners and not alone
+
+    # Decide with all ranks about tables and groups.
     if not isinstance(ranks, OneRank):
         _check_equal(ranks, tables, options)
     tables, groups, subgroups, notes = place_auto(ranks, tables, options, run, warm)
@@ -93,14 +95,14 @@ def start_up(
     # other pushes.
     is_stored = warm or options.node_buffers_mib is not None
     prints = job_fingerprint(tables, options, groups) if is_stored else ""
-    grouped = grouped_tables(tables) if groups else {}
-    rows = grouped_rows(tables, options.sums_rows) if groups else {}
     declared = tables
     local, tables = local_tables(tables), served(tables, len(ranks.assignment.workers))
     if warm:
         ranks.token = persistent(ranks.token)
     if has_partners:
         _check_partners(tables, warm)
+
+    # Place the tables on servers with buffers of equal sizes.
     a = ranks.assignment
     buffers = JobBuffers(declared, tables, options, a, (groups, subgroups), has_partners)
     if alone or options.node_buffers_mib is None:
@@ -112,6 +114,8 @@ def start_up(
     placement = shares.place(
         tables, len(a.servers), len(a.workers), a.near_workers(options.transport)
     )
+
+    # Make the parts.
     if not alone:
         sweep(spare=ranks.token)
     parts = Parts(
@@ -138,9 +142,15 @@ def start_up(
         local=local,
         groups=groups,
         subgroups=subgroups,
-        grouped_tables=grouped,
-        grouped_rows=rows,
+        grouped_tables=grouped_tables(declared) if groups else {},
+        grouped_rows=grouped_rows(declared, options.sums_rows) if groups else {},
     )
+    _connect(parts, plan, prints, initial)
+    return parts
+
+
+def _connect(parts: Parts, plan: SavingPlan, prints: str, initial: InitialValues | None) -> None:
+    """Run the steps that fill `parts`; release what they have made if one fails. Collective; blocks."""
     try:
         _StartUp(parts, plan, prints, initial).connect()
     except MpipsError:
@@ -149,7 +159,6 @@ def start_up(
     except BaseException:
         parts.regions.leave()
         raise
-    return parts
 
 
 def _links(

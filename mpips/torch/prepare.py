@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -14,6 +14,7 @@ from mpips.model.consistency import ASP, Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local
 from mpips.model.replicated import Replicated, TablePlacement, common_placement
+from mpips.model.table import DenseTable
 from mpips.mpi.launch import asked_threads
 from mpips.session.script import Script
 from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_tables
@@ -27,7 +28,7 @@ from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
-from mpips.torch.row_moments import row_states
+from mpips.torch.row_moments import RowStates, row_states
 from mpips.torch.rules import rule_of
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
@@ -146,12 +147,8 @@ def prepare(
     _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
     begins_anew = optimizer is None or not has_steps(optimizer)
-    if not begins_anew and (isinstance(rules, Local) or stream is not None):
-        what = f"stream = {stream}" if stream is not None else f"consistency {rules.name!r}"
-        raise ConfigError(
-            f"the optimizer has made steps before prepare, and a job with {what} cannot begin with their "
-            "moments: prepare it before its first step"
-        )
+    if not begins_anew:
+        _check_moments(rules, stream)
     if stream is not None:
         where = _on_servers(where, stream)
     others: Consistency = rules
@@ -166,6 +163,71 @@ def prepare(
     make: Make = table_maker(job.devices)
     if stream is not None:
         streamed, make = make_stream(model, optimizer, stream, init)
+    found = _find_tables(model, optimizer, name, make, streamed, buffers, others, begins_anew)
+    schedulers = _schedulers(scheduler)
+    prepared = divided(job, loader, came_first=False) if loader is not None else None
+    by_use = found.parameters if streamed is None and pull == "by use" else []
+    owners = found.parameters if streamed is None else [streamed]
+    part = ModelPart(job, [*owners, *found.buffers], by_use)
+
+    # Declare the tables. The job opens them at its start.
+    _declare(job, found, others, lambda table: table.table(rules, where, *codecs))
+
+    # Turn what the script gave into prepared objects.
+    if streamed is None:
+        make_prepared(model, part)
+    else:
+        make_streamed(model, part, streamed)
+    takes_state = streamed is None and not isinstance(rules, Local)
+    trained = _stepping(optimizer, job, found, part, overlap, takes_state)
+    if prepared is not None and prepared not in job.loaders:
+        job.add_loader(prepared)
+    job.schedules.add(trained, schedulers)
+    for one in schedulers:
+        job.restore("scheduler", SchedulerState(one))
+    take_cores(job.script)
+    result = [model, *(one for one in (trained, prepared) if one is not None)]
+    return tuple(result) if len(result) > 1 else model
+
+
+class _ModelTables(NamedTuple):
+    """The tables of a model.
+
+    Attributes:
+        parameters: Those of its parameters.
+        buffers: Those of its buffers.
+        embeddings: Its embeddings, by the names of their tables.
+        rows: Rows with which embeddings begin, by the same names; others have those of their `init`.
+    """
+
+    parameters: list[ParameterTable]
+    buffers: list[BufferTable]
+    embeddings: dict[str, Embedding]
+    rows: dict[str, RowStates]
+
+
+def _find_tables(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    name: str,
+    make: Make,
+    streamed: Stream | None,
+    buffers: BufferRule,
+    others: Consistency,
+    begins_anew: bool,
+) -> _ModelTables:
+    """Return the tables of a model, with the moments of an optimizer that has made steps.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer.
+        name: Prefix of the tables' names.
+        make: Makes the table of a parameter.
+        streamed: The stream of a streamed model, whose buffers this fills.
+        buffers: The buffers that count.
+        others: Consistency of embeddings and buffers.
+        begins_anew: The optimizer has made no steps.
+    """
     tables = _parameter_tables(model, optimizer, name, make)
     for table in tables:
         if optimizer is not None and table.rule is not None and not begins_anew:
@@ -177,48 +239,40 @@ def prepare(
     embeddings = _embeddings(model, name)
     states = {} if optimizer is None else dict(optimizer.state)
     rows = row_states(states, [one.table(path, others) for path, one in embeddings.items()])
-    schedulers = _schedulers(scheduler)
-    prepared = divided(job, loader, came_first=False) if loader is not None else None
-    by_use = tables if streamed is None and pull == "by use" else []
-    part = ModelPart(job, [*(tables if streamed is None else [streamed]), *own_buffers], by_use)
+    return _ModelTables(tables, own_buffers, embeddings, rows)
 
-    # Declare the tables. The job opens them at its start.
-    for table in tables:
+
+def _declare(
+    job: TorchJob,
+    found: _ModelTables,
+    others: Consistency,
+    table_of: Callable[[ParameterTable], DenseTable],
+) -> None:
+    """Declare the tables of a model to the script's job.
+
+    Args:
+        job: The job.
+        found: The tables.
+        others: Consistency of embeddings and buffers.
+        table_of: Returns the table of a parameter, as the job declares it.
+    """
+    for table in found.parameters:
         job.claim(table.parameter, table.name)
-    for path, embedding in embeddings.items():
+    for path, embedding in found.embeddings.items():
         embedding.join(job, path)
-        if path in rows:
-            embedding.begin_with(rows[path])
-    for table in tables:
+        if path in found.rows:
+            embedding.begin_with(found.rows[path])
+    for table in found.parameters:
         job.script.declare(
-            table.table(rules, where, *codecs),
-            table.initial_values,
-            table.group,
-            state=table.initial_state,
+            table_of(table), table.initial_values, table.group, state=table.initial_state
         )
         job.add(table)
-    for buffer in own_buffers:
+    for buffer in found.buffers:
         job.script.declare(buffer.table(others), buffer.initial_values)
         job.add(buffer)
-    for path, embedding in embeddings.items():
+    for path, embedding in found.embeddings.items():
         job.script.declare(embedding.table(path, others), rows=embedding.initial_rows)
         job.add(embedding)
-
-    # Turn what the script gave into prepared objects.
-    if streamed is None:
-        make_prepared(model, part)
-    else:
-        make_streamed(model, part, streamed)
-    takes_state = streamed is None and not isinstance(rules, Local)
-    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap, takes_state)
-    if prepared is not None and prepared not in job.loaders:
-        job.add_loader(prepared)
-    job.schedules.add(trained, schedulers)
-    for one in schedulers:
-        job.restore("scheduler", SchedulerState(one))
-    take_cores(job.script)
-    result = [model, *(one for one in (trained, prepared) if one is not None)]
-    return tuple(result) if len(result) > 1 else model
 
 
 def take_cores(script: Script) -> None:
@@ -239,6 +293,16 @@ def _on_servers(placement: TablePlacement, stream: int) -> TablePlacement:
             "replicated model is whole in the memory of each node"
         )
     return "servers"
+
+
+def _check_moments(rules: Consistency, stream: int | None) -> None:
+    """Raise ConfigError for a job that cannot begin with the moments of an optimizer that has made steps."""
+    if isinstance(rules, Local) or stream is not None:
+        what = f"stream = {stream}" if stream is not None else f"consistency {rules.name!r}"
+        raise ConfigError(
+            f"the optimizer has made steps before prepare, and a job with {what} cannot begin with their "
+            "moments: prepare it before its first step"
+        )
 
 
 def _check(
@@ -332,17 +396,15 @@ def _embeddings(model: torch.nn.Module, prefix: str) -> dict[str, Embedding]:
 def _stepping(
     optimizer: torch.optim.Optimizer | None,
     job: TorchJob,
-    tables: Sequence[ParameterTable],
-    buffers: Sequence[BufferTable],
-    embeddings: dict[str, Embedding],
+    found: _ModelTables,
     part: ModelPart,
     overlap: bool | None,
     takes_state: bool,
 ) -> torch.optim.Optimizer | None:
     """Prepare the optimizer; make one for a model that has embeddings and no parameters."""
-    if optimizer is None and (tables or not embeddings):
+    tables, layers = found.parameters, list(found.embeddings.values())
+    if optimizer is None and (tables or not layers):
         return None
-    layers = list(embeddings.values())
     if optimizer is None:
         optimizer = torch.optim.SGD([layer.weight for layer in layers], 0.0)
     # GradScaler looks at what the optimizer has. A layer's rows are trained also if the script left it out.
@@ -361,7 +423,7 @@ def _stepping(
         groups,
         tables[::-1],
         layers,
-        buffers,
+        found.buffers,
         part,
         overlap,
         added,

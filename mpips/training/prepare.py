@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from mpips.config.overrides import asks_for_measurement
@@ -19,27 +18,18 @@ from mpips.config.schema import JobConfig
 from mpips.data import (
     DataInfo,
     Dataset,
-    DenseData,
     Loader,
     Moments,
-    Part,
-    ReadOptions,
     Sampling,
     Shape,
     SparseData,
-    combine,
-    read,
 )
-from mpips.data.info import check_labels, matching_labels, relabel
 from mpips.data.known_words import PATH
-from mpips.data.options import Share, Wants
-from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.stream import StreamedData
-from mpips.data.summary import matching_text, summarise, summarise_test, summarise_validation
 from mpips.data.words import SCALED
-from mpips.errors import ConfigError
 from mpips.model.distinct import distinct_counts
 from mpips.model.partition import FrequencyPartition
+from mpips.model.table import Table
 from mpips.mpi.one_rank import Ranks
 from mpips.snapshot import attachments
 from mpips.tasks import Task, load_task
@@ -50,58 +40,18 @@ from mpips.training.choices import agree_on_choice
 from mpips.training.epochs import Inputs, in_common_step
 from mpips.training.example import arrays_of
 from mpips.training.final_test import FinalTest
-from mpips.training.labels import Apart, wants_of
+from mpips.training.labels import wants_of
 from mpips.training.moments import combine_moments, moments_of
-from mpips.training.own_data import check_changes, learn_own, read_own
+from mpips.training.own_data import check_changes
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
+from mpips.training.reading import DataReader, JobData, SplitSamples, read_data
 from mpips.training.sizing import Sizing, earlier_batches, earlier_words
 from mpips.training.stopping import EarlyStopping, asked_metrics, watched
-from mpips.training.streaming import Streamed, Streaming, stream
+from mpips.training.streaming import Streaming
 from mpips.training.weights import ClassWeights
 from mpips.training.words import known_words, notes_on_words
 from mpips.worker.worker import Worker, connection_of
-
-
-def read_options(
-    config: JobConfig, split: str, wants: Wants = "classes", words: int = SCALED
-) -> ReadOptions:
-    """Return the readers' options of [data].
-
-    Args:
-        config: The job.
-        split: "train", "validation" or "test".
-        wants: Kind of labels that the task needs.
-        words: The rule for words of categorical columns; see `mpips.data.words`.
-
-    Raises:
-        ConfigError: A value is invalid for every reader.
-    """
-    d, several = config.data, config.data.several_labels
-    raw = {
-        "format": d.format,
-        "index_base": d.index_base,
-        # Several labels are read like features, and there is no other label.
-        "label": "" if several else d.label,
-        "labelled": not several,
-        "label_kind": d.label_kind,
-        "wants": wants,
-        "categorical": d.categorical,
-        "numeric": d.numeric,
-        "ignore": d.ignore,
-        "empty": d.empty,
-        "missing": d.missing,
-        "convert": tuple(d.convert.items()),
-        "header": d.header,
-        "as_is": (*((d.weight,) if d.weight else ()), *several),
-        "words": words,
-        "split": "train" if split == "train" else "test",
-    }
-    try:
-        return msgspec.convert(raw, ReadOptions)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        raise ConfigError(f"data.{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
 
 
 def prepare(
@@ -130,132 +80,45 @@ def prepare(
     """
     task_class = load_task(config.task)
     reads, given = reader_of(task_class), task_options(task_class, config.options)
-    wants = wants_of(config, task_class, given)
-    own_metrics = getattr(task_class, "own_metrics", {})
-    rule = earlier_words(ranks, config) if reads is None else SCALED
-    own: dict[str, Any] = {}
-    skipped: dict[str, int] = {}
-    holdout = config.data.holdout(config.cluster.seed)
-    streaming = Streaming(
-        int(config.data.memory_mib * (1 << 20)),
-        Path(config.data.cache) if config.data.cache else cache,
-        say,
+
+    # Read all data, and agree on it.
+    cache_folder = Path(config.data.cache) if config.data.cache else cache
+    found = read_data(
+        DataReader(
+            ranks,
+            n_workers,
+            config,
+            reads,
+            given,
+            wants_of(config, task_class, given),
+            earlier_words(ranks, config) if reads is None else SCALED,
+            Streaming(int(config.data.memory_mib * (1 << 20)), cache_folder, say),
+            config.data.holdout(config.cluster.seed),
+        )
     )
+    data = found.samples.get("train")
+    measured = _measure(ranks, data, found.info) if asks_for_measurement(config) else None
 
-    def load(path: str, split: str, like: DataInfo | None) -> dict[str, Any] | None:
-        if ranks.worker is None:
-            return None
-        part: Part | TaskPart
-        if reads is not None:
-            share = Share(n_workers, ranks.worker, "mixed")
-            there = own["train"].arrays if like is not None else learned
-            purpose: Purpose = "train" if split == "train" else "test"
-            part = read_own(reads, given, path, share, there, purpose)
-        else:
-            part = read(
-                path,
-                stride=n_workers,
-                offset=ranks.worker,
-                options=read_options(config, split, wants, rule),
-                like=like,
-                shares="mixed",
-            )
-        own[split] = part
-        return {"info": part.info.to_config(), "notes": part.notes}
-
-    def load_all(path: str, split: str, like: DataInfo | None) -> tuple[DataInfo, Sequence[str]]:
-        """Load a file on all ranks; return the description of all of it, and notes."""
-        if reads is None:
-            on_bad = config.data.on_bad
-            options = msgspec.structs.replace(
-                read_options(config, split, wants, rule), on_bad=on_bad
-            )
-            held = holdout if like is None else None
-            streamed = stream(ranks, n_workers, path, options, like, streaming, held)
-            if streamed is not None:
-                own[split], skipped[split] = streamed, streamed.n_skipped
-                return streamed.info, streamed.notes
-            if held is not None or on_bad == "skip":
-                option = held.option if held is not None else "data.on_bad = 'skip'"
-                raise ConfigError(
-                    f"{option}: {path} is no file of which samples can be held or left out; leave the "
-                    "option out"
-                )
-        what = "training" if split == "train" else split
-        rows = ranks.agree(f"reading the {what} data", lambda: load(path, split, like), True)
-        # Combine the descriptions of all workers' shares: columns, labels, number of samples.
-        found = [row for row in rows if row is not None]
-        # All workers read the same file, so the notes of one are those of all.
-        return combine([DataInfo.from_config(row["info"]) for row in found]), found[0]["notes"]
-
-    learned = learn_own(reads, given, config.data.train_files, ranks, n_workers)
-    whole_info, notes_of_train = load_all(config.data.train_files, "train", None)
-    apart = Apart.of(config, whole_info)
-    info = apart.without(whole_info)
-    notes = [summarise(config.data.train_files, info), *notes_of_train]
-    sizes: dict[str, int] = {}
-    read_as = {"train": whole_info}
-    if holdout is not None:
-        held = own["validation"] = own["train"].validation
-        sizes["validation"] = held.info.n_samples_total
-        read_as["validation"] = whole_info
-        notes.append(summarise_validation(config.data.train_files, held.info))
-    meant: dict[str, dict[float, float]] = {}
-    for split, files in config.data.evaluated_files.items():
-        read_as[split] = apart.read_as(info)
-        split_info, notes_of_split = load_all(files, split, read_as[split])
-        notes += apart.notes(split_info, files)
-        split_info = apart.without(split_info)
-        sizes[split] = split_info.n_samples_total
-        meant[split] = matching_labels(info, split_info)
-        if meant[split]:
-            notes.append(matching_text(files, meant[split]))
-        notes += [summarise_test(split, files, split_info), *notes_of_split]
-    arrays: Arrays = own["train"].arrays if reads is not None and "train" in own else {}
-    samples: dict[str, Any] = {}
-
-    def aligned() -> dict[str, Dataset | StreamedData | Samples]:
-        return _aligned(own, info, meant, apart, read_as)
-
-    ranks.agree("matching labels", lambda: samples.update(aligned()), True)
-    streamed = own.get("train")
-    block, window = (streamed.block, streamed.window) if isinstance(streamed, Streamed) else (0, 0)
-    data = samples.get("train")
-    measured = _measure(ranks, data, info) if asks_for_measurement(config) else None
+    # Make the task, with what it chooses by the data, and its tables.
+    chosen = agree_on_choice(ranks, config, task_class, given, found.info, folder)
+    info = replace(found.info, chosen=chosen)
+    # Refuse names of classes that do not exist.
+    ClassWeights.of(config.data.class_weight, info, np.ones(info.n_classes, np.int64))
 
     def make_task(info: DataInfo) -> Task:
         return task_class(info, given, config.cluster.seed)
 
-    chosen = agree_on_choice(ranks, config, task_class, given, info, folder)
-    info = replace(info, chosen=chosen)
-    ClassWeights.of(
-        config.data.class_weight, info, np.ones(info.n_classes, np.int64)
-    )  # check names
     task = make_task(info)
     n_epochs = config.train.epochs or chosen.get("train.epochs") or task.default_epochs
     earlier, size = earlier_batches(ranks, config), chosen.get("train.batch_size")
     sizing = Sizing(config, n_epochs, measured, earlier, size)
     batch_size, tables = sizing.batch_size(task, n_workers), sizing.tables(task, n_workers)
-    notes += sizing.note(task, n_workers)
+    size_note = sizing.note(task, n_workers)
     check_changes(task, tables, config)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
-    given_name = (config.train.metric,) if config.watches else ()
-    asked = (*config.train.metrics, *(name for name in given_name if name != "auto"))
-    watched_data = config.data.evaluates
-    has_test = bool(watched_data)
-    stopping = EarlyStopping.of(config.train, task.metrics, tables, has_test, own_metrics)
-    test_source = config.data.evaluated_files.get(watched_data, watched_data)
-    n_test = sizes.get(watched_data, 0)
-    # A folder with another path may hold the same data.
-    about = f"{watched_data}: {Path(test_source).name}, {n_test} samples"
-    if stopping is not None:
-        stopping.data = about
-    best = None
-    if config.checkpoint.keep_best:
-        why = "checkpoint.keep_best = true"
-        best = BestCheckpoint(
-            *watched(config.train, why, task.metrics, tables, has_test, own_metrics), about
-        )
+
+    own_metrics = getattr(task_class, "own_metrics", {})
+    watching = _Watching.of(config, task.metrics, tables, own_metrics, found)
     return Inputs(
         info,
         task,
@@ -263,64 +126,98 @@ def prepare(
         n_epochs,
         batch_size,
         data,
-        samples.get(watched_data),
-        n_test,
-        notes=tuple(notes),
+        watching.samples,
+        watching.n_samples,
+        notes=(*found.notes, *size_note),
         make_task=make_task,
         schedule=config.schedule,
-        test_source=test_source,
-        test_name="test" if watched_data == "test" else "validation",
-        stopping=stopping,
-        best=best,
+        test_source=watching.source,
+        test_name="test" if config.data.evaluates == "test" else "validation",
+        stopping=watching.stopping,
+        best=watching.best,
         class_weight=config.data.class_weight,
-        metrics=asked_metrics(asked, task.metrics, own_metrics),
-        arrays=arrays,
-        block=block,
-        window=window,
+        metrics=watching.metrics,
+        arrays=found.arrays,
+        block=found.block,
+        window=found.window,
         sizing=sizing,
-        skipped=skipped,
-        final_test=FinalTest(samples.get("test"), sizes["test"], config.data.test_files)
-        if config.data.is_tested_once
-        else None,
+        skipped=found.skipped,
+        final_test=watching.final_test,
     )
 
 
-def _aligned(
-    own: dict[str, Any],
-    info: DataInfo,
-    meant: Mapping[str, dict[float, float]],
-    apart: Apart,
-    read_as: Mapping[str, DataInfo],
-) -> dict[str, Dataset | StreamedData | Samples]:
-    """Return the samples of each split with the labels and columns of `info`.
+class _Watching(NamedTuple):
+    """The evaluations of a job, and what they decide.
 
-    Args:
-        own: The parts of this worker by split.
-        info: Description of the training data.
-        meant: Which label of the training data each label of a split means; {}: itself.
-        apart: Columns that are not features.
-        read_as: Description of each split as it was read.
+    Attributes:
+        source: The data that is evaluated.
+        samples: Its samples on this worker; None without such data, and on ranks that are no workers.
+        n_samples: Number of its samples on all workers.
+        metrics: The metrics of an evaluation.
+        stopping: Early stopping; None: there is none.
+        best: The best checkpoint; None: it is not kept apart.
+        final_test: The test at the end; None: there is none.
     """
-    found: dict[str, Dataset | StreamedData | Samples] = {}
-    for split, part in own.items():
-        if info.kind == "own":
-            found[split] = part.data
-            continue
-        labels = meant.get(split, {})
 
-        def change(
-            data: Dataset, labels: dict[float, float] = labels, like: DataInfo = read_as[split]
-        ) -> Dataset:
-            return apart.aligned(relabel(data, labels), like)
+    source: str
+    samples: SplitSamples | None
+    n_samples: int
+    metrics: tuple[str, ...]
+    stopping: EarlyStopping | None
+    best: BestCheckpoint | None
+    final_test: FinalTest | None
 
-        if isinstance(part.data, SparseData | DenseData):
-            found[split] = change(part.data)
-        elif part.data is not None:
-            check_labels([labels.get(label, label) for label in part.info.labels], info)
-            found[split] = part.data.changed(change)
-            # Other differences from the training data show in any sample.
-            found[split].take(np.zeros(min(1, part.data.n), np.int64))
-    return found
+    @classmethod
+    def of(
+        cls,
+        config: JobConfig,
+        metrics: Sequence[str],
+        tables: Sequence[Table],
+        own_metrics: Mapping[str, Any],
+        found: JobData,
+    ) -> _Watching:
+        """Return them for a job.
+
+        Args:
+            config: The job.
+            metrics: Metrics of the task.
+            tables: Its tables.
+            own_metrics: Metrics that the task itself computes, by name.
+            found: Its data.
+
+        Raises:
+            ConfigError: A metric does not exist, or there is no data to evaluate.
+        """
+        split = config.data.evaluates
+        source, n_samples = config.data.evaluated_files.get(split, split), found.sizes.get(split, 0)
+        # A folder with another path may hold the same data.
+        about = f"{split}: {Path(source).name}, {n_samples} samples"
+
+        stopping = EarlyStopping.of(config.train, metrics, tables, bool(split), own_metrics)
+        if stopping is not None:
+            stopping.data = about
+        best = None
+        if config.checkpoint.keep_best:
+            why = "checkpoint.keep_best = true"
+            best = BestCheckpoint(
+                *watched(config.train, why, metrics, tables, bool(split), own_metrics), about
+            )
+
+        given_name = (config.train.metric,) if config.watches else ()
+        asked = (*config.train.metrics, *(name for name in given_name if name != "auto"))
+        final_test = None
+        if config.data.is_tested_once:
+            test = found.samples.get("test")
+            final_test = FinalTest(test, found.sizes["test"], config.data.test_files)
+        return cls(
+            source,
+            found.samples.get(split),
+            n_samples,
+            asked_metrics(asked, metrics, own_metrics),
+            stopping,
+            best,
+            final_test,
+        )
 
 
 def _measure(

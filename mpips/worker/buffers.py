@@ -210,9 +210,9 @@ class JobBuffers:
         servers, workers = _count(len(kind.servers), "server"), _count(kind.n_workers, "worker")
         remote = max((s.n_remote for s in kind.servers), default=0)
         reasons = (
-            f"{servers}, with {ring.n_slots} slots of {binary_size(ring.slot_bytes)} for each of "
+            f"{servers}: {ring.n_slots} slots of {binary_size(ring.slot_bytes)} for each of "
             f"{_count(self._n_workers, 'worker')}",
-            f"{servers}, for large pushes of {_count(remote, 'worker')} elsewhere",
+            f"{servers}: large pushes of {_count(remote, 'worker')} elsewhere",
             f"{shares.staging_mib} MiB for each of {workers}, taken when it is used",
             f"{shares.group_rows_mib} MiB for each worker of a group",
             f"{shares.node_rows_mib} MiB for each of {_count(kind.n_sharing, 'worker')}, taken at first use",
@@ -304,7 +304,7 @@ class JobBuffers:
 
 
 def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' if n != 1 else ''}"
+    return f"{n:,} {what}{'s' if n != 1 else ''}"
 
 
 def _nodes(

@@ -25,7 +25,9 @@ def svm(tmp_path: Path) -> Path:
 def growth(plan: Plan, n_ranks: int, per_node: int) -> Growth:
     c = plan.config
     tables, n = plan.inputs.tables, plan.inputs.info.n_samples_total
-    return Growth(tables, c.cluster, plan.needs, n_ranks, per_node, n, c.redundancy.warm)
+    return Growth(
+        tables, c.cluster, plan.shares, plan.needs, n_ranks, per_node, n, c.redundancy.warm
+    )
 
 
 @pytest.mark.parametrize("servers", [0, 5])
@@ -69,3 +71,14 @@ def test_servers_grow_with_the_ranks_unless_their_number_is_configured(svm: Path
     assert free.servers(1600) == default_servers(1600, 100)
     fixed = growth(planned(job("logistic", svm, ("cluster.servers", 3)), 64, per_node=16), 64, 16)
     assert (fixed.servers(1600), fixed.workers(1600)) == (3, 1596)
+
+
+def test_a_budget_for_buffers_is_a_limit(svm: Path) -> None:
+    """With one rank more per node the least rings of each server need more than the budget."""
+    config = job("logistic", svm, ("cluster.node_buffers_mib", 30), ("cluster.servers", 2))
+    plan = planned(config, 16, per_node=16)
+    found = growth(plan, 16, 16)
+    first = next(n for n, what in limits(found, 1 << 50, 1 << 50) if "node_buffers_mib" in what)
+    assert 16 < first < 10_000
+    assert found.least_buffers(first) <= 30 << 20 < found.least_buffers(first + 1)
+    assert "cluster.node_buffers_mib = 30" in {limit.what[:29] for limit in plan.limits}

@@ -33,7 +33,7 @@ def test_each_worker_of_a_node_adds_its_share(svm: Path) -> None:
     # Rings, 1 MiB of staging memory for each worker, and 3 MiB for rows.
     assert node_rows(plan_of(svm, node_buffers_mib=9, **SMALL)) == [2 * 3 << 20, 2 * 3 << 20]
     line = "look-aheads and groups take 32.0 MiB more of /dev/shm on a node for shared rows "
-    assert line + "(of node_buffers_mib)\n" in as_text(found)
+    assert line + "(node_buffers_mib)\n" in as_text(found)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_a_node_without_room_for_it_is_named_and_the_job_fits(svm: Path) -> None
         for more in ((32 << 20) - 1, 32 << 20)
     )
     assert not short.problems
-    assert "(of node_buffers_mib); no room on node" in as_text(short)
+    assert "(node_buffers_mib); no room on node" in as_text(short)
     assert "where they share none\n" in as_text(short)
     assert "no room" not in as_text(enough)

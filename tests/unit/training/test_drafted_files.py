@@ -14,7 +14,7 @@ from mpips.config.schema import load_config
 from mpips.data import read
 from mpips.errors import DataError, MpipsError
 from mpips.training.drafting import draft
-from mpips.training.prepare import read_options
+from mpips.training.reading import read_options
 from mpips.training.train import train
 
 N = 120
