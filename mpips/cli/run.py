@@ -14,7 +14,7 @@ import click
 from mpips.cli.train import TRAIN, Decorator, configure, job_keys, with_options
 from mpips.config.launching import RunConfig
 from mpips.config.schema import JobConfig, load_config, parse_assignment
-from mpips.config.site import Site, load_site
+from mpips.config.site import SiteSettings, load_site
 from mpips.errors import ConfigError
 from mpips.monitor.progress import LineDisplay, make_display
 from mpips.rundir.directory import RunFolder
@@ -288,7 +288,7 @@ def _configure_script(
     arguments: Sequence[str],
     options: Mapping[str, Any],
     assignments: Sequence[str],
-    site: Site,
+    site: SiteSettings,
 ) -> JobConfig:
     """Return the configuration of a script, of which only [run] has a meaning.
 

@@ -17,7 +17,7 @@ from mpips.checkpoint.structure import load_writer
 from mpips.cli.run import JobOrScript, flags, is_script, refuse_task_options
 from mpips.cli.train import DATA, JOB_KEYS, SET, TUNING, configure, job_keys, with_options
 from mpips.config.schema import JobConfig, load_config, parse_assignment
-from mpips.config.site import Site, load_site
+from mpips.config.site import SiteSettings, load_site
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.supervisor.script import check_script
@@ -203,7 +203,7 @@ def _configure_script(
     tuning: Mapping[str, Any],
     assignments: Sequence[str],
     overrides: Sequence[tuple[str, Any]],
-    site: Site,
+    site: SiteSettings,
 ) -> JobConfig:
     """Return the configuration of a script, of which [run] and [slurm] have a meaning.
 

@@ -15,7 +15,7 @@ import msgspec
 from mpips.checkpoint import open_checkpoint
 from mpips.config.conversion import UnknownKeyError
 from mpips.config.schema import JobConfig, load_config, parse_assignment
-from mpips.config.site import Site
+from mpips.config.site import SiteSettings
 from mpips.errors import CheckpointError
 from mpips.model.build import described
 from mpips.monitor import summary, summary_text
@@ -219,7 +219,7 @@ def configure(
     given: Mapping[str, Any],
     assignments: tuple[str, ...],
     last: Sequence[tuple[str, Any]] = (),
-    site: Site | None = None,
+    site: SiteSettings | None = None,
 ) -> JobConfig:
     """Return the configuration that a command line describes.
 

@@ -29,7 +29,7 @@ from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
-from mpips.config.site import Site
+from mpips.config.site import SiteSettings
 from mpips.config.table_section import TableConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
 from mpips.errors import ConfigError
@@ -162,7 +162,7 @@ def load_config(
     path: str | None,
     overrides: Sequence[tuple[str, Any]],
     options_of: Callable[[str], Sequence[str]] = lambda task: (),
-    site: Site | None = None,
+    site: SiteSettings | None = None,
 ) -> JobConfig:
     """Read a file, apply overrides, and check the result.
 

@@ -47,7 +47,7 @@ class SiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     environment: dict[str, str] = {}
 
 
-class Site(msgspec.Struct, frozen=True):
+class SiteSettings(msgspec.Struct, frozen=True):
     """The content of the site files.
 
     Attributes:
@@ -67,7 +67,7 @@ class Site(msgspec.Struct, frozen=True):
     def under(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a job file, with the defaults of the site where it has none.
 
-        A section that is no table is returned as it is.
+        A section that is a single value is returned unchanged.
         """
         found = dict(raw)
         for section, defaults in self.defaults.items():
@@ -82,10 +82,10 @@ class Site(msgspec.Struct, frozen=True):
         return found
 
 
-def load_site(env: Mapping[str, str] = os.environ) -> Site:
+def load_site(env: Mapping[str, str] = os.environ) -> SiteSettings:
     """Read the site file that MPIPS_SITE names, else /etc/mpips.toml and then ~/.config/mpips.toml.
 
-    Of the two, the second one precedes, key by key.
+    Values of the second file precede those of the first one, key by key.
 
     Raises:
         ConfigError: A file cannot be read, or has a key or a value that is not accepted.
@@ -94,13 +94,13 @@ def load_site(env: Mapping[str, str] = os.environ) -> Site:
         files = [env[VARIABLE]] if env[VARIABLE] else []
     else:
         files = [path for path in map(os.path.expanduser, _FILES) if Path(path).is_file()]
-    site = Site()
+    site = SiteSettings()
     for path in files:
         site = _over(site, path)
     return site
 
 
-def _over(site: Site, path: str) -> Site:
+def _over(site: SiteSettings, path: str) -> SiteSettings:
     """Return the values of a site file, and those of `site` where it has none."""
     raw = read_file(path)
     try:
@@ -120,7 +120,7 @@ def _over(site: Site, path: str) -> Site:
     if "folder" in given.get("run", {}):
         given["run"] = {**given["run"], "folder": os.path.expandvars(given["run"]["folder"])}
     values = {name: os.path.expandvars(text) for name, text in mine.environment.items()}
-    return Site(
+    return SiteSettings(
         mine.modules or site.modules,
         {**site.environment, **values},
         {**site.defaults, **site.under(given)},

@@ -48,15 +48,16 @@ class Settled(msgspec.Struct, frozen=True):
             step: Step of the run that the memory contains at least; 0: unknown.
         """
         hosts = [host for host, memory in self.memory.items() if memory.remaining_bytes]
+        until = f"until no process has used it for {KEEP_S / 3600:.0f} hours or the host restarts"
         parts = []
         if hosts:
             what = f"step {step} or later, " if step else ""
             parts.append(
                 f"{what}in /dev/shm of {compact(hosts)} ({self.remaining_bytes / 2**20:.1f} MiB); it stays "
-                f"until no process has used it for {KEEP_S / 3600:.0f} hours or the host restarts"
+                + until
             )
         for silent, why in by_reason(self.silent):
-            parts.append(f"{compact(silent)} did not answer ({why}): memory there stays as long")
+            parts.append(f"{compact(silent)} did not answer ({why}): memory there stays {until}")
         if parts:
             parts.append(f"continue from it: mpips run {run}")
             parts.append(f"remove it: mpips run --discard-memory {run}")

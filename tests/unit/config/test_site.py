@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from mpips.cli import cli
 from mpips.config import site as site_module
 from mpips.config.schema import load_config
-from mpips.config.site import VARIABLE, Site, load_site
+from mpips.config.site import VARIABLE, SiteSettings, load_site
 from mpips.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ mpirun_args = ["--map-by", "numa"]
 TASK = [("task", "logistic"), ("data.train", "digits")]
 
 
-def site_of(folder: Path, text: str) -> Site:
+def site_of(folder: Path, text: str) -> SiteSettings:
     (folder / "site.toml").write_text(text)
     return load_site({VARIABLE: str(folder / "site.toml")})
 
@@ -68,7 +68,7 @@ def test_the_file_of_a_user_precedes_that_of_the_machine(
     assert site.defaults["slurm"]["launcher"] == "srun"
     assert site.defaults["slurm"]["ranks_per_node"] == 4
     assert site.defaults["slurm"]["sbatch"] == ["--account=a", "--partition=p", "--account=mine"]
-    assert load_site({VARIABLE: ""}) == Site()
+    assert load_site({VARIABLE: ""}) == SiteSettings()
     assert load_site({VARIABLE: str(user)}).modules == ()
 
 

@@ -180,3 +180,14 @@ def test_a_file_of_another_user_ends_no_run(case: Case, monkeypatch: pytest.Monk
         assert path.exists()
     finally:
         path.unlink()
+
+
+def test_the_time_that_memory_of_silent_hosts_stays_is_named(tmp_path: Path) -> None:
+    """After `scancel` no host of a run answers, and the hosts that do have nothing left."""
+    silent = {"node1": "Slurm job 9 has expired", "node2": "Slurm job 9 has expired"}
+    lines = left_memory.Settled({}, silent).describe(tmp_path, 5).splitlines()
+    assert lines[0] == (
+        "node[1-2] did not answer (Slurm job 9 has expired): memory there stays until no process has used it "
+        "for 24 hours or the host restarts"
+    )
+    assert lines[1] == f"continue from it: mpips run {tmp_path}"
