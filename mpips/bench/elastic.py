@@ -107,6 +107,16 @@ _WHAT = {
 }
 
 
+def _what_of_change(name: str) -> str:
+    """Return the description of a figure about one change of the size."""
+    change = next(each for each in _CHANGES if each in name)
+    how = " ".join(("mpips scale", *_CHANGES[change]))
+    if name.endswith("_request_s"):
+        return f"{how}: from the request to the first step of the new size"
+    less = ", less an empty launch" if name.endswith("_beyond_launch_s") else ""
+    return f"{how}: longest step of a worker{less}"
+
+
 class _Results:
     """The values of all repetitions, by name."""
 
@@ -143,7 +153,7 @@ class _Results:
         ]
         found = Findings()
         for name, values in self._values.items():
-            what = _WHAT.get(name, name.removesuffix("_s").replace("_", " "))
+            what = _WHAT.get(name) or _what_of_change(name)
             found.figures.append(Figure(name=name, what=what, unit="s", values=values))
         for figure in found.figures:
             if (bar := BARS_S.get(figure.name)) is not None:
@@ -314,7 +324,7 @@ class _Job:
             self._kill(status, draws.choice([*workers, "server 0"]))
         end = begin + plan.kills * plan.between_s
         time.sleep(max(0.0, end - time.time()))
-        return self.rate(begin, end) - plan.kills * _WORKERS / (end - begin)
+        return max(0.0, self.rate(begin, end) - plan.kills * _WORKERS / (end - begin))
 
     def _with_ranks(self) -> Status | None:
         """Return the status if all ranks are there."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 RESUME_WORDS = ("auto", "never")
+_UNUSED = "shared memory of a launch of another size not used"
 _TIMEOUT_S = 300.0  # as in `find_newest`
 
 
@@ -107,6 +108,8 @@ def _in_memory(
     if comm is None or comm.rank == 0:
         places = [place for place in (exchange, folder) if place is not None and place.is_dir()]
         try:
+            for refusal in order(exchange).refused:
+                say(f"mpips: warning: {_UNUSED}: {refusal.reason}")
             newest = [found for place in places if (found := _newest(place)) is not None]
         except MpipsError:
             # `find_newest` reports what cannot be read.
@@ -126,7 +129,7 @@ def _in_memory(
         problem = str(error)
     problems = [found for found in finish(peers.exchange(problem)) if found]
     if problems and (comm is None or comm.rank == 0):
-        say(f"mpips: warning: shared memory of a launch of another size not used: {problems[0]}")
+        say(f"mpips: warning: {_UNUSED}: {problems[0]}")
     return None if problems else start
 
 

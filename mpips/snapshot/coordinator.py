@@ -179,6 +179,9 @@ class Coordinator:
         cut = self._cut
         if cut is None or cut.phase == "abandoned" or (cut.reason == "planned" and not cut.taken):
             return False
+        if cut.folder:
+            # The cut of an exchange is no durable checkpoint.
+            return False
         cut.reason = "end"
         return True
 
@@ -381,11 +384,11 @@ class Coordinator:
                 self._requested = "end"
             return
         error = next((s.error for _, s in sorted(cut.saved.items()) if s.error), "")
-        if cut.folder and not error:
-            raise LeavingError(f"{SCALE}: shared memory holds the job", in_memory=True)
         if cut.folder:
-            # Try at once with a file: nothing has been lost but time.
-            self._exchange.refuse(error)
+            if not error and self._ending.reason == SCALE_IN_MEMORY:
+                raise LeavingError(f"{SCALE}: shared memory holds the job", in_memory=True)
+            # Write a file at once. A signal after the request may come before the node's end.
+            self._exchange.refuse(error or "a signal has asked for a checkpoint meanwhile")
             self._requested = "end"
             return
         if error:

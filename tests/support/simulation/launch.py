@@ -159,10 +159,9 @@ class Launch:
             generation: Number of the launch in the run.
             shape: Tables, numbers of ranks and options.
             begin: Returns what workers do, and what they have seen, once the first rank has started up.
-            leaves_in: Turns of the scheduler after which it is asked for a change of the size; None: it is
-                not.
+            leaves_in: Turns of the scheduler until it is asked for another size; None: it is not.
         """
-        self._leaves_in = leaves_in
+        self._leaves_in = leaves_in or 0
         self.left: LeavingError | None = None
         self.world, self._disk, self.layout, self.shape = world, disk, layout, shape
         self._folder, self._generation, self._begin = folder, generation, begin
@@ -498,10 +497,9 @@ class Launch:
             if w in self.workers:
                 coordinator.note_clock(w, self.workers[w].now)
             if not is_stopped:
-                if self._leaves_in is not None:
-                    self._leaves_in -= 1
-                    if self._leaves_in == 0:
-                        coordinator.ask(Ask("end", world.monotonic(), why=SCALE_IN_MEMORY))
+                self._leaves_in -= 1
+                if self._leaves_in == 0:
+                    coordinator.ask(Ask("end", world.monotonic(), why=SCALE_IN_MEMORY))
                 coordinator.poll()
                 if not workers and not coordinator.busy:
                     is_stopped = True

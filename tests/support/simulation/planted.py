@@ -18,7 +18,6 @@ from mpips.checkpoint import position
 from mpips.errors import LeavingError
 from mpips.recovery import memory, mirror, replica_start, takeover
 from mpips.server import server as server_module
-from mpips.session import startup
 from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import (
     arrivals,
@@ -393,17 +392,6 @@ def _leaves_before_the_exchange() -> list[Any]:
     return [mock.patch.object(coordinator.Coordinator, "taken", wrong)]
 
 
-def _removes_the_exchange_early() -> list[Any]:
-    """A launch removes the exchange when it has read it, before a later one can use its own memory."""
-    real = startup._StartUp._connect_servers
-
-    def wrong(self: Any) -> None:
-        real(self)
-        takeover.remove_exchange(self._parts.cluster.token)
-
-    return [mock.patch.object(startup._StartUp, "_connect_servers", wrong)]
-
-
 def _keeps_the_exchange() -> list[Any]:
     """A launch does not remove the exchange, from which a later one starts again."""
     return [mock.patch.object(takeover, "remove_exchange")]
@@ -457,7 +445,6 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _cuts_in_a_gather_after_a_push,
         _keeps_waiting_pushes,
         _leaves_before_the_exchange,
-        _removes_the_exchange_early,
         _keeps_the_exchange,
         _forgets_the_exchange,
     )

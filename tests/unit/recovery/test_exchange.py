@@ -113,6 +113,19 @@ def test_the_newer_one_of_exchange_and_disk_is_the_start(token: str, tmp_path: P
     assert find_start(tmp_path / "none", "auto", None, exchange).in_memory
 
 
+def test_a_damaged_exchange_is_not_used_and_named(
+    token: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    exchange = Path(Exchange(token).open())
+    Contents().write(tmp_path, 5)
+    (Contents().write(exchange, 7).path / "manifest.json").write_text("{")
+    found = find_start(tmp_path, "auto", None, exchange)
+    assert (found.in_memory, found.manifest and found.manifest.step) == (False, 5)
+    said = capfd.readouterr().err
+    assert "mpips: warning: shared memory of a launch of another size not used: " in said
+    assert str(exchange) in said
+
+
 def test_an_exchange_has_what_a_checkpoint_has(token: str, tmp_path: Path) -> None:
     exchange = Path(Exchange(token).open())
     written = Contents().write(exchange, 7).path

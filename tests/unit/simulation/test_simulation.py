@@ -92,7 +92,6 @@ SHOWN_BY = {
     "cuts-in-a-gather-after-a-push": 3695,
     "keeps-waiting-pushes": 10900,
     "leaves-before-the-exchange": 125,
-    "removes-the-exchange-early": 0,
     "keeps-the-exchange": 2,
     "forgets-the-exchange": 49,
 }

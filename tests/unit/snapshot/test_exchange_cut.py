@@ -133,3 +133,18 @@ def test_no_other_cut_opens_an_exchange() -> None:
     leaving = ended(by_file, orders(by_file)[0])
     assert str(leaving) == "mpips scale: wrote checkpoint path"
     assert exchange.opened == 0
+
+
+def test_a_signal_after_the_request_gets_a_file() -> None:
+    stage = asked()
+    [first, *_] = orders(stage)
+    # The allocation may end, and with it the memory of the node.
+    stage.coordinator.ask(Ask("end", 200.0, why="SIGTERM"))
+    assert ended(stage, first) is None
+    stage.coordinator.poll()
+    again = orders(stage)[0]
+    assert (again.id, again.folder) == (first.id + 1, "")
+    leaving = ended(stage, again)
+    assert leaving is not None
+    assert not leaving.in_memory
+    assert str(leaving) == "SIGTERM: wrote checkpoint path, exit 75; run again to continue"
