@@ -41,7 +41,7 @@ from mpips.terminal.screen import say
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the result only.")
 def command(run: str, folder: str, attempt: int, quiet: bool) -> None:
-    """Train again as a run with monitor.record = true did: under ASP and SSP, too, with the same bits.
+    """Train again as a run with monitor.record = true did, with the same bits also under ASP and SSP.
 
     RUN is a run directory or the beginning of a run's name. Its program is started again on this machine,
     with as many ranks, in a new run directory in --folder. Servers take updates in the recorded order, and
@@ -106,7 +106,7 @@ def _make(run: RunFolder, config: JobConfig, record: Path, folder: Path) -> RunF
         ) from None
     new = make_run(config, folder, f"replay-of-{run.path.name}")
     try:
-        # What the run has decided by measurements counts again.
+        # Repeat the decisions that the run made by measurements.
         for file in (run.placement_file, run.path / "choice.json"):
             if file.exists():
                 shutil.copyfile(file, new.path / file.name)

@@ -38,7 +38,7 @@ class DenseShard : public Shard {
   void refresh_image() noexcept;
   // Return the common copy of the values; null: there is none. It is set like a state behind those
   // of the rule.
-  // Let `gate` hold back changes of a block's values; it knows the shard as `table`.
+  // Let `gate` hold back changes of a block's values. `table`: index of this shard's table.
   void set_gate(PullGate* gate, std::size_t table) noexcept {
     gate_ = gate;
     gated_table_ = table;
@@ -90,7 +90,7 @@ class DenseShard : public Shard {
   std::vector<Buffer> accumulator_;  // by buffer: the sum of a clock
   std::vector<float> scratch_;
   Durable durable_;
-  PullGate* gate_ = nullptr;  // null: nothing is repeated
+  PullGate* gate_ = nullptr;  // null: no replay
   std::size_t gated_table_ = 0;
 };
 

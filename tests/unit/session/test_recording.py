@@ -42,7 +42,7 @@ REFUSED = {
     "LocalSGD and DiLoCo": {"tables": [dense(consistency=LocalSGD(4))]},
     "table 'w' has backup workers": {"tables": [dense(consistency=BSP(backup=1))]},
     "table 'w' has compression": {"tables": [dense(compression=Int8())]},
-    "table 'e' has pull_compression": {"tables": [rows(pull_compression=Int8())]},
+    "table 'e' has pull_compression": {"tables": [rows(16, pull_compression=Int8())]},
 }
 
 
