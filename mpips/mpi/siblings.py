@@ -90,7 +90,7 @@ def late_here() -> tuple[list[int], list[str]]:
 
 
 def _ended(found: set[int], env: Mapping[str, str]) -> list[str]:
-    """Return a text about the ranks of this node that have no process any more; [] if there is none.
+    """Return a text about the ranks of this node that have no process any more; [] without such ranks.
 
     Open MPI ends a launch when a rank ends. MPICH and Intel MPI may not before MPI has started.
 
@@ -115,7 +115,7 @@ def _launch_of(env: Mapping[str, str], pid: int) -> tuple[str, ...]:
 
 
 def _proxy_of(pid: int) -> int:
-    """Return the pid of the proxy of Hydra that has started a process; 0: there is none."""
+    """Return the pid of the proxy of Hydra that has started a process; 0: another launcher has."""
     for _ in range(_MOST_ANCESTORS):
         with suppress(OSError, IndexError):
             if (PROC / f"{pid}/comm").read_text().strip() == _PROXY:

@@ -464,7 +464,7 @@ class Attempt:
             sys.stdout.flush()
 
     def _join(self, listener: threading.Thread) -> None:
-        """Wait until a thread has copied all output, or until nobody has taken any of it for `_JOIN_S`."""
+        """Wait until a thread has copied all output, or has copied nothing for `_JOIN_S`."""
         copied = -1
         while listener.is_alive() and copied != self._stdout_bytes:
             copied = self._stdout_bytes

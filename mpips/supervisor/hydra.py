@@ -69,7 +69,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-class Block(msgspec.Struct, frozen=True):
+class EndBlock(msgspec.Struct, frozen=True):
     """One block.
 
     Attributes:
@@ -85,7 +85,7 @@ class Block(msgspec.Struct, frozen=True):
     signal: int = 0
 
 
-def blocks(text: str) -> list[Block]:
+def blocks(text: str) -> list[EndBlock]:
     """Return the blocks in a text, in their order."""
     found = []
     for match in _BLOCK.finditer(text):
@@ -95,7 +95,7 @@ def blocks(text: str) -> list[Block]:
         number = int(behind[1]) if behind else int(match[4] or 0)
         if not number and match[5]:
             number = _signal_of(int(match[5]))
-        found.append(Block(match[3], rank, int(match[2]) if rank >= 0 else 0, number))
+        found.append(EndBlock(match[3], rank, int(match[2]) if rank >= 0 else 0, number))
     return found
 
 
@@ -160,7 +160,7 @@ def _may_begin(line: bytes) -> bool:
 def _opening(data: bytes) -> int:
     """Return the length of an empty line, a rule and a title at the beginning of `data`.
 
-    0: there is none. -1: more bytes are needed.
+    0: `data` begins with something else. -1: more bytes are needed.
     """
     n_bytes = 0
     first, end, rest = data.partition(b"\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from mpips.data import DataInfo, Dataset, DenseData, Part, ReadOptions, SparseDa
 from mpips.data.holdout import Holdout
 from mpips.data.info import check_labels, matching_labels, relabel
 from mpips.data.options import Share, Wants
-from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
+from mpips.data.rows import Arrays, Purpose, TaskPart
 from mpips.data.stream import StreamedData
 from mpips.data.summary import matching_text, summarise, summarise_test, summarise_validation
 from mpips.data.words import SCALED
@@ -30,7 +30,7 @@ from mpips.training.own_data import learn_own, read_own
 from mpips.training.streaming import Streamed, Streaming, stream
 
 SplitPart = Part | TaskPart | Streamed  # of one split, as this worker has read it
-SplitSamples = Dataset | StreamedData | Samples
+SplitSamples: TypeAlias = Any  # Dataset, StreamedData or Samples, as the task reads them
 
 
 def read_options(

@@ -14,8 +14,9 @@ from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, DifferenceError
 from mpips.model.codec import Int8
 from mpips.model.consistency import ASP, BSP, SSP, LocalSGD, Reject
+from mpips.mpi.one_rank import OneRank
 from mpips.record.files import RecordedTable
-from mpips.session.local import LocalJob
+from mpips.session.job import Job
 from mpips.session.recording import _compare, _recorded, refuse
 
 TABLES = [dense(), rows(consistency=SSP(3, Reject(5)))]
@@ -63,7 +64,7 @@ def test_jobs_under_asp_ssp_and_bsp_on_one_node_are_accepted():
 
 def test_a_job_in_one_process_is_not_recorded():
     with pytest.raises(ConfigError, match=r"monitor\.record = true: needs several ranks"):
-        LocalJob(TABLES, SessionOptions(), monitor=MonitorConfig(record=True))
+        Job(OneRank(), TABLES, SessionOptions(), monitor=MonitorConfig(record=True))
 
 
 def test_a_record_needs_a_run_directory():

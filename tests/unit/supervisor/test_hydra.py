@@ -18,7 +18,7 @@ from mpips.mpi.mpirun import as_one_process
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Places, RankPlace, Status
 from mpips.supervisor.attempt import Attempt
-from mpips.supervisor.hydra import Block, BlockFilter, blocks, started_ranks
+from mpips.supervisor.hydra import BlockFilter, EndBlock, blocks, started_ranks
 
 RULE = "=" * 83 + "\n"
 MPICH = f"""
@@ -43,16 +43,16 @@ def of_intel(rank: int, number: int) -> str:
 
 
 def test_the_blocks_of_mpich_name_a_host_and_a_signal_and_no_rank() -> None:
-    assert blocks(MPICH) == [Block("vm", signal=15)]
+    assert blocks(MPICH) == [EndBlock("vm", signal=15)]
     # On several hosts the line with the signal is missing; the code is a status as of wait(2).
     without = MPICH.partition("YOUR APPLICATION TERMINATED")[0]
-    assert blocks(without) == [Block("vm", signal=9)]
-    assert blocks(without.replace("CODE: 9", "CODE: 768")) == [Block("vm", signal=0)]
+    assert blocks(without) == [EndBlock("vm", signal=9)]
+    assert blocks(without.replace("CODE: 9", "CODE: 768")) == [EndBlock("vm", signal=0)]
 
 
 def test_the_blocks_of_intel_name_ranks() -> None:
     text = of_intel(0, 9) + "a line of a rank\n" + of_intel(2, 11)
-    assert blocks(text) == [Block("node1", 0, 100, 9), Block("node1", 2, 102, 11)]
+    assert blocks(text) == [EndBlock("node1", 0, 100, 9), EndBlock("node1", 2, 102, 11)]
     assert blocks("nothing\n") == []
 
 
