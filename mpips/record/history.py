@@ -44,7 +44,7 @@ class Checked(msgspec.Struct):
 
     Attributes:
         breaks: Sentences on rules that are broken, with the name of the rule at the beginning.
-        notes: What could not be checked.
+        notes: Sentences on the parts of the run that the record lacks.
         n_records: Records that were checked.
         n_pulls: Pulls of parts of dense tables that were checked.
     """
@@ -87,7 +87,7 @@ def check_history(servers: Sequence[RecordContent], workers: Sequence[RecordCont
 
 
 class ServerHistory:
-    """What the records of one server mean.
+    """The records of one server, with versions and clocks.
 
     Attributes:
         records: The records in the order in which they were consumed.

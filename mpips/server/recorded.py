@@ -62,7 +62,7 @@ class ReplayingServer:
     """Lets a server follow a recorded order.
 
     Attributes:
-        result: What the server has repeated; None before its end.
+        result: Number of repeated records, and digests of the tables; None before the end.
     """
 
     def __init__(

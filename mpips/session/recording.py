@@ -1,7 +1,7 @@
 """The begin of a record, or of the replay of one, when start-up is over. Collective over the job's ranks.
 
-Both need that the order of records at servers and the pulls of dense tables are all that timing decides. What
-workers do for each other by shared memory (groups, replicated tables, ...) has an order of its own, so jobs
+Both need that the order of records at servers and the pulls of dense tables are all that timing decides. Work
+of workers for each other in shared memory (groups, replicated tables, ...) has an order of its own, so jobs
 with it are refused, as are transports that read values by messages.
 """
 
