@@ -146,6 +146,7 @@ def of_intel(*signals: int, first: int = 0) -> str:
         # Ends on other hosts are not seen: no rank is named.
         (of_intel(9, 9, 9), (), -1, "killed by SIGKILL (signal 9)"),
         (of_intel(9, 9, 9), (1,), -1, "killed by SIGKILL (signal 9)"),
+        (of_intel(9, 9, 9), (0, 2), -1, "killed by SIGKILL (signal 9)"),
     ],
 )
 def test_the_victim_among_the_blocks_of_intel_mpi(
