@@ -45,7 +45,7 @@ _READY_S = 30.0  # s that an event waits for a standby launch
 _STEPS = 20  # steps of worker 0 in an attempt, after which it counts as being at work
 
 
-class Plan:
+class ElasticPlan:
     """The lengths of the parts of a run.
 
     Attributes:
@@ -69,7 +69,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     """
     if nodes > 1:
         return Findings(skipped={suite: "needs only this machine: run it without --nodes"})
-    found, plan = _Results(), Plan(options)
+    found, plan = _Results(), ElasticPlan(options)
     for _ in range(1 if options.quick else options.repetitions):
         with _running(standby=True) as job:
             found.quiet(job, plan)
@@ -128,13 +128,13 @@ class _Results:
         """Store one value."""
         self._values.setdefault(name, []).append(value)
 
-    def quiet(self, job: _Job, plan: Plan) -> None:
+    def quiet(self, job: _Job, plan: ElasticPlan) -> None:
         """Measure the longest step while nothing happens."""
         begin = time.time()
         time.sleep(plan.quiet_s)
         self.add("quiet_step_s", _longest(job.steps(0), begin, time.time()))
 
-    def goodput(self, name: str, job: _Job, plan: Plan) -> None:
+    def goodput(self, name: str, job: _Job, plan: ElasticPlan) -> None:
         """Measure the steps per second with kills, and before them."""
         job.await_standby()
         begin = time.time()
@@ -197,7 +197,7 @@ def _running(standby: bool) -> Iterator[_Job]:
         settings += [f"run.standby={str(standby).lower()}"]
         sets = [word for text in settings for word in ("--set", text)]
         where = ["--folder", folder, "-n", str(_RANKS), "--servers", "1", "--max-restarts", "1000"]
-        job = ["mpips.bench.rank.stepping:Stepping", "--train", str(data)]
+        job = ["mpips.bench.rank.stepping:SteppingTask", "--train", str(data)]
         command = [sys.executable, "-m", "mpips", "run", "--quiet", *where, *job, *sets]
         log = Path(folder) / "log"
         with (
@@ -310,7 +310,7 @@ class _Job:
         counts = [np.sum((begin <= s) & (s < end)) for s in map(self.steps, range(n_workers))]
         return float(sum(counts)) / (end - begin)
 
-    def rate_under_kills(self, plan: Plan) -> float:
+    def rate_under_kills(self, plan: ElasticPlan) -> float:
         """Kill a rank in the middle of each period; return the steps of all workers per second.
 
         A step that a worker repeats after a kill counts once.

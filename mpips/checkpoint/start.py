@@ -114,7 +114,7 @@ def _in_memory(
         except MpipsError:
             # `find_newest` reports what cannot be read.
             newest = []
-        # Of two that are equally new it is the first.
+        # If two are equally new, it is the first one.
         best = max(newest, key=lambda found: found[0], default=None)
         if best is not None and best[1].parent == exchange:
             mine = str(best[1])

@@ -79,7 +79,9 @@ def _config_of(
     """
     is_small = len(workers) == len(servers) == 1
     n_ranks = 2 if is_small else 1 + len(servers) + len(workers)
-    settings = [("run.ranks", n_ranks), ("run.max_restarts", 0)]
+    # It has the ranks of the record, whatever hosts are there now.
+    fixed = [("run.elastic", False), ("run.max_workers", 0)]
+    settings = [("run.ranks", n_ranks), ("run.max_restarts", 0), *fixed]
     config = load_config(str(run.config_file), settings)
     if config.checkpoint.keep_best:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
     record     written at once and renewed every `RENEW_S` seconds, more often until the supervisor has seen
                it
-    leaving    on a signal, or `leave_s` before the time limit: the record asks for the hosts, and the process
+    leaving    on a signal, or `leave_s` before the time limit: the record has the request, and the process
                waits until the supervisor has freed them
     end        the hosts are free, the run has ended, or its supervisor is gone
 
@@ -33,7 +33,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 class JoinError(MpipsError):
-    """The supervisor of the run is gone, so nobody gives the hosts back."""
+    """The supervisor of the run is gone, so the hosts will not be freed."""
 
 
 def check_elastic(run: RunFolder) -> None:

@@ -69,7 +69,7 @@ class BufferPart(NamedTuple):
     Attributes:
         name: Its name, for people.
         n_bytes: Bytes of shared memory that it takes at most.
-        reason: What it is for, and how many there are.
+        reason: Its purpose, and how many there are.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         assignment: Roles of its ranks.
         placement: Its tables on the servers.
         shares: Sizes of its buffers.
-        buffers: What they take of the node on which they take most.
+        buffers: Their bytes on the node on which they take most.
         hardware: Each node.
         needs: Rows, bytes and memory.
         costs: Costs that the prediction uses.

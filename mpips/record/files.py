@@ -6,7 +6,7 @@
     replayed-S.json                 result of the replay on server S
 
 A file is a sequence of blocks: 16 bytes (tag, number of bytes, XXH3-64 of tag and bytes) and the bytes. The
-first block is a `Head`, the last one an `End`, both as JSON; without an `End` the rank did not end its
+first block is a `RecordHead`, the last one an `End`, both as JSON; without an `End` the rank did not end its
 record. The entries of all "data" blocks follow each other; docs/reference/record.md describes them.
 """
 
@@ -48,7 +48,7 @@ class RecordedTable(msgspec.Struct, frozen=True):
     max_staleness: int = -1
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     """The first block of a file.
 
     Attributes:
@@ -117,7 +117,7 @@ class RecordContent(msgspec.Struct, frozen=True):
     """
 
     path: Path
-    head: Head
+    head: RecordHead
     data: bytes
     end: End | None
 
@@ -162,13 +162,13 @@ def read_record(path: Path) -> RecordContent:
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    head: Head | None = None
+    head: RecordHead | None = None
     end: End | None = None
     data: list[bytes] = []
     for tag, content in _blocks(raw):
         try:
             if head is None:
-                head = msgspec.json.decode(content, type=Head) if tag == HEAD else None
+                head = msgspec.json.decode(content, type=RecordHead) if tag == HEAD else None
                 if head is None or head.format != FORMAT:
                     break
             elif tag == DATA and end is None:

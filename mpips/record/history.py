@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mpips.record.files import Head, RecordContent, RecordedTable
+from mpips.record.files import RecordContent, RecordedTable, RecordHead
 from mpips.record.reading import (
     FINISH,
     KIND_NAMES,
@@ -97,7 +97,7 @@ class ServerHistory:
         least: Lowest clock of the workers that have not finished, before each record; infinite: all have.
     """
 
-    def __init__(self, head: Head, records: list[Consumed]) -> None:
+    def __init__(self, head: RecordHead, records: list[Consumed]) -> None:
         """Walk the records and check the rules that concern the server alone."""
         self._head = head
         self.records = records
@@ -178,7 +178,11 @@ def _is_ahead(table: RecordedTable, clock: int, least: float) -> bool:
 
 
 def _check_worker(
-    head: Head, worker: int, steps: Sequence[Step], servers: Sequence[ServerHistory], is_ended: bool
+    head: RecordHead,
+    worker: int,
+    steps: Sequence[Step],
+    servers: Sequence[ServerHistory],
+    is_ended: bool,
 ) -> Iterator[str]:
     """Return the rules that a worker's pulls and ticks break."""
     seen: dict[tuple[int, int], tuple[int, int]] = {}  # version, and updates of the oldest block
@@ -215,7 +219,9 @@ def _check_tick(
             )
 
 
-def _check_rows(head: Head, worker: int, pull: RowPull, server: ServerHistory) -> Iterator[str]:
+def _check_rows(
+    head: RecordHead, worker: int, pull: RowPull, server: ServerHistory
+) -> Iterator[str]:
     where = f"pull {pull.sequence} of worker {worker} from table {head.tables[pull.table].name!r}"
     at = server.place[worker].get(pull.sequence)
     if at is None:
@@ -231,7 +237,7 @@ def _check_rows(head: Head, worker: int, pull: RowPull, server: ServerHistory) -
 
 
 def _check_pull(
-    head: Head,
+    head: RecordHead,
     worker: int,
     pull: DensePull,
     server: ServerHistory,

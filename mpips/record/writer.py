@@ -10,7 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from mpips.errors import ConfigError
-from mpips.record.files import DATA, END, HEAD, End, Head, block
+from mpips.record.files import DATA, END, HEAD, End, RecordHead, block
 
 BLOCK_BYTES = 128 << 10  # bytes of entries after which a rank hands them to the thread
 _END_S = 60.0  # s that the last blocks may take
@@ -23,7 +23,7 @@ class RecordFile:
     the file then has no end, which `close` reports.
     """
 
-    def __init__(self, path: Path, head: Head, record_mib: int) -> None:
+    def __init__(self, path: Path, head: RecordHead, record_mib: int) -> None:
         """Make the file and begin the thread.
 
         Args:

@@ -135,7 +135,7 @@ class JoinFolder:
             (self.path / f"{name}.json").unlink(missing_ok=True)
 
     def read(self) -> dict[str, JoinRecord]:
-        """Return the records by name, in the order of the names. A file that is no record is left out."""
+        """Return the records by name, in the order of the names. Other files are left out."""
         found: dict[str, JoinRecord] = {}
         names: list[str] = []
         with contextlib.suppress(OSError):

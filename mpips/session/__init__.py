@@ -8,6 +8,8 @@ role.
 `links.py`, the connections between workers and servers. `roles.py` are the roles at work, `shutdown.py` is
 the end of a job that succeeds, and `ending.py` that of one that fails; `exits.py` has the ends of a script.
 
+`recording.py` begins a record of the job, or the replay of one.
+
 A job of one rank has no MPI: `own_link.py` is the connection of its worker with its server, and
 `mpips.scheduler.own_worker` that with its scheduler.
 

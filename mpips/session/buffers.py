@@ -1,7 +1,7 @@
 """Sizes of the buffers of a job: decided at start-up, and the same for all attempts of a run.
 
 The sizes of a job with `cluster.node_buffers_mib` depend on the spread of its ranks over the nodes. A later
-attempt continues in memory with rings of the former sizes, also where the ranks of a lost node are elsewhere.
+attempt continues in memory with rings of the former sizes, even where the ranks of a lost node are elsewhere.
 So a run directory stores the first decision. An attempt with the same tables, options and numbers of workers
 and servers uses it again, even if a node then exceeds the budget.
 """

@@ -20,6 +20,7 @@ from mpips.mpi.signals import TerminatedError
 from mpips.process.patience import Patience
 from mpips.recovery.memory import refuse_memory
 from mpips.scheduler.job_failure import JobFailure
+from mpips.scheduler.own_worker import OwnWorker
 from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mpips.mpi.control import Client
     from mpips.mpi.signals import SignalRequests
     from mpips.rundir.directory import Supervised
-    from mpips.scheduler.own_worker import OwnWorker
     from mpips.scheduler.scheduler import Scheduler
     from mpips.transport.region import Regions
 

@@ -122,7 +122,11 @@ class Job:
         self._left: tuple[Server, ReplicatedPart | None] | None = None
         chosen: SavingPlan = plan or FixedPlan(Saving(None, ranks.token))
         replay = replay_order(run.folder) if run is not None else None
-        if isinstance(ranks, OneRank) and (monitor.record or replay is not None):
+        if isinstance(ranks, OneRank) and replay is not None:
+            raise ConfigError(
+                "this run directory is that of a replay: mpips replay starts its ranks"
+            )
+        if isinstance(ranks, OneRank) and monitor.record:
             raise ConfigError(
                 "monitor.record = true: needs several ranks; in one process updates have one order, and "
                 "the same program repeats it: set it to false"

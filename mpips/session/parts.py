@@ -38,7 +38,7 @@ class Parts(JobStart):
         control_comm: Communicator of messages to and from the scheduler.
         tree: The worker's gathers and reductions, from its start to its end; None on other ranks.
         server_comm: Communicator of all servers; on servers.
-        server_record: The server's part in a record or in a replay; None: there is none, or no server here.
+        server_record: The server's part in a record or in a replay; None without one, and on other ranks.
         worker_record: The same of the worker.
         comms: Communicators to free, in the order in which they were made.
     """

@@ -20,9 +20,9 @@ from mpips.model.served import local_tables
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
 from mpips.record.files import (
     FORMAT,
-    Head,
     RecordContent,
     RecordedTable,
+    RecordHead,
     ReplayOrder,
     Role,
     read_all,
@@ -141,7 +141,7 @@ def _why_not_table(table: Table) -> str:
     return ""
 
 
-def _head(p: Parts, role: Role, index: int, fingerprint: str) -> Head:
+def _head(p: Parts, role: Role, index: int, fingerprint: str) -> RecordHead:
     """Return the head of a rank's file."""
     a, saving = p.cluster.assignment, p.saving
     start = "new"
@@ -149,7 +149,7 @@ def _head(p: Parts, role: Role, index: int, fingerprint: str) -> Head:
         start = "memory of the attempt before"
     elif saving.start is not None:
         start = f"checkpoint {saving.start.name}"
-    return Head(
+    return RecordHead(
         format=FORMAT,
         role=role,
         index=index,
@@ -241,7 +241,7 @@ def _steps(file: RecordContent) -> _native.PullSteps:
     return _native.PullSteps(file.data, file.head.n_servers, len(file.head.tables))
 
 
-def _compare(p: Parts, head: Head, fingerprint: str) -> None:
+def _compare(p: Parts, head: RecordHead, fingerprint: str) -> None:
     """Compare the shape of this job with the recorded one.
 
     Raises:

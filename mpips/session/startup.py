@@ -364,7 +364,7 @@ class _StartUp:
                 durability,
             )
         except RegionError as error:
-            if durability.warm:
+            if durability.warm or isinstance(p.ranks, OneRank):
                 raise
             raise RegionError(f"{error}. {self._need_here(durability)}") from None
 

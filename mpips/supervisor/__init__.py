@@ -10,7 +10,7 @@ memory at the end or leaves it, `suspended.py` finds suspended ranks. `script.py
 in a rank; `submit.py` writes batch scripts. `standby.py` starts the next attempt beforehand,
 `standby_rank.py` is a rank of it, and `scaling.py` changes the size of a job. `elastic.py` lets the size
 follow the hosts: `membership.py` decides, `host_sources.py` observes them, and `slurm_agent.py` reaches hosts
-of other Slurm jobs.
+of other Slurm jobs. `hydra.py` reads what the launcher of MPICH and Intel MPI prints about the end of a rank.
 
 `record.py` writes the state of a run between attempts, `block.py` and `host_names.py` are texts for people.
 `sweep.py` runs one job with different options, each in a `child.py`, and `trial_watch.py` shows the trial.

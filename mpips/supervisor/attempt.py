@@ -124,6 +124,7 @@ class Ended:
         worked_s: Seconds for which ranks were seen at work; 0 if never, or only at the end.
         overdue: The launcher was killed because it did not end after a rank had ended.
         memory_limit: Bytes that the job's control group on this host may use; 0: it has no limit.
+        is_hydra: The launcher is that of MPICH or Intel MPI.
     """
 
     code: int
@@ -140,6 +141,7 @@ class Ended:
     worked_s: float = 0.0
     overdue: bool = False
     memory_limit: int = 0
+    is_hydra: bool = False
 
 
 class Attempt:
@@ -514,4 +516,5 @@ class Attempt:
             worked_s,
             self._overdue,
             group_limit(),
+            is_hydra=self._is_hydra,
         )

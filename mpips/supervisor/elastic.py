@@ -46,7 +46,7 @@ from mpips.supervisor.hosts import (
     slurm_hosts,
 )
 from mpips.supervisor.launcher import cores
-from mpips.supervisor.membership import OWN, Bounds, Choice, Membership, Offer
+from mpips.supervisor.membership import OWN, Bounds, HostChoice, Membership, Offer
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.scaling import Change, why_by_file
 
@@ -139,7 +139,7 @@ def first_pool(config: JobConfig) -> HostPool:
     return _pool(choice, is_only_here)
 
 
-def _pool(choice: Choice, is_only_here: bool) -> HostPool:
+def _pool(choice: HostChoice, is_only_here: bool) -> HostPool:
     """Return the pool of a choice. `is_only_here`: the options of the run name no host."""
     alone = is_only_here and len(choice.hosts) == 1 and is_here(choice.hosts[0].name)
     hosts = () if alone else choice.hosts
@@ -175,8 +175,8 @@ class Elastic:
         self._joins = JoinedHosts(plan.run)
         self._checks = HostChecks(plan.run)
         self._jobs: dict[str, str] = {}  # Slurm job by host, of joins
-        self._proposed: Choice | None = None
-        self._next = Choice((), 0)  # of the last `pool`
+        self._proposed: HostChoice | None = None
+        self._next = HostChoice((), 0)  # of the last `pool`
         self._former: tuple[str, ...] = ()
         self._looked_at = -math.inf
         self._since: dict[str, float] = {}  # Unix time by source
@@ -197,7 +197,7 @@ class Elastic:
         """Observe all sources and start checks of new hosts, at most every `_OWN_LOOK_S`. Not blocking.
 
         Args:
-            at_once: Also if the last look was just now.
+            at_once: Even if it has just done so.
         """
         now = running_s()
         if now - self._looked_at < _OWN_LOOK_S and not at_once:
@@ -288,7 +288,7 @@ class Elastic:
         self._next, self._former = choice, pool.former
         return pool
 
-    def _pool_of(self, choice: Choice) -> HostPool:
+    def _pool_of(self, choice: HostChoice) -> HostPool:
         pool = _pool(choice, self._is_only_here)
         names = {host.name for host in choice.hosts}
         before = (*self._former, *self._membership.used)
@@ -329,7 +329,7 @@ class Elastic:
 
     def applied(self) -> None:
         """Note that the attempt has ended with a checkpoint, for another choice or since hosts leave."""
-        self._membership.applied(self._proposed or Choice((), 0))
+        self._membership.applied(self._proposed or HostChoice((), 0))
 
     def vacated(self) -> None:
         """Note that what the last attempt left on its hosts was ended."""
@@ -359,7 +359,7 @@ class Elastic:
             return
         self._membership.bound(bounds)
 
-    def decide(self) -> Change | Choice | None:
+    def decide(self) -> Change | HostChoice | None:
         """Return a change that the attempt, which is at work, should end for; None: none that is new.
 
         Returns:
@@ -410,7 +410,7 @@ class Elastic:
         self._checks.end()
 
 
-def _key(choice: Choice) -> tuple[int, tuple[Host, ...]]:
+def _key(choice: HostChoice) -> tuple[int, tuple[Host, ...]]:
     return choice.n_ranks, choice.hosts
 
 

@@ -33,7 +33,7 @@ _ANSWER_S = 60.0  # s in which a child process must end
 _CHECK = "import socket, sys; open(sys.argv[1]).close(); import mpips.process; print(socket.gethostname())"
 
 
-class Question:
+class HostQuestion:
     """A child process with a short answer, which is never waited for.
 
     Its output goes to files: a process that it leaves (a connection that ssh shares, for example) would hold
@@ -41,7 +41,7 @@ class Question:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it. A program that cannot be started is an answer, too."""
+        """Start it. A program that cannot be started is an answer."""
         self._since = running_s()
         self._error = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -171,7 +171,7 @@ class AllocationHosts:
         self._hosts = with_slots(hosts)
         self._list = ""
         self._new_list = ""
-        self._question: Question | None = None
+        self._question: HostQuestion | None = None
         self._asked_at = running_s()
 
     def hosts(self) -> tuple[Host, ...]:
@@ -201,7 +201,7 @@ class AllocationHosts:
         return self._hosts
 
     def _ask(self, *argv: str) -> None:
-        self._question = Question(argv, self._env)
+        self._question = HostQuestion(argv, self._env)
 
 
 class JoinedHosts:
@@ -251,12 +251,12 @@ class HostChecks:
     def __init__(self, run: RunFolder) -> None:
         """Check nothing yet."""
         self._run = run
-        self._questions: dict[str, Question] = {}
+        self._questions: dict[str, HostQuestion] = {}
 
     def start(self, name: str, env: Mapping[str, str]) -> None:
         """Check a host. `env`: the environment in which it is reached."""
         command = [sys.executable, "-c", _CHECK, str(self._run.info_file)]
-        self._questions[name] = Question(reach([name], command, env, LIMITS), env)
+        self._questions[name] = HostQuestion(reach([name], command, env, LIMITS), env)
 
     def answers(self) -> dict[str, tuple[str, str]]:
         """Return the hosts that have answered since the last call: the host's own name and an error or ""."""

@@ -94,7 +94,7 @@ class Bounds(msgspec.Struct, frozen=True):
         return n_workers(n_ranks, self.servers, n_hosts) >= max(self.min_workers, 1)
 
 
-class Choice(msgspec.Struct, frozen=True):
+class HostChoice(msgspec.Struct, frozen=True):
     """Hosts and ranks of an attempt.
 
     Attributes:
@@ -163,7 +163,7 @@ class Membership:
         self._names: dict[str, str] = {}  # name of a place by the host's own name
         self._offers: tuple[Offer, ...] = ()
         self._servers = bounds.servers  # of the present attempt, as in `Bounds`
-        self._applied: Choice | None = None  # the attempt has ended for it with a checkpoint
+        self._applied: HostChoice | None = None  # the attempt has ended for it with a checkpoint
         self._settled_at = -math.inf  # time from which the run may grow
         self._rest_until = -math.inf  # before that it does not grow: the last change took long
         self._asked_at: float | None = None
@@ -176,7 +176,7 @@ class Membership:
         """Change the bounds: the user asks for another size."""
         self._bounds, self._resized = bounds, True
 
-    def fits(self, bounds: Bounds) -> Choice:
+    def fits(self, bounds: Bounds) -> HostChoice:
         """Return the choice that these bounds would lead to; without hosts, if they cannot be met."""
         return self._choose(self._staying(), bounds)
 
@@ -276,7 +276,7 @@ class Membership:
         self._settled_at = now + SETTLE_S
 
     def _other_name(self, name: str, own_name: str) -> str:
-        """Return the name under which another source, or this one, has the same host; "": there is none."""
+        """Return the name under which another source, or this one, has the same host; "" without one."""
         for other in (self._names.get(own_name, ""), own_name):
             if other and other != name and other in self._places:
                 return other
@@ -300,7 +300,7 @@ class Membership:
         if place is not None and not place.proven:
             self.lost(now, name, cause)
 
-    def began(self, now: float, choice: Choice) -> None:
+    def began(self, now: float, choice: HostChoice) -> None:
         """Note that an attempt has begun with a choice."""
         for place in self._places.values():
             place.used = 0
@@ -329,7 +329,7 @@ class Membership:
         if self._asked_at is None:
             self._asked_at = now
 
-    def applied(self, choice: Choice) -> None:
+    def applied(self, choice: HostChoice) -> None:
         """Note that the attempt has ended with a checkpoint of all its work, for a choice of `wanted`."""
         self._applied = choice
 
@@ -341,7 +341,7 @@ class Membership:
 
     # Decisions.
 
-    def wanted(self, now: float) -> Choice | None:
+    def wanted(self, now: float) -> HostChoice | None:
         """Return another choice of hosts if the attempt, which is at work, should end for it; else None."""
         leaving = [p for p in self._places.values() if p.used and p.must_leave]
         choice = self._choose(self._staying(), self._bounds)
@@ -366,7 +366,7 @@ class Membership:
             choice, why=f"{be(new)} there" if new else "more slots are there"
         )
 
-    def chosen(self) -> Choice:
+    def chosen(self) -> HostChoice:
         """Return the hosts of the next attempt.
 
         Raises:
@@ -383,7 +383,7 @@ class Membership:
             return choice
         raise HostsError(self._too_few())
 
-    def _continued(self) -> Choice:
+    def _continued(self) -> HostChoice:
         """Return the choice after a failure, or of the first attempt."""
         used = [p for p in self._places.values() if p.used and p.reachable and not p.gone]
         used.sort(key=lambda place: place.order)
@@ -399,7 +399,7 @@ class Membership:
         found = [p for p in self._places.values() if p.reachable and not p.leaves and not p.gone]
         return sorted(found, key=lambda place: (not place.used, place.order))
 
-    def _choose(self, places: Iterable[_Place], bounds: Bounds, most: int = 0) -> Choice:
+    def _choose(self, places: Iterable[_Place], bounds: Bounds, most: int = 0) -> HostChoice:
         """Return the choice of the first of these places that are needed.
 
         Args:
@@ -411,13 +411,13 @@ class Membership:
         slots = sum(host.slots for host in hosts)
         n = bounds.most_ranks(min(slots, most or slots), len(hosts))
         if not n:
-            return Choice((), 0)
+            return HostChoice((), 0)
         taken: list[Host] = []
         while sum(host.slots for host in taken) < n:
             taken.append(hosts[len(taken)])
         # The default number of servers depends on the number of hosts.
         fewer = bounds.most_ranks(n, len(taken))
-        found = Choice(tuple(taken), fewer) if fewer else Choice(tuple(hosts), n)
+        found = HostChoice(tuple(taken), fewer) if fewer else HostChoice(tuple(hosts), n)
         return msgspec.structs.replace(found, servers=bounds.servers)
 
     def _too_few(self) -> str:

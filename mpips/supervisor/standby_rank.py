@@ -155,7 +155,9 @@ def _be_killed_first(first: bool) -> None:
 
 def _leave(reason: str) -> NoReturn:
     """End this process, which prevents the standby launch, and say why."""
-    print(f"{REASON}{reason}", file=sys.stderr, flush=True)
+    # For `mpips run`, not for people.
+    sys.stderr.write(f"{REASON}{reason}\n")
+    sys.stderr.flush()
     # The other ranks wait for this one in MPI, and a launcher does not end them if the code is 0.
     if not launch.mpi_is_up():
         end_launch(1)

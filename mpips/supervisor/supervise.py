@@ -79,7 +79,7 @@ class Supervisor:
         self._copies_stdout = draws or plan.launcher.is_hydra
         self._standbys = Standbys(plan, self._may_restart, self._record.tell, self._copies_stdout)
         self._scaling = Scaling(plan, self._standbys, self._refuse_size)
-        # Of an elastic run, while this process has the lease.
+        # An elastic run has it while this process has the lease.
         self._elastic: Elastic | None = None
         self._conclusion = Conclusion(plan, self._record, self._must_end, self._standbys.end)
 

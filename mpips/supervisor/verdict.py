@@ -184,7 +184,10 @@ def _find_death(
         return found
     if reports:
         return _from_reports(reports, ended)
-    if found := _aborted(ended, logs) or _left_first(ended, logs):
+    if found := _aborted(ended, logs):
+        return found
+    # The exit code of Open MPI's launcher may be its own, without the text of a rank.
+    if ended.is_hydra and (found := _left_first(ended, logs)):
         return found
     # In a job of one rank the launcher is the rank.
     if ended.code < 0 and any(p.pid == ended.pid for p in ranks):

@@ -151,12 +151,12 @@ class _Watching(NamedTuple):
 
     Attributes:
         source: The data that is evaluated.
-        samples: Its samples on this worker; None without such data, and on ranks that are no workers.
+        samples: Its samples on this worker; None without such data, and on ranks without a worker.
         n_samples: Number of its samples on all workers.
         metrics: The metrics of an evaluation.
-        stopping: Early stopping; None: there is none.
+        stopping: Early stopping; None without it.
         best: The best checkpoint; None: it is not kept apart.
-        final_test: The test at the end; None: there is none.
+        final_test: The test at the end; None without one.
     """
 
     source: str

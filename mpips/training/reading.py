@@ -80,7 +80,7 @@ class JobData:
 
     Attributes:
         info: Description of the training data.
-        samples: Samples of this worker by split; {} on ranks that are no workers.
+        samples: Samples of this worker by split; {} on ranks without a worker.
         sizes: Number of samples of all workers, of each split but the training data.
         notes: Sentences for the user.
         arrays: Arrays that a task which reads its files itself has made of the training data.
@@ -166,7 +166,7 @@ class DataReader:
         holdout: The part of the training data that is held out; None: none is.
         own: The parts that this rank has read, by split. Streamed splits have one on every rank.
         skipped: Bad lines that were left out, by split.
-        learned: What the task has learned of the training data before it is read; None: nothing.
+        learned: The knowledge of the task about the training data before it is read; None: nothing.
     """
 
     ranks: Ranks

@@ -110,7 +110,7 @@ def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = (
-        "train.epochs=40",
+        "train.epochs=4000",  # SIGTERM ends it: no request of a slow machine comes too late
         "options.pause_s=0.02",
         f"monitor.port={port}",
         "monitor.log=csv,tensorboard",

@@ -19,7 +19,7 @@ from mpips.model.consistency import ASP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import SGD, Adagrad, Adam, Momentum
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.record.files import FORMAT, End, Head, RecordContent, RecordedTable, read_record
+from mpips.record.files import FORMAT, End, RecordContent, RecordedTable, RecordHead, read_record
 from mpips.record.writer import RecordFile
 from mpips.server.recorded import RecordingServer, ReplayingServer, table_digests
 from mpips.server.server import Server
@@ -101,8 +101,8 @@ class Job:
         )
         return ShmChannel(server.region, server.layout, writer, self.n_workers, True)
 
-    def head(self, role: Any, index: int) -> Head:
-        return Head(
+    def head(self, role: Any, index: int) -> RecordHead:
+        return RecordHead(
             format=FORMAT,
             role=role,
             index=index,
@@ -287,7 +287,7 @@ def content(
     end: End | None = End(),  # noqa: B008 (frozen)
 ) -> RecordContent:
     """Return a file of a record that was not written."""
-    head = Head(
+    head = RecordHead(
         format=FORMAT,
         role=role,
         index=index,

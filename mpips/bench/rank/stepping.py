@@ -34,7 +34,7 @@ def read_steps(attempt: Path, worker: int) -> NDArray[np.float64]:
     return np.frombuffer(data[: len(data) // 8 * 8], np.float64)
 
 
-class Stepping(Task):
+class SteppingTask(Task):
     """Push a constant, and record the end of each step."""
 
     name = "stepping"

@@ -121,7 +121,9 @@ def test_launches_of_hydra_are_told_apart_by_their_proxies(tmp_path: Path) -> No
     for path in proxies:
         path.parent.mkdir()
         # The rank is a child of a shell here, as it is where a script starts it.
-        path.write_text("#!/bin/sh\nsh -c 'sleep 60; :' & sh -c 'sleep 60; :' & echo ready; wait\n")
+        # It has a name of its own from its first line on.
+        rank = "sh -c 'echo ready; sleep 60; :' &"
+        path.write_text(f"#!/bin/sh\n{rank} {rank} wait\n")
         path.chmod(0o755)
         command = subprocess.Popen([path], stdout=subprocess.PIPE, start_new_session=True)
         running.append(command)
@@ -129,7 +131,7 @@ def test_launches_of_hydra_are_told_apart_by_their_proxies(tmp_path: Path) -> No
         launches = []
         for process in running:
             assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
+            assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             launches.append({siblings._launch_of(HYDRA, int(pid)) for pid in children})
             assert len(children) == 2

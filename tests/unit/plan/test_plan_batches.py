@@ -24,7 +24,7 @@ def test_a_plan_has_the_batches_that_the_task_chooses_for_its_workers(
     made = set()
 
     def noted(inputs: Inputs, *args: Any, **options: Any) -> Rehearsal:
-        made.add((args[1], inputs.batch_size))
+        made.add((args[2], inputs.batch_size))
         return rehearse(inputs, *args, **options)
 
     monkeypatch.setattr(planning, "rehearse", noted)

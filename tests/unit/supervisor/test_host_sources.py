@@ -15,7 +15,7 @@ import pytest
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.members import JoinFolder, JoinRecord
 from mpips.supervisor import host_sources, slurm_agent
-from mpips.supervisor.host_sources import AllocationHosts, HostfileHosts, JoinedHosts, Question
+from mpips.supervisor.host_sources import AllocationHosts, HostfileHosts, HostQuestion, JoinedHosts
 from mpips.supervisor.hosts import Host
 
 
@@ -73,23 +73,23 @@ def test_a_question_has_a_time_limit_and_ends_with_its_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host_sources, "_ANSWER_S", 0.2)
-    question = Question(["sh", "-c", "sleep 600; echo late"], os.environ)
+    question = HostQuestion(["sh", "-c", "sleep 600; echo late"], os.environ)
     assert answered(question) == ("", "no answer within 0.2 s")
-    missing = Question(["/no/such/program"], os.environ)
+    missing = HostQuestion(["/no/such/program"], os.environ)
     assert missing.answer() == ("", "/no/such/program cannot be started: No such file or directory")
     monkeypatch.setattr(host_sources, "_ANSWER_S", 60.0)
-    failing = Question(["sh", "-c", "echo first >&2; echo why >&2; exit 3"], os.environ)
+    failing = HostQuestion(["sh", "-c", "echo first >&2; echo why >&2; exit 3"], os.environ)
     assert answered(failing) == ("", "why")
     # A process that it leaves has its output open.
-    leaving = Question(["sh", "-c", "sleep 5 & echo here"], os.environ)
+    leaving = HostQuestion(["sh", "-c", "sleep 5 & echo here"], os.environ)
     began = time.monotonic()
     assert answered(leaving) == ("here\n", "")
     assert time.monotonic() - began < 4.0
-    stopped = Question(["sleep", "600"], os.environ)
+    stopped = HostQuestion(["sleep", "600"], os.environ)
     stopped.end()
 
 
-def answered(question: Question) -> tuple[str, str]:
+def answered(question: HostQuestion) -> tuple[str, str]:
     found: list[tuple[str, str]] = []
 
     def is_there() -> bool:

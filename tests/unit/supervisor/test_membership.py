@@ -16,7 +16,7 @@ from mpips.supervisor.membership import (
     SETTLE_S,
     SHARE,
     Bounds,
-    Choice,
+    HostChoice,
     Membership,
     Offer,
 )
@@ -55,19 +55,19 @@ class Scene:
             self.members.checked(self.now, name, errors.get(name, ""), name)
         return due
 
-    def begin(self) -> Choice:
+    def begin(self) -> HostChoice:
         self.look()
         choice = self.members.chosen()
         self.members.began(self.now, choice)
         self.members.at_work(self.now)
         return choice
 
-    def after(self, seconds: float) -> Choice | None:
+    def after(self, seconds: float) -> HostChoice | None:
         self.now += seconds
         self.members.at_work(self.now)
         return self.members.wanted(self.now)
 
-    def change(self, choice: Choice) -> Choice:
+    def change(self, choice: HostChoice) -> HostChoice:
         """End the attempt with a checkpoint for a choice, and begin the next one."""
         self.members.asked(self.now)
         self.members.applied(choice)
@@ -78,7 +78,7 @@ class Scene:
         return next(state for offer, state, _ in self.members.rows() if offer.source == source)
 
 
-def names(choice: Choice | None) -> list[str]:
+def names(choice: HostChoice | None) -> list[str]:
     assert choice is not None
     return [host.name for host in choice.hosts]
 
@@ -430,7 +430,7 @@ def test_whatever_happens_a_choice_has_only_hosts_that_are_there(seed: int) -> N
     scene = Scene(min_workers=least, max_workers=most)
     lost: set[str] = set()
     scene.look()
-    present: Choice | None = None
+    present: HostChoice | None = None
     for _ in range(300):
         scene.now += rng.choice([0.0, 0.3, 1.0, 7.0])
         event = rng.choice(
@@ -485,7 +485,7 @@ def test_whatever_happens_a_choice_has_only_hosts_that_are_there(seed: int) -> N
 
 def verify(
     scene: Scene,
-    choice: Choice,
+    choice: HostChoice,
     lost: set[str],
     leaving: bool,
     used: set[str] = frozenset(),  # type: ignore[assignment]
