@@ -74,17 +74,19 @@ class Restarts:
             return self._after_killed_start()
         self.killed_starts, self.pause_s = 0, 0.0
         now = self._recoverable(ended.status)
-        new_start = False
+        new_start = shows_steps = False
         if ended.status is not None:
             # An attempt that started at an earlier step lost the memory that held `_best`.
             start = ended.status.start.step
             self._best = min(self._best, start)
             new_start = start not in self._starts
             self._starts.add(start)
-        # The progress of a short attempt shows only in the step at which the next one starts.
+            shows_steps = ended.status.progress.step > start
+        # Steps of the last interval of heartbeats show only in the step at which the next attempt starts: all
+        # those of a short attempt, and of one whose first step took long (a program that is compiled first).
         in_memory = self._plan.config.redundancy.warm and self._plan.pool.n_ranks > 1
         unknown_s = _UNKNOWN_S + heartbeat_interval_s(self._plan.pool.n_ranks, math.inf)
-        unknown = in_memory and new_start and ended.worked_s < unknown_s
+        unknown = in_memory and new_start and (ended.worked_s < unknown_s or not shows_steps)
         self._futile = 0 if now > self._best or unknown else self._futile + 1
         self._best = max(self._best, now)
         run = self._plan.run.path
