@@ -117,9 +117,9 @@ def _kill_and_wait(process: subprocess.Popen[str], folder: Path) -> float:
         return None
 
     run, status = _until(look, process)
-    killed = time.time()
     if kill_role(status.ranks, run.path, status.generation, "server 0") is None:
         raise BenchError(f"attempt {status.generation} has no server 0 on this machine")
+    killed = time.time()
     mark = run.attempt(1) / FIRST_STEP
     text = _until(lambda: mark.read_text() if mark.is_file() else None, process)
     return float(text) - killed

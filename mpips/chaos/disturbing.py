@@ -1,4 +1,4 @@
-"""One command `mpips chaos`: from the wishes of the user to the report.
+"""One command `mpips chaos`: from its options to the report.
 
 `Disturbance` chooses the kinds of faults, makes the schedule, refuses what must not happen, and runs the
 loop. It stores what the report needs, so that an interrupted command has a report as well.
@@ -38,8 +38,8 @@ _QUIET_S = 10.0  # seconds without a fault at the beginning, at most; they show 
 _LOOK_S = 0.1  # seconds between two observations before the loop
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """The wishes of the user.
+class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the command.
 
     Attributes:
         kill: Roles whose ranks are killed; empty: none is.
@@ -99,14 +99,14 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 class Disturbance:
     """Faults in one run, from the beginning to the report. One per process."""
 
-    def __init__(self, wishes: Wishes, tell: Callable[[str], None]) -> None:
-        """Take the wishes of the user; `tell` prints a line for people.
+    def __init__(self, options: ChaosOptions, tell: Callable[[str], None]) -> None:
+        """Take the options; `tell` prints a line for people.
 
         Raises:
             ConfigError: The schedule has no fault.
         """
-        self._wishes, self._tell = wishes, tell
-        self._schedule = wishes.schedule()
+        self._options, self._tell = options, tell
+        self._schedule = options.schedule()
         self._run: RunFolder | None = None
         self._config: JobConfig | None = None
         self._loop: ChaosLoop | None = None
@@ -138,11 +138,11 @@ class Disturbance:
             self._disturb(run, guard)
 
     def _disturb(self, run: RunFolder, guard: FaultGuard) -> None:
-        wishes, config = self._wishes, load_config(str(run.config_file), [])
+        options, config = self._options, load_config(str(run.config_file), [])
         observer = RunObserver(lambda: view_of(run))
         seen = self._await_work(run, observer)
         kinds = self._kinds(run, config, guard)
-        refuse_place(run, seen, wishes.choices)
+        refuse_place(run, seen, options.choices)
         refuse_kinds(kinds, seen)
         refuse_restarts(run, config, seen, self._schedule)
         self._run, self._config = run, config
@@ -150,14 +150,14 @@ class Disturbance:
             observer.look,
             kinds,
             self._schedule,
-            for_s=wishes.for_s,
-            back_s=wishes.back_s,
+            for_s=options.for_s,
+            back_s=options.back_s,
             clock=MachineClock(),
             tell=self._tell,
         )
         self._tell(
             f"mpips chaos: {plural(len(self._schedule), 'fault')} in {run.path.name} with --seed "
-            f"{wishes.seed}"
+            f"{options.seed}"
         )
         try:
             self._loop.run()
@@ -172,14 +172,14 @@ class Disturbance:
             ConfigError: A worker makes no steps, or the run has ended.
         """
         clock = MachineClock()
-        deadline = clock.monotonic() + self._wishes.back_s
+        deadline = clock.monotonic() + self._options.back_s
         while True:
             seen = observer.look()
             if seen.all_move:
                 return seen
             if not seen.alive or clock.monotonic() > deadline:
                 raise ConfigError(
-                    f"{run.path.name}: not every worker has made a step within {self._wishes.back_s:g} s "
+                    f"{run.path.name}: not every worker has made a step within {self._options.back_s:g} s "
                     f"({seen.state}); "
                     "faults are injected only into a run that is at work"
                 )
@@ -187,19 +187,19 @@ class Disturbance:
 
     def _kinds(self, run: RunFolder, config: JobConfig, guard: FaultGuard) -> dict[str, FaultKind]:
         """Return the kinds of faults of the schedule, by name."""
-        wishes = self._wishes
+        options = self._options
         folder = config.checkpoint.folder
         checkpoints = Path(run.info().cwd, folder) if folder else run.checkpoints
         made: list[FaultKind] = [
             KilledRank(run.path),
-            PausedRank(run.path, guard, wishes.longest_s),
-            LinkFault("slow-link", run.path, guard, wishes.longest_s),
-            LinkFault("partition", run.path, guard, wishes.longest_s),
+            PausedRank(run.path, guard, options.longest_s),
+            LinkFault("slow-link", run.path, guard, options.longest_s),
+            LinkFault("partition", run.path, guard, options.longest_s),
             FlippedBit(run, checkpoints, config.redundancy.partner, guard),
         ]
-        if wishes.fill_disk is not None:
-            made.append(FilledDisk(run, wishes.fill_disk, wishes.leave_mib, wishes.longest_s))
-        used = {choice.kind for choice in wishes.choices}
+        if options.fill_disk is not None:
+            made.append(FilledDisk(run, options.fill_disk, options.leave_mib, options.longest_s))
+        used = {choice.kind for choice in options.choices}
         return {kind.name: kind for kind in made if kind.name in used}
 
     def report(self, interrupted: str) -> ChaosReport | None:
@@ -218,7 +218,7 @@ class Disturbance:
         quiet, net = loop.steps.quiet_rate(), loop.steps.net_rate()
         return ChaosReport(
             run=str(run.path),
-            seed=self._wishes.seed,
+            seed=self._options.seed,
             seconds=round(loop.seconds, 3),
             state=view.state,
             interrupted=interrupted,

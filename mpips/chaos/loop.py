@@ -116,9 +116,8 @@ class ChaosLoop:
             )
         self._begin = self._clock.monotonic()
         self._n_events, self._quiet_since = len(seen.events), self._clock.unix()
-        before_s = since_s = (
-            0.0  # planned time of the fault before, and the time at which it was over
-        )
+        # Planned time of the fault before, and the time at which the run was at work again.
+        before_s = since_s = 0.0
         for fault in self._schedule:
             due_s = since_s + fault.at_s - before_s
             if due_s >= self._for_s:

@@ -166,7 +166,7 @@ def command(
     mpips chaos job-2026 --kill any --every 30s --for 10m
     mpips chaos --launch job.toml --kill server --pause --flip-bits --seed 7 -- -n 6
     """
-    from mpips.chaos.disturbing import Disturbance, Wishes
+    from mpips.chaos.disturbing import ChaosOptions, Disturbance
 
     if launch is None and run is None:
         raise click.UsageError("give RUN, or --launch JOB")
@@ -182,7 +182,7 @@ def command(
     if leave and fill_disk is None:
         raise click.UsageError("--leave applies only to --fill-disk FOLDER")
     others = tuple(name for name, is_given in flags.items() if is_given)
-    wishes = Wishes(
+    options = ChaosOptions(
         kill=kill or (() if others else ("any",)),
         others=others,
         fill_disk=fill_disk.absolute() if fill_disk is not None else None,
@@ -194,7 +194,7 @@ def command(
         intervals="fixed" if intervals == "fixed" else "exponential",
         seed=seed if seed is not None else random.SystemRandom().randrange(1_000_000),
     )
-    disturbance = Disturbance(wishes, _ignore if as_json else say)
+    disturbance = Disturbance(options, _ignore if as_json else say)
     interrupted = 0
     try:
         with _interruptible():

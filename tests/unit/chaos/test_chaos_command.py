@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from run_files import RunFiles
 
-from mpips.chaos.disturbing import Disturbance, Wishes
+from mpips.chaos.disturbing import ChaosOptions, Disturbance
 from mpips.cli.chaos import Seconds, command
 from mpips.errors import ConfigError
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_not_there_or_has_ended_is_refused(tmp_path: Path) -> None
     assert "is not running (done)" in invoke("job", "--folder", str(tmp_path))[1]
 
 
-def wishes(**more: object) -> Wishes:
+def options(**more: object) -> ChaosOptions:
     values = {
         "kill": ("any",),
         "others": (),
@@ -70,11 +70,11 @@ def wishes(**more: object) -> Wishes:
         "seed": 7,
         **more,
     }
-    return Wishes(**values)  # type: ignore[arg-type]
+    return ChaosOptions(**values)  # type: ignore[arg-type]
 
 
 def test_kinds_of_faults_have_the_roles_that_they_hit() -> None:
-    found = wishes(kill=("server", "worker"), others=("pause", "partition", "flip-bits")).choices
+    found = options(kill=("server", "worker"), others=("pause", "partition", "flip-bits")).choices
     assert [(choice.kind, choice.roles) for choice in found] == [
         ("kill", ("server", "worker")),
         ("pause", ("any",)),
@@ -85,10 +85,10 @@ def test_kinds_of_faults_have_the_roles_that_they_hit() -> None:
 
 def test_a_schedule_begins_with_undisturbed_seconds() -> None:
     for every_s, for_s, quiet_s in ((30.0, 600.0, 10.0), (4.0, 600.0, 4.0), (4.0, 8.0, 2.0)):
-        planned = wishes(every_s=every_s, for_s=for_s, intervals="fixed").schedule()
+        planned = options(every_s=every_s, for_s=for_s, intervals="fixed").schedule()
         assert planned[0].at_s == quiet_s + every_s / 2
 
 
 def test_a_time_without_a_fault_is_refused() -> None:
     with pytest.raises(ConfigError, match="no fault happens in this time"):
-        Disturbance(wishes(every_s=10_000.0, for_s=5.0), print)
+        Disturbance(options(every_s=10_000.0, for_s=5.0), print)

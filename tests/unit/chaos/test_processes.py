@@ -87,15 +87,21 @@ def test_a_number_that_was_given_to_another_process_after_the_comparison_is_not_
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
-    own = begun(run, 1)
+    own, other = begun(run, 1), begun(tmp_path / "run2", 1)
     process = open_process(own.pid, run, 1)
     assert process is not None
-    own.kill()
-    own.wait()
-    # From here on the kernel may give the number to any process.
-    with process:
-        assert not process.send(signal.SIGKILL)
-    assert open_process(own.pid, run, 1) is None
+    try:
+        own.kill()
+        own.wait()
+        # The kernel has given the number to another process.
+        process.pid = other.pid
+        with process:
+            assert not process.send(signal.SIGKILL)
+        assert other.poll() is None
+        assert open_process(own.pid, run, 1) is None
+    finally:
+        other.kill()
+        assert other.wait() == -signal.SIGKILL
 
 
 def test_a_number_that_was_given_to_another_process_before_the_comparison_is_refused(
