@@ -1,8 +1,27 @@
-"""A report of `mpips chaos`, as the page about it shows it."""
+"""Parts of tests of `mpips chaos`: processes that look like ranks, and the report that its page shows."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from mpips.chaos.report import ChaosReport, CheckedPromise, FaultResult, promises_of
+from mpips.rundir.files import RankPlace
+
+# A rank with a forked child, which has the same environment and the same command line.
+_RANK = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(child, flush=True)
+sys.stdin.read()
+"""
 
 _FAULTS = (
     (12.3, "kill", "kill server 0 (rank 1, pid 4242)", "attempt 1 from memory", 2.13),
@@ -39,3 +58,30 @@ def example() -> ChaosReport:
         goodput=184.2 / 207.0,
         promises=promises_of(faults, [], "running", history),
     )
+
+
+def place(rank: int, role: str, pid: int) -> RankPlace:
+    """Return the recorded place of a rank."""
+    return RankPlace(rank=rank, role=role, host="node", pid=pid)
+
+
+@contextmanager
+def rank_of(run: Path, generation: int, rank: int) -> Iterator[tuple[int, int]]:
+    """Start a process that looks like a rank; yields its pid and that of its forked child."""
+    env = {
+        **os.environ,
+        "MPIPS_RUN_DIR": str(run),
+        "MPIPS_GENERATION": str(generation),
+        "OMPI_COMM_WORLD_SIZE": "3",
+        "OMPI_COMM_WORLD_RANK": str(rank),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", _RANK],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        yield process.pid, int(process.stdout.readline())
+        process.kill()

@@ -27,7 +27,7 @@ ip link set lo up
 ip link add eth0 type veth peer name eth1
 ip link set eth0 up
 ip link set eth1 up
-echo up
+echo up $$
 read more
 env --unset=MPIPS_RUN_DIR setsid --fork sleep 600 </dev/null >/dev/null 2>&1
 echo more
@@ -40,16 +40,21 @@ class Node:
 
     def __init__(self, run: Path, process: subprocess.Popen[str]) -> None:
         self.run, self.process = run, process
-        place = RankPlace(rank=0, role="worker 0", host="node1", pid=process.pid)
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        if words[:1] != ["up"]:
+            pytest.skip("the kernel refuses network namespaces")
+        self.pid = int(words[1])
+        place = RankPlace(rank=0, role="worker 0", host="node1", pid=self.pid)
         self.seen = Observation(0.0, True, "running", 0, places=(place,))
 
     def queues(self, device: str = "eth0") -> list[str]:
-        command = ["nsenter", f"--net=/proc/{self.process.pid}/ns/net", "tc", "-json", "qdisc"]
+        command = ["nsenter", f"--net=/proc/{self.pid}/ns/net", "tc", "-json", "qdisc"]
         done = subprocess.run([*command, "show", "dev", device], capture_output=True, check=True)
         return [queue["kind"] for queue in json.loads(done.stdout)]
 
     def add(self, *queue: str) -> None:
-        command = ["nsenter", f"--net=/proc/{self.process.pid}/ns/net", "tc", "qdisc", "add"]
+        command = ["nsenter", f"--net=/proc/{self.pid}/ns/net", "tc", "qdisc", "add"]
         subprocess.run([*command, "dev", "eth1", "root", *queue], check=True)
 
 
@@ -58,18 +63,15 @@ def node(run: Path) -> Iterator[Node]:
     """Start a node; skips where the kernel refuses namespaces."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter", "ip", "tc"))):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
-    env = {**os.environ, "MPIPS_RUN_DIR": str(run), "MPIPS_GENERATION": "0"}
+    # The program that makes the namespace is in it, and is no process of the run.
+    mark = ["env", f"MPIPS_RUN_DIR={run}", "MPIPS_GENERATION=0"]
     with subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", _NODE],
-        env=env,
+        ["unshare", "--net", "--fork", "--kill-child", *mark, "sh", "-c", _NODE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
         try:
-            assert process.stdout is not None
-            if process.stdout.readline() != "up\n":
-                pytest.skip("the kernel refuses network namespaces")
             yield Node(run, process)
         finally:
             process.kill()
@@ -108,14 +110,15 @@ def test_a_namespace_with_a_process_of_others_is_left_alone(tmp_path: Path) -> N
         assert [found.host for found in own_namespaces(tmp_path, own.seen)] == ["node1"]
         assert own.process.stdin is not None
         assert own.process.stdout is not None
-        inside = os.stat(f"/proc/{own.process.pid}/ns/net").st_ino
+        inside = os.stat(f"/proc/{own.pid}/ns/net").st_ino
         own.process.stdin.write("\n")
         own.process.stdin.flush()
         assert own.process.stdout.readline() == "more\n"
         others = [
             int(folder.name)
             for folder in Path("/proc").glob("[0-9]*")
-            if links._namespace(int(folder.name)) == inside and int(folder.name) != own.process.pid
+            if links._namespace(int(folder.name)) == inside
+            and int(folder.name) not in (own.pid, own.process.pid)
         ]
         try:
             assert own_namespaces(tmp_path, own.seen) == []

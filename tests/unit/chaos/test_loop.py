@@ -32,8 +32,10 @@ class VirtualRun:
         self.lost = 0  # steps by which it begins earlier than it should
         self.again = True  # another attempt follows a failure
         self.paused = False
+        self.stuck_s = 0.0  # seconds after a restart in which no step is made
         self._start = self._step = 0.0
         self._died: float | None = None
+        self._idle_s = 0.0  # seconds until the next step
         self._status = self._observed()
 
     # The clock.
@@ -68,7 +70,8 @@ class VirtualRun:
         second = int(self.now + 1e-9)
         self.now += dt
         if self._died is None and not self.paused and self.state == "running":
-            self._step += RATE * dt
+            self._step += RATE * dt if self._idle_s <= 0 else 0.0
+            self._idle_s -= dt
         elif self._died is not None:
             self._recover(self.now - self._died)
         if int(self.now + 1e-9) > second:
@@ -82,7 +85,7 @@ class VirtualRun:
         if self.state == "restarting" and dead_s >= DOWN_S:
             self.generation += 1
             self._start = self._step = max(self._step - self.lost, 0)
-            self.state, self._died = "running", None
+            self.state, self._died, self._idle_s = "running", None, self.stuck_s
             self.events.append(self._event("began", step=int(self._start), source=self.source))
 
     def _observed(self) -> Observation:
@@ -172,6 +175,35 @@ def test_a_kill_is_followed_to_the_next_attempt_and_its_downtime_measured() -> N
     # Of 60 s, 5 were lost.
     assert loop.steps.quiet_rate() == pytest.approx(RATE, rel=0.02)
     assert loop.steps.net_rate() / loop.steps.quiet_rate() == pytest.approx(55 / 60, abs=0.02)
+
+
+def test_an_attempt_that_makes_no_step_is_not_at_work() -> None:
+    run = VirtualRun()
+    run.stuck_s = 10.0
+    result = only(disturbed(run, kill_of(run), planned("kill", 10.0)))
+    assert result.downtime_s == pytest.approx(DOWN_S + 10.0, abs=1.5)
+
+
+def test_what_was_reported_before_the_end_of_a_fault_is_no_sign_of_work_after_it() -> None:
+    run = VirtualRun()
+    ended: list[float] = []
+    # A fault that stops no step: the next report has steps that were made before its end.
+    kind = Effect(
+        "pause", lambda: None, lambda: ended.append(run.now), Injected(what="p", length_s=3.3)
+    )
+    back: list[float] = []
+    loop = ChaosLoop(
+        run.look,
+        {"pause": kind},
+        planned("pause", 10.0),
+        for_s=14.0,
+        back_s=30.0,
+        clock=run,
+        tell=lambda text: back.append(run.now) if "continued" in text else None,
+    )
+    loop.run()
+    assert back[0] - ended[0] > 1.0
+    assert back[0] - ended[0] < 2.2
 
 
 def test_the_time_to_the_next_fault_counts_from_the_recovery() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from chaos_rig import place, rank_of
 from marked_process import begun
 
 from mpips.chaos import processes
@@ -23,44 +20,6 @@ from mpips.chaos.processes import (
     rank_process,
     signal_all,
 )
-from mpips.rundir.files import RankPlace
-
-# A rank with a forked child, which has the same environment and the same command line.
-_RANK = """
-import os, sys
-child = os.fork()
-if child == 0:
-    sys.stdin.read()
-    os._exit(0)
-print(child, flush=True)
-sys.stdin.read()
-"""
-
-
-def place(rank: int, role: str, pid: int) -> RankPlace:
-    return RankPlace(rank=rank, role=role, host="node", pid=pid)
-
-
-@contextmanager
-def rank_of(run: Path, generation: int, rank: int) -> Iterator[tuple[int, int]]:
-    """Start a process that looks like a rank; yields its pid and that of its forked child."""
-    env = {
-        **os.environ,
-        "MPIPS_RUN_DIR": str(run),
-        "MPIPS_GENERATION": str(generation),
-        "OMPI_COMM_WORLD_SIZE": "3",
-        "OMPI_COMM_WORLD_RANK": str(rank),
-    }
-    with subprocess.Popen(
-        [sys.executable, "-c", _RANK],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        yield process.pid, int(process.stdout.readline())
-        process.kill()
 
 
 def test_a_process_of_the_run_is_opened_and_no_other_one(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def test_faults_are_taken_back_once_and_at_the_end(
         guard.add(Undo(kind="restore", offset=0, before=ord("a"), after=ord("Z")), opened.fileno())
         os.pwrite(opened.fileno(), b"Z", 0)
         pid = guard.pid
+        # No signal of a terminal reaches it.
+        assert os.getsid(pid) == pid
     assert file.read_bytes() == b"abcde"
     assert state_of(pid) == "X"
 
@@ -107,6 +109,17 @@ def test_a_byte_that_somebody_else_has_written_since_stays(tmp_path: Path) -> No
     with file.open("r+b") as opened:
         take_back(Undo(kind="restore", offset=1, before=ord("x"), after=ord("y")), opened.fileno())
     assert file.read_bytes() == b"abcde"
+
+
+def test_faults_are_taken_back_at_the_end_also_if_the_guard_was_killed(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    with FaultGuard() as guard, RunProcess(sleeper.pid) as process:
+        guard.add(Undo(kind="continue"), process.fd)
+        process.send(signal.SIGSTOP)
+        until(lambda: state_of(sleeper.pid) == "T")
+        os.kill(guard.pid, signal.SIGKILL)
+    until(lambda: state_of(sleeper.pid) == "S")
 
 
 def test_nothing_is_changed_without_a_guard(sleeper: subprocess.Popen[bytes]) -> None:
