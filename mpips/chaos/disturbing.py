@@ -18,6 +18,7 @@ from mpips.chaos.links import LinkFault
 from mpips.chaos.loop import ChaosLoop, MachineClock
 from mpips.chaos.observing import Observation, RunObserver
 from mpips.chaos.refusing import (
+    only_one,
     refuse_kinds,
     refuse_place,
     refuse_restarts,
@@ -124,7 +125,10 @@ class Disturbance:
         ):
             run = launched.run
             self._tell(f"mpips chaos: started {run.path}; its output is in {launched.log}")
-            self._disturb(run, guard)
+            try:
+                self._disturb(run, guard)
+            finally:
+                self._tell(f"mpips chaos: ending {run.path.name} after a last checkpoint")
 
     def disturb(self, run: RunFolder) -> None:
         """Inject the faults into a run. Blocks.
@@ -134,7 +138,7 @@ class Disturbance:
             ChaosError: The run makes no steps.
         """
         refuse_run(run)
-        with FaultGuard() as guard:
+        with only_one(run), FaultGuard() as guard:
             self._disturb(run, guard)
 
     def _disturb(self, run: RunFolder, guard: FaultGuard) -> None:

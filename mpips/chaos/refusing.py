@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpips.chaos.faults import FaultKind
 from mpips.chaos.observing import Observation
@@ -17,6 +19,25 @@ from mpips.rundir.view import running
 
 # Kinds of faults that end an attempt, each of which takes one restart of the run.
 ENDS_ATTEMPT = ("kill", "flip-bits")
+
+
+@contextlib.contextmanager
+def only_one(run: RunFolder) -> Iterator[None]:
+    """Exclude another command that disturbs the same run, where the file system has locks; for the block.
+
+    Raises:
+        ConfigError: Another command disturbs the run.
+    """
+    with run.info_file.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{run.path.name}: another mpips chaos disturbs this run; wait for its end"
+            ) from None
+        except OSError:
+            pass
+        yield
 
 
 def refuse_run(run: RunFolder) -> None:

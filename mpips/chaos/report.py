@@ -98,8 +98,8 @@ class ChaosReport(msgspec.Struct, kw_only=True):
 
     @property
     def held(self) -> bool:
-        """True if no promise is broken."""
-        return all(promise.outcome != "broken" for promise in self.promises)
+        """True if a fault was injected and no promise is broken."""
+        return bool(self.faults) and all(promise.outcome != "broken" for promise in self.promises)
 
 
 def judge_fault(
@@ -319,6 +319,8 @@ def report_lines(report: ChaosReport, width: int) -> list[str]:
                 rows.append(["", "", f"  {r.effect}"])
             table = text_table(rows, right=(0, 1))
         lines += ["", *table]
+    else:
+        lines.append("no fault was injected")
     lines += [f"left out: {text}" for text in report.left_out]
     lines.append("")
     if report.goodput is not None:

@@ -5,7 +5,7 @@ ends this process. Only the folder that the user gives is filled, and without `-
 its own, on which the machine has nothing else.
 
 The changed bit lies in a value of the newest checkpoint, of which the run has an older one as well. Then the
-memory of the run is made incomplete and a rank is killed, so that the next attempt must start from a
+memory of the run is removed and a rank is killed, so that the next attempt must start from a
 checkpoint. The bit is changed back when that attempt is at work.
 """
 
@@ -28,11 +28,14 @@ from mpips.checkpoint.find import order
 from mpips.checkpoint.manifest import DatasetEntry
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.errors import CheckpointError, ConfigError
-from mpips.rundir.directory import FULL, RunFolder
+from mpips.rundir.directory import FULL, STALE_S, RunFolder
 from mpips.supervisor.reap import segments
 from mpips.transport.region import MARK
 
 _SHORTEST_S = 1.0  # seconds of the shortest full disk
+# Seconds of the longest one: a lease that cannot be renewed for STALE_S lets the run look dead.
+_LONGEST_S = 0.6 * STALE_S
+_PERSISTENT = "-kept-"  # part of the names of memory that outlives an attempt
 _CHUNK_BYTES = 64 << 20
 _LEAST_BYTES = 4096
 
@@ -97,10 +100,10 @@ class FilledDisk:
             run: The run.
             folder: The folder that the user allows to be filled.
             leave_mib: MiB that stay free; 0: none.
-            longest_s: Seconds of the longest fault.
+            longest_s: Seconds of the longest fault; more than 12 count as 12.
         """
         self._run, self._folder, self._leave_mib = run, folder, leave_mib
-        self._longest_s = longest_s
+        self._longest_s = min(longest_s, _LONGEST_S)
         self._filler: DiskFiller | None = None
 
     def why_not(self, seen: Observation) -> str:
@@ -275,10 +278,10 @@ class FlippedBit:
         return path, path / manifest.file.name, max(entries, key=lambda entry: entry.n_bytes)
 
     def _drop_memory(self) -> None:
-        """Remove the marks without which no attempt continues in the memory of this run."""
-        for path in segments(self._run.info().token)[0]:
-            if path.name.endswith(MARK):
-                path.unlink(missing_ok=True)
+        """Remove the names of the memory in which the next attempt would continue, the marks first."""
+        own = [path for path in segments(self._run.info().token)[0] if _PERSISTENT in path.name]
+        for path in sorted(own, key=lambda path: not path.name.endswith(MARK)):
+            path.unlink(missing_ok=True)
 
     def hold(self) -> None:
         """Do nothing: the bit stays changed."""

@@ -41,6 +41,18 @@ def test_runs_of_others_and_ended_runs_are_refused(
         refusing.refuse_run(files.run)
 
 
+def test_one_command_at_a_time_disturbs_a_run(tmp_path: Path) -> None:
+    run = RunFiles(tmp_path).run
+    with (
+        refusing.only_one(run),
+        pytest.raises(ConfigError, match="another mpips chaos disturbs this run"),
+        refusing.only_one(run),
+    ):
+        pass
+    with refusing.only_one(run):
+        pass
+
+
 def test_a_run_elsewhere_is_refused_and_its_hosts_are_named(tmp_path: Path) -> None:
     run = RunFiles(tmp_path).run
     choices = [FaultChoice(kind="kill", roles=("any",))]

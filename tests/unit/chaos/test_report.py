@@ -80,10 +80,11 @@ def test_each_broken_promise_is_named_once(
     results: list[FaultResult], unplanned: tuple[str, ...], expected: list[str]
 ) -> None:
     assert outcomes(results, unplanned) == expected
-    report = ChaosReport(
-        run="r", seed=1, promises=promises_of(results, unplanned, "running", UNCHECKED)
-    )
-    assert report.held == ("broken" not in expected)
+    promises = promises_of(results, unplanned, "running", UNCHECKED)
+    report = ChaosReport(run="r", seed=1, faults=results, promises=promises)
+    # A run into which no fault was injected has shown nothing.
+    assert report.held == (bool(results) and "broken" not in expected)
+    assert ("no fault was injected" in report_lines(report, 0)) == (not results)
 
 
 def test_the_json_of_a_report_has_all_of_it() -> None:

@@ -113,6 +113,11 @@ def test_a_full_disk_is_freed_at_its_end(tmp_path: Path) -> None:
         kind.end(injected)
         assert free_mib(folder) > 7
         kind.end(injected)
+        # A longer one would let the lease become stale.
+        long = FilledDisk(run, folder, 0, 500.0)
+        injected = long.inject(FAULT, seen)
+        assert injected.length_s == pytest.approx(1 + 11 * 0.6)
+        long.end(injected)
 
 
 class RunAtWork:
@@ -123,7 +128,7 @@ class RunAtWork:
         self.process = begun(self.folder.path, 0)
         self.memory = folder / "shm"
         self.memory.mkdir()
-        for name in ("mpips-kept-s0-mark", "mpips-kept-s0-values"):
+        for name in ("mpips-kept-s0-mark", "mpips-kept-s0-values", "mpips-s0-signals"):
             (self.memory / name).touch()
         files = sorted(self.memory.iterdir())
         monkeypatch.setattr(storage, "segments", lambda token: (files, []))
@@ -168,7 +173,7 @@ def test_a_bit_is_changed_detected_and_changed_back(at_work: RunAtWork) -> None:
         assert injected.ends_attempt
         assert not injected.spares_memory
         # The next attempt must start from a checkpoint.
-        assert [path.name for path in at_work.memory.iterdir()] == ["mpips-kept-s0-values"]
+        assert [path.name for path in at_work.memory.iterdir()] == ["mpips-s0-signals"]
         assert at_work.process.wait(5) == -signal.SIGKILL
         kind.end(injected)
         assert (newest / "state.h5").read_bytes() == before
@@ -203,7 +208,7 @@ def test_no_bit_is_changed_without_an_older_good_checkpoint(at_work: RunAtWork) 
             kind.inject(FAULT, at_work.seen)
     assert newest.read_bytes() == before
     assert at_work.process.poll() is None
-    assert len(list(at_work.memory.iterdir())) == 2
+    assert len(list(at_work.memory.iterdir())) == 3
 
 
 def test_no_bit_is_changed_where_the_run_continues_from_other_memory(tmp_path: Path) -> None:
