@@ -9,8 +9,6 @@ in MPI, which mpips cannot make shorter.
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -27,6 +25,8 @@ from numpy.typing import NDArray
 from mpips.bench.launching import Options, empty_launch_s
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.bench.rank.stepping import read_steps
+from mpips.chaos.processes import kill_role
+from mpips.chaos.schedule import FaultChoice, make_schedule
 from mpips.mpi.mpirun import mpi_environment
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Status
@@ -42,6 +42,7 @@ _WORKERS = 3
 _RANKS = 2 + _WORKERS
 _LIMIT_S = 120.0
 _READY_S = 30.0  # s that an event waits for a standby launch
+_SEED = 11  # of the kills
 _STEPS = 20  # steps of worker 0 in an attempt, after which it counts as being at work
 
 
@@ -283,7 +284,8 @@ class _Job:
         return _longest(self.steps(0), begin, time.time())
 
     def _kill(self, status: Status, role: str) -> None:
-        os.kill(next(place.pid for place in status.ranks if place.role == role), signal.SIGKILL)
+        if kill_role(status.ranks, self.run.path, status.generation, role) is None:
+            raise BenchError(f"attempt {status.generation} has no {role} on this machine")
 
     def scale(self, *arguments: str) -> tuple[float, float]:
         """Change the size.
@@ -315,14 +317,20 @@ class _Job:
 
         A step that a worker repeats after a kill counts once.
         """
-        draws = random.Random(11)
+        roles = (*(f"worker {w}" for w in range(_WORKERS)), "server 0")
+        length_s = plan.kills * plan.between_s
+        kills = make_schedule(
+            [FaultChoice(kind="kill", roles=roles)],
+            _SEED,
+            plan.between_s,
+            length_s,
+            intervals="fixed",
+        )
         begin = time.time()
-        for k in range(plan.kills):
-            time.sleep(max(0.0, begin + (k + 0.5) * plan.between_s - time.time()))
-            status = self._until(self._with_ranks)
-            workers = [f"worker {w}" for w in range(_WORKERS)]
-            self._kill(status, draws.choice([*workers, "server 0"]))
-        end = begin + plan.kills * plan.between_s
+        for kill in kills:
+            time.sleep(max(0.0, begin + kill.at_s - time.time()))
+            self._kill(self._until(self._with_ranks), kill.role)
+        end = begin + length_s
         time.sleep(max(0.0, end - time.time()))
         return max(0.0, self.rate(begin, end) - plan.kills * _WORKERS / (end - begin))
 

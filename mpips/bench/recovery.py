@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from mpips.bench import journal
 from mpips.bench.launching import Options, empty_launch_s, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.recovering import FIRST_STEP
+from mpips.chaos.processes import kill_role
 from mpips.mpi.mpirun import mpi_environment
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Status
@@ -117,9 +117,9 @@ def _kill_and_wait(process: subprocess.Popen[str], folder: Path) -> float:
         return None
 
     run, status = _until(look, process)
-    server = next(place.pid for place in status.ranks if place.role == "server 0")
+    if kill_role(status.ranks, run.path, status.generation, "server 0") is None:
+        raise BenchError(f"attempt {status.generation} has no server 0 on this machine")
     killed = time.time()
-    os.kill(server, signal.SIGKILL)
     mark = run.attempt(1) / FIRST_STEP
     text = _until(lambda: mark.read_text() if mark.is_file() else None, process)
     return float(text) - killed

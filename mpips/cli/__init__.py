@@ -16,6 +16,7 @@ from mpips.mpi.launch import launched_rank, say_and_exit
 
 _COMMANDS = {
     "bench": "mpips.cli.bench",
+    "chaos": "mpips.cli.chaos",
     "checkpoint": "mpips.cli.checkpoint",
     "ckpt": "mpips.cli.ckpt",
     "completion": "mpips.cli.completion",

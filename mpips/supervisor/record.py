@@ -7,6 +7,7 @@ continues.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -20,17 +21,21 @@ class RunRecord:
     """Writes the state of a run into its directory, and prints lines for people. Main thread only.
 
     Attributes:
-        tell: Prints text for people.
         restarts: Restarts after failures up to now, for status.json.
     """
 
     def __init__(self, run: RunFolder, tell: Callable[[str], None]) -> None:
         """Write nothing yet. `tell` prints text for people."""
-        self.tell = tell
+        self._tell = tell
         self.restarts = 0
         self._run = run
         self._warned = False
         self._printed: set[str] = set()
+
+    def tell(self, text: str) -> None:
+        """Print text for people. Errors of writing are ignored: the log may lie on a disk that is full."""
+        with contextlib.suppress(OSError, ValueError):
+            self._tell(text)
 
     def tell_once(self, line: str) -> None:
         """Print a line unless it was printed before."""

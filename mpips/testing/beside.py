@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from mpips.chaos.storage import DiskFiller
 from mpips.testing.errors import BenchError
 
 Steps = Callable[[], Mapping[int, int]]  # returns the steps of each worker so far, by index
@@ -123,15 +124,10 @@ class FullDisk(Beside):
         """Fill the disk, wait until all workers have made steps, and free it again."""
         # Wait for the files in which the workers count their steps.
         _await_first(steps)
-        filler = self.path(self._folder) / "filler"
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-            except OSError:
-                pass
+        filler = DiskFiller(self.path(self._folder))
+        filler.fill()
         _watch(steps)
-        filler.unlink()
+        filler.close()
 
     def end(self) -> None:
         """Kill the process that owns the mount."""

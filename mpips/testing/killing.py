@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
 import signal
 import subprocess
@@ -24,11 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from mpips.chaos.processes import environment_of, signal_all
 from mpips.mpi.launch import launched_rank
 from mpips.mpi.mpirun import mpi_environment
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Status
-from mpips.supervisor.reap import belongs, processes_of, state_of
+from mpips.supervisor.reap import processes_of, state_of
 from mpips.testing.beside import Beside
 from mpips.testing.counted import read_steps
 from mpips.testing.damage import Damage
@@ -301,10 +301,7 @@ class Victim:
         for pid in sorted(processes_of(self._own_path, generation)):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                lines = (
-                    Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-                )
-                env = dict(line.partition("=")[::2] for line in lines)
+                env = environment_of(pid)
                 # Skip children of ranks, which have the same command line and environment.
                 if b"train" in words and "PMIX_RANK" in env and _parent(pid) not in found.values():
                     found[launched_rank(env)] = pid
@@ -333,9 +330,7 @@ class Victim:
 
     def _stop(self, pid: int, generation: int) -> None:
         """Stop a process; return after two more steps of all workers, at the latest after _STOPPED_S."""
-        with contextlib.suppress(OSError):
-            if belongs(pid, self._own_path, generation):
-                os.kill(pid, signal.SIGSTOP)
+        signal_all([pid], self._own_path, generation, signal.SIGSTOP)
         self._until(lambda: True if state_of(pid) in "TXZ" else None)
         before = self._steps(generation)
         deadline = time.monotonic() + _STOPPED_S
@@ -364,13 +359,7 @@ class Victim:
         return [int(word) for word in text.split()]
 
     def _kill_all(self, pids: Sequence[int], generation: int) -> str:
-        killed = ""
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                if belongs(pid, self._own_path, generation):
-                    os.kill(pid, signal.SIGKILL)
-                    killed = "killed"
-        return killed
+        return "killed" if signal_all(pids, self._own_path, generation, signal.SIGKILL) else ""
 
     def _until(self, look: Callable[[], Found | None]) -> Found:
         """Poll `look` and return its first result that is not None.

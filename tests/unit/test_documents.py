@@ -13,10 +13,12 @@ from typing import Literal
 import click
 import pytest
 from _pytest.mark import ParameterSet
+from chaos_rig import example
 from documents import DOCUMENTS, ROOT, Block, blocks, lacking, same_output, started
 from long_runs import in_turn
 from training import made_data
 
+from mpips.chaos.report import report_lines
 from mpips.cli import cli
 from mpips.config.schema import load_config
 from mpips.config.site import VARIABLE, load_site
@@ -266,6 +268,10 @@ def site(text: str) -> None:
     assert found.defaults or found.environment
 
 
+def chaos(text: str) -> None:
+    assert text.splitlines() == report_lines(example(), 0)
+
+
 SHOWN: dict[str, Callable[[str], None]] = {
     "progress": progress_line,
     "summary": summary_block,
@@ -273,6 +279,7 @@ SHOWN: dict[str, Callable[[str], None]] = {
     "top": top,
     "doctor": doctor,
     "site": site,
+    "chaos": chaos,
 }
 
 

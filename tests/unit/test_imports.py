@@ -34,7 +34,7 @@ LAYERS = [
     ["tasks", "monitor", "torch", "jax"],
     ["training", "keras", "sklearn"],
     ["supervisor", "web"],
-    ["inference"],
+    ["inference", "chaos"],
     ["testing", "plan", "doctor"],
     ["bench"],
     ["cli"],

@@ -65,6 +65,23 @@ def test_a_process_that_does_not_end_is_one_sentence_at_the_end_of_a_run_too(
         case.run({"finish": True})
 
 
+def test_a_log_on_a_full_disk_ends_no_run(case: Case) -> None:
+    class FullLog(list[str]):
+        """Lines that cannot be written."""
+
+        refused = 0
+
+        def append(self, text: str) -> None:
+            self.refused += 1
+            raise OSError(28, "No space left on device")
+
+    log = FullLog()
+    case.printed = log
+    assert case.run({"code": 1}, {"finish": True}) == 0
+    assert case.attempts == 2
+    assert log.refused >= 2
+
+
 def test_a_finished_run_is_not_run_again(case: Case) -> None:
     assert case.run({"finish": True}) == 0
     assert case.run({"code": 1}) == 0

@@ -1,0 +1,337 @@
+"""The report on a run that was disturbed: each fault with its effect, and the promises that were checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from mpips.chaos.faults import Injected
+from mpips.chaos.observing import Observation, StepTimes, failures_since
+from mpips.chaos.schedule import PlannedFault
+from mpips.errors import ConfigError
+from mpips.monitor.progress import duration, plural
+from mpips.record.files import read_all, record_folder
+from mpips.record.history import check_history
+from mpips.rundir.directory import RunFolder
+from mpips.terminal.table import text_table
+
+Outcome = Literal["held", "broken", "not checked"]
+DONE = "done"
+INTERRUPTED = "not observed: interrupted"
+_SHOWN = 5  # broken rules of a record that are printed
+
+
+class FaultResult(msgspec.Struct, kw_only=True):
+    """A fault and what followed.
+
+    Attributes:
+        at_s: Seconds from the beginning.
+        kind: Name of its kind.
+        what: Description of the fault, for people.
+        attempt: Generation number of the attempt that it hit.
+        effect: Description of the next attempt or step, for people.
+        downtime_s: Time that it has cost, to about a second; see `StepTimes.downtime_s`. None: no further
+            step was seen.
+        failures: Attempts that failed after it.
+        lost_steps: Steps of all workers that memory had and the next attempt did not recover.
+        repeated_steps: Steps that were made again from a checkpoint.
+        broken: Why a promise is broken; empty: none is.
+    """
+
+    at_s: float
+    kind: str
+    what: str
+    attempt: int
+    effect: str = ""
+    downtime_s: float | None = None
+    failures: int = 0
+    lost_steps: int = 0
+    repeated_steps: int = 0
+    broken: list[str] = []
+
+
+class CheckedPromise(msgspec.Struct, kw_only=True):
+    """A promise of mpips in this run.
+
+    Attributes:
+        name: The promise.
+        outcome: "held", "broken" or "not checked".
+        detail: Counts, or the reason why it was not checked.
+    """
+
+    name: str
+    outcome: Outcome
+    detail: str
+
+
+class ChaosReport(msgspec.Struct, kw_only=True):
+    """The whole report; `mpips chaos --json` prints it.
+
+    Attributes:
+        run: Path of the run directory.
+        seed: Seed of the schedule.
+        seconds: Seconds from the first step seen to the end.
+        state: State of the run at the end; see mpips.rundir.view.
+        interrupted: Name of the signal that ended it early; "": none.
+        faults: The faults, in their order.
+        left_out: Faults that were impossible when they were due, with the reason.
+        steps_per_s: Steps per second of the run; those that were lost or repeated count once.
+        quiet_steps_per_s: Steps per second between the faults.
+        goodput: The first of these divided by the second one; None: too few steps.
+        promises: The promises that were checked.
+    """
+
+    run: str
+    seed: int
+    seconds: float = 0.0
+    state: str = ""
+    interrupted: str = ""
+    faults: list[FaultResult] = []
+    left_out: list[str] = []
+    steps_per_s: float = 0.0
+    quiet_steps_per_s: float = 0.0
+    goodput: float | None = None
+    promises: list[CheckedPromise] = []
+
+    @property
+    def held(self) -> bool:
+        """True if a fault was injected and no promise is broken."""
+        return bool(self.faults) and all(promise.outcome != "broken" for promise in self.promises)
+
+
+def judge_fault(
+    fault: PlannedFault,
+    injected: Injected,
+    before: Observation,
+    after: Observation | None,
+    last: Observation,
+    steps: StepTimes,
+) -> FaultResult:
+    """Return the result of a fault.
+
+    Args:
+        fault: The plan.
+        injected: The fault.
+        before: The run just before it.
+        after: The run when it was at work again; None: that was not seen.
+        last: The newest observation.
+        steps: The steps of the run over time.
+    """
+    known = len(before.events)
+    failed = failures_since(last.events, known)
+    begins = [event for event in last.events[known:] if event.event == "began"]
+    result = FaultResult(
+        at_s=round(fault.at_s, 3),
+        kind=fault.kind,
+        what=injected.what,
+        attempt=before.generation,
+        failures=len(failed),
+        broken=[injected.broken] if injected.broken else [],
+    )
+    if begins and begins[0].source == "memory":
+        result.lost_steps = max(before.recoverable - begins[0].step, 0)
+    if begins and any(event.source != "memory" for event in begins):
+        result.repeated_steps = max(steps.greatest(before.generation) - begins[-1].step, 0)
+    if result.lost_steps:
+        result.broken.append(
+            f"{plural(result.lost_steps, 'step')} of all workers in memory were not recovered by attempt "
+            f"{begins[0].generation}"
+        )
+    if injected.spares_memory and before.in_memory:
+        result.broken += [
+            f"attempt {event.generation} began from {event.source} although the memory was there"
+            for event in begins
+            if event.source != "memory"
+        ]
+    if injected.ends_attempt and len(failed) > 1:
+        result.broken += [
+            f"attempt {event.generation} after it failed as well: {event.cause}"
+            for event in failed[1:]
+        ]
+    if injected.damaged and any(_is_same(seen, injected.damaged) for seen in (after, last)):
+        result.broken.append(f"{Path(injected.damaged).name} was read although a bit is changed")
+    _describe(result, after, last, len(begins))
+    return result
+
+
+def interrupted_fault(
+    fault: PlannedFault, injected: Injected, before: Observation, at_s: float
+) -> FaultResult:
+    """Return the result of a fault that was taken back early, because the command was interrupted."""
+    return FaultResult(
+        at_s=round(at_s, 3),
+        kind=fault.kind,
+        what=injected.what,
+        attempt=before.generation,
+        effect=INTERRUPTED,
+        broken=[injected.broken] if injected.broken else [],
+    )
+
+
+def _is_same(seen: Observation | None, path: str) -> bool:
+    return seen is not None and bool(seen.start_path) and Path(seen.start_path) == Path(path)
+
+
+def _describe(
+    result: FaultResult, after: Observation | None, last: Observation, n_begins: int
+) -> None:
+    """Add the effect of a fault; a run that is not at work again is a broken promise unless it is done."""
+    if after is None and last.state == DONE:
+        result.effect = "the run was done"
+    elif after is None:
+        result.effect = f"not at work again ({last.state})"
+        result.broken.append(f"the run was not at work again after it ({last.state})")
+    elif n_begins:
+        source = after.start_source
+        if source == "checkpoint":
+            source = f"{Path(after.start_path).name}, {plural(result.repeated_steps, 'step')} again"
+        result.effect = f"attempt {after.generation} from {source}"
+    else:
+        result.effect = "the attempt continued"
+
+
+def promises_of(
+    results: Sequence[FaultResult], unplanned: Sequence[str], state: str, history: CheckedPromise
+) -> list[CheckedPromise]:
+    """Return the promises with their outcome.
+
+    Args:
+        results: The faults.
+        unplanned: Causes of attempts that failed although no fault had happened.
+        state: State of the run at the end.
+        history: The check of the record.
+    """
+    results = [r for r in results if r.effect != INTERRUPTED or r.broken]
+    back = [r for r in results if not r.effect.startswith("not at work")]
+    lost = sum(r.lost_steps for r in results)
+    repeated = sum(r.repeated_steps for r in results)
+    flips = [r for r in results if r.kind == "flip-bits"]
+    missed = [r for r in flips if any("bit" in text for text in r.broken)]
+    survived = len(back) == len(results)
+    wrong = [text for r in results for text in r.broken if text not in _counted(r)]
+    found = [
+        _promise(
+            "every fault was survived",
+            survived,
+            f"{len(back)} of {len(results)}" if results else "",
+        ),
+        _promise(
+            "no update was lost",
+            not lost and not wrong,
+            "; ".join(
+                [f"{plural(lost, 'step')} lost, {plural(repeated, 'step')} made again", *wrong]
+            )
+            if results
+            else "",
+        ),
+        _promise(
+            "damage was detected",
+            not missed,
+            f"{len(flips) - len(missed)} of {len(flips)} changed bits" if flips else "",
+            "no bit was changed",
+        ),
+        _promise(
+            "no attempt failed without a fault",
+            not unplanned,
+            "; ".join(unplanned) or f"state at the end: {state}",
+        ),
+        history,
+    ]
+    return found
+
+
+def _counted(result: FaultResult) -> list[str]:
+    """Return the broken promises of a fault that other promises than "no update was lost" cover."""
+    return [t for t in result.broken if "bit" in t or "not at work again" in t]
+
+
+def _promise(
+    name: str, holds: bool, detail: str, why_not: str = "no fault happened"
+) -> CheckedPromise:
+    """Return a promise; without a detail there was nothing to check."""
+    if not detail:
+        return CheckedPromise(name=name, outcome="not checked", detail=why_not)
+    return CheckedPromise(name=name, outcome="held" if holds else "broken", detail=detail)
+
+
+def check_records(run: RunFolder, generations: Sequence[int], recording: bool) -> CheckedPromise:
+    """Check the records of attempts that have ended; see `mpips.record.history`. Blocks.
+
+    Args:
+        run: The run.
+        generations: Generation numbers of these attempts.
+        recording: The run records.
+    """
+    name = "the history of updates is right"
+    if not recording:
+        why = "set monitor.record = true to check that each update was applied exactly once"
+        return CheckedPromise(name=name, outcome="not checked", detail=why)
+    n_records, breaks, notes = 0, [], []
+    for generation in generations:
+        try:
+            checked = check_history(*read_all(record_folder(run, generation)))
+        except ConfigError as error:
+            notes.append(f"attempt {generation}: {error}")
+            continue
+        n_records += checked.n_records
+        breaks += [f"attempt {generation}: {text}" for text in checked.breaks]
+    if breaks:
+        more = [f"and {len(breaks) - _SHOWN} more"] if len(breaks) > _SHOWN else []
+        detail = "; ".join([*breaks[:_SHOWN], *more])
+        return CheckedPromise(name=name, outcome="broken", detail=detail)
+    if not n_records:
+        why = "; ".join(notes) or (
+            "records are written in blocks, and no ended attempt has completed one"
+            if generations
+            else "no attempt has ended"
+        )
+        return CheckedPromise(name=name, outcome="not checked", detail=why)
+    detail = f"{n_records:,} records of {plural(len(generations) - len(notes), 'attempt')}"
+    return CheckedPromise(name=name, outcome="held", detail="; ".join([detail, *notes]))
+
+
+def report_lines(report: ChaosReport, width: int) -> list[str]:
+    """Return the report as lines of text.
+
+    Args:
+        report: The report.
+        width: Characters of a line; 0: any number.
+    """
+    count = plural(len(report.faults), "fault")
+    lines = [
+        f"{Path(report.run).name}: {count} in {duration(report.seconds)}, seed {report.seed}, "
+        f"now {report.state}" + (f", ended by {report.interrupted}" if report.interrupted else "")
+    ]
+    if report.faults:
+        rows = [["at", "down", "fault", "effect"]]
+        rows += [
+            [duration(r.at_s), _seconds(r.downtime_s), r.what, r.effect] for r in report.faults
+        ]
+        table = text_table(rows, right=(0, 1))
+        # The fault and its effect take two lines where the terminal is narrow.
+        if width and max(map(len, table)) > width:
+            rows = [["at", "down", "fault"]]
+            for r in report.faults:
+                rows.append([duration(r.at_s), _seconds(r.downtime_s), r.what])
+                rows.append(["", "", f"  {r.effect}"])
+            table = text_table(rows, right=(0, 1))
+        lines += ["", *table]
+    else:
+        lines.append("no fault was injected")
+    lines += [f"left out: {text}" for text in report.left_out]
+    lines.append("")
+    if report.goodput is not None:
+        lines.append(
+            f"goodput      {100 * report.goodput:.0f} %: {report.steps_per_s:,.1f} steps/s, "
+            f"{report.quiet_steps_per_s:,.1f} between the faults"
+        )
+    for promise in report.promises:
+        lines.append(f"{promise.outcome:<12} {promise.name}: {promise.detail}")
+    return lines
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"
