@@ -31,6 +31,7 @@ from mpips.errors import (
 from mpips.process.lazy import lazy_names as _lazy_names
 
 if _TYPE_CHECKING:
+    from mpips.data.ids import ids
     from mpips.inference.fitting import fit
     from mpips.inference.loading import load
     from mpips.model.codec import (
@@ -148,6 +149,7 @@ __all__ = [
     "TransportError",
     "Worker",
     "fit",
+    "ids",
     "init",
     "load",
     "lookahead",
@@ -161,6 +163,7 @@ if not _TYPE_CHECKING:
     __getattr__, __dir__ = _lazy_names(
         __name__,
         {
+            "mpips.data.ids": ["ids"],
             "mpips.inference.fitting": ["fit"],
             "mpips.inference.loading": ["load"],
             "mpips.model.codec": [

@@ -16,6 +16,7 @@ verified, shown, compared, exported and restored without an HDF5 library.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 from mpips import _native
 from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.best_value import BestValue
+from mpips.model.table import EmbeddingTable
 from mpips.model.table_options import is_table_name
 
 FORMAT = 3
@@ -118,6 +120,7 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         counts_steps: Embedding: True if each row counts its own updates.
         shards: Shards of all servers.
         datasets: Datasets of the table, in the file's order.
+        hash_buckets: Embedding: number of buckets; 0: keys are those of the program.
     """
 
     name: str
@@ -133,11 +136,16 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     counts_steps: bool
     shards: tuple[ShardEntry, ...]
     datasets: tuple[DatasetEntry, ...]
+    hash_buckets: int = 0
 
     @property
     def version(self) -> int:
         """Number of updates that the table had applied: the greatest number of any shard."""
         return max((shard.version for shard in self.shards), default=0)
+
+    def stored(self, table: EmbeddingTable) -> EmbeddingTable:
+        """Return a task's table with the initial values, and the buckets, that the job gave it."""
+        return dataclasses.replace(table, init=self.init, hash_buckets=self.hash_buckets)
 
     def dataset(self, role: str) -> DatasetEntry:
         """Return the dataset with this role.

@@ -193,6 +193,7 @@ def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...])
         counts_steps=counts_steps(table),
         shards=shards,
         datasets=tuple(datasets),
+        hash_buckets=table.hash_buckets if isinstance(table, EmbeddingTable) else 0,
     )
 
 

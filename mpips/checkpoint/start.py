@@ -17,7 +17,7 @@ from mpips.checkpoint.steps import Peers, finish
 from mpips.errors import CheckpointError, ConfigError, MpipsError
 from mpips.model.common_copy import COMMON
 from mpips.model.shared_scales import scale_tables
-from mpips.model.table import DenseTable, Table
+from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
@@ -201,6 +201,12 @@ def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
                 f"{checkpoint.path}: table {table.name!r} is {entry.kind} of shape {tuple(theirs)} in the "
                 f"checkpoint, but {kind} of shape {tuple(shape)} in this job; use the options with which the "
                 "run began (`mpips ckpt show`), or resume = 'never'"
+            )
+        if isinstance(table, EmbeddingTable) and table.hash_buckets != entry.hash_buckets:
+            raise ConfigError(
+                f"{checkpoint.path}: table {table.name!r} has hash_buckets = {entry.hash_buckets} in the "
+                f"checkpoint, but {table.hash_buckets} in this job: its rows belong to other keys; "
+                "use the former, or resume = 'never'"
             )
         names = tuple(table.optimizer.state_names)
         if tuple(state for state in entry.state if state != COMMON) != names:

@@ -67,6 +67,7 @@ _OF_TABLE = {
     "consistency": "which updates a pull may see, and when an update is applied",
     "partition": "how keys or elements were spread over the servers; a restart may have others",
     "init": "initial values",
+    "hash_buckets": "number of buckets to which keys are hashed; the keys here are buckets",
 }
 
 # Meaning and units of the arrays beside the tables, by path in the file: `mpips.data.Moments` of the training
@@ -268,6 +269,8 @@ def _create_table(h5py: Any, file: Any, table: TableEntry) -> list[int]:
         "partition": table.partition["name"],
         "init": table.init,
     }
+    if table.hash_buckets:
+        attributes["hash_buckets"] = table.hash_buckets
     _set_attributes(group, _explained("table", attributes, _OF_TABLE))
     if table.state:
         _set_attributes(

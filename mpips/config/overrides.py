@@ -68,6 +68,10 @@ def apply_overrides(
             raise ConfigError(
                 f"table {table.name!r}: remove placement = 'replicated': embedding tables lie on servers"
             )
+        if own.hash_buckets and isinstance(table, DenseTable):
+            raise ConfigError(
+                f"table {table.name!r}: remove hash_buckets = {own.hash_buckets}: dense tables have no keys"
+            )
         try:
             result.append(_override(table, _of(table.name, config), measured))
         except ConfigError as error:
@@ -98,6 +102,8 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
     for name in ("init", "clip_norm", "check_finite", "compression", "pull_compression"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
+    if options.hash_buckets is not None and isinstance(table, EmbeddingTable):
+        changes["hash_buckets"] = options.hash_buckets
     return dataclasses.replace(table, **changes)
 
 

@@ -16,6 +16,7 @@ from mpips.model.consistency import (
     PolicyName,
     Reduction,
 )
+from mpips.model.hash_buckets import HashBuckets
 from mpips.model.local_sgd import Delay, Fragments, InnerSteps, Mix
 
 
@@ -126,5 +127,12 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Meta(
             description="Codec of pulls: none, bf16 or int8, with which workers receive rounded values; and "
             "for dense tables under BSP topk or onebit, with which they receive differences."
+        ),
+    ] = None
+    hash_buckets: Annotated[
+        HashBuckets | None,
+        Meta(
+            description="Embedding tables: number of rows of a table of fixed size, to which keys are "
+            "hashed. 0: each key has a row of its own."
         ),
     ] = None

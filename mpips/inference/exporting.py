@@ -90,6 +90,7 @@ def _arrays(model: Model) -> dict[str, Any]:
         if isinstance(handle, StoredDense):
             arrays[f"tables/{name}"] = handle.values
         else:
+            handle.check_keys()
             arrays[f"tables/{name}/keys"] = handle.keys
             arrays[f"tables/{name}/values"] = handle.values
     return arrays

@@ -78,6 +78,7 @@ class KeyedRows:
     def _handle(self, name: str) -> StoredRows:
         handle = self._model.tables.table(name)
         assert isinstance(handle, StoredRows)
+        handle.check_keys()
         return handle
 
     def _check_initial(self, name: str) -> None:

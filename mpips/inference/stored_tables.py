@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mpips import _native
 from mpips.checkpoint import Checkpoint
 from mpips.errors import ConfigError
-from mpips.model.initializer import Initializer, table_seed
+from mpips.model.row_values import initial_rows
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 Float32: TypeAlias = npt.NDArray[np.float32]
@@ -66,11 +64,20 @@ class StoredRows(_ReadOnly):
         self.keys = keys
         self.values = values
         self._table = table
-        self._seed = table_seed(seed, table.name)
+        self._seed = seed
+
+    def check_keys(self) -> None:
+        """Raise ConfigError if keys of a program are not those of the rows, which some exports need."""
+        if self._table.hash_buckets:
+            raise ConfigError(
+                f"table {self.name!r} has hash_buckets = {self._table.hash_buckets}: this export has a row "
+                "for each key, and no buckets; export the checkpoint with `mpips ckpt export`"
+            )
 
     def pull(self, keys: Keys) -> Float32:
         """Return the rows of `keys` (int64, shape (n,)), float32, shape (n, dim)."""
-        rows = self.initial(keys)
+        keys = self._table.stored_keys(np.ascontiguousarray(keys, np.int64))
+        rows = initial_rows(self._table, self._seed, keys)
         if len(self.keys):
             places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
             stored = self.keys[places] == keys
@@ -79,11 +86,8 @@ class StoredRows(_ReadOnly):
 
     def initial(self, keys: Keys) -> Float32:
         """Return the initial rows of `keys`, before any update, float32, shape (n, dim)."""
-        assert isinstance(self._table.init, Initializer)
-        rows = np.empty((len(keys), self._table.dim), np.float32)
-        start = self._table.init.native(self._seed, *self._table.fans)
-        _native.initialize_rows(start, np.ascontiguousarray(keys, np.int64), rows)
-        return rows
+        stored = self._table.stored_keys(np.ascontiguousarray(keys, np.int64))
+        return initial_rows(self._table, self._seed, stored)
 
     def prefetch(self, keys: Keys) -> None:
         """Do nothing: all rows are in memory."""
@@ -153,9 +157,7 @@ class StoredTables(Mapping[str, Content]):
         if isinstance(table, DenseTable):
             return StoredDense(table.name, found)
         keys = self.checkpoint.read(entry.dataset("keys"), 0, entry.shape[0])
-        # The job may have replaced the initial values of the task.
-        table = dataclasses.replace(table, init=entry.init)
-        return StoredRows(table, self._seed, keys, found)
+        return StoredRows(entry.stored(table), self._seed, keys, found)
 
     def __getitem__(self, name: str) -> Content:
         """Return a copy of the values of a dense table, or of the keys and the rows of an embedding table."""

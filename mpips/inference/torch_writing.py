@@ -166,6 +166,7 @@ def _plain_content(model: Model) -> dict[str, Any]:
 def _rows_of(handle: StoredRows) -> dict[str, Any]:
     import torch
 
+    handle.check_keys()
     return {
         "keys": torch.from_numpy(handle.keys.copy()),
         "rows": torch.from_numpy(handle.values.copy()),

@@ -168,8 +168,8 @@ def reference_rows(
     Returns:
         float32, shape (n, dim); element (i, j) depends only on (seed, keys[i], j).
     """
-    root = _mix(_words(initializer.seed) ^ ROW_TAG)
-    streams = _mix(root + _mix(keys.view(np.uint64)))
+    root = mix(_words(initializer.seed) ^ ROW_TAG)
+    streams = mix(root + mix(keys.view(np.uint64)))
     columns = np.arange(dim, dtype=np.uint64)
     return _values(initializer, _bits(streams[:, np.newaxis], columns))
 
@@ -185,7 +185,7 @@ def reference_range(initializer: _native.Initializer, first: int, n: int) -> Flo
     Returns:
         float32, shape (n,); element i depends only on (seed, first + i).
     """
-    stream = _mix(_words(initializer.seed) ^ DENSE_TAG)
+    stream = mix(_words(initializer.seed) ^ DENSE_TAG)
     steps = np.arange(n, dtype=np.uint64) + np.uint64(first)
     return _values(initializer, _bits(stream, steps))
 
@@ -200,14 +200,15 @@ def _words(value: int) -> UInt64:
     return np.array([value], dtype=np.uint64)
 
 
-def _mix(x: UInt64) -> UInt64:
+def mix(x: UInt64) -> UInt64:
+    """Return the finaliser of SplitMix64 of each word."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _bits(streams: UInt64, steps: UInt64) -> UInt64:
-    return _mix(streams + (steps + np.uint64(1)) * STEP)
+    return mix(streams + (steps + np.uint64(1)) * STEP)
 
 
 def _values(initializer: _native.Initializer, bits: UInt64) -> Float32:

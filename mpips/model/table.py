@@ -18,6 +18,7 @@ from mpips.errors import ConfigError
 from mpips.model.accepted import check_value, is_count
 from mpips.model.codec import Auto, Biased, PullCodec, PushCodec
 from mpips.model.consistency import BSP, Consistency
+from mpips.model.hash_buckets import bucket_keys, check_buckets
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
 from mpips.model.partition import Partition
@@ -141,6 +142,9 @@ class EmbeddingTable:
         compression: Codec of pushes: Bf16(), Fp16() or Int8(), as in a DenseTable. Each row is a block. Int8
             needs rows of 16 values or more.
         pull_compression: Codec of pulls, as in a DenseTable. Each row is a block.
+        hash_buckets: Number of rows of a table of fixed size: a key stands for the row of its bucket
+            (mpips.model.hash_buckets), which it shares with other keys. Pushes, pulls and look-aheads take
+            keys; `all_rows` and checkpoints have buckets. 0: each key has a row of its own.
     """
 
     name: str
@@ -153,6 +157,7 @@ class EmbeddingTable:
     check_finite: bool = True
     compression: PushCodec | str | None = None
     pull_compression: PullCodec | str | None = None
+    hash_buckets: int = 0
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -165,6 +170,7 @@ class EmbeddingTable:
             raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
         object.__setattr__(self, "dim", int(self.dim))
         check_row_codecs(self)
+        check_buckets(self)
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")
@@ -173,6 +179,10 @@ class EmbeddingTable:
     def fans(self) -> tuple[int, int]:
         """fan_in and fan_out for Xavier initialisation: a row maps one key to `dim` values."""
         return (1, self.dim)
+
+    def stored_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the keys of the rows for which `keys` (int64, any shape) stand: their buckets, or they."""
+        return bucket_keys(keys, self.hash_buckets) if self.hash_buckets else keys
 
     @property
     def row_floats(self) -> int:

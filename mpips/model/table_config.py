@@ -40,7 +40,9 @@ def to_config(table: Table) -> dict[str, Any]:
                 f"table {table.name!r}: the rule {table.optimizer.path} is defined in the script, which "
                 "servers do not run: define the function in a module that the script imports"
             )
-    shape: dict[str, Any] = {"dim": table.dim} if isinstance(table, EmbeddingTable) else {}
+    shape: dict[str, Any] = {}
+    if isinstance(table, EmbeddingTable):
+        shape = {"dim": table.dim, "hash_buckets": table.hash_buckets}
     if isinstance(table, DenseTable):
         shape = {"shape": list(table.shape), "placement": _placement_config(table)}
     return {

@@ -14,7 +14,6 @@ has the reason instead.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -22,13 +21,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpips import _native
 from mpips.checkpoint import Checkpoint
 from mpips.checkpoint.record import mpips_version
 from mpips.data import Batch, DataInfo, Dataset, DenseBatch, Moments, SparseBatch
 from mpips.data.stream import StreamedData
 from mpips.errors import CheckpointError
-from mpips.model.initializer import Initializer, table_seed
+from mpips.model.row_values import initial_rows
 from mpips.model.table import EmbeddingTable, Table
 from mpips.tasks import Task
 
@@ -226,22 +224,20 @@ class RowsInFile:
     def __init__(self, checkpoint: Checkpoint, table: EmbeddingTable, seed: int) -> None:
         self._checkpoint = checkpoint
         self._table = table
-        self._seed = table_seed(seed, table.name)
+        self._seed = seed
 
     def pull(self, keys: Keys) -> Float32:
         """Return the rows of `keys` (int64, shape (n,)), float32, shape (n, dim)."""
-        rows = self.initial(keys)
+        keys = self._table.stored_keys(np.ascontiguousarray(keys, np.int64))
+        rows = initial_rows(self._table, self._seed, keys)
         found, values = self._checkpoint.find_rows(self._table.name, keys)
         rows[found] = values
         return rows
 
     def initial(self, keys: Keys) -> Float32:
         """Return the initial rows of `keys`, float32, shape (n, dim)."""
-        assert isinstance(self._table.init, Initializer)
-        rows = np.empty((len(keys), self._table.dim), np.float32)
-        start = self._table.init.native(self._seed, *self._table.fans)
-        _native.initialize_rows(start, np.ascontiguousarray(keys, np.int64), rows)
-        return rows
+        stored = self._table.stored_keys(np.ascontiguousarray(keys, np.int64))
+        return initial_rows(self._table, self._seed, stored)
 
     def prefetch(self, keys: Keys) -> None:
         """Do nothing."""
@@ -268,8 +264,6 @@ class TablesInFile:
         """Return a table."""
         table = self._tables[name]
         if isinstance(table, EmbeddingTable):
-            # The job may have replaced the initial values of the task.
-            init = self._checkpoint.manifest.table(name).init
-            table = dataclasses.replace(table, init=init)
+            table = self._checkpoint.manifest.table(name).stored(table)
             return RowsInFile(self._checkpoint, table, self._seed)
         return _DenseInFile(self._checkpoint, name)

@@ -12,7 +12,7 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
-from mpips.model.initializer import Initializer, table_seed
+from mpips.model.row_values import initial_rows
 from mpips.model.table import EmbeddingTable
 from mpips.worker.ahead.planned_rows import PlannedRows
 from mpips.worker.ahead.table_ahead import TableAhead
@@ -50,6 +50,7 @@ class EmbeddingHandle(Handle):
         """`partitioner` maps keys to servers."""
         super().__init__(connection, index, table, range(len(connection.channels)))
         self.dim = table.dim
+        self._as_keys = self.stored_keys if table.hash_buckets else as_keys
         planned = self._rows = PlannedRows(connection, index, table, partitioner, self._noted)
         self._codec, self._pull_codec = planned.codec, planned.pull_codec
         self._plans, self._planned = planned.plans, planned.planned
@@ -72,6 +73,16 @@ class EmbeddingHandle(Handle):
         if self._group is not None:
             self._group.leave()
             self._group = None
+
+    def stored_keys(self, keys: Int64) -> Int64:
+        """Return the keys of the rows for which `keys`, shape (n,), stand: int64, contiguous.
+
+        Raises:
+            TypeError: They are a masked array.
+            ValueError: They are not whole numbers in one dimension, or are beyond int64.
+        """
+        assert isinstance(self._table, EmbeddingTable)
+        return self._table.stored_keys(as_keys(keys))
 
     def begin_ahead(self, depth: int) -> TableAhead:
         """Make the cache that pulls use until `end_ahead`; see mpips.worker.ahead.lookahead.
@@ -109,7 +120,7 @@ class EmbeddingHandle(Handle):
             KeyError: A key lies outside the partition.
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
-        keys = as_keys(keys)
+        keys = self._as_keys(keys)
         direct = self._direct(out, len(keys))
         if self._ahead is not None:
             rows = self._pull_ahead(self._ahead, keys, out, direct)
@@ -155,7 +166,8 @@ class EmbeddingHandle(Handle):
         and a row that is made meanwhile may be missing. Values are not rounded by `pull_compression`.
 
         Returns:
-            Keys, int64, shape (n,), ascending, and their rows, float32, shape (n, dim); the caller's. Besides
+            Keys (buckets of a table with `hash_buckets`), int64, shape (n,), ascending, and their rows,
+            float32, shape (n, dim); the caller's. Besides
             them the call takes up to 16 bytes for each row and a block of 4 MiB.
 
         Raises:
@@ -199,10 +211,7 @@ class EmbeddingHandle(Handle):
         """
         table = self._table
         assert isinstance(table, EmbeddingTable)
-        assert isinstance(table.init, Initializer)
-        seed = table_seed(self._connection.position.seed, table.name)
-        out = np.empty((len(keys), table.dim), np.float32)
-        _native.initialize_rows(table.init.native(seed, *table.fans), as_keys(keys), out)
+        out = initial_rows(table, self._connection.position.seed, self._as_keys(keys))
         if self._pull_codec is not None:
             codes = _native.encode_nearest(self._pull_codec, out)
             _native.decode(self._pull_codec, codes, 0, out)
@@ -214,7 +223,7 @@ class EmbeddingHandle(Handle):
         A later `pull` of the same keys, at the same clock and with no push to this table in between, uses
         the newest prefetch instead of a new request. So a task can call `prefetch` early and `pull` later.
         """
-        keys = as_keys(keys)
+        keys = self._as_keys(keys)
         request = self._start_pull(self._planned(keys), None)
         self._prefetched = (keys.copy(), self._connection.now, request)
         return request
@@ -246,7 +255,7 @@ class EmbeddingHandle(Handle):
         """
         named = base is not None and self._name_base(base)
         try:
-            plan, request, is_free = self._send(as_keys(keys), rows, base)
+            plan, request, is_free = self._send(self._as_keys(keys), rows, base)
         finally:
             if named:
                 self._unname_base()
@@ -260,7 +269,7 @@ class EmbeddingHandle(Handle):
 
         Arguments and errors are those of `push` and `pull`.
         """
-        keys = as_keys(keys)
+        keys = self._as_keys(keys)
         direct = self._direct(out, len(keys))
         # The clock, where there is one, writes what is held.
         plan, _, _ = self._send(keys, rows, None)

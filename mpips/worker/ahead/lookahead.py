@@ -156,7 +156,8 @@ class _Loop(Generic[Batch]):
                 return
             keys = self._keys_of(batch)
             for name, array in keys.items():
-                self._tables[name].announce(self._n_read, array)
+                stored = self._handles[name].stored_keys(array)
+                self._tables[name].announce(self._n_read, stored)
             self._read.append((batch, list(keys)))
             self._n_read += 1
 
