@@ -31,7 +31,8 @@
                       written by the supervisor, and the last by rank 0
     logs/attempt-N/   rank-R.log, failure reports of ranks, output of the launcher; started-R.json, what a
                       rank had loaded when the job began; `alive`, an empty file whose modification time the
-                      scheduler renews every second
+                      scheduler renews every second; `at-work`, an empty file that the scheduler removes at
+                      the end of the job
 
 An attempt is one launch of the run. Attempts are numbered from 0 over all supervisors of the directory; the
 number is the generation of the launch. Ranks get directory and generation from two environment variables.
@@ -232,6 +233,13 @@ class RunFolder:
         """Return the path of the empty file whose modification time the scheduler renews."""
         return self.attempt(generation) / "alive"
 
+    def at_work_file(self, generation: int) -> Path:
+        """Return the path of the empty file that is there while no rank of an attempt may end.
+
+        The scheduler makes it when all ranks are at work, and removes it at the end of the job.
+        """
+        return self.attempt(generation) / "at-work"
+
     def leave_file(self, generation: int) -> Path:
         """Return the path of the file with the signal for which the job must end.
 
@@ -357,6 +365,24 @@ class Supervised(msgspec.Struct, frozen=True):
         """Renew the modification time of the file `alive`, which needs no space on the disk."""
         with contextlib.suppress(OSError):
             os.utime(self.folder.alive_file(self.generation))
+
+    def show_at_work(self, at_work: bool) -> None:
+        """Make or remove the file `at-work`. Without room for it a restart only begins later."""
+        path = self.folder.at_work_file(self.generation)
+        with contextlib.suppress(OSError):
+            if at_work:
+                path.touch()
+            else:
+                path.unlink(missing_ok=True)
+
+    def is_early(self) -> bool:
+        """Return True while the lease still names the attempt before this one.
+
+        Raises:
+            ConfigError: The lease is damaged.
+        """
+        lease = self.folder.lease()
+        return lease is not None and lease.generation == self.generation - 1
 
     def holds_lease(self) -> bool:
         """Return True while the lease names this generation, so that no later attempt has started."""

@@ -15,6 +15,7 @@ is raised to the program, which may go on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ import msgspec
 
 from mpips import _native
 from mpips.config.monitoring import MonitorConfig
-from mpips.errors import ConfigError, MpipsError
+from mpips.errors import ConfigError, MpipsError, StallError
 from mpips.model.grouping import described
 from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
@@ -32,6 +33,7 @@ from mpips.mpi.siblings import process_state
 from mpips.mpi.signals import SignalRequests
 from mpips.mpi.watchdog import watching
 from mpips.process import forked
+from mpips.process.patience import Patience
 from mpips.record.files import replay_order
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.scheduler.job_statistics import is_saved
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from mpips.checkpoint.shards import ShardData
     from mpips.config.options import SessionOptions
     from mpips.model.placement import Placement
+    from mpips.mpi.cluster import Cluster
     from mpips.mpi.control import Client, Endpoint
     from mpips.mpi.messages import Trace, TraceEnd
     from mpips.mpi.one_rank import Ranks
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
     from mpips.worker.worker import Worker
 
 _FEW_GROUPS = 4  # groups of workers that are named
+_LEASE_PAUSE_S = 0.002
 
 Main = Callable[["Worker"], Any]
 
@@ -113,6 +117,8 @@ class Job:
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.
         """
+        if run is not None and run.generation > 0 and not isinstance(ranks, OneRank):
+            _await_lease(ranks, run, options.timeout_s)
         load_roles(ranks, run)
         self.rank_table = RankTable(ranks.places, [table.name for table in served(tables)])
         self._client: Client | OwnWorker | None = None
@@ -283,6 +289,8 @@ class Job:
                 # No worker dies at work before the supervisor can see that this attempt is at work.
                 c.arrive("recording the start of the attempt")
             with requests, self._watched(requests):
+                if c.is_scheduler and p.run is not None:
+                    p.run.show_at_work(True)
                 with forked.children_end_here("the job"):
                     roles = self._roles = Roles(p, client, scheduler, self.rank_table)
                     with roles.at_work() as work.worker:
@@ -291,6 +299,8 @@ class Job:
                 self.rank_table.end()
                 if p.server is not None and c.size == 1:
                     self._left = p.server, p.made.replicated
+                if c.is_scheduler and p.run is not None:
+                    p.run.show_at_work(False)
                 meet(p, endpoint, is_saved(work.statistics))
                 self._forget(roles)
             if recorder is not None:
@@ -453,6 +463,34 @@ class Job:
         t, mine = self._parts.cluster.topology, self._parts.cluster.rank
         others = (r for r in range(len(t.pids)) if r != mine and t.sees(mine, r))
         return any(process_state(t.pids[rank]) == "dead" for rank in others)
+
+
+def _await_lease(cluster: Cluster, run: Supervised, timeout_s: float) -> None:
+    """Wait until the supervisor has begun this attempt. Collective, blocking.
+
+    The ranks of a standby launch may come here before it has concluded the attempt before; see
+    `mpips.supervisor.early_start`.
+
+    Args:
+        cluster: All ranks.
+        run: The run.
+        timeout_s: Seconds that the supervisor may take.
+
+    Raises:
+        StallError: It takes longer.
+    """
+
+    def wait() -> None:
+        limit = Patience(timeout_s)
+        while cluster.is_scheduler and run.is_early():
+            if limit.is_over:
+                raise StallError(
+                    f"`mpips run` has not begun attempt {run.generation} of {run.folder.path} within "
+                    f"{timeout_s:g} s of the death of a rank: the lease still names the attempt before"
+                )
+            time.sleep(_LEASE_PAUSE_S)
+
+    cluster.agree("waiting for the end of the attempt before", wait, lengthy=True)
 
 
 def _each_poll(

@@ -125,6 +125,7 @@ class Ended:
         overdue: The launcher was killed because it did not end after a rank had ended.
         memory_limit: Bytes that the job's control group on this host may use; 0: it has no limit.
         is_hydra: The launcher is that of MPICH or Intel MPI.
+        lost: Rank whose death was certain, so that the supervisor has killed the others; -1: none was.
     """
 
     code: int
@@ -142,6 +143,7 @@ class Ended:
     overdue: bool = False
     memory_limit: int = 0
     is_hydra: bool = False
+    lost: int = -1
 
 
 class Attempt:
@@ -190,6 +192,9 @@ class Attempt:
         self._stopped: dict[int, float] = {}
         self._is_ended = False  # `_stopped` is final
         self._gone: list[int] = []
+        self._pids: dict[int, int] = {}  # processes of watched ranks, by rank
+        self._was_asked = False  # the ranks were asked to leave
+        self._lost = -1  # see Ended
         self._missed: set[int] = (
             set()
         )  # ranks of this host that had ended when they were first looked at
@@ -238,6 +243,7 @@ class Attempt:
         Args:
             why: Name of the signal that requests the end of the run.
         """
+        self._was_asked = True
         # On a full disk the request cannot be written, and no checkpoint either: the ranks are ended later.
         with contextlib.suppress(OSError):
             replace_json(self._run.leave_file(self._generation), why)
@@ -273,7 +279,7 @@ class Attempt:
             # The process has ended, or the kernel is too old: only the launcher's text tells of its end.
             return
         self._missed.discard(rank)
-        self._ends[fd] = rank
+        self._ends[fd], self._pids[rank] = rank, pid
         self._epoll.register(fd, select.EPOLLIN)
 
     @property
@@ -286,6 +292,52 @@ class Attempt:
         known = bool(self._gone) or self._failure_seen
         return known or self._run.finished_file.exists() or any(reports)
 
+    @property
+    def gone(self) -> list[int]:
+        """Ranks of this host in the order in which their processes ended."""
+        return self._gone
+
+    @property
+    def has_lost_rank(self) -> bool:
+        """True if the first rank that has ended was certainly killed, and all ranks are on this host.
+
+        See `mpips.supervisor.early_start`.
+        """
+        status = self._last_status()
+        n_ranks = len(status.ranks) if status is not None else 0
+        if not self._gone or self._was_asked or self.poll() or self._missed:
+            return False
+        if not 1 < n_ranks == self._n_here == len(self._pids) - 1:
+            return False
+        folder = self._run.attempt(self._generation)
+        if not self._run.at_work_file(self._generation).exists():
+            return False
+        return not (any(folder.glob("words-*.json")) or self._run.finished_file.exists())
+
+    @property
+    def is_noticed(self) -> bool:
+        """True if the launcher has taken note of the first rank that ended: the kernel has forgotten it."""
+        return not os.path.exists(f"/proc/{self._pids[self._gone[0]]}")
+
+    def kill_ranks(self) -> None:
+        """Kill the ranks that are left after the death of the first one; they are all on this host."""
+        self._lost = self._gone[0]
+        for fd, rank in self._ends.items():
+            if rank >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    @property
+    def has_only_launcher(self) -> bool:
+        """True if all watched ranks have ended."""
+        return not any(rank >= 0 for rank in self._ends.values())
+
+    def kill_orphans(self) -> None:
+        """Kill what ended ranks have left on this host."""
+        for pid in orphans_of(self._run.path, self._generation, self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def end_orphans(self) -> None:
         """Kill what ranks have left on this host, once all of them have ended for `_ORPHANS_S`. Cheap before.
 
@@ -296,9 +348,7 @@ class Attempt:
             self._all_gone_at = now
         elif is_over(self._all_gone_at, _ORPHANS_S):
             self._all_gone_at = now
-            for pid in orphans_of(self._run.path, self._generation, self._process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self.kill_orphans()
 
     def kill(self, overdue: bool = False) -> None:
         """Kill the launcher and all processes of the attempt on this host.
@@ -517,4 +567,5 @@ class Attempt:
             self._overdue,
             group_limit(),
             is_hydra=self._is_hydra,
+            lost=self._lost,
         )

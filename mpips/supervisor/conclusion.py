@@ -78,6 +78,11 @@ class Conclusion:
         """True if a failure now is followed by another attempt, unless its cause forbids that."""
         return self._record.restarts - self._killed_starts < self._plan.max_restarts
 
+    @property
+    def expects_restart(self) -> bool:
+        """True if the death of a rank at work now is followed by another attempt, most probably."""
+        return self.may_restart and not self._restarts.is_futile
+
     def begin(self) -> None:
         """Note what is saved before the first attempt; the lease of the run is held."""
         self._restarts.begin()

@@ -135,11 +135,14 @@ class Layout(msgspec.Struct, frozen=True):
         n_ranks: Number of processes.
         hosts: Hosts with their slots; empty: mpirun places the ranks on this machine.
         notes: Sentences on what differs from the user's choice.
+        is_crowded: The hosts have more ranks than slots, see `mpips.supervisor.crowding`; `slots` of each are
+            its ranks.
     """
 
     n_ranks: int
     hosts: tuple[Host, ...] = ()
     notes: tuple[str, ...] = ()
+    is_crowded: bool = False
 
 
 def n_workers(n_ranks: int, n_servers: int, n_hosts: int) -> int:
@@ -257,6 +260,20 @@ class HostPool:
             if layout.n_ranks == self.n_ranks:
                 return layout
         return self._layout(self.bad)
+
+    def crowded(self, layout: Layout) -> Layout:
+        """Return the ranks of a full attempt on the hosts of `layout`, which has fewer."""
+        more, n_hosts = self.n_ranks - layout.n_ranks, len(layout.hosts)
+        # Each host gets an equal part of them, the last hosts one less.
+        hosts = tuple(
+            Host(host.name, host.slots + (more + n_hosts - 1 - i) // n_hosts)
+            for i, host in enumerate(layout.hosts)
+        )
+        notes = (
+            *layout.notes,
+            f"{plural(self.n_ranks, 'rank')} on the slots of {layout.n_ranks} first, to continue in memory",
+        )
+        return Layout(self.n_ranks, hosts, notes, is_crowded=True)
 
     def _layout(self, bad: Mapping[str, str]) -> Layout:
         """Choose ranks and hosts without the hosts in `bad`.

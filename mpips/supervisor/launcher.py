@@ -122,6 +122,8 @@ def build(
     command = [launcher.path, "-n", str(n)]
     if launcher.kind == "openmpi":
         command += _openmpi_places(layout, env, hostfile)
+        if layout.is_crowded:
+            command += ["--oversubscribe", "--bind-to", "none"]
         for name in sorted(name for name in env if name.startswith(_CARRIED)):
             command += ["-x", name]
     elif layout.hosts:

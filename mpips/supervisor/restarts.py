@@ -55,6 +55,11 @@ class Restarts:
         """Note the checkpoints that are there before the first attempt; the lease of the run is held."""
         self._best = self._recoverable(None)
 
+    @property
+    def is_futile(self) -> bool:
+        """True if the last attempt that has failed brought the run no further."""
+        return self._futile > 0
+
     def _recoverable(self, status: Status | None) -> int:
         """Return the greatest step that a failure now would not lose; `status`: of the last attempt."""
         saved = newest_checkpoint(self._plan.checkpoints).step

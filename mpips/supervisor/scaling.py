@@ -128,9 +128,10 @@ class Scaling:
         """Take a change that the supervisor itself has decided; it replaces an earlier one."""
         self._change, self._since = change, 0.0
 
-    def withdraw(self) -> None:
-        """Forget a change that has not taken place."""
-        self._change = None
+    def withdraw(self, change: Change | None = None) -> None:
+        """Forget a change that has not taken place. `change`: only this one; None: any."""
+        if change is None or change is self._change:
+            self._change = None
 
     def tick(self, generation: int, attempt: Attempt, shapes: list[JobSize]) -> None:
         """Take requests and bring the change forward. Called about twice a second; not blocking.

@@ -84,6 +84,7 @@ class Standby:
         self._run = plan.run
         self._layout = layout
         self._text = b""
+        self._has_begun = False
         self._hostfile = _hostfile(plan.run)
         launching.write_hostfile(plan.launcher, layout.hosts, self._hostfile)
         replace_json(record_file(plan.run), record)
@@ -108,8 +109,11 @@ class Standby:
     def drain(self) -> None:
         """Read what the ranks have printed, which would fill the pipes. Not blocking.
 
-        stderr is kept, up to `_TEXT_BYTES`; what libraries print on stdout while they are loaded is not.
+        stderr is kept, up to `_TEXT_BYTES`; what libraries print on stdout while they are loaded is not. What
+        ranks print that have begun is left for the reader of the attempt.
         """
+        if self._has_begun:
+            return
         for pipe in (self._process.stderr, self._process.stdout):
             # A process that a rank left may hold a pipe open.
             while pipe is not None and select.select([pipe], [], [], 0.0)[0]:
@@ -130,21 +134,35 @@ class Standby:
         same = (layout.n_ranks, layout.hosts) == (self._layout.n_ranks, self._layout.hosts)
         return not self.has_ended() and generation == self.generation and same
 
-    def release(self) -> subprocess.Popen[bytes]:
-        """Let the ranks begin; return the launcher's process, which belongs to the caller from now on.
+    def begin(self) -> None:
+        """Let the ranks begin with the program; they wait at the start of the job until `release`.
 
-        The text that the ranks have printed until now goes into the log of the attempt.
+        See `mpips.supervisor.early_start`.
+
+        Raises:
+            OSError: Rank 0 has ended, or the folder of the attempt cannot be made.
+        """
+        self._run.attempt(self.generation).mkdir(parents=True, exist_ok=True)
+        self.drain()
+        assert self._process.stdin is not None
+        self._has_begun = True
+        with self._process.stdin as stdin:
+            stdin.write(GO)
+
+    def release(self) -> subprocess.Popen[bytes]:
+        """Let the ranks begin, if they have not; return the launcher's process.
+
+        The process belongs to the caller from now on. The text that the ranks have printed before they began
+        goes into the log of the attempt.
 
         Raises:
             OSError: Rank 0 has ended.
         """
-        self.drain()
+        if not self._has_begun:
+            self.begin()
         log = self._run.attempt(self.generation) / LAUNCHER_LOG
         with contextlib.suppress(OSError), log.open("ab", buffering=0) as file:
             file.write(self._text)
-        assert self._process.stdin is not None
-        with self._process.stdin as stdin:
-            stdin.write(GO)
         self._forget()
         return self._process
 
@@ -319,6 +337,19 @@ class Standbys:
         except OSError:
             standby.end()
             return None
+
+    def is_ready(self, generation: int, layout: Layout) -> bool:
+        """Return True if a standby launch waits that can be this attempt. `layout`: its ranks and hosts."""
+        standby = self._standby
+        return standby is not None and standby.fits(generation, layout) and standby.is_ready()
+
+    def begin_early(self) -> None:
+        """Let the ranks of the standby launch, which is ready, begin before `release`."""
+        assert self._standby is not None
+        try:
+            self._standby.begin()
+        except OSError:
+            self.end()
 
     @property
     def waits(self) -> bool:

@@ -184,7 +184,11 @@ class Requests:
 
 
 def drive(
-    attempt: Attempt, requests: Requests, silence_s: float, tick: Callable[[Status | None], None]
+    attempt: Attempt,
+    requests: Requests,
+    silence_s: float,
+    tick: Callable[[Status | None], None],
+    look: Callable[[], None] = lambda: None,
 ) -> str:
     """Wait for an attempt's end and pass signals on; return why the supervisor ended it, or "".
 
@@ -194,6 +198,8 @@ def drive(
         silence_s: Seconds without a new heartbeat after which the attempt is ended: no watchdog of it runs.
             Time in which the ranks of this host are suspended does not count, see `Attempt.is_suspended`.
         tick: Called with the status about twice a second.
+        look: Called at the end of each process, and 50 times a second; after a request for the end of the
+            attempt no more.
     """
     alive = Changes(running_s())
     kill_at = float("inf")
@@ -204,6 +210,8 @@ def drive(
         if requests.poll(at_work) or now >= kill_at:
             attempt.kill(overdue=now >= kill_at)
             return ""
+        if not requests.number:
+            look()
         if now < next_look:
             continue
         next_look = now + _LOOK_S

@@ -27,6 +27,8 @@ from mpips.supervisor import launcher as launching
 from mpips.supervisor.attempt import LAUNCHER_LOG, STARTING, Attempt, Ended
 from mpips.supervisor.clearing import clear
 from mpips.supervisor.conclusion import Conclusion
+from mpips.supervisor.crowding import Crowding
+from mpips.supervisor.early_start import EarlyStart
 from mpips.supervisor.elastic import Elastic
 from mpips.supervisor.hosts import HostsError, Layout, is_here
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
@@ -79,6 +81,7 @@ class Supervisor:
         self._copies_stdout = draws or plan.launcher.is_hydra
         self._standbys = Standbys(plan, self._may_restart, self._record.tell, self._copies_stdout)
         self._scaling = Scaling(plan, self._standbys, self._refuse_size)
+        self._crowding = Crowding(plan, self._scaling, os.environ)
         # An elastic run has it while this process has the lease.
         self._elastic: Elastic | None = None
         self._conclusion = Conclusion(plan, self._record, self._must_end, self._standbys.end)
@@ -158,6 +161,8 @@ class Supervisor:
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
             held = verdict.saved or verdict.in_memory
             left = verdict.kind == PREEMPTED and held and not ended.interrupted
+            # All ranks of an attempt that has failed at work must come back, to continue in memory.
+            self._crowding.ended(ended.status.ranks if ended.status and not left else ())
             if self._scaling.is_asked and left:
                 self._scale(generation, ended, verdict)
                 continue
@@ -222,6 +227,7 @@ class Supervisor:
         except HostsError as error:
             self._record.write_status("failed", generation, message=str(error))
             raise
+        layout = self._crowding.choose(layout)
         for note in layout.notes:
             self._record.tell(f"mpips run: {note}")
         return generation, layout
@@ -363,6 +369,7 @@ class Supervisor:
         )
         self._standbys.begin(generation, layout)
         self._scaling.begin()
+        self._crowding.begin()
         if self._elastic is not None:
             self._elastic.began()
             self._scaling.withdraw()
@@ -371,6 +378,12 @@ class Supervisor:
         elapsed = Elapsed(
             "mpips run: starting the ranks", self._record.tell if self._plan.shows_elapsed else None
         )
+
+        def is_ready() -> bool:
+            # An elastic run chooses its hosts anew.
+            stays = self._elastic is None and not self._scaling.is_asked
+            next_one = self._standbys.is_ready(generation + 1, layout)
+            return stays and next_one and self._conclusion.expects_restart
 
         def tick(status: Status | None) -> None:
             nonlocal printed
@@ -398,7 +411,8 @@ class Supervisor:
         try:
             requests = Requests(attempt, self._signals)
             limit_s = silence_limit_s(self._plan.config.cluster.timeout_s)
-            cut_off = drive(attempt, requests, limit_s, tick)
+            early = EarlyStart(attempt, is_ready, self._standbys.begin_early)
+            cut_off = drive(attempt, requests, limit_s, tick, early.look)
         except BaseException:
             attempt.kill()
             attempt.close()

@@ -179,7 +179,9 @@ def _find_death(
     if own:
         return _from_reports(own, ended)
     if death := _from_launcher(ended, logs):
-        return death
+        # The supervisor has killed all others, which the launcher may name instead.
+        is_other = ended.lost >= 0 and death.rank not in (ended.lost, -1)
+        return _left(ended.lost, _UNKNOWN_CODE, logs) if is_other else death
     if found := _stopped(ended):
         return found
     if reports:

@@ -34,6 +34,9 @@ def test_it_takes_over_and_its_own_death_does_no_harm(tmp_path: Path) -> None:
         assert len(waiting) >= 5
         os.kill(next(p["pid"] for p in first["ranks"] if p["role"] == "server 0"), signal.SIGKILL)
         second = run.until(lambda s: s["generation"] == 1 and bool(s["ranks"]))
+        # The death was certain, and the launcher's text names the rank although the others were killed.
+        assert (run.path / "logs/attempt-0/at-work").exists()
+        assert "first to fail   server 0" in run.launched.stderr()
         # Its ranks are those that waited, and the next launch waits.
         pids = {place["pid"] for place in second["ranks"]}
         assert len(pids) == 5
@@ -47,6 +50,7 @@ def test_it_takes_over_and_its_own_death_does_no_harm(tmp_path: Path) -> None:
         gate.touch()
         assert run.launched.wait() == 0, run.launched.tail(60)
         check_counts(run, tmp_path)
+        assert not list(run.path.glob(f"logs/attempt-{run.attempts - 1}/at-work"))
         assert "attempt 1 is at work" in run.launched.stderr()
     assert not alive(run)
     assert not list(run.path.glob("standby*[0-9]"))

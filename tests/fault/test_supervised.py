@@ -317,23 +317,33 @@ def test_a_lost_node_is_replaced_by_the_spare(
 
 @in_turn(2, 4)
 @pytest.mark.multinode
-def test_a_lost_node_without_a_spare_means_fewer_workers_if_allowed(
+def test_a_lost_node_without_a_spare_means_fewer_workers_and_every_push_counts_once(
     nodes2: multinode.Nodes, tmp_path: Path
 ) -> None:
+    gate = tmp_path / "gate"
     hosts = f"{nodes2.hosts[0]}:4,{nodes2.hosts[1]}:1"
     # Servers share out over the nodes by their ranks: the second node has a worker.
     arguments = ["--hosts", hosts, "-n", "5", "--servers", "1", "--min-workers", "2"]
+    settings = ["options.pause_s=0.0", "options.fitted=false", "options.pulls=true"]
+    settings += ["table.consistency=ssp", f"options.gate={gate}", "run.standby=false"]
+    arguments += supervised.job(tmp_path, "slow_counts:Slow", *settings)
     launched = nodes2.start_on_head(
-        supervised.command(*arguments, *job(tmp_path)), supervised.ENVIRONMENT, 110.0, tmp_path
+        supervised.command(*arguments), supervised.ENVIRONMENT, 110.0, tmp_path
     )
     run = Run(tmp_path, launched)
     with launched:
-        run.until(lambda s: bool(s["ranks"] and s["checkpoint"]))
+        run.until(lambda s: bool(s["ranks"] and s["progress"]["step"] > 6))
         nodes2.kill(1)
+        # All five ranks continue in memory on the slots of four, and end their clocks; then four do.
+        run.until(lambda s: s["generation"] == 2 and len(s["ranks"]) == 4)
+        gate.touch()
         assert launched.wait() == 0, launched.tail(80)
+        supervised.check_counts(run, tmp_path)
     said = launched.stderr()
     assert "2 workers instead of 3" in said
-    assert run.attempts == 2
+    assert "5 ranks on the slots of 4 first, to continue in memory" in said
+    assert "from memory: step" in said
+    assert run.attempts == 3
 
 
 @in_turn(3, 4)

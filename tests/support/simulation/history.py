@@ -33,6 +33,16 @@ from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
+from simulation.kinds import (
+    FEATURES,
+    LOSING,
+    MAY_GATHER,
+    SCALING,
+    feature_of,
+    has,
+    has_losing,
+    has_scaling,
+)
 from simulation.launch import Launch, Layout, simulated_start_up
 from simulation.local import (
     LocalRounds,
@@ -52,6 +62,7 @@ from simulation.program import (
     Watch,
     draw_shape,
     lengths,
+    with_a_worker_less,
     with_drops,
     with_gathers,
 )
@@ -59,13 +70,6 @@ from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
 START_UP_TURNS = 500
-MAY_GATHER = ("reject", "local")
-SCALING_SHARE, SCALING_SALT = (
-    0.12,
-    2,
-)  # of the histories; chosen so that no test's seed is one of them
-SCALING = "scaling"  # name of these, beside the features
-FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
 
 class Outcome(NamedTuple):
@@ -105,21 +109,6 @@ def run(seed: int, clocks: int = 0) -> Outcome:
                 node.remove()
 
 
-def feature_of(seed: int) -> str:
-    """Return the feature of a history; "": it has none of those that few histories have."""
-    return random.Random(f"feature 299 {seed}").choice(FEATURES)
-
-
-def has_scaling(seed: int) -> bool:
-    """Return True if a job of this history is asked to change its size while it runs."""
-    return random.Random(f"scaling {SCALING_SALT} {seed}").random() < SCALING_SHARE
-
-
-def has(seed: int, feature: str) -> bool:
-    """Return True if a history has this feature."""
-    return has_scaling(seed) if feature == SCALING else feature_of(seed) == feature
-
-
 class History:
     """A run of one job.
 
@@ -154,7 +143,9 @@ class History:
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
-        self._scaling = random.Random(f"changes {seed}") if has_scaling(seed) else None
+        self._is_losing = has_losing(seed)
+        may_scale = self._is_losing or has_scaling(seed)
+        self._scaling = random.Random(f"changes {seed}") if may_scale else None
         if self._scaling:
             # Enough for a request, a cut and the clocks behind it.
             self.clocks = max(self.clocks, 15)
@@ -164,11 +155,13 @@ class History:
         self._exchanges = self._files = 0
         # The next launch starts from the exchange that the one before has left, or from memory made from it.
         self._must_exchange = False
+        # A rank has died at work and is not replaced: the next launch leaves for one worker less.
+        self._must_shrink = False
 
     def run(self) -> Outcome:
         """Run launches until the job has ended."""
         launches, draws = 0, self.draws
-        deaths_left = draws.choice((0, 1, 1, 2, 3, 6))
+        deaths_left = max(draws.choice((0, 1, 1, 2, 3, 6)), 2 * self._is_losing)
         changes_left = draws.choice((0, 0, 1, 2))
         self._change()
         while True:
@@ -235,6 +228,9 @@ class History:
 
     def _leaves_in(self) -> int | None:
         """Return after how many turns of its scheduler the next launch is asked for another size, or None."""
+        if self._is_losing:
+            assert self._scaling is not None
+            return 1 + int(self._scaling.expovariate(0.2)) if self._must_shrink else None
         if self._scaling is None or not self._scales_left or self._scaling.random() < 0.1:
             return None
         self._scales_left -= 1
@@ -267,6 +263,12 @@ class History:
 
     def _change(self) -> None:
         """Change the job."""
+        if self._must_shrink and self._must_exchange:
+            self._must_shrink = False
+            self.shape = with_a_worker_less(self.shape, self._scaling)  # type: ignore[arg-type]
+            self.layout = self.layout._replace(workers=self.layout.workers[1:])
+            return
+        self._must_shrink = False
         shape = draw_shape(self.draws, self.sizes, self.clocks, self._has_residuals)
         if self._feature in ("backup", "reject") and self._more.random() < 0.8:
             shape = with_drops(shape, self._more, self._feature)
@@ -309,6 +311,10 @@ class History:
         """Let more happen after a death; return whether the job is another one now."""
         draws = self.draws
         if not self.eras:
+            return False
+        if self._is_losing:
+            # It must continue in memory, unless it has not yet begun in it.
+            self._must_shrink = self.shape.n_workers > 1 and not self._may_be_cold
             return False
         what = draws.choice(("", "", "node", "node", "node", "away", "move", "all", "change"))
         if self._scaling is not None:
@@ -574,7 +580,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument(
-        "--feature", choices=sorted({*FEATURES, SCALING} - {""}), help="only such histories"
+        "--feature", choices=sorted({*FEATURES, SCALING, LOSING} - {""}), help="only such histories"
     )
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()

@@ -409,6 +409,37 @@ def _forgets_the_exchange() -> list[Any]:
     return [mock.patch.object(takeover.Takeover, "_read", wrong)]
 
 
+def _cuts_in_a_repetition() -> list[Any]:
+    """A restarted worker cuts where it begins, though servers have pushes of this clock."""
+
+    def wrong(self: connection.Connection) -> bool:
+        is_local = self.local is not None and self.local.has_pushed
+        return is_local or self.clock_state.pushed_at == self.now
+
+    return [mock.patch.object(connection.Connection, "has_pushed", property(wrong))]
+
+
+def _counts_a_clock_that_was_sent_in_part() -> list[Any]:
+    """A restarted worker sends nothing of a clock of which servers have a part."""
+    real = takeover.resume
+
+    def wrong(channel: Any, at: memory.At, skips_clocks: bool) -> None:
+        n = 1000 if at.pushes else 0
+        real(channel, memory.msgspec.structs.replace(at, pushes=n), skips_clocks)
+
+    return [mock.patch.object(takeover, "resume", wrong)]
+
+
+def _continues_without_the_dead() -> list[Any]:
+    """A launch with fewer workers continues in memory that has the rings of more."""
+    real = takeover.Takeover._try
+
+    def wrong(self: takeover.Takeover, found: memory.Memory) -> str:
+        return real(self, memory.msgspec.structs.replace(found, shape=self._shape))
+
+    return [mock.patch.object(takeover.Takeover, "_try", wrong)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -447,6 +478,9 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _leaves_before_the_exchange,
         _keeps_the_exchange,
         _forgets_the_exchange,
+        _cuts_in_a_repetition,
+        _counts_a_clock_that_was_sent_in_part,
+        _continues_without_the_dead,
     )
 }
 

@@ -161,6 +161,13 @@ def draw_shape(
     )
 
 
+def with_a_worker_less(shape: Shape, draws: random.Random) -> Shape:
+    """Return a shape with one worker less, whose groups are of single workers."""
+    n, most = shape.n_workers - 1, max(shape.clocks)
+    clocks = tuple(draws.randrange(1, most + 1) for _ in range(n))
+    return shape._replace(n_workers=n, clocks=clocks, topology="flat", has_partners=False)
+
+
 def with_gathers(shape: Shape, draws: random.Random) -> Shape:
     """Return a shape with collective operations, which may be between the pulls and the pushes of BSP."""
     shape = shape._replace(gathers=draws.choice((0.2, 0.6)))

@@ -102,6 +102,31 @@ def test_a_released_launch_runs_the_program_as_any_other_attempt(tmp_path: Path)
     assert not list(plan.run.path.glob("standby*"))
 
 
+def test_a_launch_that_begins_early_is_released_once_and_its_text_is_that_of_the_attempt(
+    tmp_path: Path,
+) -> None:
+    script = "import os, sys; sys.stderr.write(f'read {sys.stdin.read()!r}'); sys.stderr.flush(); os._exit(7)"
+    kept = Kept(plan_of(tmp_path, script))
+    assert not kept.standbys.is_ready(1, LAYOUT)
+    assert kept.waits()
+    assert kept.standbys.is_ready(1, LAYOUT)
+    assert not kept.standbys.is_ready(2, LAYOUT)
+    assert not kept.standbys.is_ready(1, Layout(2, (), ()))
+    kept.plan.run.attempt(1).rmdir()
+    kept.standbys.begin_early()
+    inner = kept.standbys._standby
+    assert inner is not None
+    # It ends by itself, before it is released.
+    assert processes.until(inner.has_ended, 20.0)
+    inner.drain()
+    process = kept.standbys.release()
+    assert process is inner._process
+    assert process.wait(20) == 7
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b"read ''"
+
+
 def fractions_file() -> str:
     import fractions
 

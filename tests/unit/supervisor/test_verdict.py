@@ -100,6 +100,16 @@ def test_a_rank_is_found_in_what_the_launcher_says(
     assert death.cause.startswith(cause)
 
 
+def test_a_rank_that_the_supervisor_has_killed_after_another_one_is_not_the_cause(
+    tmp_path: Path,
+) -> None:
+    # The launcher names rank 1. Where it names the lost one, its signal counts.
+    assert death_of(tmp_path, stderr=OPENMPI_4, lost=1).cause.startswith("killed by SIGKILL")
+    death = death_of(tmp_path, stderr=OPENMPI_4, lost=2)
+    assert (death.rank, death.role, death.pid) == (2, "worker 2", 102)
+    assert death.cause == "ended, without a failure report"
+
+
 def test_where_the_launcher_names_a_wrong_rank_the_order_of_ends_tells(tmp_path: Path) -> None:
     death = death_of(tmp_path, stderr=MPICH, gone=(2, 0, 1))
     assert (death.rank, death.pid) == (2, 102)

