@@ -5,7 +5,8 @@ McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+import math
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +27,8 @@ from mpips.tasks.proposals import PENALTY, RATE, Proposal, around
 # w6a, 30 epochs, AUC is 0.9889 with 11,500 updates, 0.9885 with 2,900, 0.9873 with 1,400, 0.9849 with 720.
 _LEAST_UPDATES = 1900
 _MOST_SAMPLES = 512  # of a batch; larger ones are hardly faster
+LONGER = "by default more epochs, since there are fewer samples than features"
+_LEAST_SAMPLES = 8  # of a batch, where several workers divide few samples
 
 
 class LogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,16 +87,32 @@ class Logistic(OutputsTask):
         self.model: LinearModel = made(info, self.name, self.outputs)
         self._options = options
         self._n_samples = info.n_samples_total
+        self._is_long = "train.epochs" in info.chosen
         self._schedule = Schedule(self.default_epochs, self.default_batch_size)
+
+    @classmethod
+    def choose(cls, info: DataInfo, options: LogisticOptions) -> dict[str, Any]:
+        """Choose more epochs where there are fewer samples than features.
+
+        There all weights that separate the samples have nearly the same loss, and the prior determines which
+        of them is the solution. Its gradient is small, so a run of few updates ends far from it.
+        """
+        least = math.ceil(_LEAST_UPDATES * cls.default_batch_size / max(info.n_samples_total, 1))
+        if info.n_features <= info.n_samples_total or least <= cls.default_epochs:
+            return {}
+        return {"train.epochs": least}
 
     def schedule(self, schedule: Schedule) -> None:
         """Store the length of the run, which the option `l1` needs."""
         self._schedule = schedule
 
     def suitable_batch_size(self, n_workers: int, n_epochs: int) -> int:
-        """Return the greatest power of two with which a run has `_LEAST_UPDATES` updates under BSP."""
+        """Return the greatest power of two with which a run has `_LEAST_UPDATES` updates under BSP.
+
+        It is at least the default; less only in a run that `choose` has made longer.
+        """
         most = self._n_samples * n_epochs // (_LEAST_UPDATES * n_workers)
-        size = self.default_batch_size
+        size = _LEAST_SAMPLES if self._is_long else self.default_batch_size
         while 2 * size <= min(most, _MOST_SAMPLES):
             size *= 2
         return size
@@ -134,7 +153,8 @@ class Logistic(OutputsTask):
         if self.outputs.n > 1:
             kind, each = "softmax", "each class and each of"
         count, parts = self.n_classes, self.model.parts
-        return f"{kind} regression of {count:,} classes, a weight for {each} {parts}"
+        text = f"{kind} regression of {count:,} classes, a weight for {each} {parts}"
+        return f"{text}; {LONGER}" if self._is_long else text
 
     def report(self) -> str:
         """Return how the features were scaled."""
