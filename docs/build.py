@@ -6,6 +6,7 @@ strictly. `--parts` writes the parts alone.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import shutil
 import subprocess
@@ -31,20 +32,23 @@ def lacking(parts_only: bool) -> str:
     return ""
 
 
-def build() -> int:
+def build(only_parts: bool = False) -> int:
     """Generate the parts and build the site; a broken link or an unknown reference is an error.
+
+    Args:
+        only_parts: Write the parts alone.
 
     Returns:
         The exit code of the generator; 69 if something must be installed first.
     """
-    if missing := lacking("--parts" in sys.argv[1:]):
+    if missing := lacking(only_parts):
         print(f"docs/build.py: {missing}", file=sys.stderr)
         return 69
     sys.path.insert(0, str(ROOT))  # parts.py imports tests.bench
     from parts import write_parts
 
     write_parts()
-    if "--parts" in sys.argv[1:]:
+    if only_parts:
         return 0
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -56,4 +60,8 @@ def build() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(build())
+    parser = argparse.ArgumentParser(
+        description="Build the site of the documentation in build/site."
+    )
+    parser.add_argument("--parts", action="store_true", help="write the generated parts alone")
+    sys.exit(build(parser.parse_args().parts))
