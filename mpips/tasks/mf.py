@@ -11,9 +11,11 @@ count as 0: an unknown user gets mean + b_i, so its items are ordered by their b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -45,6 +47,7 @@ from mpips.tasks.proposals import PENALTY, RATE, Proposal, among, around
 Int64: TypeAlias = npt.NDArray[np.int64]
 USERS, ITEMS, SEEN, SCALE = "vocabulary/users", "vocabulary/items", "task/seen", "task/scale"
 _DRAWS = 8  # items that are drawn for a pair, of which the first one that the user does not have is taken
+_L2_OF_ONE_LINE, _MOST_L2 = 0.8, 0.4  # see MatrixFactorization.choose
 _ASKED = -2  # key of an item that is asked for
 
 
@@ -59,6 +62,20 @@ class MatrixFactorization(Task):
     optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
     prediction_options: ClassVar = ("top",)
     own_metrics: ClassVar[dict[str, Direction]] = {"ndcg_at_10": "higher", "recall_at_10": "higher"}
+
+    @classmethod
+    def choose(cls, info: DataInfo, options: MfOptions) -> dict[str, Any]:
+        """Choose a greater l2 where users have few ratings.
+
+        A prior of equal precision for all rows would be a penalty per line in inverse proportion to the lines
+        of a row. The one that predicts best falls more slowly, because items, which have other numbers of
+        lines, have the same penalty; docs/howto/data.md has measurements.
+        """
+        if options.implicit or options.l2 is not None or not info.n_samples_total:
+            return {}
+        lines = info.n_samples_total / max(info.size("users"), 1)
+        l2 = min(_L2_OF_ONE_LINE / math.sqrt(lines), _MOST_L2)
+        return {"options.l2": round(l2, 3)} if l2 > options.penalty else {}
 
     @classmethod
     def read(
@@ -116,7 +133,9 @@ class MatrixFactorization(Task):
 
     def __init__(self, info: DataInfo, options: MfOptions, seed: int) -> None:
         """Take the numbers of users and items."""
-        self._options = options
+        self._options = msgspec.structs.replace(
+            options, l2=info.chosen.get("options.l2", options.l2)
+        )
         self._seed = seed
         self._place = (0, 0)  # epoch and step
         self._n_items = info.size("items")

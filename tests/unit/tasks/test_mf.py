@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -67,7 +67,9 @@ class _Handle:
 
 
 class Sizes:
-    """A description of data with 5 items."""
+    """A description of data with 5 items, of which nothing was chosen."""
+
+    chosen: ClassVar[dict[str, float]] = {}
 
     def size(self, name: str) -> int:
         return {"items": 5}[name]
