@@ -9,6 +9,7 @@ import pytest
 from chaos_rig import example
 
 from mpips.chaos.report import (
+    BrokenPromise,
     ChaosReport,
     CheckedPromise,
     FaultResult,
@@ -49,7 +50,12 @@ def fault(**more: object) -> FaultResult:
         ([fault()], (), ["held", "held", "not checked", "held"]),
         ([fault()], ("attempt 3: it broke",), ["held", "held", "not checked", "broken"]),
         (
-            [fault(), fault(lost_steps=2, broken=["2 steps were not recovered"])],
+            [
+                fault(),
+                fault(
+                    lost_steps=2, broken=[BrokenPromise("updates", "2 steps were not recovered")]
+                ),
+            ],
             (),
             ["held", "broken", "not checked", "held"],
         ),
@@ -57,20 +63,25 @@ def fault(**more: object) -> FaultResult:
             [
                 fault(
                     effect="not at work again (failed)",
-                    broken=["the run was not at work again after it"],
+                    broken=[BrokenPromise("survival", "not at work again")],
                 )
             ],
             (),
             ["broken", "held", "not checked", "held"],
         ),
         (
-            [fault(repeated_steps=9, broken=["attempt 1 began from checkpoint although"])],
+            [
+                fault(
+                    repeated_steps=9,
+                    broken=[BrokenPromise("updates", "attempt 1 began from checkpoint")],
+                )
+            ],
             (),
             ["held", "broken", "not checked", "held"],
         ),
         ([fault(kind="flip-bits", repeated_steps=9)], (), ["held", "held", "held", "held"]),
         (
-            [fault(kind="flip-bits", broken=["step-7 was read although a bit is changed"])],
+            [fault(kind="flip-bits", broken=[BrokenPromise("damage", "step-7 was read")])],
             (),
             ["held", "held", "broken", "held"],
         ),
