@@ -92,3 +92,13 @@ def test_a_schedule_begins_with_undisturbed_seconds() -> None:
 def test_a_time_without_a_fault_is_refused() -> None:
     with pytest.raises(ConfigError, match="no fault happens in this time"):
         Disturbance(options(every_s=10_000.0, for_s=5.0), print)
+
+
+def test_a_job_that_does_not_start_is_reported_with_its_output(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("[train]\nepoch = 3\n")
+    result = CliRunner().invoke(command, ["--launch", str(job), "--folder", str(tmp_path / "runs")])
+    # The command ends with the exit code of mpips run.
+    assert isinstance(result.exception, ConfigError)
+    assert "mpips run has not started the job; its output:" in str(result.exception)
+    assert "did you mean 'train.epochs'" in str(result.exception)
