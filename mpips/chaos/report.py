@@ -11,11 +11,7 @@ import msgspec
 from mpips.chaos.faults import Injected
 from mpips.chaos.observing import Observation, StepTimes, failures_since
 from mpips.chaos.schedule import PlannedFault
-from mpips.errors import ConfigError
 from mpips.monitor.progress import duration, plural
-from mpips.record.files import read_all, record_folder
-from mpips.record.history import check_history
-from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Event
 from mpips.terminal.table import text_table
 
@@ -29,7 +25,6 @@ _TEXTS: dict[FaultPromise, str] = {
 }
 DONE = "done"
 INTERRUPTED = "not observed: interrupted"
-_SHOWN = 5  # broken rules of a record that are printed
 
 
 class BrokenPromise(msgspec.Struct, frozen=True):
@@ -277,42 +272,6 @@ def _promise(name: FaultPromise, count: str, reasons: Sequence[str]) -> CheckedP
         return CheckedPromise(name=text, outcome="not checked", detail=why)
     detail = "; ".join([count, *reasons])
     return CheckedPromise(name=text, outcome="broken" if reasons else "held", detail=detail)
-
-
-def check_records(run: RunFolder, generations: Sequence[int], recording: bool) -> CheckedPromise:
-    """Check the records of attempts that have ended; see `mpips.record.history`. Blocks.
-
-    Args:
-        run: The run.
-        generations: Generation numbers of these attempts.
-        recording: The run records.
-    """
-    name = "the history of updates is right"
-    if not recording:
-        why = "set monitor.record = true to check that each update was applied exactly once"
-        return CheckedPromise(name=name, outcome="not checked", detail=why)
-    n_records, breaks, notes = 0, [], []
-    for generation in generations:
-        try:
-            checked = check_history(*read_all(record_folder(run, generation)))
-        except ConfigError as error:
-            notes.append(f"attempt {generation}: {error}")
-            continue
-        n_records += checked.n_records
-        breaks += [f"attempt {generation}: {text}" for text in checked.breaks]
-    if breaks:
-        more = [f"and {len(breaks) - _SHOWN} more"] if len(breaks) > _SHOWN else []
-        detail = "; ".join([*breaks[:_SHOWN], *more])
-        return CheckedPromise(name=name, outcome="broken", detail=detail)
-    if not n_records:
-        why = "; ".join(notes) or (
-            "records are written in blocks, and no ended attempt has completed one"
-            if generations
-            else "no attempt has ended"
-        )
-        return CheckedPromise(name=name, outcome="not checked", detail=why)
-    detail = f"{n_records:,} records of {plural(len(generations) - len(notes), 'attempt')}"
-    return CheckedPromise(name=name, outcome="held", detail="; ".join([detail, *notes]))
 
 
 def report_lines(report: ChaosReport, width: int) -> list[str]:

@@ -45,7 +45,7 @@ def example() -> ChaosReport:
         )
         for i, (at_s, kind, what, effect, down_s) in enumerate(_FAULTS)
     ]
-    detail = "81,204 records of 3 attempts"
+    detail = "81,204 records of 3 attempts, 2 restarts in memory"
     history = CheckedPromise(name="the history of updates is right", outcome="held", detail=detail)
     return ChaosReport(
         run="runs/clicks-20260102-030405-6b7a",
