@@ -111,6 +111,17 @@ def test_records_are_consumed_once_over_restarts(
         assert outcome in found.detail
 
 
+def test_only_an_attempt_that_began_anew_gets_the_history_check(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    jumps = TICK + at(1, 7) + TICK
+    record(run, 0, jumps)
+    assert "once" not in check_records(run, [0], True).detail
+    assert "attempt 0: clocks: " in check_records(run, [0], True).detail
+    # An attempt that continues begins with the clocks of the one before, which its record lacks.
+    record(run, 1, jumps, MEMORY)
+    assert check_records(run, [1], True).outcome == "held"
+
+
 def test_nothing_is_concluded_over_an_attempt_without_a_record(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "job")
     record(run, 0, TICK + TICK)
