@@ -17,6 +17,7 @@ from mpips.chaos.launching import LaunchedRun
 from mpips.chaos.links import LinkFault
 from mpips.chaos.loop import ChaosLoop, MachineClock
 from mpips.chaos.observing import Observation, RunObserver
+from mpips.chaos.records import check_records
 from mpips.chaos.refusing import (
     only_one,
     refuse_kinds,
@@ -25,7 +26,7 @@ from mpips.chaos.refusing import (
     refuse_run,
     restarts_needed,
 )
-from mpips.chaos.report import ChaosReport, check_records, promises_of
+from mpips.chaos.report import ChaosReport, promises_of
 from mpips.chaos.schedule import FaultChoice, Intervals, PlannedFault, make_schedule
 from mpips.chaos.storage import FilledDisk, FlippedBit
 from mpips.chaos.undo import FaultGuard

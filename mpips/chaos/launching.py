@@ -13,13 +13,15 @@ from pathlib import Path
 from mpips.chaos.errors import ChaosError
 from mpips.chaos.processes import RunProcess
 from mpips.chaos.undo import FaultGuard, Undo
-from mpips.errors import ConfigError
+from mpips.errors import CapabilityError, ConfigError, MpipsError
 from mpips.rundir.directory import RunFolder
 
 _LOOK_S = 0.05  # seconds between two looks for the run directory
 _START_S = 120.0  # seconds in which the supervisor must take the lease of its run
 _STOP_S = 120.0  # seconds in which it must end after SIGTERM
 _TAIL_LINES = 30
+# Errors of this command by the exit code of `mpips run`.
+_ERRORS: dict[int, type[MpipsError]] = {2: ConfigError, 69: CapabilityError}
 _MORE_RESTARTS = 3  # restarts beyond those that the schedule takes
 
 
@@ -84,7 +86,7 @@ class LaunchedRun:
         """Wait for the run directory whose lease names the child, and return it. Blocks.
 
         Raises:
-            ChaosError: The child ended before, or takes too long.
+            MpipsError: The child ended before, or takes too long; with the exit code of the child.
         """
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
@@ -96,7 +98,8 @@ class LaunchedRun:
             if self._process.poll() is not None:
                 break
             time.sleep(_LOOK_S)
-        raise ChaosError(f"mpips run has not started the job; its output:\n{self.tail()}")
+        kind = _ERRORS.get(self._process.poll() or 0, ChaosError)
+        raise kind(f"mpips run has not started the job; its output:\n{self.tail()}")
 
     def tail(self) -> str:
         """Return the last lines of the output."""

@@ -179,8 +179,8 @@ class ChaosLoop:
         self._n_events, self._quiet_since = len(self.last.events), self._clock.unix()
         down = "" if result.downtime_s is None else f", down {result.downtime_s:.1f} s"
         self._tell(f"{duration(self.seconds)}   {result.effect}{down}")
-        for text in result.broken:
-            self._tell(f"{duration(self.seconds)}   BROKEN: {text}")
+        for broken in result.broken:
+            self._tell(f"{duration(self.seconds)}   BROKEN: {broken.reason}")
 
     def _observe(
         self, kind: FaultKind, injected: Injected, before: Observation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,17 +11,32 @@ import msgspec
 from mpips.chaos.faults import Injected
 from mpips.chaos.observing import Observation, StepTimes, failures_since
 from mpips.chaos.schedule import PlannedFault
-from mpips.errors import ConfigError
 from mpips.monitor.progress import duration, plural
-from mpips.record.files import read_all, record_folder
-from mpips.record.history import check_history
-from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Event
 from mpips.terminal.table import text_table
 
 Outcome = Literal["held", "broken", "not checked"]
+# Promises that a fault can break, and their text.
+FaultPromise = Literal["survival", "updates", "damage"]
+_TEXTS: dict[FaultPromise, str] = {
+    "survival": "every fault was survived",
+    "updates": "no update was lost",
+    "damage": "damage was detected",
+}
 DONE = "done"
 INTERRUPTED = "not observed: interrupted"
-_SHOWN = 5  # broken rules of a record that are printed
+
+
+class BrokenPromise(msgspec.Struct, frozen=True):
+    """A promise that a fault has broken.
+
+    Attributes:
+        promise: Its name.
+        reason: A sentence for people.
+    """
+
+    promise: FaultPromise
+    reason: str
 
 
 class FaultResult(msgspec.Struct, kw_only=True):
@@ -38,7 +53,7 @@ class FaultResult(msgspec.Struct, kw_only=True):
         failures: Attempts that failed after it.
         lost_steps: Steps of all workers that memory had and the next attempt did not recover.
         repeated_steps: Steps that were made again from a checkpoint.
-        broken: Why a promise is broken; empty: none is.
+        broken: Promises that it has broken.
     """
 
     at_s: float
@@ -50,7 +65,7 @@ class FaultResult(msgspec.Struct, kw_only=True):
     failures: int = 0
     lost_steps: int = 0
     repeated_steps: int = 0
-    broken: list[str] = []
+    broken: list[BrokenPromise] = []
 
 
 class CheckedPromise(msgspec.Struct, kw_only=True):
@@ -123,36 +138,17 @@ def judge_fault(
     known = len(before.events)
     failed = failures_since(last.events, known)
     begins = [event for event in last.events[known:] if event.event == "began"]
-    result = FaultResult(
-        at_s=round(fault.at_s, 3),
-        kind=fault.kind,
-        what=injected.what,
-        attempt=before.generation,
-        failures=len(failed),
-        broken=[injected.broken] if injected.broken else [],
-    )
+    result = _result(fault, injected, before)
+    result.failures = len(failed)
     if begins and begins[0].source == "memory":
         result.lost_steps = max(before.recoverable - begins[0].step, 0)
-    if begins and any(event.source != "memory" for event in begins):
+    if any(event.source != "memory" for event in begins):
         result.repeated_steps = max(steps.greatest(before.generation) - begins[-1].step, 0)
-    if result.lost_steps:
-        result.broken.append(
-            f"{plural(result.lost_steps, 'step')} of all workers in memory were not recovered by attempt "
-            f"{begins[0].generation}"
-        )
-    if injected.spares_memory and before.in_memory:
-        result.broken += [
-            f"attempt {event.generation} began from {event.source} although the memory was there"
-            for event in begins
-            if event.source != "memory"
-        ]
-    if injected.ends_attempt and len(failed) > 1:
-        result.broken += [
-            f"attempt {event.generation} after it failed as well: {event.cause}"
-            for event in failed[1:]
-        ]
-    if injected.damaged and any(_is_same(seen, injected.damaged) for seen in (after, last)):
-        result.broken.append(f"{Path(injected.damaged).name} was read although a bit is changed")
+    result.broken += _broken(result, injected, before.in_memory, begins, failed)
+    starts = {Path(seen.start_path) for seen in (after, last) if seen and seen.start_path}
+    if injected.damaged and Path(injected.damaged) in starts:
+        text = f"{Path(injected.damaged).name} was read although a bit is changed"
+        result.broken.append(BrokenPromise("damage", text))
     _describe(result, after, last, len(begins))
     return result
 
@@ -161,18 +157,52 @@ def interrupted_fault(
     fault: PlannedFault, injected: Injected, before: Observation, at_s: float
 ) -> FaultResult:
     """Return the result of a fault that was taken back early, because the command was interrupted."""
+    result = _result(fault, injected, before)
+    result.at_s, result.effect = round(at_s, 3), INTERRUPTED
+    return result
+
+
+def _result(fault: PlannedFault, injected: Injected, before: Observation) -> FaultResult:
+    """Return what is known of a fault when it has just happened."""
+    undetected = [BrokenPromise("damage", injected.broken)] if injected.broken else []
     return FaultResult(
-        at_s=round(at_s, 3),
+        at_s=round(fault.at_s, 3),
         kind=fault.kind,
         what=injected.what,
         attempt=before.generation,
-        effect=INTERRUPTED,
-        broken=[injected.broken] if injected.broken else [],
+        broken=undetected,
     )
 
 
-def _is_same(seen: Observation | None, path: str) -> bool:
-    return seen is not None and bool(seen.start_path) and Path(seen.start_path) == Path(path)
+def _broken(
+    result: FaultResult,
+    injected: Injected,
+    in_memory: bool,
+    begins: Sequence[Event],
+    failed: Sequence[Event],
+) -> Iterator[BrokenPromise]:
+    """Yield the promises about updates that the attempts after a fault have broken.
+
+    Args:
+        result: The result so far.
+        injected: The fault.
+        in_memory: The attempt that it hit could be continued in memory.
+        begins: Begins of attempts after it.
+        failed: Ends of attempts after it.
+    """
+    if result.lost_steps:
+        count = plural(result.lost_steps, "step")
+        text = (
+            f"{count} of all workers in memory were not recovered by attempt {begins[0].generation}"
+        )
+        yield BrokenPromise("updates", text)
+    for event in begins if injected.spares_memory and in_memory else ():
+        if event.source != "memory":
+            text = f"attempt {event.generation} began from {event.source} although the memory was there"
+            yield BrokenPromise("updates", text)
+    for event in failed[1:] if injected.ends_attempt else ():
+        text = f"attempt {event.generation} after it failed as well: {event.cause}"
+        yield BrokenPromise("survival", text)
 
 
 def _describe(
@@ -183,7 +213,8 @@ def _describe(
         result.effect = "the run was done"
     elif after is None:
         result.effect = f"not at work again ({last.state})"
-        result.broken.append(f"the run was not at work again after it ({last.state})")
+        text = f"the run was not at work again after it ({last.state})"
+        result.broken.append(BrokenPromise("survival", text))
     elif n_begins:
         source = after.start_source
         if source == "checkpoint":
@@ -204,93 +235,43 @@ def promises_of(
         state: State of the run at the end.
         history: The check of the record.
     """
-    results = [r for r in results if r.effect != INTERRUPTED or r.broken]
-    back = [r for r in results if not r.effect.startswith("not at work")]
-    lost = sum(r.lost_steps for r in results)
-    repeated = sum(r.repeated_steps for r in results)
-    flips = [r for r in results if r.kind == "flip-bits"]
-    missed = [r for r in flips if any("bit" in text for text in r.broken)]
-    survived = len(back) == len(results)
-    wrong = [text for r in results for text in r.broken if text not in _counted(r)]
-    found = [
-        _promise(
-            "every fault was survived",
-            survived,
-            f"{len(back)} of {len(results)}" if results else "",
-        ),
-        _promise(
-            "no update was lost",
-            not lost and not wrong,
-            "; ".join(
-                [f"{plural(lost, 'step')} lost, {plural(repeated, 'step')} made again", *wrong]
-            )
-            if results
-            else "",
-        ),
-        _promise(
-            "damage was detected",
-            not missed,
-            f"{len(flips) - len(missed)} of {len(flips)} changed bits" if flips else "",
-            "no bit was changed",
-        ),
-        _promise(
-            "no attempt failed without a fault",
-            not unplanned,
-            "; ".join(unplanned) or f"state at the end: {state}",
-        ),
-        history,
-    ]
-    return found
-
-
-def _counted(result: FaultResult) -> list[str]:
-    """Return the broken promises of a fault that other promises than "no update was lost" cover."""
-    return [t for t in result.broken if "bit" in t or "not at work again" in t]
-
-
-def _promise(
-    name: str, holds: bool, detail: str, why_not: str = "no fault happened"
-) -> CheckedPromise:
-    """Return a promise; without a detail there was nothing to check."""
-    if not detail:
-        return CheckedPromise(name=name, outcome="not checked", detail=why_not)
-    return CheckedPromise(name=name, outcome="held" if holds else "broken", detail=detail)
-
-
-def check_records(run: RunFolder, generations: Sequence[int], recording: bool) -> CheckedPromise:
-    """Check the records of attempts that have ended; see `mpips.record.history`. Blocks.
-
-    Args:
-        run: The run.
-        generations: Generation numbers of these attempts.
-        recording: The run records.
-    """
-    name = "the history of updates is right"
-    if not recording:
-        why = "set monitor.record = true to check that each update was applied exactly once"
-        return CheckedPromise(name=name, outcome="not checked", detail=why)
-    n_records, breaks, notes = 0, [], []
-    for generation in generations:
-        try:
-            checked = check_history(*read_all(record_folder(run, generation)))
-        except ConfigError as error:
-            notes.append(f"attempt {generation}: {error}")
-            continue
-        n_records += checked.n_records
-        breaks += [f"attempt {generation}: {text}" for text in checked.breaks]
-    if breaks:
-        more = [f"and {len(breaks) - _SHOWN} more"] if len(breaks) > _SHOWN else []
-        detail = "; ".join([*breaks[:_SHOWN], *more])
-        return CheckedPromise(name=name, outcome="broken", detail=detail)
-    if not n_records:
-        why = "; ".join(notes) or (
-            "records are written in blocks, and no ended attempt has completed one"
-            if generations
-            else "no attempt has ended"
+    seen = [result for result in results if result.effect != INTERRUPTED or result.broken]
+    broken = {name: _reasons(seen, name) for name in _TEXTS}
+    n_survived = sum(not _reasons([result], "survival") for result in seen)
+    flips = [result for result in seen if result.kind == "flip-bits"]
+    n_detected = sum(not _reasons([result], "damage") for result in flips)
+    lost = plural(sum(result.lost_steps for result in seen), "step")
+    repeated = plural(sum(result.repeated_steps for result in seen), "step")
+    counts: dict[FaultPromise, str] = {
+        "survival": f"{n_survived} of {len(seen)}" if seen else "",
+        "updates": f"{lost} lost, {repeated} made again" if seen else "",
+        "damage": f"{n_detected} of {len(flips)} changed bits" if flips else "",
+    }
+    found = [_promise(name, counts[name], broken[name]) for name in _TEXTS]
+    unplanned_text = "; ".join(unplanned)
+    found.append(
+        CheckedPromise(
+            name="no attempt failed without a fault",
+            outcome="broken" if unplanned else "held",
+            detail=unplanned_text or f"state at the end: {state}",
         )
-        return CheckedPromise(name=name, outcome="not checked", detail=why)
-    detail = f"{n_records:,} records of {plural(len(generations) - len(notes), 'attempt')}"
-    return CheckedPromise(name=name, outcome="held", detail="; ".join([detail, *notes]))
+    )
+    return [*found, history]
+
+
+def _reasons(results: Sequence[FaultResult], name: FaultPromise) -> list[str]:
+    """Return the reasons for which faults have broken a promise."""
+    return [each.reason for result in results for each in result.broken if each.promise == name]
+
+
+def _promise(name: FaultPromise, count: str, reasons: Sequence[str]) -> CheckedPromise:
+    """Return a promise; without a count there was nothing to check."""
+    text = _TEXTS[name]
+    if not count:
+        why = "no bit was changed" if name == "damage" else "no fault happened"
+        return CheckedPromise(name=text, outcome="not checked", detail=why)
+    detail = "; ".join([count, *reasons])
+    return CheckedPromise(name=text, outcome="broken" if reasons else "held", detail=detail)
 
 
 def report_lines(report: ChaosReport, width: int) -> list[str]:

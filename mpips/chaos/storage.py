@@ -239,7 +239,7 @@ class FlippedBit:
             os.pwrite(fd, bytes([undo.after]), offset)
             where = f"byte {offset} of {path.name}/{file.name}"
             injected = Injected(
-                what=f"flip a bit in {where}, drop the memory, kill {place.role}",
+                what=f"flip a bit of {path.name}, drop the memory, kill {place.role}",
                 undos=[number],
                 ends_attempt=True,
                 spares_memory=False,

@@ -53,7 +53,10 @@ class _InterruptedError(Exception):
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `_InterruptedError` within the block; later ones are ignored."""
+    """Let SIGINT and SIGTERM raise `_InterruptedError` within the block; later ones are ignored.
+
+    Ctrl-Z is ignored within the block: a fault would last until the command is continued.
+    """
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -61,6 +64,7 @@ def _interruptible() -> Iterator[None]:
         raise _InterruptedError(number)
 
     before = [(each, signal.signal(each, handle)) for each in (signal.SIGINT, signal.SIGTERM)]
+    before.append((signal.SIGTSTP, signal.signal(signal.SIGTSTP, signal.SIG_IGN)))
     try:
         yield
     finally:

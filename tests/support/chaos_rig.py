@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpips.chaos.records import NAME
 from mpips.chaos.report import ChaosReport, CheckedPromise, FaultResult, promises_of
 from mpips.rundir.files import RankPlace
 
@@ -23,40 +24,89 @@ print(child, flush=True)
 sys.stdin.read()
 """
 
+# A real run of ten minutes on two cores, beside other programs.
 _FAULTS = (
-    (12.3, "kill", "kill server 0 (rank 1, pid 4242)", "attempt 1 from memory", 2.13),
-    (31.0, "pause", "pause worker 1 (rank 4, pid 4310) for 3.2 s", "the attempt continued", 3.4),
-    (52.4, "kill", "kill scheduler (rank 0, pid 4301)", "attempt 2 from memory", 2.28),
-    (74.1, "kill", "kill worker 0 (rank 3, pid 4377)", "attempt 3 from memory", 2.19),
+    (36.0, "kill", "kill scheduler (rank 0, pid 8878)", "attempt 1 from memory", 9.7, 0),
+    (49.0, "kill", "kill scheduler (rank 0, pid 10174)", "attempt 2 from memory", 11.7, 0),
+    (67.0, "kill", "kill worker 0 (rank 2, pid 10509)", "attempt 3 from memory", 11.9, 0),
+    (
+        94.0,
+        "flip-bits",
+        "flip a bit of step-000000002203, drop the memory, kill worker 1",
+        "attempt 4 from step-000000002002, 374 steps again",
+        26.8,
+        374,
+    ),
+    (
+        154.0,
+        "flip-bits",
+        "flip a bit of step-000000003802, drop the memory, kill server 0",
+        "attempt 5 from step-000000003602, 226 steps again",
+        16.5,
+        226,
+    ),
+    (201.0, "kill", "kill server 0 (rank 1, pid 15154)", "attempt 6 from memory", 13.8, 0),
+    (226.0, "fill-disk", "fill /mnt/small for 3.9 s", "the attempt continued", 0.0, 0),
+    (
+        252.0,
+        "flip-bits",
+        "flip a bit of step-000000006403, drop the memory, kill worker 0",
+        "attempt 7 from step-000000006202, 300 steps again",
+        18.6,
+        300,
+    ),
+    (287.0, "fill-disk", "fill /mnt/small for 3.8 s", "the attempt continued", 0.0, 0),
+    (
+        295.0,
+        "pause",
+        "pause worker 1 (rank 3, pid 17906) for 4.3 s",
+        "the attempt continued",
+        4.3,
+        0,
+    ),
+    (
+        351.0,
+        "flip-bits",
+        "flip a bit of step-000000009602, drop the memory, kill server 0",
+        "attempt 8 from step-000000009403, 357 steps again",
+        19.1,
+        357,
+    ),
+    (366.0, "fill-disk", "fill /mnt/small for 2.1 s", "the attempt continued", 0.0, 0),
+    (439.0, "kill", "kill worker 0 (rank 2, pid 19824)", "attempt 9 from memory", 10.3, 0),
+    (465.0, "fill-disk", "fill /mnt/small for 3.6 s", "the attempt continued", 0.0, 0),
+    (491.0, "fill-disk", "fill /mnt/small for 4.1 s", "the attempt continued", 0.4, 0),
+    (504.0, "kill", "kill server 0 (rank 1, pid 22662)", "attempt 10 from memory", 36.5, 0),
 )
 
 
 def example() -> ChaosReport:
-    """A run of a minute and a half that survived four faults."""
+    """The report of the run."""
     faults = [
         FaultResult(
             at_s=at_s,
             kind=kind,
             what=what,
-            attempt=i,
+            attempt=0,
             effect=effect,
             downtime_s=down_s,
-            failures=int(kind == "kill"),
+            failures=int(kind in ("kill", "flip-bits")),
+            repeated_steps=repeated,
         )
-        for i, (at_s, kind, what, effect, down_s) in enumerate(_FAULTS)
+        for at_s, kind, what, effect, down_s, repeated in _FAULTS
     ]
-    detail = "81,204 records of 3 attempts"
-    history = CheckedPromise(name="the history of updates is right", outcome="held", detail=detail)
+    detail = "records are written in blocks, and no ended attempt has completed one"
+    history = CheckedPromise(name=NAME, outcome="not checked", detail=detail)
     return ChaosReport(
         run="runs/clicks-20260102-030405-6b7a",
-        seed=7,
-        seconds=90.2,
-        state="running",
+        seed=42,
+        seconds=602.0,
+        state="preempted",
         faults=faults,
-        steps_per_s=184.2,
-        quiet_steps_per_s=207.0,
-        goodput=184.2 / 207.0,
-        promises=promises_of(faults, [], "running", history),
+        steps_per_s=28.6,
+        quiet_steps_per_s=41.4,
+        goodput=0.69,
+        promises=promises_of(faults, [], "preempted", history),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from click.testing import CliRunner
 from run_files import RunFiles
 
 from mpips.chaos.disturbing import ChaosOptions, Disturbance
-from mpips.cli.chaos import Seconds, command
+from mpips.cli.chaos import Seconds, _InterruptedError, _interruptible, command
 from mpips.errors import ConfigError
 
 
@@ -92,3 +94,39 @@ def test_a_schedule_begins_with_undisturbed_seconds() -> None:
 def test_a_time_without_a_fault_is_refused() -> None:
     with pytest.raises(ConfigError, match="no fault happens in this time"):
         Disturbance(options(every_s=10_000.0, for_s=5.0), print)
+
+
+def test_a_job_that_does_not_start_is_reported_with_its_output(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("[train]\nepoch = 3\n")
+    result = CliRunner().invoke(command, ["--launch", str(job), "--folder", str(tmp_path / "runs")])
+    # The command ends with the exit code of mpips run.
+    assert isinstance(result.exception, ConfigError)
+    assert "mpips run has not started the job; its output:" in str(result.exception)
+    assert "did you mean 'train.epochs'" in str(result.exception)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_ends_the_command_and_later_ones_do_not_hurry_it(
+    number: signal.Signals,
+) -> None:
+    before = {
+        each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)
+    }
+    taken_back = []
+
+    def work() -> None:
+        with _interruptible():
+            # A fault would last while the command is stopped.
+            os.kill(os.getpid(), signal.SIGTSTP)
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                os.kill(os.getpid(), number)
+                taken_back.append(number)
+
+    with pytest.raises(_InterruptedError) as raised:
+        work()
+    assert raised.value.number == number
+    assert taken_back == [number]
+    assert {each: signal.getsignal(each) for each in before} == before

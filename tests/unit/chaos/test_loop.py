@@ -32,6 +32,7 @@ class VirtualRun:
         self.lost = 0  # steps by which it begins earlier than it should
         self.again = True  # another attempt follows a failure
         self.paused = False
+        self.fails_again = 0  # attempts that begin after a kill and fail at once
         self.stuck_s = 0.0  # seconds after a restart in which no step is made
         self._start = self._step = 0.0
         self._died: float | None = None
@@ -84,6 +85,12 @@ class VirtualRun:
             self._status = self._observed()
         if self.state == "restarting" and dead_s >= DOWN_S:
             self.generation += 1
+            if self.fails_again:
+                self.fails_again -= 1
+                self.events.append(self._event("began", step=int(self._step), source="memory"))
+                self.events.append(self._event("failed", cause="worker 0: ReplayError"))
+                self._died = self.now - DETECTED_S
+                return
             self._start = self._step = max(self._step - self.lost, 0)
             self.state, self._died, self._idle_s = "running", None, self.stuck_s
             self.events.append(self._event("began", step=int(self._start), source=self.source))
@@ -157,6 +164,10 @@ def disturbed(
     return loop
 
 
+def reasons(result: FaultResult) -> list[str]:
+    return [f"{broken.promise}: {broken.reason}" for broken in result.broken]
+
+
 def only(loop: ChaosLoop) -> FaultResult:
     [result] = loop.results
     return result
@@ -223,7 +234,9 @@ def test_steps_that_memory_had_and_the_next_attempt_lacks_are_lost() -> None:
     result = only(disturbed(run, kill_of(run), planned("kill", 10.0)))
     # The last status before the kill was up to a second old.
     assert 100 - RATE <= result.lost_steps <= 100
-    assert "were not recovered by attempt 1" in result.broken[0]
+    [reason] = reasons(result)
+    assert reason.startswith("updates: ")
+    assert "were not recovered by attempt 1" in reason
 
 
 def test_a_checkpoint_in_place_of_memory_breaks_a_promise_unless_the_fault_took_the_memory() -> (
@@ -232,7 +245,9 @@ def test_a_checkpoint_in_place_of_memory_breaks_a_promise_unless_the_fault_took_
     run = VirtualRun()
     run.source, run.lost = "checkpoint", 200
     result = only(disturbed(run, kill_of(run), planned("kill", 10.0)))
-    assert result.broken == ["attempt 1 began from checkpoint although the memory was there"]
+    assert reasons(result) == [
+        "updates: attempt 1 began from checkpoint although the memory was there"
+    ]
     assert 200 - RATE <= result.repeated_steps <= 200
     assert result.lost_steps == 0
 
@@ -244,7 +259,20 @@ def test_a_checkpoint_in_place_of_memory_breaks_a_promise_unless_the_fault_took_
     assert "from step-7" in result.effect
     kind = kill_of(run, spares_memory=False, damaged="runs/x/checkpoints/step-7")
     result = only(disturbed(run, kind, planned("kill", 10.0)))
-    assert result.broken == ["step-7 was read although a bit is changed"]
+    assert reasons(result) == ["damage: step-7 was read although a bit is changed"]
+
+
+def test_an_attempt_that_fails_after_a_kill_breaks_a_promise() -> None:
+    run = VirtualRun()
+    run.fails_again, run.source, run.lost = 1, "checkpoint", 200
+    result = only(disturbed(run, kill_of(run), planned("kill", 10.0)))
+    assert result.failures == 2
+    assert result.effect.startswith("attempt 2 from step-7, ")
+    assert reasons(result) == [
+        "updates: attempt 2 began from checkpoint although the memory was there",
+        "survival: attempt 1 after it failed as well: worker 0: ReplayError",
+    ]
+    assert 200 - RATE <= result.repeated_steps <= 200
 
 
 def test_a_run_that_ends_by_a_fault_has_not_survived_it() -> None:
@@ -254,7 +282,7 @@ def test_a_run_that_ends_by_a_fault_has_not_survived_it() -> None:
     loop = disturbed(run, kind, planned("kill", 10.0, 20.0))
     assert only(loop).effect == "not at work again (failed)"
     assert only(loop).downtime_s is None
-    assert only(loop).broken == ["the run was not at work again after it (failed)"]
+    assert reasons(only(loop)) == ["survival: the run was not at work again after it (failed)"]
     assert run.now < 15.0
     assert kind.ends == 1
 

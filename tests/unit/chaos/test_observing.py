@@ -16,8 +16,8 @@ class Records:
     def __init__(self) -> None:
         self.view = RunView(name="job", state="running", now=100.0)
 
-    def show(self, generation: int, *clocks: int, heard: bool = True, step: int = 0) -> None:
-        """Write the clocks of the workers."""
+    def show(self, generation: int, *clocks: int, heard: int = 9, step: int = 0) -> None:
+        """Write the clocks of the workers, of which the first `heard` ones have sent a heartbeat."""
         rows = [RankRow(rank=0, role="scheduler + server 0", host="node", pid=1, heard_s=1.0)]
         rows += [
             RankRow(
@@ -26,7 +26,7 @@ class Records:
                 host="node",
                 pid=2 + w,
                 clock=clock,
-                heard_s=float(heard),
+                heard_s=float(w < heard),
             )
             for w, clock in enumerate(clocks)
         ]
@@ -68,11 +68,22 @@ def test_a_step_beyond_the_begin_of_an_attempt_is_no_work() -> None:
 def test_workers_that_have_not_been_heard_are_not_compared() -> None:
     records = Records()
     observer = RunObserver(records.read)
-    records.show(1, 0, 0, heard=False)
+    records.show(1, 0, 0, heard=0)
     observer.look()
     # Their first report has the clock that they had in the attempt before.
     records.show(1, 391, 393)
     assert observer.look().made == 0
+
+
+def test_a_worker_that_has_not_been_heard_may_not_work_yet() -> None:
+    records = Records()
+    observer = RunObserver(records.read)
+    records.show(1, 5, 0, heard=1)
+    observer.look()
+    records.show(1, 9, 0, heard=1)
+    seen = observer.look()
+    assert seen.moves
+    assert not seen.all_move
 
 
 @pytest.mark.parametrize(
