@@ -109,8 +109,8 @@ class Standby:
     def drain(self) -> None:
         """Read what the ranks have printed, which would fill the pipes. Not blocking.
 
-        stderr is kept, up to `_TEXT_BYTES`; what libraries print on stdout while they are loaded is not. What
-        ranks print that have begun is left for the reader of the attempt.
+        stderr is kept, up to `_TEXT_BYTES`; what libraries print on stdout while they are loaded is not. The
+        output of ranks that have begun is left for the reader of the attempt.
         """
         if self._has_begun:
             return
