@@ -8,9 +8,11 @@ earlier attempts on all hosts: `reap.py` is the command that it runs there, `ask
 host is asked and which one is bad, `host_step.py` starts the processes. `left_memory.py` removes shared
 memory at the end or leaves it, `suspended.py` finds suspended ranks. `script.py` runs a user's own script
 in a rank; `submit.py` writes batch scripts. `standby.py` starts the next attempt beforehand,
-`standby_rank.py` is a rank of it, and `scaling.py` changes the size of a job. `elastic.py` lets the size
-follow the hosts: `membership.py` decides, `host_sources.py` observes them, and `slurm_agent.py` reaches hosts
-of other Slurm jobs. `hydra.py` reads what the launcher of MPICH and Intel MPI prints about the end of a rank.
+`standby_rank.py` is a rank of it, and `early_start.py` lets it begin while a failed launcher still ends.
+`scaling.py` changes the size of a job, and `crowding.py` delays that after the loss of a host until all
+clocks have ended. `elastic.py` lets the size follow the hosts: `membership.py` decides, `host_sources.py`
+observes them, and `slurm_agent.py` reaches hosts of other Slurm jobs. `hydra.py` reads what the launcher of
+MPICH and Intel MPI prints about the end of a rank.
 
 `record.py` writes the state of a run between attempts, `block.py` and `host_names.py` are texts for people.
 `sweep.py` runs one job with different options, each in a `child.py`, and `trial_watch.py` shows the trial.

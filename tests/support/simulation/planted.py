@@ -419,7 +419,7 @@ def _cuts_in_a_repetition() -> list[Any]:
     return [mock.patch.object(connection.Connection, "has_pushed", property(wrong))]
 
 
-def _counts_a_clock_that_was_sent_in_part() -> list[Any]:
+def _sends_no_rest_of_a_clock() -> list[Any]:
     """A restarted worker sends nothing of a clock of which servers have a part."""
     real = takeover.resume
 
@@ -430,14 +430,19 @@ def _counts_a_clock_that_was_sent_in_part() -> list[Any]:
     return [mock.patch.object(takeover, "resume", wrong)]
 
 
-def _continues_without_the_dead() -> list[Any]:
-    """A launch with fewer workers continues in memory that has the rings of more."""
-    real = takeover.Takeover._try
+def _counts_a_clock_that_was_sent_in_part() -> list[Any]:
+    """A worker that was killed in a clock continues behind it, although servers have a part of its pushes."""
+    real, change = takeover.place_of, memory.msgspec.structs.replace
 
-    def wrong(self: takeover.Takeover, found: memory.Memory) -> str:
-        return real(self, memory.msgspec.structs.replace(found, shape=self._shape))
+    def wrong(worker: int, positions: Any, *rest: Any) -> memory.Place:
+        place = real(worker, positions, *rest)
+        cursor, clock = place.state.cursor, place.clock + 1
+        if not cursor or all(at.clock < place.clock or not at.pushes for at in positions):
+            return place
+        state = change(place.state, cursor={**cursor, "clock": cursor["clock"] + 1})
+        return change(place, clock=clock, steps=clock, ahead=max(place.ahead, clock), state=state)
 
-    return [mock.patch.object(takeover.Takeover, "_try", wrong)]
+    return [mock.patch.object(takeover, "place_of", wrong)]
 
 
 PLANTED: dict[str, Callable[[], list[Any]]] = {
@@ -479,8 +484,8 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _keeps_the_exchange,
         _forgets_the_exchange,
         _cuts_in_a_repetition,
+        _sends_no_rest_of_a_clock,
         _counts_a_clock_that_was_sent_in_part,
-        _continues_without_the_dead,
     )
 }
 

@@ -94,6 +94,9 @@ SHOWN_BY = {
     "leaves-before-the-exchange": 125,
     "keeps-the-exchange": 2,
     "forgets-the-exchange": 49,
+    "cuts-in-a-repetition": 6227,
+    "sends-no-rest-of-a-clock": 3,
+    "counts-a-clock-that-was-sent-in-part": 3,
 }
 
 

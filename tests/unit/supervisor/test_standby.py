@@ -107,6 +107,7 @@ def test_a_launch_that_begins_early_is_released_once_and_its_text_is_that_of_the
 ) -> None:
     script = "import os, sys; sys.stderr.write(f'read {sys.stdin.read()!r}'); sys.stderr.flush(); os._exit(7)"
     kept = Kept(plan_of(tmp_path, script))
+    kept.standbys.tick(at_work())
     assert not kept.standbys.is_ready(1, LAYOUT)
     assert kept.waits()
     assert kept.standbys.is_ready(1, LAYOUT)
