@@ -118,7 +118,7 @@ def test_options_of_a_job_file() -> None:
     assert bias == tables[0]
     assert from_config(to_config(weight)) == weight
     assert sentence(apply_overrides, tables, load("tables.bias.hash_buckets=7"), None) == (
-        "table 'bias': remove hash_buckets = 7: dense tables have no keys"
+        "table 'bias': remove hash_buckets = 7: dense tables have no rows by key"
     )
 
 
