@@ -23,9 +23,9 @@ import os
 import shutil
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -75,21 +75,23 @@ def export(
     """
     entries = [checkpoint.manifest.table(name) for name in tables] or checkpoint.manifest.tables
     entries = entries if state else [_without_state(entry) for entry in entries]
+    source: _Source = checkpoint
     if row_dtype == "int8":
         if kind == "csv":
             raise ConfigError("row_dtype = 'int8' with CSV, which is text: use npz or parquet")
-        checkpoint = _Int8Rows(checkpoint)
+        source = _Int8Rows(checkpoint)
         entries = [_as_int8(entry) for entry in entries]
     if out.exists() and not force:
         raise ConfigError(f"{out}: already exists; use --force to replace it")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out.absolute().parent}: there is no such folder; create it first")
-    writer: Callable[[Checkpoint, Sequence[TableEntry], Path], list[str]]
-    writer = {"npz": _write_npz, "csv": _write_csv, "parquet": _write_parquet}[kind]
     # Write under a temporary name, and rename what is complete.
     new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
     try:
-        names = writer(checkpoint, entries, new)
+        if kind == "csv":
+            names = _write_csv(checkpoint, entries, new)
+        else:
+            names = (_write_npz if kind == "npz" else _write_parquet)(source, entries, new)
         if out.is_dir():
             shutil.rmtree(out)
         os.replace(new, out)
@@ -146,14 +148,14 @@ class _Int8Rows:
         scale = np.maximum(greatest / np.float32(127), np.float32(np.finfo(np.float32).tiny))
         if entry.role == "scale":
             return np.where(greatest > 0, scale, np.float32(0))
-        return np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)
-
-    def read_dense(self, *args: Any) -> Any:
-        """As `Checkpoint.read_dense`."""
-        return self._checkpoint.read_dense(*args)
+        codes: NDArray[np.int8] = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)
+        return codes
 
 
-def _write_npz(checkpoint: Checkpoint, entries: Sequence[TableEntry], out: Path) -> list[str]:
+_Source: TypeAlias = Checkpoint | _Int8Rows  # of npz and Parquet
+
+
+def _write_npz(checkpoint: _Source, entries: Sequence[TableEntry], out: Path) -> list[str]:
     with zipfile.ZipFile(out, "x", zipfile.ZIP_STORED) as archive:
         for table in entries:
             for entry in table.datasets:
@@ -167,7 +169,7 @@ def _unit_bytes(entry: DatasetEntry) -> int:
     return entry.unit * np.dtype(_ARRAYS[entry.dtype]).itemsize
 
 
-def _write_array(checkpoint: Checkpoint, entry: DatasetEntry, out: IO[bytes]) -> None:
+def _write_array(checkpoint: _Source, entry: DatasetEntry, out: IO[bytes]) -> None:
     header = io.BytesIO()
     npy.write_array_header_1_0(
         header,
@@ -225,7 +227,7 @@ def _texts(values: np.ndarray) -> list[str]:
     return [f"{value:.9g}" for value in values.tolist()]
 
 
-def _write_parquet(checkpoint: Checkpoint, entries: Sequence[TableEntry], out: Path) -> list[str]:
+def _write_parquet(checkpoint: _Source, entries: Sequence[TableEntry], out: Path) -> list[str]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -247,7 +249,7 @@ def _write_parquet(checkpoint: Checkpoint, entries: Sequence[TableEntry], out: P
     return [f"{table.name}.parquet" for table in entries]
 
 
-def _row_blocks(checkpoint: Checkpoint, table: TableEntry) -> Iterator[dict[str, NDArray[Any]]]:
+def _row_blocks(checkpoint: _Source, table: TableEntry) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield rows of an embedding table as columns, once at least."""
     _check_columns(table, table.shape[1])
     size = max(1, _BLOCK_BYTES // sum(map(_unit_bytes, table.datasets)))
@@ -260,7 +262,7 @@ def _row_blocks(checkpoint: Checkpoint, table: TableEntry) -> Iterator[dict[str,
         yield columns
 
 
-def _element_blocks(checkpoint: Checkpoint, table: TableEntry) -> Iterator[dict[str, NDArray[Any]]]:
+def _element_blocks(checkpoint: _Source, table: TableEntry) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield rows of a dense table as columns, once at least."""
     n_rows = table.shape[0] if table.shape else 1
     width = math.prod(table.shape[1:])
