@@ -67,6 +67,7 @@ if _TYPE_CHECKING:
         Nesterov,
         PythonRule,
         RMSProp,
+        RowAdagrad,
     )
     from mpips.model.partition import (
         FrequencyPartition,
@@ -142,6 +143,7 @@ __all__ = [
     "Reject",
     "Replicated",
     "Request",
+    "RowAdagrad",
     "Scale",
     "SharedInt8",
     "StallError",
@@ -199,6 +201,7 @@ if not _TYPE_CHECKING:
                 "Nesterov",
                 "PythonRule",
                 "RMSProp",
+                "RowAdagrad",
             ],
             "mpips.model.partition": [
                 "FrequencyPartition",

@@ -62,6 +62,8 @@ class OptimizerConfig(metaclass=_Pybind11Type):
     @property
     def n_state(self) -> int: ...
     @property
+    def n_row_state(self) -> int: ...
+    @property
     def uses_step(self) -> bool: ...
     def initial_state(self, slot: int) -> float: ...
     @property
@@ -121,6 +123,9 @@ def compensate(
     base: npt.NDArray[np.float32],
     lambda_: float,
     kernels: str | None,
+) -> None: ...
+def round_bf16(
+    dst: npt.NDArray[np.uint16], src: npt.NDArray[np.float32], key: int, kernels: str | None
 ) -> None: ...
 def available_kernels() -> list[str]: ...
 def kernels_name() -> str: ...
@@ -1089,6 +1094,7 @@ class ServerCore(metaclass=_Pybind11Type):
         python_rule: Callable[..., None] | None,
         consistency: ConsistencyConfig,
         dim: int,
+        row_dtype: str,
         initializer: Initializer,
         rows: SharedMemory,
         keys: SharedMemory,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mpips.process.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from mpips.checkpoint.delta import apply_delta, write_delta
     from mpips.checkpoint.find import Found, Refusal, find_newest
     from mpips.checkpoint.folder import CheckpointName, list_checkpoints
     from mpips.checkpoint.info import CheckpointInfo
@@ -40,17 +41,20 @@ __all__ = [
     "RowBlock",
     "ServerState",
     "WorkerState",
+    "apply_delta",
     "find_newest",
     "list_checkpoints",
     "open_checkpoint",
     "retain",
     "write_checkpoint",
+    "write_delta",
 ]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "mpips.checkpoint.delta": ["apply_delta", "write_delta"],
             "mpips.checkpoint.find": ["Found", "Refusal", "find_newest"],
             "mpips.checkpoint.folder": ["CheckpointName", "list_checkpoints"],
             "mpips.checkpoint.info": ["CheckpointInfo"],

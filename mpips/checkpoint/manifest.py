@@ -27,13 +27,16 @@ import numpy as np
 from mpips import _native
 from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.best_value import BestValue
+from mpips.model.row_values import RowDtype
 from mpips.model.table import EmbeddingTable
 from mpips.model.table_options import is_table_name
 
 FORMAT = 3
 MANIFEST = "manifest.json"
 STATE = "state.h5"
-DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4"}
+# Types of datasets, and the arrays that have their bytes. bfloat16 is read as float32.
+DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4", "bfloat16": "<u2"}
+DATASET_DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # by row_dtype
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,7 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         group: Path of the table's group in the HDF5 file.
         kind: "dense" or "embedding".
         shape: Dense: shape of the tensor. Embedding: (rows, dim).
-        dtype: "float32".
+        dtype: Type of the values: "float32" or "bfloat16".
         optimizer: Optimizer as a configuration mapping with "name".
         consistency: Consistency model as a configuration mapping with "name".
         partition: Partition as a configuration mapping with "name".
@@ -144,8 +147,11 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         return max((shard.version for shard in self.shards), default=0)
 
     def stored(self, table: EmbeddingTable) -> EmbeddingTable:
-        """Return a task's table with the initial values, and the buckets, that the job gave it."""
-        return dataclasses.replace(table, init=self.init, hash_buckets=self.hash_buckets)
+        """Return a task's table with the initial values, the dtype and the buckets that the job gave it."""
+        dtype: RowDtype = "bf16" if self.dtype == "bfloat16" else "float32"
+        return dataclasses.replace(
+            table, init=self.init, row_dtype=dtype, hash_buckets=self.hash_buckets
+        )
 
     def dataset(self, role: str) -> DatasetEntry:
         """Return the dataset with this role.

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from mpips.checkpoint.manifest import DatasetEntry, ShardEntry, TableEntry
+from mpips.checkpoint.manifest import DATASET_DTYPES, DatasetEntry, ShardEntry, TableEntry
 from mpips.checkpoint.shards import (
     EmbeddingShardData,
     ManifestHead,
@@ -173,8 +173,12 @@ def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...])
     def dataset(role: str, dtype: str, of: tuple[int, ...], each: int) -> DatasetEntry:
         return DatasetEntry(path=f"{group}/{role}", role=role, dtype=dtype, shape=of, unit=each)
 
-    datasets = [dataset("values", "float32", shape, unit)]
-    datasets += [dataset(f"state/{name}", "float32", shape, unit) for name in states]
+    dtype = DATASET_DTYPES[table.row_dtype] if isinstance(table, EmbeddingTable) else "float32"
+    datasets = [dataset("values", dtype, shape, unit)]
+    of_rows = table.optimizer.row_state_names
+    for name in states:
+        of, each = (shape[:1], 1) if name in of_rows else (shape, unit)
+        datasets.append(dataset(f"state/{name}", "float32", of, each))
     if is_embedding:
         datasets.insert(0, dataset("keys", "int64", shape[:1], 1))
     if counts_steps(table):
@@ -184,7 +188,7 @@ def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...])
         group=group,
         kind="embedding" if is_embedding else "dense",
         shape=shape,
-        dtype="float32",
+        dtype=dtype,
         optimizer=_plain(table.optimizer.to_config()),
         consistency=settings_of(table.consistency),
         partition=_plain(partition_of(table)),

@@ -22,6 +22,7 @@ from mpips.checkpoint.manifest import DTYPES, MANIFEST, DatasetEntry, Manifest, 
 from mpips.checkpoint.shards import Float32, Keys
 from mpips.checkpoint.structure import structure_sum
 from mpips.errors import CheckpointError
+from mpips.model.row_values import bf16_values
 
 BLOCK_BYTES = 8 << 20  # bytes that are read at once
 
@@ -32,8 +33,8 @@ class RowBlock(msgspec.Struct, frozen=True):
     Attributes:
         keys: int64, (n,).
         values: float32, (n, dim).
-        state: float32, (n, dim), by state name.
-        steps: uint32, (n,): number of updates of each row; None if the optimizer does not count them.
+        state: float32, (n, dim), or (n,) for a state of whole rows, by state name.
+        steps: uint32, (n,): number of updates of each row; None if they are not counted.
     """
 
     keys: Keys
@@ -192,12 +193,18 @@ class Checkpoint:
             stop: One past the last unit.
 
         Returns:
-            Array of the dataset's dtype, in native byte order: (n, ...) if a unit is a row of the dataset,
+            Array of the dataset's dtype, float32 for bfloat16, in native byte order: (n, ...) if a unit is a
+            row of the dataset,
             else (n,).
 
         Raises:
             CheckpointError: The range is outside the dataset, or the file cannot be read.
         """
+        array = self.read_stored(entry, start, stop)
+        return bf16_values(array) if entry.dtype == "bfloat16" else array
+
+    def read_stored(self, entry: DatasetEntry, start: int, stop: int) -> NDArray[Any]:
+        """As `read`, with the bits of bfloat16, uint16, in place of their values."""
         if not 0 <= start <= stop <= entry.n_units:
             raise CheckpointError(
                 f"{self.path}: {entry.path} has {entry.n_units} entries, not {start} to {stop}"

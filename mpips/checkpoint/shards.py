@@ -14,8 +14,8 @@ from mpips.checkpoint.manifest import WorkerState
 from mpips.errors import CheckpointError
 from mpips.model.best_value import BestValue
 from mpips.model.common_copy import stored_states
-from mpips.model.optimizer import Adam
 from mpips.model.partition import Partition
+from mpips.model.row_values import bf16_values
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 Float32 = NDArray[np.float32]
@@ -48,18 +48,25 @@ class EmbeddingShardData:
     Attributes:
         table: Name of the table.
         keys: int64, (n,), unique over all servers.
-        values: float32, (n, dim).
-        state: float32, (n, dim), by state name.
-        steps: uint32, (n,): number of updates of each row; None if the optimizer does not count them.
+        values: float32, (n, dim); of row_dtype "bf16" the bits, uint16, (n, dim).
+        state: float32, (n, dim), or (n,) for a state of whole rows, by state name.
+        steps: uint32, (n,): number of updates of each row; None if they are not counted.
         version: Number of updates that this shard has applied.
     """
 
     table: str
     keys: Keys
-    values: Float32
+    values: Float32 | NDArray[np.uint16]
     state: Mapping[str, Float32] = field(default_factory=dict)
     steps: NDArray[np.uint32] | None = None
     version: int = 0
+
+    def float_values(self, rows: NDArray[np.intp]) -> Float32:
+        """Return the values of some rows, given by their places, as float32, shape (len(rows), dim)."""
+        chosen = self.values[rows]
+        if chosen.dtype == np.uint16:
+            return bf16_values(np.asarray(chosen, np.uint16))
+        return np.asarray(chosen, np.float32)
 
 
 ShardData = DenseShardData | EmbeddingShardData
@@ -106,7 +113,7 @@ class ManifestHead:
 
 def counts_steps(table: Table) -> bool:
     """Return True if each row of the table counts its own updates."""
-    return isinstance(table, EmbeddingTable) and isinstance(table.optimizer, Adam)
+    return isinstance(table, EmbeddingTable) and table.counts_updates
 
 
 def settings_of(value: Any) -> dict[str, Any]:
@@ -185,8 +192,11 @@ def _check_dense(table: DenseTable, shard: DenseShardData) -> None:
 def _check_rows(table: EmbeddingTable, shard: EmbeddingShardData) -> None:
     n = len(shard.keys)
     _check_array(table.name, "keys", shard.keys, np.int64, (n,))
-    for name, array in {"values": shard.values, **shard.state}.items():
-        _check_array(table.name, name, array, np.float32, (n, table.dim))
+    dtype = np.uint16 if table.row_dtype == "bf16" else np.float32
+    _check_array(table.name, "values", shard.values, dtype, (n, table.dim))
+    for name, array in shard.state.items():
+        of_rows = name in table.optimizer.row_state_names
+        _check_array(table.name, name, array, np.float32, (n,) if of_rows else (n, table.dim))
     if (shard.steps is not None) != counts_steps(table):
         raise CheckpointError(
             f"table {table.name!r}: steps of rows are "

@@ -68,6 +68,8 @@ def write_units(
 ) -> None:
     """Write units from `start` on into an open dataset (a low-level id of h5py). Not collective; blocking."""
     flat = data.reshape(-1)
+    # The array has the bits of bfloat16, which NumPy lacks: HDF5 must not convert them as numbers.
+    bits = (dataset.get_type(),) if entry.dtype == "bfloat16" else ()
     at = 0
     first = start * entry.unit
     for offset, count in boxes(entry.shape, first, first + flat.size):
@@ -76,7 +78,7 @@ def write_units(
         memory = h5py.h5s.create_simple((n,))
         if entry.shape:
             space.select_hyperslab(offset, count)
-        dataset.write(memory, space, flat[at : at + n])
+        dataset.write(memory, space, flat[at : at + n], *bits)
         at += n
 
 

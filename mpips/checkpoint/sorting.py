@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips.checkpoint.manifest import DTYPES
 from mpips.checkpoint.plan import TablePlan
 from mpips.checkpoint.shards import EmbeddingShardData, Keys
 from mpips.checkpoint.steps import Counts, Peers, Steps, in_background
@@ -110,7 +111,7 @@ class RowExchange:
         # Keys come first: their order is that of all other columns.
         for entry in self._plan.entry.datasets:
             if shard is None:
-                dtype = {"keys": np.int64, "steps": np.uint32}.get(entry.role, np.float32)
+                dtype = np.dtype(DTYPES[entry.dtype]).newbyteorder("=")
                 columns[entry.role] = np.empty((0, *entry.shape[1:]), dtype)
             elif entry.role in ("keys", "values", "steps"):
                 columns[entry.role] = getattr(shard, entry.role)

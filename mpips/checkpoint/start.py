@@ -208,7 +208,7 @@ def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
                 f"checkpoint, but {table.hash_buckets} in this job: its rows belong to other keys; "
                 "use the former, or resume = 'never'"
             )
-        names = tuple(table.optimizer.state_names)
+        names = (*table.optimizer.state_names, *table.optimizer.row_state_names)
         if tuple(state for state in entry.state if state != COMMON) != names:
             raise ConfigError(
                 f"{checkpoint.path}: table {table.name!r} has the state of {entry.optimizer['name']}, but "

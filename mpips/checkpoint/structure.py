@@ -42,6 +42,7 @@ _MEANINGS = {
     "steps": ("updates that each row has taken", "updates"),
     "state/momentum": ("velocity: decayed sum of gradients", "gradient"),
     "state/accumulator": ("sum of squared gradients", "gradient^2"),
+    "state/row_accumulator": ("mean of squared gradients of a row, summed", "gradient^2"),
     "state/mean_square": ("decayed mean of squared gradients", "gradient^2"),
     "state/m": ("first moment: decayed mean of gradients", "gradient"),
     "state/v": ("second moment: decayed mean of squared gradients", "gradient^2"),
@@ -67,6 +68,7 @@ _OF_TABLE = {
     "consistency": "which updates a pull may see, and when an update is applied",
     "partition": "how keys or elements were spread over the servers; a restart may have others",
     "init": "initial values",
+    "row_dtype": "type of the stored values: float32 or bf16",
     "hash_buckets": "number of buckets to which keys are hashed; the keys here are buckets",
 }
 
@@ -168,7 +170,7 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, n_bytes)
-            for at, block in _outside(image, n_bytes, extents):
+            for at, block in outside(image, n_bytes, extents):
                 write_all(fd, block, at)
                 total.update(block)
         finally:
@@ -269,6 +271,8 @@ def _create_table(h5py: Any, file: Any, table: TableEntry) -> list[int]:
         "partition": table.partition["name"],
         "init": table.init,
     }
+    if table.dtype != "float32":
+        attributes["row_dtype"] = "bf16"
     if table.hash_buckets:
         attributes["hash_buckets"] = table.hash_buckets
     _set_attributes(group, _explained("table", attributes, _OF_TABLE))
@@ -318,6 +322,7 @@ def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> Any:
         "float32": h5py.h5t.IEEE_F32LE,
         "int64": h5py.h5t.STD_I64LE,
         "uint32": h5py.h5t.STD_U32LE,
+        "bfloat16": _bfloat16(h5py),
     }
     shape = entry.shape
     space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
@@ -325,6 +330,15 @@ def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> Any:
     meaning, units = _MEANINGS.get(entry.role, ("state of a rule of the user's own", "unknown"))
     _set_attributes(h5py.Dataset(made), {"meaning": meaning, "units": units})
     return made
+
+
+def _bfloat16(h5py: Any) -> Any:
+    """Return the type of HDF5 with the bits of bfloat16; HDF5 and h5py convert it to float32 in reads."""
+    dtype = h5py.h5t.IEEE_F32LE.copy()
+    dtype.set_fields(15, 7, 8, 0, 7)
+    dtype.set_precision(16)
+    dtype.set_size(2)
+    return dtype
 
 
 def _file_attributes(head: ManifestHead, version: str) -> dict[str, Any]:
@@ -372,12 +386,12 @@ def structure_sum(fd: int, n_bytes: int, datasets: Sequence[DatasetEntry]) -> st
     """
     total = _native.Xxh3()
     extents = [(entry.offset, entry.offset + entry.n_bytes) for entry in datasets]
-    for _, block in _outside(fd, n_bytes, extents):
+    for _, block in outside(fd, n_bytes, extents):
         total.update(block)
     return f"{total.digest():016x}"
 
 
-def _outside(
+def outside(
     fd: int, n_bytes: int, extents: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the bytes of a file outside the ranges [start, stop), in order, in blocks with their offsets."""

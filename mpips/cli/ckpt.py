@@ -1,4 +1,4 @@
-"""`mpips ckpt`: list, show, verify, compare, export and remove checkpoints. Needs neither MPI nor h5py."""
+"""`mpips ckpt`: list, show, verify, compare, export and remove checkpoints. Only deltas need h5py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import click
 import msgspec
 
 from mpips.checkpoint.compare import TableDifference, compare
-from mpips.checkpoint.export import FORMATS, export
+from mpips.checkpoint.delta import apply_delta, write_delta
+from mpips.checkpoint.export import FORMATS, ROW_TYPES, export
 from mpips.checkpoint.find import choose_checkpoint, is_checkpoint, order
 from mpips.checkpoint.folder import find_folder, list_checkpoints
 from mpips.checkpoint.manifest import Manifest, TableEntry
@@ -39,8 +40,8 @@ def command() -> None:
     """List, show, verify, compare, export and remove checkpoints.
 
     PATH is a run directory, its `checkpoints` folder, or one checkpoint in it [default: the working
-    folder]. Commands that need one checkpoint take the newest readable one of a run. Neither MPI nor
-    HDF5 is needed.
+    folder]. Commands that need one checkpoint take the newest readable one of a run. MPI is not needed;
+    only delta and apply need HDF5.
     """
 
 
@@ -318,6 +319,66 @@ def _difference_row(d: TableDifference) -> tuple[str, ...]:
     return (d.table, *(f"{n:,}" for n in numbers), middle, *(f"{n:,}" for n in rows), note)
 
 
+@command.command("delta")
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File to write (HDF5).",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@_json
+def delta(first: Path, second: Path, out: Path, force: bool, as_json: bool) -> None:
+    """Write the rows and the pieces of dense tables in which two checkpoints differ.
+
+    `mpips ckpt apply FIRST FILE` makes the second checkpoint from the first one and the file. Needs h5py.
+    """
+    with (
+        open_checkpoint(choose_checkpoint(first)) as a,
+        open_checkpoint(choose_checkpoint(second)) as b,
+    ):
+        a.verify()
+        b.verify()
+        found = write_delta(a, b, out, force)
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    rows = [
+        (t.table, f"{t.changed:,}", f"{t.removed:,}" if t.removed else "", f"{t.total:,}")
+        for t in found.tables
+    ]
+    say(_table(("table", "changed", "removed", "of"), rows, right=range(1, 4)), err=False)
+    whole = found.n_bytes / found.full_bytes
+    say(
+        f"{found.path}  {binary_size(found.n_bytes)}, {whole:.1%} of the checkpoint's file",
+        err=False,
+    )
+
+
+@command.command("apply")
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of the new checkpoint, or an existing folder in which it gets its own name.",
+)
+@_json
+def apply(first: Path, file: Path, out: Path, as_json: bool) -> None:
+    """Make a checkpoint from an earlier one and the delta between them, byte for byte.
+
+    FIRST is the checkpoint from which the delta was made. All checksums are compared. Needs h5py.
+    """
+    with open_checkpoint(choose_checkpoint(first)) as checkpoint:
+        made = apply_delta(checkpoint, file, out)
+    click.echo(json.dumps({"path": str(made)}) if as_json else str(made))
+
+
 @command.command("export")
 @_path
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="npz", show_default=True)
@@ -328,10 +389,23 @@ def _difference_row(d: TableDifference) -> tuple[str, ...]:
     help="File (npz) or folder (csv, parquet) to write.",
 )
 @click.option("--table", "tables", multiple=True, help="Export only this table; may be repeated.")
+@click.option(
+    "--row-dtype",
+    type=click.Choice(ROW_TYPES),
+    default=ROW_TYPES[0],
+    show_default=True,
+    help="Type of the values of rows. int8: npz and parquet, with a float32 scale for each row.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file or folder.")
 @_json
 def export_it(
-    path: Path, kind: str, out: Path, tables: tuple[str, ...], force: bool, as_json: bool
+    path: Path,
+    kind: str,
+    out: Path,
+    tables: tuple[str, ...],
+    row_dtype: str,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Write a checkpoint, or some of its tables, as npz, CSV or Parquet.
 
@@ -339,7 +413,7 @@ def export_it(
     """
     with open_checkpoint(choose_checkpoint(path)) as checkpoint:
         checkpoint.verify()
-        files = export(checkpoint, kind, out, tables, force)
+        files = export(checkpoint, kind, out, tables, force, row_dtype=row_dtype)
     if as_json:
         click.echo(json.dumps({"files": [str(file) for file in files]}))
     else:

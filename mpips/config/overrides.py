@@ -68,10 +68,12 @@ def apply_overrides(
             raise ConfigError(
                 f"table {table.name!r}: remove placement = 'replicated': embedding tables lie on servers"
             )
-        if own.hash_buckets and isinstance(table, DenseTable):
-            raise ConfigError(
-                f"table {table.name!r}: remove hash_buckets = {own.hash_buckets}: dense tables have no keys"
-            )
+        for option in ("hash_buckets", "row_dtype"):
+            value = getattr(own, option)
+            if value is not None and isinstance(table, DenseTable):
+                raise ConfigError(
+                    f"table {table.name!r}: remove {option} = {value!r}: dense tables have no rows by key"
+                )
         try:
             result.append(_override(table, _of(table.name, config), measured))
         except ConfigError as error:
@@ -102,8 +104,9 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
     for name in ("init", "clip_norm", "check_finite", "compression", "pull_compression"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
-    if options.hash_buckets is not None and isinstance(table, EmbeddingTable):
-        changes["hash_buckets"] = options.hash_buckets
+    for name in ("hash_buckets", "row_dtype"):
+        if getattr(options, name) is not None and isinstance(table, EmbeddingTable):
+            changes[name] = getattr(options, name)
     return dataclasses.replace(table, **changes)
 
 

@@ -18,6 +18,7 @@ from mpips.model.consistency import (
 )
 from mpips.model.hash_buckets import HashBuckets
 from mpips.model.local_sgd import Delay, Fragments, InnerSteps, Mix
+from mpips.model.row_values import RowDtype
 
 
 class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,5 +135,12 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Meta(
             description="Embedding tables: number of rows of a table of fixed size, to which keys are "
             "hashed. 0: each key has a row of its own."
+        ),
+    ] = None
+    row_dtype: Annotated[
+        RowDtype | None,
+        Meta(
+            description="Embedding tables: type of the stored values; bf16 takes half of the memory, and is "
+            "rounded at random."
         ),
     ] = None

@@ -47,8 +47,9 @@ def update(
 
     Args:
         config: The rule and its hyperparameters.
-        values: float32, any shape of n elements.
-        state: `config.n_state` arrays of n float32; slot k starts as `config.initial_state(k)`.
+        values: float32, any shape of n elements; of row_adagrad one row.
+        state: `config.n_state` arrays of n float32, and `config.n_row_state` arrays of one; slot k starts as
+            `config.initial_state(k)`.
         gradient: float32, n elements.
         step: Number of this update of the values, from 1.
         gradient_scale: Factor of the gradient, applied before everything else.
@@ -60,9 +61,10 @@ def update(
         ValueError: Sizes differ, `state` does not have the rule's number of slots, or `step` is 0.
         KernelError: This machine does not have the instruction set.
     """
-    if len(state) != config.n_state:
-        raise ValueError(f"{config.kind} needs {config.n_state} states, not {len(state)}")
-    slots = [state[k] if k < config.n_state else None for k in range(2)]
+    n_state = config.n_state + config.n_row_state
+    if len(state) != n_state:
+        raise ValueError(f"{config.kind} needs {n_state} states, not {len(state)}")
+    slots = [state[k] if k < n_state else None for k in range(2)]
     _native.update(
         config, values, slots[0], slots[1], gradient, step, gradient_scale, rate_scale, kernels
     )

@@ -2,7 +2,7 @@
 
 The C++ kernels do the same float32 operations in the same order, so results agree bit for bit. No
 multiplication and addition are fused: every operation rounds. A change of a rule starts here. Arrays are
-float32 of shape (n,) and change in place; `state` has shape (n_state, n).
+float32 of shape (n,) and change in place; `state` has shape (n_state, n), or (1, 1) for row_adagrad.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ FLT_MAX = np.finfo(np.float32).max
 # sum of squares, which never decays, is finite for 2^28 of them.
 GRADIENT_BOUNDS = {
     "adagrad": 2.0**50,
+    "row_adagrad": 2.0**50,
     "ftrl": 2.0**50,
     "rmsprop": 1.8e19,
     "adam": 1.8e19,
@@ -163,6 +164,24 @@ def adagrad(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     w -= a.lr * g / (np.sqrt(s) + a.eps)
 
 
+def mean_square(g: Float32) -> np.float32:
+    """Return the mean of squares: element i is added to sum i % 8, and these sums in pairs."""
+    lanes = np.zeros(8, np.float32)
+    for start in range(0, len(g), 8):
+        part = g[start : start + 8]
+        lanes[: len(part)] += part * part
+    even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6])
+    odd = (lanes[1] + lanes[5]) + (lanes[3] + lanes[7])
+    return np.float32((even + odd) / np.float32(len(g))) if len(g) else np.float32(0)
+
+
+def row_adagrad(w: Float32, state: Float32, g: Float32, a: Args) -> None:
+    """Row-wise Adagrad (Gupta, Anil and Singer, KDD 2021); the arrays are one row, with one state."""
+    (s,) = state
+    s += mean_square(g)
+    w -= a.lr * g / (np.sqrt(s) + a.eps)
+
+
 def rmsprop(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     """RMSProp (Tieleman and Hinton 2012, lecture 6.5), with eps outside the root."""
     (s,) = state
@@ -222,6 +241,7 @@ RULES: dict[str, Callable[[Float32, Float32, Float32, Args], None]] = {
     "nesterov": nesterov,
     "delayed_nesterov": delayed_nesterov,
     "adagrad": adagrad,
+    "row_adagrad": row_adagrad,
     "rmsprop": rmsprop,
     "adam": adam,
     "adamw": adamw,

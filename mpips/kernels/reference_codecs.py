@@ -51,6 +51,18 @@ def encode_bf16(values: Float32) -> NDArray[np.uint16]:
     return codes
 
 
+def round_bf16(values: Float32, key: int) -> NDArray[np.uint16]:
+    """Round to bfloat16 at random, up with the probability of the part cut off; infinity and NaN stay."""
+    bits = values.view(np.uint32)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    random = random_bits(np.arange(len(values), dtype=np.uint32), key) >> np.uint32(16)
+    finite = np.minimum((magnitude + random) >> np.uint32(16), np.uint32(0x7F7F))
+    other = np.where(np.isnan(values), np.uint32(0x7FC0), np.uint32(0x7F80))
+    result = np.where(np.isfinite(values), finite, other)
+    codes: NDArray[np.uint16] = (result | ((bits & np.uint32(0x80000000)) >> 16)).astype(np.uint16)
+    return codes
+
+
 def decode_bf16(codes: NDArray[np.uint16]) -> Float32:
     """Return the values of bfloat16 numbers."""
     return (codes.astype(np.uint32) << 16).view(np.float32)

@@ -19,6 +19,10 @@ def has_common(table: Table) -> bool:
 
 
 def stored_states(table: Table) -> tuple[str, ...]:
-    """Return the names of the arrays that a server holds beside the values, in its order."""
-    names = tuple(table.optimizer.state_names)
+    """Return the names of the arrays that a server holds beside the values, in its order.
+
+    States of whole rows, of shape (n,), come behind those of all values.
+    """
+    rule = table.optimizer
+    names = (*rule.state_names, *rule.row_state_names)
     return (*names, COMMON) if has_common(table) else names

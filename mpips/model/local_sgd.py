@@ -116,6 +116,11 @@ class DiLoCo:
                 "mpips, such as Nesterov(0.7, 0.9)"
             )
         check_value("outer", self.outer, (Optimizer,), "Nesterov(0.7, 0.9)")
+        if isinstance(self.outer, Optimizer) and self.outer.n_row_state:
+            raise ConfigError(
+                f"outer = {self.outer.name!r} is a rule of rows: the outer rule is for dense tables, such as "
+                "Nesterov(0.7, 0.9)"
+            )
         check_fields(self)
         if self.mix is not None and not (
             isinstance(plain(self.mix), int | float) and 0 <= self.mix < 1

@@ -80,7 +80,7 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
     rows = -(-n_rows // n_servers)
     return EmbeddingSizes(
         rows=rows,
-        row_bytes=rows * table.row_floats * 4,
+        row_bytes=rows * table.row_bytes,
         key_bytes=rows * 8,
         map_bytes=_native.RowMap.bytes_for(rows),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ class PythonRule:
     function: RuleFunction
     n_state: int = 0
     name: str = ""
+
+    n_row_state: ClassVar[int] = 0
+    row_state_names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Raise ConfigError if `function` is not callable or `n_state` is not a count."""

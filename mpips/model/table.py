@@ -23,6 +23,7 @@ from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
 from mpips.model.partition import Partition
 from mpips.model.replicated import Replicated, TablePlacement
+from mpips.model.row_values import RowDtype, check_row_dtype
 from mpips.model.table_options import (
     check_row_codecs,
     initial_array,
@@ -142,6 +143,8 @@ class EmbeddingTable:
         compression: Codec of pushes: Bf16(), Fp16() or Int8(), as in a DenseTable. Each row is a block. Int8
             needs rows of 16 values or more.
         pull_compression: Codec of pulls, as in a DenseTable. Each row is a block.
+        row_dtype: Type of the stored values: "float32", or "bf16" with half of the memory. Servers compute in
+            float32 and round at random (mpips.model.row_values); pulls give float32, and state stays float32.
         hash_buckets: Number of rows of a table of fixed size: a key stands for the row of its bucket
             (mpips.model.hash_buckets), which it shares with other keys. Pushes, pulls and look-aheads take
             keys; `all_rows` and checkpoints have buckets. 0: each key has a row of its own.
@@ -157,6 +160,7 @@ class EmbeddingTable:
     check_finite: bool = True
     compression: PushCodec | str | None = None
     pull_compression: PullCodec | str | None = None
+    row_dtype: RowDtype = "float32"
     hash_buckets: int = 0
 
     def __post_init__(self) -> None:
@@ -171,6 +175,7 @@ class EmbeddingTable:
         object.__setattr__(self, "dim", int(self.dim))
         check_row_codecs(self)
         check_buckets(self)
+        check_row_dtype(self)
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")
@@ -185,14 +190,27 @@ class EmbeddingTable:
         return bucket_keys(keys, self.hash_buckets) if self.hash_buckets else keys
 
     @property
-    def row_floats(self) -> int:
-        """Floats of a stored row: values, each state of the rule, and a count of updates if the rule has one.
+    def counts_updates(self) -> bool:
+        """True if each row has a count of its updates, for the rule or for the random numbers of bf16."""
+        rule = self.optimizer
+        uses_step = isinstance(rule, Optimizer) and rule.native().uses_step
+        return uses_step or self.row_dtype == "bf16"
 
-        The count is a number of 32 bits in the place of the last float.
+    @property
+    def row_floats(self) -> int:
+        """Floats of a row's content: values, each state of the rule, its state of the row, count of updates.
+
+        The count is a number of 32 bits in the place of the last float. `counts_updates` is True for rows
+        that have one.
         """
         rule = self.optimizer
-        counts = isinstance(rule, Optimizer) and rule.native().uses_step
-        return self.dim * (1 + rule.n_state) + counts
+        return self.dim * (1 + rule.n_state) + rule.n_row_state + self.counts_updates
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored row; two values of bf16 take a float."""
+        saved = self.dim // 2 if self.row_dtype == "bf16" else 0
+        return 4 * (self.row_floats - saved)
 
 
 Table = DenseTable | EmbeddingTable

@@ -42,7 +42,11 @@ def to_config(table: Table) -> dict[str, Any]:
             )
     shape: dict[str, Any] = {}
     if isinstance(table, EmbeddingTable):
-        shape = {"dim": table.dim, "hash_buckets": table.hash_buckets}
+        shape = {
+            "dim": table.dim,
+            "row_dtype": table.row_dtype,
+            "hash_buckets": table.hash_buckets,
+        }
     if isinstance(table, DenseTable):
         shape = {"shape": list(table.shape), "placement": _placement_config(table)}
     return {

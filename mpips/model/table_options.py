@@ -54,7 +54,7 @@ def settle_options(table: Table, is_dense: bool) -> None:
     Raises:
         ConfigError: Names the table, the value and what is accepted.
     """
-    _settle_rules(table)
+    _settle_rules(table, is_dense)
     if isinstance(table.consistency, Local):
         check_local(table, is_dense)
     where = f"table {table.name!r}:"
@@ -70,8 +70,8 @@ def settle_options(table: Table, is_dense: bool) -> None:
         raise ConfigError(f"table {table.name!r}: clip_norm = {table.clip_norm}: must be 0 or more")
 
 
-def _settle_rules(table: Table) -> None:
-    """Replace names of optimizer and consistency by values; refuse a class or any other value.
+def _settle_rules(table: Table, is_dense: bool) -> None:
+    """Replace names of optimizer and consistency by values; refuse any other value, and rules of rows.
 
     Raises:
         ConfigError: Names the table, the value and what is accepted; for a class, shows the call.
@@ -101,6 +101,11 @@ def _settle_rules(table: Table) -> None:
                 "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco"
             )
         object.__setattr__(table, what, value)
+    if is_dense and table.optimizer.n_row_state:
+        raise ConfigError(
+            f"table {table.name!r}: optimizer {table.optimizer.name} has one state for each row of an "
+            "embedding table, and this is a dense table: use Adagrad()"
+        )
 
 
 def settle_placement(table: DenseTable) -> None:

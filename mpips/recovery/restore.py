@@ -71,7 +71,11 @@ def _restore_rows(
         if block is None:
             return
         # Join the parts of a server's row: values, the optimizer's state, the count of updates as float bits.
-        columns = [block.values, *(block.state[name] for name in table.optimizer.state_names)]
-        if block.steps is not None:
-            columns.append(block.steps.view(np.float32).reshape(-1, 1))
+        rule, n = table.optimizer, len(block.keys)
+        columns = [block.values, *(block.state[name] for name in rule.state_names)]
+        columns += [block.state[name].reshape(n, 1) for name in rule.row_state_names]
+        if table.counts_updates:
+            # Rows of another dtype may have none: their random numbers begin.
+            steps = block.steps if block.steps is not None else np.zeros(n, np.uint32)
+            columns.append(steps.view(np.float32).reshape(n, 1))
         server.core.load_rows(i, block.keys, np.ascontiguousarray(np.hstack(columns)))

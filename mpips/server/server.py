@@ -252,6 +252,7 @@ class Server:
                 python,
                 consistency,
                 table.dim,
+                table.row_dtype,
                 init.native(seed, *table.fans),
                 rows,
                 keys,

@@ -119,4 +119,4 @@ def _of_memory(shards: Sequence[ShardData], table: Table) -> Content:
         assert isinstance(table, DenseTable)
         return own.values.reshape(table.shape).copy()
     order = np.argsort(own.keys)
-    return own.keys[order], own.values[order]
+    return own.keys[order], own.float_values(order)

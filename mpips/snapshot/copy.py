@@ -75,22 +75,38 @@ def _shards(
         names = stored_states(table)
         steps_done = server.core.steps(i)
         if isinstance(table, EmbeddingTable):
-            # A row holds the values, each state, and, for rules that count, the number of its updates.
             keys, rows = found
-            dim = table.dim
-            state = {name: rows[:, (1 + k) * dim : (2 + k) * dim] for k, name in enumerate(names)}
-            steps = None
-            if counts_steps(table):
-                steps = np.ascontiguousarray(rows[:, -1]).view(np.uint32)
-            shards.append(
-                EmbeddingShardData(table.name, keys, rows[:, :dim], state, steps, steps_done)
-            )
+            values, state, steps = _columns(table, names, rows)
+            shards.append(EmbeddingShardData(table.name, keys, values, state, steps, steps_done))
         elif found:
             part = _part(placement, table, server.index)
             assert part is not None
             states = dict(zip(names, found[1:], strict=True))
             shards.append(DenseShardData(table.name, part.start, found[0], states, steps_done))
     return shards
+
+
+def _columns(
+    table: EmbeddingTable, names: Sequence[str], rows: Array
+) -> tuple[Array, dict[str, Array], NDArray[np.uint32] | None]:
+    """Return values, states by name, and counts of stored rows, float32, shape (n, floats per row).
+
+    A row holds its values (two numbers of bf16 in each float), each state, that of the whole row, and the
+    count of its updates, if it has them.
+    """
+    dim, values = table.dim, rows[:, : table.dim]
+    if table.row_dtype == "bf16":
+        values = rows[:, : (dim + 1) // 2].view(np.uint16)[:, :dim]
+    at, state = rows.shape[1] - table.row_floats + dim, {}
+    for name in names:
+        if name in table.optimizer.row_state_names:
+            state[name] = np.ascontiguousarray(rows[:, at])
+            at += 1
+        else:
+            state[name] = rows[:, at : at + dim]
+            at += dim
+    steps = np.ascontiguousarray(rows[:, -1]).view(np.uint32) if counts_steps(table) else None
+    return values, state, steps
 
 
 class ServerCopy:

@@ -7,7 +7,8 @@ leaves such entries as they are in `load_state_dict` and in the next state dict.
 
     keys     int64, shape (n,), ascending
     step     int64, shape (n,): number of updates of each row; only of rules that count them
-    STATE    float32, shape (n, dim), for each state of the rule by its name, such as m and v
+    STATE    float32, shape (n, dim), for each state of the rule by its name, such as m and v;
+             shape (n,) for a state of whole rows
 
 The values of the rows are in the state dict of the model (row_state.py).
 """
@@ -40,7 +41,7 @@ class RowStates:
 
     Attributes:
         keys: int64, shape (n,), ascending.
-        states: float32, shape (n, dim), by the name of the state.
+        states: float32, shape (n, dim), or (n,) for states of whole rows, by the name of the state.
         steps: int64, shape (n,): number of updates of each row; None: the rule counts none.
     """
 
@@ -57,7 +58,7 @@ class RowStates:
         Not collective; blocks like EmbeddingHandle.all_rows. Besides the result it takes 16 bytes for each
         row and a block of 4 MiB.
         """
-        names = table.optimizer.state_names
+        names = (*table.optimizer.state_names, *table.optimizer.row_state_names)
         if not names:
             return None
         keys, states, steps = handle.all_states()
@@ -70,7 +71,8 @@ class RowStates:
         Raises:
             ConfigError: It does not fit the table.
         """
-        names = table.optimizer.state_names
+        of_rows = table.optimizer.row_state_names
+        names = (*table.optimizer.state_names, *of_rows)
         wanted = {*names, _KEYS, *([_STEP] if _counts(table) else [])}
         if not isinstance(entry, Mapping) or set(entry) != wanted:
             found = sorted(map(str, entry)) if isinstance(entry, Mapping) else type(entry).__name__
@@ -86,7 +88,14 @@ class RowStates:
                 f"the optimizer's state of the rows of {table.name!r} has a key twice: each must have one row"
             )
         states = {
-            name: _array(table, entry, name, torch.float32, (table.dim,), len(keys))[order]
+            name: _array(
+                table,
+                entry,
+                name,
+                torch.float32,
+                () if name in of_rows else (table.dim,),
+                len(keys),
+            )[order]
             for name in names
         }
         steps = None
@@ -136,6 +145,11 @@ class RowStates:
             if isinstance(rule, Optimizer):
                 own[...] = rule.native().initial_state(k)
             own[places] = self.states[name][has_row]
+        for k, name in enumerate(rule.row_state_names):
+            at = dim * (1 + rule.n_state) + k
+            if isinstance(rule, Optimizer):
+                whole[:, at] = rule.native().initial_state(k)
+            whole[places, at] = self.states[name][has_row]
         if self.steps is not None:
             whole[places, -1] = self.steps[has_row].astype(np.uint32).view(np.float32)
         return rows.keys, whole
@@ -167,7 +181,7 @@ def row_states(states: Mapping[Any, Any], tables: Sequence[EmbeddingTable]) -> d
 
 
 def _counts(table: EmbeddingTable) -> bool:
-    return table.row_floats > table.dim * (1 + table.optimizer.n_state)
+    return table.counts_updates
 
 
 def _array(

@@ -182,18 +182,18 @@ class EmbeddingHandle(Handle):
         """Return the optimizer state of all rows that exist. As `all_rows` otherwise.
 
         Returns:
-            Keys, int64, shape (n,), ascending; each state of the rule, float32, shape (n, dim); and the
-            number of updates of each row, int64, shape (n,), None for rules that count none.
+            Keys, int64, shape (n,), ascending; each state of the rule, float32, shape (n, dim), and each
+            state of whole rows, float32, shape (n,); and the number of updates of each row, int64, shape
+            (n,), None for tables whose rows have none.
         """
         table = self._table
         assert isinstance(table, EmbeddingTable)
-        listing, n_state = (
-            RowListing(self._connection, self._index, self.name),
-            table.optimizer.n_state,
-        )
-        states = [listing.read((1 + k) * self.dim, self.dim) for k in range(n_state)]
+        listing, rule = RowListing(self._connection, self._index, self.name), table.optimizer
+        states = [listing.read((1 + k) * self.dim, self.dim) for k in range(rule.n_state)]
+        first = (1 + rule.n_state) * self.dim
+        states += [listing.read(first + k, 1).reshape(-1) for k in range(rule.n_row_state)]
         steps = None
-        if table.row_floats > (1 + n_state) * self.dim:
+        if table.counts_updates:
             bits = listing.read(table.row_floats - 1, 1)
             steps = bits.view(np.uint32).reshape(-1).astype(np.int64)
         self._connection.leave()

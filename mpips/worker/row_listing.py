@@ -61,8 +61,9 @@ class RowListing:
     def read(self, first: int, n_floats: int) -> Float32:
         """Return floats [first, first + n_floats) of each row, float32, shape (n, n_floats).
 
-        A row has its values, the states of its rule one after the other, and the number of its updates, as
-        the bits of a float, if the rule counts them. Blocks; besides the result it takes a block of 4 MiB.
+        A row has its values, the states of its rule one after the other, its state of the whole row, and the
+        number of its updates, as the bits of a float, if it has them. Blocks; besides the result it takes a
+        block of 4 MiB.
 
         Raises:
             StallError: A server was late for the job's timeout; the message names it.

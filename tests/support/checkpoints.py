@@ -23,6 +23,8 @@ from mpips.checkpoint import (
 from mpips.checkpoint.manifest import FORMAT, MANIFEST
 from mpips.checkpoint.shards import ShardData, counts_steps
 from mpips.data import Sampling, Shape
+from mpips.model.common_copy import stored_states
+from mpips.model.row_values import bf16_bits
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 TABLES: list[Table] = [
@@ -32,6 +34,12 @@ TABLES: list[Table] = [
     EmbeddingTable("users", 3, mpips.Adam(), consistency=mpips.SSP(2, mpips.Reject(4))),
     EmbeddingTable("linear", 1, mpips.FTRL(l1=0.1), consistency=mpips.ASP()),
     EmbeddingTable("empty", 2, mpips.Adagrad()),
+]
+# Rows of other formats: one state for a whole row, values of bf16, and buckets in place of keys.
+ROW_TABLES: list[Table] = [
+    EmbeddingTable("users", 3, mpips.RowAdagrad(0.1), row_dtype="bf16"),
+    EmbeddingTable("linear", 5, mpips.RowAdagrad(0.1)),
+    EmbeddingTable("empty", 2, mpips.Adam(), row_dtype="bf16", hash_buckets=10),
 ]
 INT64 = np.iinfo(np.int64)
 KEYS = {
@@ -62,6 +70,10 @@ class Contents:
             shape = (len(keys), table.dim)
         for role in ("values", *(f"state/{name}" for name in table.optimizer.state_names)):
             columns[role] = random.normal(size=shape).astype(np.float32)
+        if isinstance(table, EmbeddingTable) and table.row_dtype == "bf16":
+            columns["values"] = bf16_bits(columns["values"])
+        for name in table.optimizer.row_state_names:
+            columns[f"state/{name}"] = random.random(shape[0]).astype(np.float32)
         if counts_steps(table):
             columns["steps"] = random.integers(0, 99, shape[0]).astype(np.uint32)
         return columns
@@ -81,7 +93,7 @@ class Contents:
             mine = mpips.HashPartition().owners(columns["keys"], n_servers) == server
             rows = np.random.default_rng(server).permutation(np.flatnonzero(mine))
             own = {role: column[rows] for role, column in columns.items()}
-            states = {name: own[f"state/{name}"] for name in t.optimizer.state_names}
+            states = {name: own[f"state/{name}"] for name in stored_states(t)}
             steps = own.get("steps")
             shards.append(EmbeddingShardData(t.name, own["keys"], own["values"], states, steps, 7))
         return shards

@@ -6,7 +6,7 @@ from crash_load import Load, dense, python_rule, rows
 
 from mpips.model.codec import OneBit, RandomK, SharedInt8, TopK
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
-from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule
+from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule, RowAdagrad
 from mpips.model.served import served
 from mpips.model.table import DenseTable, EmbeddingTable
 
@@ -76,6 +76,33 @@ def _of_sizes() -> dict[str, Load]:
     # Rows of several pieces, one after the other.
     tables = [rows(70, "e", Adam(0.1), ASP()), rows(40, "f", Momentum(0.5), ASP())]
     found["small-wide"] = Load(tables, [(0, 5, ""), (1, 6, "")], n_workers=1, clocks=1)
+    return found
+
+
+def _of_whole_rows() -> dict[str, Load]:
+    """Rows that are changed as a whole: one state a row, and values of bf16."""
+    found: dict[str, Load] = {}
+    for m, model in {"bsp": BSP(), "asp": ASP(Compensate(0.5))}.items():
+        tables = [
+            EmbeddingTable("r", 5, RowAdagrad(0.1, weight_decay=0.1), model, init="normal(0.1)"),
+            EmbeddingTable("b", 7, SGD(0.5), model, init="normal(0.1)", row_dtype="bf16"),
+            EmbeddingTable("c", 4, RowAdagrad(0.1), model, row_dtype="bf16"),
+            EmbeddingTable("d", 6, Adam(0.1), model, row_dtype="bf16"),
+        ]
+        base = "base" if m == "asp" else ""
+        sizes = [(0, 40, base), (1, 40, ""), (2, 9, base), (3, 40, ""), (1, 9, "")]
+        found[f"whole-{m}"] = Load(tables, sizes)
+    # More than a unit of the journal.
+    tables = [EmbeddingTable("b", 20, RowAdagrad(0.5), ASP(), row_dtype="bf16")]
+    found["whole-large"] = Load(tables, [(0, 400, "")], n_workers=1, clocks=1)
+    tables = [EmbeddingTable("b", 40, SGD(0.5), ASP(), row_dtype="bf16")]
+    found["small-whole"] = Load(tables, [(0, 5, ""), (0, 6, ""), (0, 4, "")], n_workers=1, clocks=1)
+    tables = [
+        EmbeddingTable("r", 5, RowAdagrad(0.1), BSP()),
+        EmbeddingTable("b", 7, SGD(0.5), BSP(), row_dtype="bf16"),
+    ]
+    sizes = [(0, 40, ""), (1, 130, ""), (1, 9, "")]
+    found["pair-whole"] = Load(tables, sizes, drain_every=3, partner=True)
     return found
 
 
@@ -184,6 +211,7 @@ def loads() -> dict[str, Load]:
         **_queued(),
         **_of_policies(),
         **_of_sizes(),
+        **_of_whole_rows(),
         **_with_partner(),
         **_encoded(),
         **_with_residuals(),

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpips import _native
 from mpips.model.consistency import ASP
-from mpips.model.optimizer import SGD, Adagrad
+from mpips.model.optimizer import SGD, Adagrad, RowAdagrad
 from mpips.model.placement import place
 from mpips.model.table import EmbeddingTable
 from mpips.server.durability import Durability
@@ -28,6 +28,7 @@ N_ROWS = 3000
 LONGEST_S = 0.02
 TABLES = {
     "sgd": EmbeddingTable("e", 32, SGD(0.5), ASP(), init="zeros"),
+    "whole": EmbeddingTable("e", 32, RowAdagrad(0.1), ASP(), init="zeros", row_dtype="bf16"),
     "wide": EmbeddingTable("e", 70, Adagrad(0.1), ASP(), init="zeros"),
 }
 

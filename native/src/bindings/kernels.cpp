@@ -10,6 +10,7 @@
 #include "bindings/names.hpp"
 #include "bindings/register.hpp"
 #include "kernels/kernel_table.hpp"
+#include "kernels/row_rule.hpp"
 
 namespace mpips {
 namespace {
@@ -55,12 +56,12 @@ OptimizerConfig make_config(const std::string& kind, double lr, double momentum,
 float* state_data(const OptimizerConfig& config, std::size_t slot, std::optional<Floats>& state,
                   std::size_t n) {
   const std::string name = "state" + std::to_string(slot);
-  const bool wanted = slot < n_state(config.kind);
+  const bool wanted = slot < n_state(config.kind) + n_row_state(config.kind);
   if (wanted != state.has_value())
     throw py::value_error(std::string(name_of(config.kind)) + (wanted ? " needs " : " has no ") +
                           name);
   if (!wanted) return nullptr;
-  require_size(*state, n, name.c_str());
+  require_size(*state, n_row_state(config.kind) != 0 ? 1 : n, name.c_str());
   return state->mutable_data();
 }
 
@@ -77,8 +78,11 @@ void update(const OptimizerConfig& config, Floats& values, std::optional<Floats>
   float* w = values.mutable_data();
   const float* g = gradient.data();
   const ReleaseGil release;
-  const UpdateArgs args = prepare(config, step, {gradient_scale, rate_scale});
-  table.update[static_cast<std::size_t>(config.kind)](w, s0, s1, g, n, args);
+  UpdateArgs args = prepare(config, step, {gradient_scale, rate_scale});
+  if (n_row_state(config.kind) != 0)
+    update_row(table, config, w, nullptr, nullptr, s0, g, n, &args);
+  else
+    update_row(table, config, w, s0, s1, nullptr, g, n, &args);
 }
 
 void add(Floats& dst, const Floats& src, const std::optional<std::string>& kernels_name) {
@@ -128,6 +132,20 @@ bool copy_finite(Floats& dst, const Floats& src, bool past_caches,
   return past_caches ? table.stream_finite(to, from, n) : table.copy_finite(to, from, n);
 }
 
+void round_bf16(py::array_t<std::uint16_t, py::array::c_style>& dst, const Floats& src,
+                std::uint64_t key, const std::optional<std::string>& kernels_name) {
+  const KernelTable& table = table_named(kernels_name);
+  const std::size_t n = size_of(src);
+  if (static_cast<std::size_t>(dst.size()) != n)
+    throw py::value_error("dst has " + std::to_string(dst.size()) + " values, expected " +
+                          std::to_string(n));
+  std::uint16_t* to = dst.mutable_data();
+  const float* from = src.data();
+  const ReleaseGil release;
+  table.round_bf16(to, from, n, static_cast<std::uint32_t>(key),
+                   static_cast<std::uint32_t>(key >> 32));
+}
+
 void compensate(Floats& out, const Floats& gradient, const Floats& values, const Floats& base,
                 float lambda, const std::optional<std::string>& kernels_name) {
   const KernelTable& table = table_named(kernels_name);
@@ -149,6 +167,8 @@ void bind_config(py::module_& m) {
            py::arg("clip_value"), py::arg("initial_accumulator"), py::arg("every"))
       .def_property_readonly("kind", [](const OptimizerConfig& c) { return name_of(c.kind); })
       .def_property_readonly("n_state", [](const OptimizerConfig& c) { return n_state(c.kind); })
+      .def_property_readonly("n_row_state",
+                             [](const OptimizerConfig& c) { return n_row_state(c.kind); })
       .def_property_readonly("uses_step",
                              [](const OptimizerConfig& c) { return uses_step(c.kind); })
       .def("initial_state", &initial_state, py::arg("slot"))
@@ -185,6 +205,8 @@ void register_kernels(py::module_& m) {
   m.def("compensate", &compensate, py::arg("out").noconvert(), py::arg("gradient").noconvert(),
         py::arg("values").noconvert(), py::arg("base").noconvert(), py::arg("lambda_"),
         kernels_arg);
+  m.def("round_bf16", &round_bf16, py::arg("dst").noconvert(), py::arg("src").noconvert(),
+        py::arg("key"), kernels_arg);
   m.def("available_kernels", &available_kernels);
   m.def("kernels_name", [] { return table_named(std::nullopt).name; });
 }

@@ -41,8 +41,8 @@ class Server {
                   const OptimizerConfig& optimizer, ConsistencyConfig consistency);
   void add_embedding(std::uint16_t table, const OptimizerConfig& optimizer,
                      std::size_t n_state_values, py::object python_rule,
-                     ConsistencyConfig consistency, std::size_t dim, const Initializer& init,
-                     SharedMemory& rows, SharedMemory& keys);
+                     ConsistencyConfig consistency, std::size_t dim, const std::string& dtype,
+                     const Initializer& init, SharedMemory& rows, SharedMemory& keys);
 
   // Return the shard of a table. Raise IndexError if this server has no such shard.
   DenseShard& dense(std::uint16_t table) const { return *dense_.at(table); }

@@ -44,7 +44,8 @@ py::array_t<float> dense_values(const Server& server, std::uint16_t table) {
   return copy;
 }
 
-// Return arrays without a copy; they keep `owner`, the server, and so the memory, alive.
+// Return arrays without a copy; they keep `owner`, the server, and so the memory, alive. Rows are
+// as they are stored, in floats of 32 bits.
 py::array dense_array(const py::object& owner, std::uint16_t table, std::size_t slot) {
   const auto& server = owner.cast<const Server&>();
   const DenseShard& shard = server.dense(table);
@@ -74,7 +75,7 @@ py::tuple embedding_rows(const Server& server, std::uint16_t table) {
   FloatArray rows({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
   for (std::size_t i = 0; i < n; ++i) {
     keys.mutable_data()[i] = shard.keys()[order[i]];
-    std::copy_n(shard.row(order[i]), dim, rows.mutable_data() + i * dim);
+    shard.read(order[i], 0, dim, rows.mutable_data() + i * dim);
   }
   return py::make_tuple(keys, rows);
 }
@@ -95,22 +96,23 @@ void set_dense_state(const Server& server, std::uint16_t table, std::size_t slot
   std::copy_n(values.data(), shard.size(), shard.state(slot));
 }
 
-// Return keys with their whole rows (values, state, step count), in no particular order.
+// Return keys with the content of their rows (values, states, count), in no particular order.
 py::tuple embedding_content(const Server& server, std::uint16_t table) {
   const EmbeddingShard& shard = server.embedding(table);
-  const std::size_t n = shard.n_rows(), stride = shard.stride();
+  const std::size_t n = shard.n_rows(), n_floats = shard.content_floats();
   KeyArray keys(static_cast<py::ssize_t>(n));
-  FloatArray rows({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(stride)});
+  FloatArray rows({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(n_floats)});
   std::copy_n(shard.keys(), n, keys.mutable_data());
-  if (n != 0) std::copy_n(shard.row(0), n * stride, rows.mutable_data());
+  for (std::size_t i = 0; i < n; ++i)
+    shard.read(i, 0, n_floats, rows.mutable_data() + i * n_floats);
   return py::make_tuple(keys, rows);
 }
 
 void load_rows(const Server& server, std::uint16_t table, const KeyArray& keys,
                const FloatArray& rows) {
   EmbeddingShard& shard = server.embedding(table);
-  if (row_length(keys, rows) != shard.stride())
-    throw py::value_error("rows must have shape (number of keys, values + state + step count)");
+  if (row_length(keys, rows) != shard.content_floats())
+    throw py::value_error("rows must have shape (number of keys, values + states + count)");
   py::gil_scoped_release release;
   shard.load(keys.data(), static_cast<std::size_t>(keys.size()), rows.data());
 }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bindings/names.hpp"
 #include "bindings/server.hpp"
 #include "server/scale_shard.hpp"
 
@@ -66,12 +67,13 @@ void Server::add_scales(std::uint16_t table, std::uint16_t of, std::uint32_t blo
 
 void Server::add_embedding(std::uint16_t table, const OptimizerConfig& optimizer,
                            std::size_t n_state_values, py::object python_rule,
-                           ConsistencyConfig consistency, std::size_t dim, const Initializer& init,
-                           SharedMemory& rows, SharedMemory& keys) {
+                           ConsistencyConfig consistency, std::size_t dim, const std::string& dtype,
+                           const Initializer& init, SharedMemory& rows, SharedMemory& keys) {
   const Durable where = durable(table);
   if (where.journal != nullptr) where.journal->set_segment(where.row_segment(), rows.data());
   auto shard = std::make_unique<EmbeddingShard>(
       std::move(rows), std::move(keys), dim,
+      enumerator_named<RowDtype>("row dtype", dtype, row_dtype_names),
       Rule{optimizer, n_state_values, python_update(std::move(python_rule))}, init,
       layout_.n_workers(), progress_, where);
   embedding_[table] = shard.get();
@@ -94,7 +96,7 @@ void bind_server_tables(py::class_<Server>& server) {
            py::arg("optimizer"), py::arg("consistency"))
       .def("add_embedding", &Server::add_embedding, py::arg("table"), py::arg("optimizer"),
            py::arg("n_state"), py::arg("python_rule"), py::arg("consistency"), py::arg("dim"),
-           py::arg("initializer"), py::arg("rows"), py::arg("keys"))
+           py::arg("row_dtype"), py::arg("initializer"), py::arg("rows"), py::arg("keys"))
       .def(
           "add_absent",
           [](Server& s, std::uint16_t table, ConsistencyConfig c) {

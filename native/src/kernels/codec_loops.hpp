@@ -105,6 +105,24 @@ inline std::uint32_t random_bits(std::uint32_t counter, std::uint32_t key0,
   return x ^ (x >> 16);
 }
 
+// Round to one of the two nearest values at random: to the greater magnitude with the probability
+// of the part that is cut off, in steps of 2^-16, so that the mean of the result is the value.
+// Element i uses the random number of counter i. Finite values stay finite, infinity and NaN stay
+// as they are.
+inline void round_bf16(std::uint16_t* dst, const float* src, std::size_t n, std::uint32_t key0,
+                       std::uint32_t key1) noexcept {
+  constexpr std::uint32_t infinity = 0x7f800000U, greatest = 0x7f7fU;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t bits = bits_of(src[i]), magnitude = bits & ~sign_mask;
+    const std::uint32_t random = random_bits(static_cast<std::uint32_t>(i), key0, key1) >> 16;
+    const std::uint32_t rounded = (magnitude + random) >> 16;
+    const std::uint32_t finite = rounded > greatest ? greatest : rounded;
+    const std::uint32_t other = (infinity >> 16) | select_bits(magnitude > infinity, 0x40U, 0U);
+    const std::uint32_t result = select_bits(magnitude >= infinity, other, finite);
+    dst[i] = static_cast<std::uint16_t>(result | ((bits & sign_mask) >> 16));
+  }
+}
+
 // Encode src * factor, whose magnitude must be at most 127 or little more, by stochastic rounding:
 // floor(value + u) with u uniform in [0, 1). The mean of the result is the value, and whole numbers
 // stay as they are: u has 16 bits, so that the sum is exact for them. Element i uses the random

@@ -88,6 +88,9 @@ struct KernelTable {
   LoggedUpdateFn update_logged[n_optimizers];  // same bits as `update`; see UndoSlots
   RowsUpdateFn update_rows[n_optimizers];
   LoggedRowsUpdateFn update_rows_logged[n_optimizers];
+  // Return the mean of the squares of the gradients that the rule sees; 0 if n is 0.
+  float (*mean_square)(const float* w, const float* g, std::size_t n,
+                       const UpdateArgs& args) noexcept;
   // dst += src
   void (*add)(float* dst, const float* src, std::size_t n) noexcept;
   // dst *= a
@@ -109,6 +112,8 @@ struct KernelTable {
   float (*max_abs)(const float* src, std::size_t n) noexcept;
   void (*encode_bf16)(std::uint16_t* dst, const float* src, std::size_t n) noexcept;
   void (*decode_bf16)(float* dst, const std::uint16_t* src, std::size_t n) noexcept;
+  void (*round_bf16)(std::uint16_t* dst, const float* src, std::size_t n, std::uint32_t key0,
+                     std::uint32_t key1) noexcept;
   void (*encode_fp16)(std::uint16_t* dst, const float* src, std::size_t n, float factor) noexcept;
   void (*decode_fp16)(float* dst, const std::uint16_t* src, std::size_t n, float factor) noexcept;
   void (*encode_int8)(std::int8_t* dst, const float* src, std::size_t n, float factor,

@@ -202,6 +202,31 @@ void update_rows_logged(const RowsToChange& rows, const UpdateArgs& args, UndoSl
   }
 }
 
+// Add the squares in eight lanes, element i in lane i % 8, and the lanes in pairs. So the order of
+// the additions is that of every instruction set. Plain C++, which the compiler vectorises.
+inline float mean_square(const float* w, const float* g, std::size_t n,
+                         const UpdateArgs& args) noexcept {
+  constexpr std::size_t n_lanes = 8;
+  const float scale = args.gradient_scale, bound = args.clip_value, decay = args.coupled_decay;
+  float lanes[n_lanes] = {};
+  const auto add = [&](std::size_t i, std::size_t lane) {
+    // NaN stays NaN: min and max return the second operand if one is NaN, as in the rules.
+    const float scaled = g[i] * scale;
+    const float least = bound < scaled ? bound : scaled;
+    const float clipped = -bound > least ? -bound : least;
+    const float gradient = clipped + decay * w[i];
+    lanes[lane] += gradient * gradient;
+  };
+  std::size_t i = 0;
+  for (; i + n_lanes <= n; i += n_lanes)
+    for (std::size_t lane = 0; lane < n_lanes; ++lane) add(i + lane, lane);
+  for (std::size_t lane = 0; i < n; ++i, ++lane) add(i, lane);
+  if (n == 0) return 0.0F;
+  const float even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
+  const float odd = (lanes[1] + lanes[5]) + (lanes[3] + lanes[7]);
+  return (even + odd) / static_cast<float>(n);
+}
+
 template <class V>
 void add(float* dst, const float* src, std::size_t n) noexcept {
   sweep<V>(n, [=](auto lanes, std::size_t i) {
@@ -299,6 +324,7 @@ constexpr KernelTable table_of(const char* name) {
           {MPIPS_OPTIMIZERS(MPIPS_UPDATE_LOGGED)},
           {MPIPS_OPTIMIZERS(MPIPS_UPDATE_ROWS)},
           {MPIPS_OPTIMIZERS(MPIPS_UPDATE_ROWS_LOGGED)},
+          mean_square,
           add<V>,
           scale<V>,
           all_finite<V>,
@@ -309,6 +335,7 @@ constexpr KernelTable table_of(const char* name) {
           max_abs,
           encode_bf16,
           decode_bf16,
+          round_bf16,
           encode_fp16,
           decode_fp16,
           encode_int8,

@@ -63,7 +63,9 @@ Range range_of(double OptimizerConfig::* field, OptimizerKind kind) noexcept {
   if (field == &C::every) return only(kind == K::delayed_nesterov, count);
   if (field == &C::beta1 || field == &C::beta2) return only(adam, fraction);
   if (field == &C::rho) return only(kind == K::rmsprop, fraction);
-  if (field == &C::eps) return only(adam || kind == K::adagrad || kind == K::rmsprop, epsilon);
+  if (field == &C::eps)
+    return only(adam || has(kind, rules::of_row) || kind == K::adagrad || kind == K::rmsprop,
+                epsilon);
   if (field == &C::l1 || field == &C::l2) return only(kind == K::ftrl, rate);
   if (field == &C::beta) return only(kind == K::ftrl, positive);
   if (field == &C::initial_accumulator) return only(has(kind, rules::starts_positive), rate);
@@ -120,6 +122,8 @@ const char* name_of(OptimizerKind kind) noexcept {
 }
 
 std::size_t n_state(OptimizerKind kind) noexcept { return traits_of(kind).n_state; }
+
+std::size_t n_row_state(OptimizerKind kind) noexcept { return has(kind, rules::of_row) ? 1 : 0; }
 
 bool uses_step(OptimizerKind kind) noexcept {
   return has(kind, rules::bias_correction) || has(kind, rules::counts_updates);

@@ -63,10 +63,12 @@ class RuleMismatch : public std::runtime_error {
 const char* name_of(OptimizerKind kind) noexcept;
 // Return the number of float32 state values per parameter: 0, 1 or 2.
 std::size_t n_state(OptimizerKind kind) noexcept;
+// Return the number of float32 state values per row: 0 or 1.
+std::size_t n_row_state(OptimizerKind kind) noexcept;
 // Return true if the update depends on the number of updates so far (adam, adamw,
 // delayed_nesterov).
 bool uses_step(OptimizerKind kind) noexcept;
-// Return the value with which all elements of state `slot` begin.
+// Return the value with which all elements of state `slot` begin. The state of a row is slot 0.
 float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept;
 
 // Return the corrections of steps 1, 2, ... until they no longer change, at most 32768 of them;

@@ -25,7 +25,8 @@ struct UpdateArgs {
   float momentum;
   float decay1, rest1;  // first moment: beta1 and 1 - beta1
   float decay2, rest2;  // second moment: beta2 (rmsprop: rho) and 1 minus it
-  float root_scale;     // 1 / sqrt(second bias correction)
+  // 1 / sqrt(second bias correction); row_adagrad: the divisor of the row, see row_rule.hpp
+  float root_scale;
   float eps;
   float rate;  // factor of the learning rate by the policy for stale pushes; 1: none
   float inverse_lr;
@@ -113,6 +114,16 @@ struct Adagrad {
     s = s + g * g;
     w = w - lr * g / (sqrt(s) + eps);
   }
+};
+
+// Row-wise Adagrad; `divisor` is that of the whole row.
+template <class V>
+struct RowAdagrad {
+  static constexpr std::size_t n_state = 0;
+  V lr, divisor;
+  explicit RowAdagrad(const UpdateArgs& a) noexcept
+      : lr(V::set(a.lr)), divisor(V::set(a.root_scale)) {}
+  void operator()(V g, V& w, V&, V&) const noexcept { w = w - lr * g / divisor; }
 };
 
 template <class V>
@@ -211,6 +222,7 @@ enum Property : unsigned {
   second_is_rho = 8,     // `decay2` is the hyperparameter rho, not beta2
   counts_updates = 32,   // `is_due` depends on the number of updates so far
   starts_positive = 16,  // state 0 begins as the hyperparameter initial_accumulator, not as 0
+  of_row = 64,           // the only state is one float of the whole row, see row_rule.hpp
 };
 
 // All optimizers, as X(kind, rule, gradient_bound, properties). The kind is also the name that
@@ -224,7 +236,8 @@ enum Property : unsigned {
   X(rmsprop, RmsProp, largest_root, second_is_rho)                           \
   X(adam, Adam, largest_root, bias_correction)                               \
   X(adamw, AdamW, largest_root, bias_correction | decoupled_decay)           \
-  X(ftrl, Ftrl, largest_root_of_sum, none)
+  X(ftrl, Ftrl, largest_root_of_sum, none)                                   \
+  X(row_adagrad, RowAdagrad, largest_root_of_sum, starts_positive | of_row)
 
 struct Traits {
   std::size_t n_state;  // float32 state values per weight

@@ -13,6 +13,13 @@ namespace mpips {
 // Rows between two calls of the progress function.
 constexpr std::size_t progress_rows = 256;
 
+// Return the rows of a unit of the journal: what it saves, and its copy, stay in the first-level
+// cache.
+inline std::size_t unit_rows_for(std::size_t row_bytes) noexcept {
+  constexpr std::size_t unit_bytes = 16 << 10, most_unit_rows = 256;
+  return std::clamp<std::size_t>(unit_bytes / row_bytes, 1, most_unit_rows);
+}
+
 template <int for_writing>
 inline void EmbeddingShard::prefetch(std::uint32_t index, std::size_t n_lines) const noexcept {
   const auto* at = reinterpret_cast<const char*>(row(index));

@@ -20,13 +20,18 @@ constexpr std::size_t prefetch_lines = 16;
 
 }  // namespace
 
-EmbeddingShard::EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, Rule rule,
-                               Initializer initializer, std::size_t n_workers, Progress progress,
-                               const Durable& durable)
+EmbeddingShard::EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim,
+                               RowDtype dtype, Rule rule, Initializer initializer,
+                               std::size_t n_workers, Progress progress, const Durable& durable)
     : Shard(std::move(rule)),
       dim_(dim),
-      stride_(dim * (1 + rule_.n_state)),
-      counts_steps_(!rule_.python && uses_step(rule_.optimizer.kind)),
+      value_floats_(dtype == RowDtype::bf16 ? (dim + 1) / 2 : dim),
+      stride_(value_floats_ + dim * rule_.n_state),
+      row_state_(stride_),
+      dtype_(dtype),
+      changes_whole_(dtype == RowDtype::bf16 ||
+                     (!rule_.python && n_row_state(rule_.optimizer.kind) != 0)),
+      counts_steps_(dtype == RowDtype::bf16 || (!rule_.python && uses_step(rule_.optimizer.kind))),
       row_memory_(std::move(rows)),
       key_memory_(std::move(keys)),
       initializer_(initializer),
@@ -35,6 +40,7 @@ EmbeddingShard::EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t
       accumulator_(n_workers),
       expected_(n_workers),
       scratch_(dim),
+      widened_(dim),
       durable_(durable) {
   Stretches stretches(durable_, 5 * n_workers);
   for (std::size_t b = 0; b < n_workers; ++b) {
@@ -44,12 +50,13 @@ EmbeddingShard::EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t
     stretches.place(&assembly_[b].values);
     stretches.place(&assembly_[b].base);
   }
+  if (!rule_.python) stride_ += n_row_state(rule_.optimizer.kind);
   stride_ += counts_steps_ ? 1 : 0;
   const auto lines_of = [](std::size_t floats) {
     return std::min(prefetch_lines, round_up(floats * sizeof(float), line_bytes) / line_bytes);
   };
   row_lines_ = lines_of(stride_);
-  value_lines_ = lines_of(dim_);
+  value_lines_ = lines_of(value_floats_);
   ahead_ = std::clamp<std::size_t>(prefetch_bytes / (row_lines_ * line_bytes), 4, 32);
 }
 
@@ -117,10 +124,17 @@ void EmbeddingShard::make_rows(const std::int64_t* keys, std::size_t n, const st
     if (rows[i] != next) continue;
     float* r = row(next);
     stored_keys[next] = keys[i];
-    initialize_row(initializer_, keys[i], r, dim_);
+    if (dtype_ == RowDtype::float32) {
+      initialize_row(initializer_, keys[i], r, dim_);
+    } else {
+      initialize_row(initializer_, keys[i], widened_.data(), dim_);
+      store_values(widened_.data(), r);
+    }
     for (std::size_t k = 0; k < rule_.n_state; ++k)
-      std::fill_n(r + (1 + k) * dim_, dim_,
+      std::fill_n(r + value_floats_ + k * dim_, dim_,
                   rule_.python ? 0.0F : initial_state(rule_.optimizer, k));
+    if (changes_whole_ && n_row_state(rule_.optimizer.kind) != 0)
+      r[row_state_] = initial_state(rule_.optimizer, 0);
     if (counts_steps_) std::memset(r + stride_ - 1, 0, sizeof(float));
     ++next;
   }
@@ -146,12 +160,17 @@ void EmbeddingShard::make_expected(std::size_t worker, const std::vector<Update>
 
 void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* rows) {
   find_rows(keys, n);
-  for (std::size_t i = 0; i < n; ++i) std::copy_n(rows + i * stride_, stride_, row(rows_[i]));
+  const std::size_t n_content = content_floats();
+  for (std::size_t i = 0; i < n; ++i) {
+    float* r = row(rows_[i]);
+    store_values(rows + i * n_content, r);
+    std::copy_n(rows + i * n_content + dim_, n_content - dim_, r + value_floats_);
+  }
 }
 
 void EmbeddingShard::set(const std::int64_t* keys, std::size_t n, const float* values) {
   find_rows(keys, n);
-  for (std::size_t i = 0; i < n; ++i) std::copy_n(values + i * dim_, dim_, row(rows_[i]));
+  for (std::size_t i = 0; i < n; ++i) store_values(values + i * dim_, row(rows_[i]));
 }
 
 void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
@@ -163,9 +182,11 @@ void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
     if (i + ahead_ < n && rows_[i + ahead_] != RowMap::npos)
       prefetch<0>(rows_[i + ahead_], value_lines_);
     if (rows_[i] == RowMap::npos)
-      initialize_row(initializer_, keys[i], out + i * dim_, dim_);
-    else
+      make_initial(keys[i], out + i * dim_);
+    else if (dtype_ == RowDtype::float32)
       std::memcpy(out + i * dim_, row(rows_[i]), dim_ * sizeof(float));
+    else
+      read(rows_[i], 0, dim_, out + i * dim_);
   }
 }
 

@@ -8,9 +8,15 @@
 
 namespace mpips {
 
+// The type of the stored values of a row; bf16 has the upper half of the bits of a float32.
+enum class RowDtype : std::uint8_t { float32, bf16 };
+constexpr const char* row_dtype_names[] = {"float32", "bf16"};  // by RowDtype
+
 // The rows of an embedding table whose keys this server owns. A row has its values, the optimizer's
-// state and, if the rule needs it, the row's own step count, one after the other. A row is made
-// when it is first pushed. A pull of a key without a row returns its initial value.
+// states, the state that a rule has for the whole row, and a count of the row's updates if the rule
+// or the dtype needs one, one after the other. All but values of bf16 are words of 32 bits. The
+// content of a row is the same with values as float32. A row is made when it is first pushed. A
+// pull of a key without a row returns its initial value.
 //
 // A push in several records is applied in one of two ways. `assemble` copies its parts until all of
 // them are there. `expect` leaves the parts where they lie (in the ring) and only looks up their
@@ -18,7 +24,7 @@ namespace mpips {
 // `apply_expected` per part follow. In both ways nothing changes before all parts are there.
 class EmbeddingShard final : public Shard {
  public:
-  EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, Rule rule,
+  EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, RowDtype dtype, Rule rule,
                  Initializer initializer, std::size_t n_workers, Progress progress,
                  const Durable& durable);
 
@@ -47,11 +53,14 @@ class EmbeddingShard final : public Shard {
   void apply_expected(std::size_t worker, const Update& part, const Weight& weight,
                       std::uint64_t step);
 
-  // Store whole rows in the form that `row` returns (values, state, step count); make the new ones.
+  // Store rows of this content; make the new ones. Values that bf16 does not have are rounded to
+  // the nearest.
   void load(const std::int64_t* keys, std::size_t n, const float* rows);
   // Replace the values of rows; make the new ones, whose state begins as after a first push.
   void set(const std::int64_t* keys, std::size_t n, const float* values);
   void pull(const std::int64_t* keys, std::size_t n, float* out);
+  // Copy floats [from, from + n) of the content of a row.
+  void read(std::size_t index, std::size_t from, std::size_t n, float* out) const noexcept;
 
   // BSP: set the version that the table will have with the next update.
   void set_next_version(std::uint64_t version) noexcept { next_version_ = version; }
@@ -63,7 +72,9 @@ class EmbeddingShard final : public Shard {
 
   std::size_t dim() const noexcept { return dim_; }
   std::size_t n_rows() const noexcept { return map_.size(); }
+  // floats of a stored row, and of the content of a row
   std::size_t stride() const noexcept { return stride_; }
+  std::size_t content_floats() const noexcept { return stride_ - value_floats_ + dim_; }
   const std::int64_t* keys() const noexcept {
     return reinterpret_cast<const std::int64_t*>(key_memory_.data());
   }
@@ -94,6 +105,12 @@ class EmbeddingShard final : public Shard {
                  std::size_t first_new);
   void apply_logged(const std::uint32_t* rows, const Update& update, const Weight& weight,
                     std::uint64_t step);
+  void apply_whole(const std::uint32_t* rows, const Update& update, const Weight& weight,
+                   std::uint64_t step);
+  void change_whole(float* row, std::int64_t key, const float* update, const float* base,
+                    float lambda, UpdateArgs* args);
+  void store_values(const float* values, float* row) noexcept;
+  void make_initial(std::int64_t key, float* out) const noexcept;
   bool one_by_one(const Update& update, float lambda) const noexcept;
   RowsToChange rows_of(const std::uint32_t* rows, const Update& update, std::size_t from) noexcept;
   void change_logged(LoggedUpdateFn change, float* row, std::size_t from, std::size_t to,
@@ -106,10 +123,13 @@ class EmbeddingShard final : public Shard {
   void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n);
   void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
 
-  std::size_t dim_, stride_;
+  std::size_t dim_, value_floats_, stride_;
+  std::size_t row_state_;  // place of the rule's state of the whole row, if it has one
+  RowDtype dtype_;
+  bool changes_whole_;  // rows are changed by apply_whole
   // lines to prefetch per row, and how many rows ahead
   std::size_t row_lines_, value_lines_, ahead_;
-  bool counts_steps_;
+  bool counts_steps_;  // a row has a count of its updates
   SharedMemory row_memory_, key_memory_;
   RowMap map_;
   Initializer initializer_;
@@ -123,7 +143,7 @@ class EmbeddingShard final : public Shard {
   std::vector<std::uint64_t> changed_;
   bool notes_changes_ = false;
   std::uint64_t next_version_ = 0;
-  std::vector<float> scratch_;
+  std::vector<float> scratch_, widened_;
   Durable durable_;
 };
 

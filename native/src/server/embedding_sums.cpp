@@ -1,22 +1,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "server/embedding_shard.hpp"
+#include "server/embedding_rows.hpp"
 #include "server/shard_faults.hpp"
 
 // Sums of pushes under BSP, which are applied when their clock closes.
 namespace mpips {
-namespace {
-
-// Bytes that a unit of the journal saves: they and their copy stay in the first-level cache.
-constexpr std::size_t unit_bytes = 16 << 10;
-constexpr std::size_t most_unit_rows = 256;
-
-std::size_t unit_rows_for(std::size_t row_bytes) noexcept {
-  return std::clamp<std::size_t>(unit_bytes / row_bytes, 1, most_unit_rows);
-}
-
-}  // namespace
 
 void EmbeddingShard::add(Buffer* sum, const std::int64_t* keys, const float* values,
                          std::size_t n) {

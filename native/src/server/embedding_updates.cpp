@@ -36,6 +36,7 @@ void EmbeddingShard::find_changes(const std::int64_t* keys, std::size_t n, std::
 
 void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
                                 const Weight& weight, std::uint64_t step) {
+  if (changes_whole_) return apply_whole(rows, update, weight, step);
   if (durable_.journal != nullptr) return apply_logged(rows, update, weight, step);
   UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);

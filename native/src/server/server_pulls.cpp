@@ -54,12 +54,13 @@ ServerCore::Verdict ServerCore::handle_places(std::size_t worker, const RecordHe
   const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
   if (h.payload_bytes == sizeof at) std::memcpy(&at, payload, sizeof at);
   if (h.payload_bytes != sizeof at || h.slot != 0 || !layout_.geometry().replies ||
-      at.row_bytes() * h.count > capacity || std::uint64_t{at.from} + at.n_floats > shard.stride())
+      at.row_bytes() * h.count > capacity ||
+      std::uint64_t{at.from} + at.n_floats > shard.content_floats())
     violation(worker, "a pull of " + std::to_string(h.count) + " places with " +
                           std::to_string(h.payload_bytes) + " bytes, floats " +
                           std::to_string(at.from) + " to " +
                           std::to_string(std::uint64_t{at.from} + at.n_floats) + " of " +
-                          std::to_string(shard.stride()) + ": its sizes do not agree");
+                          std::to_string(shard.content_floats()) + ": its sizes do not agree");
   if (!may_answer(h)) return {false, Outcome::none, 0};
   const std::uint64_t n_rows = shard.n_rows();
   const std::uint64_t left = at.first < n_rows ? n_rows - at.first : 0;
@@ -68,7 +69,8 @@ ServerCore::Verdict ServerCore::handle_places(std::size_t worker, const RecordHe
   if (at.n_floats == 0 && n != 0)
     std::memcpy(to, shard.keys() + at.first, n * sizeof(std::int64_t));
   for (std::size_t i = 0; i < n && at.n_floats != 0; ++i)
-    std::memcpy(to + i * at.row_bytes(), shard.row(at.first + i) + at.from, at.row_bytes());
+    shard.read(at.first + i, at.from, at.n_floats,
+               reinterpret_cast<float*>(to + i * at.row_bytes()));
   ReplyHeader header{};
   header.version = n_rows;
   send_reply(worker, h, header, n * at.row_bytes());

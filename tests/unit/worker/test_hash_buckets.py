@@ -23,6 +23,7 @@ from mpips.model.optimizer import SGD
 from mpips.model.table_config import from_config, to_config
 from mpips.recovery.saving import Saving
 from mpips.training.example import TablesInFile
+from mpips.worker.ahead.table_ahead import TableAhead
 
 KEYS = np.array([5, -3, 2**62, 17, 99, 12345, -(2**63)])
 N = 4
@@ -65,7 +66,16 @@ def test_keys_of_a_bucket_share_a_row() -> None:
     assert (handle.pull(KEYS) == values[np.searchsorted(keys, buckets)]).all()
 
 
-def test_a_look_ahead_fetches_the_rows_of_buckets() -> None:
+def test_a_look_ahead_fetches_the_rows_of_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, cached = TableAhead.pull, []
+
+    def pull(self, *arguments):
+        found = real(self, *arguments)
+        cached.append(found is not None)
+        return found
+
+    monkeypatch.setattr(TableAhead, "pull", pull)
+
     def run(depth: int) -> list[bytes]:
         worker = Rig(table(consistency=BSP()), n_slots=64, slot_bytes=4096).worker(timeout_s=10.0)
         batches = [np.random.default_rng(i).integers(-(2**62), 2**62, 9) for i in range(12)]
@@ -82,6 +92,8 @@ def test_a_look_ahead_fetches_the_rows_of_buckets() -> None:
         return found
 
     assert run(3) == run(0)
+    # All rows were in the cache: keys are announced as they are pulled.
+    assert cached == [True] * 12
 
 
 def test_checkpoints_have_buckets_and_models_take_keys(tmp_path) -> None:
@@ -118,7 +130,7 @@ def test_options_of_a_job_file() -> None:
     assert bias == tables[0]
     assert from_config(to_config(weight)) == weight
     assert sentence(apply_overrides, tables, load("tables.bias.hash_buckets=7"), None) == (
-        "table 'bias': remove hash_buckets = 7: dense tables have no keys"
+        "table 'bias': remove hash_buckets = 7: dense tables have no rows by key"
     )
 
 
