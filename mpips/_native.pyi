@@ -707,6 +707,8 @@ class RingWriter(metaclass=_Pybind11Type):
     @property
     def next_sequence(self) -> int: ...
     @property
+    def n_cuts(self) -> int: ...
+    @property
     def applied(self) -> int: ...
     @property
     def received(self) -> int: ...
@@ -1224,12 +1226,28 @@ def pull_words_bytes(n_tables: int, n_workers: int) -> int: ...
 class PullSteps(metaclass=_Pybind11Type):
     """The pulls of dense tables and the clocks of a worker in a recorded run."""
 
-    def __init__(self, data: bytes, n_servers: int, n_tables: int) -> None: ...
+    def __init__(
+        self, data: bytes, n_servers: int, n_tables: int, stop: int = (1 << 64) - 1
+    ) -> None: ...
+
+class WorkerRecords(metaclass=_Pybind11Type):
+    """The records of a worker at all servers in a recorded run."""
+
+    def __init__(
+        self,
+        data: Sequence[bytes],
+        worker: int,
+        n_workers: int,
+        n_tables: int,
+        stops: Sequence[int] = (),
+    ) -> None: ...
 
 class RecordedOrder(metaclass=_Pybind11Type):
     """The recorded order of a server's records, which a replaying server follows."""
 
-    def __init__(self, data: bytes, n_workers: int, names: Sequence[str]) -> None: ...
+    def __init__(
+        self, data: bytes, n_workers: int, names: Sequence[str], stops: Sequence[int] = ()
+    ) -> None: ...
     @property
     def consumed(self) -> int: ...
     @property
@@ -1242,13 +1260,18 @@ class PullGate(metaclass=_Pybind11Type):
         self, words: SharedMemory, n_tables: int, n_workers: int, server: int, timeout_s: float
     ) -> None: ...
     def add_table(self, region: SharedMemory, layout: Layout, table: int, name: str) -> None: ...
-    def add_pulls(self, worker: int, steps: PullSteps) -> None: ...
+    def add_pulls(self, worker: int, steps: PullSteps, order: RecordedOrder) -> None: ...
 
 class RecordedPulls(metaclass=_Pybind11Type):
     """The recorded pulls of a worker, which it repeats. Not thread-safe."""
 
     def __init__(
-        self, steps: PullSteps, worker: int, n_servers: int, names: Sequence[str]
+        self,
+        steps: PullSteps,
+        worker: int,
+        names: Sequence[str],
+        records: WorkerRecords,
+        ends_early: bool = False,
     ) -> None: ...
     def read(
         self,
@@ -1264,6 +1287,16 @@ class RecordedPulls(metaclass=_Pybind11Type):
     ) -> bool: ...
     @property
     def version(self) -> int: ...
+    def require_written(
+        self,
+        server: int,
+        worker: int,
+        own: int,
+        next: int,
+        n_cuts: int,
+        region: SharedMemory,
+        layout: Layout,
+    ) -> None: ...
     def tick(self, clock: int, is_end: bool) -> None: ...
 
 # checkpoint

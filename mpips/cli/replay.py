@@ -11,16 +11,10 @@ import click
 from mpips.cli.run import pool_of, start_run
 from mpips.cli.runs import folder_option, run_argument
 from mpips.config.schema import JobConfig, load_config
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, LeavingError
 from mpips.monitor.runs import find_run
-from mpips.record.files import (
-    RecordContent,
-    Replayed,
-    ReplayOrder,
-    read_all,
-    record_folder,
-    why_not_whole,
-)
+from mpips.record.files import Replayed, ReplayOrder
+from mpips.record.legs import AttemptLeg, legs_of
 from mpips.rundir.directory import RunFolder, read_json, replace_json
 from mpips.terminal.screen import say
 
@@ -35,53 +29,146 @@ from mpips.terminal.screen import say
 @click.option(
     "--attempt",
     type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Number of the recorded attempt.",
+    help="Number of the attempt that is repeated to its end [default: the last one].",
+)
+@click.option(
+    "--from",
+    "start",
+    metavar="CHECKPOINT",
+    help="Begin with the attempt that began from this checkpoint of the run, such as step-40, and not with "
+    "the attempts before.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the result only.")
-def command(run: str, folder: str, attempt: int, quiet: bool) -> None:
+def command(run: str, folder: str, attempt: int | None, start: str | None, quiet: bool) -> None:
     """Train again as a run with monitor.record = true did, with the same bits also under ASP and SSP.
 
     RUN is a run directory or the beginning of a run's name. Its program is started again on this machine,
     with as many ranks, in a new run directory in --folder. Servers take updates in the recorded order, and
     pulls see the recorded versions. A program that differs is stopped at the first difference that is found.
-    At the end the tables are compared with those of the run. No checkpoints are written.
+    At the end the tables are compared with those of the run. If the run restarted from checkpoints, the
+    replay writes the same checkpoints, and begins its next launch from each of them.
     """
     found = find_run(run, Path(folder))
-    record = record_folder(found, attempt)
-    servers, workers = read_all(record)
-    if why := why_not_whole([*servers, *workers]):
-        raise ConfigError(f"{record}: {why}")
-    config = _config_of(found, servers, workers)
-    new = _make(found, config, record, Path(folder).absolute())
-    start_run(
-        found.path.name,
-        config,
-        pool_of(config),
-        new,
-        progress="none" if quiet else "auto",
-        quiet=quiet,
-        verbose=False,
-        json=False,
-        dry=False,
+    legs = legs_of(found, attempt)
+    if start is not None:
+        legs = _legs_from(found, legs, start)
+    config = _config_of(found, legs[-1])
+    new = _make(found, config, Path(folder).absolute())
+    if start is not None:
+        _copy_checkpoint(found, new, legs[0])
+    for i, leg in enumerate(legs):
+        _begin_leg(new, leg)
+        if len(legs) > 1 and not quiet:
+            say(
+                f"mpips replay: launch {i + 1} of {len(legs)} repeats attempt {leg.attempt}{_end_of(leg)}"
+            )
+        _run_leg(found, config, new, leg, quiet)
+    _report(found, new, legs)
+
+
+def _end_of(leg: AttemptLeg) -> str:
+    return " as far as its last checkpoint that counts" if leg.stops else " to its end"
+
+
+def _legs_from(run: RunFolder, legs: list[AttemptLeg], start: str) -> list[AttemptLeg]:
+    """Return the legs from the one on that begins from a checkpoint.
+
+    Raises:
+        ConfigError: No attempt began from it.
+    """
+    name = Path(start).name
+    for i, leg in enumerate(legs):
+        if leg.head.start.startswith("checkpoint ") and _step_of(leg.head.start) == _step_of(name):
+            return legs[i:]
+    starts = [leg.head.start.removeprefix("checkpoint ") for leg in legs[1:]]
+    raise ConfigError(
+        f"--from {start}: no repeated attempt of {run.path.name} began from it; "
+        + (f"attempts began from {', '.join(starts)}" if starts else "all of it began anew")
     )
-    _report(found, new, servers)
 
 
-def _config_of(
-    run: RunFolder, servers: list[RecordContent], workers: list[RecordContent]
-) -> JobConfig:
+def _step_of(name: str) -> str:
+    """Return the step of a checkpoint's name without leading zeros; the name if it has none."""
+    step = name.removeprefix("checkpoint ").removeprefix("step-")
+    return step.lstrip("0") or step
+
+
+def _copy_checkpoint(run: RunFolder, new: RunFolder, leg: AttemptLeg) -> None:
+    """Copy the checkpoint from which a leg begins into the run directory of the replay.
+
+    Raises:
+        ConfigError: It is gone, or cannot be copied.
+    """
+    name = leg.head.start.removeprefix("checkpoint ")
+    source = run.checkpoints / name
+    try:
+        shutil.copytree(source, new.checkpoints / name)
+    except OSError as error:
+        raise ConfigError(
+            f"{source}: cannot be copied: {error.strerror or error}; leave --from out to repeat the run "
+            "from its beginning"
+        ) from None
+
+
+def _begin_leg(new: RunFolder, leg: AttemptLeg) -> None:
+    """Write which record the next launch repeats.
+
+    Raises:
+        ConfigError: The run directory cannot be written.
+    """
+    order = ReplayOrder(
+        record=str(leg.folder.absolute()), stops=leg.stops, begins=leg.head.start == "new"
+    )
+    try:
+        replace_json(new.path / "replay.json", order, durable=True)
+    except OSError as error:
+        raise ConfigError(f"{new.path}: cannot be written: {error.strerror}") from None
+
+
+def _run_leg(
+    run: RunFolder, config: JobConfig, new: RunFolder, leg: AttemptLeg, quiet: bool
+) -> None:
+    """Repeat a leg in one launch. Blocks.
+
+    Raises:
+        click.exceptions.Exit: It has not come to its end.
+    """
+    try:
+        start_run(
+            run.path.name,
+            config,
+            pool_of(config),
+            new,
+            progress="none" if quiet else "auto",
+            quiet=quiet,
+            verbose=False,
+            json=False,
+            dry=False,
+        )
+    except click.exceptions.Exit as end:
+        if not leg.stops or end.exit_code != LeavingError.exit_code:
+            raise
+        return
+    if leg.stops:
+        raise ConfigError(
+            f"{new.path}: the program ended before the checkpoint with which attempt {leg.attempt} of "
+            f"{run.path.name} counts"
+        )
+
+
+def _config_of(run: RunFolder, leg: AttemptLeg) -> JobConfig:
     """Return the configuration of the replay.
 
     Raises:
         ConfigError: The run has options that a replay cannot follow.
     """
-    is_small = len(workers) == len(servers) == 1
-    n_ranks = 2 if is_small else 1 + len(servers) + len(workers)
-    # It has the ranks of the record, whatever hosts are there now.
-    fixed = [("run.elastic", False), ("run.max_workers", 0)]
-    settings = [("run.ranks", n_ranks), ("run.max_restarts", 0), *fixed]
+    n_servers, n_workers = leg.head.n_servers, leg.head.n_workers
+    is_small = n_workers == n_servers == 1
+    n_ranks = 2 if is_small else 1 + n_servers + n_workers
+    # It has the ranks of the record, whatever hosts are there now, and its own checkpoints.
+    fixed = [("run.elastic", False), ("run.max_workers", 0), ("monitor.record", False)]
+    own = [("checkpoint.folder", ""), ("checkpoint.resume", "auto")]
+    settings = [("run.ranks", n_ranks), ("run.max_restarts", 0), *fixed, *own]
     config = load_config(str(run.config_file), settings)
     if config.checkpoint.keep_best:
         raise ConfigError(
@@ -91,7 +178,7 @@ def _config_of(
     return config
 
 
-def _make(run: RunFolder, config: JobConfig, record: Path, folder: Path) -> RunFolder:
+def _make(run: RunFolder, config: JobConfig, folder: Path) -> RunFolder:
     """Make the run directory of the replay. Changes the working folder to that of the run.
 
     Raises:
@@ -112,13 +199,12 @@ def _make(run: RunFolder, config: JobConfig, record: Path, folder: Path) -> RunF
         for file in (run.placement_file, run.path / "choice.json"):
             if file.exists():
                 shutil.copyfile(file, new.path / file.name)
-        replace_json(new.path / "replay.json", ReplayOrder(record=str(record)), durable=True)
     except OSError as error:
         raise ConfigError(f"{new.path}: cannot be written: {error.strerror}") from None
     return new
 
 
-def _report(run: RunFolder, new: RunFolder, servers: list[RecordContent]) -> None:
+def _report(run: RunFolder, new: RunFolder, legs: list[AttemptLeg]) -> None:
     """Print what was repeated.
 
     Raises:
@@ -126,7 +212,8 @@ def _report(run: RunFolder, new: RunFolder, servers: list[RecordContent]) -> Non
     """
     n_records = 0
     digests: dict[str, list[str]] = {}
-    for server in range(len(servers)):
+    n_servers = legs[-1].head.n_servers
+    for server in range(n_servers):
         path = new.path / f"replayed-{server}.json"
         result = read_json(path, Replayed)
         if result is None:
@@ -135,8 +222,9 @@ def _report(run: RunFolder, new: RunFolder, servers: list[RecordContent]) -> Non
         for name, digest in result.digests.items():
             digests.setdefault(name, []).append(digest)
     tables = ", ".join(f"{name} {'+'.join(parts)}" for name, parts in digests.items())
+    over = f" over {len(legs)} attempts" if len(legs) > 1 else ""
     say(
-        f"mpips replay: {n_records:,} records of {len(servers)} servers repeated; all tables of "
+        f"mpips replay: {n_records:,} records of {n_servers} servers repeated{over}; all tables of "
         f"{run.path.name} have the same bits ({tables})",
         err=False,
     )

@@ -57,7 +57,8 @@ class MonitorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         bool,
         Meta(
             description="Record the order of updates and what pulls see in the run directory; `mpips replay` "
-            "repeats the run with the same bits."
+            "repeats the run with the same bits. Restarts begin from checkpoints then, as with "
+            "redundancy.warm = false."
         ),
     ] = False
     record_mib: Annotated[

@@ -372,6 +372,11 @@ class Commit(msgspec.Struct, tag="commit"):
     folder: str = ""
 
 
+ONLY = Commit(
+    1, 0
+)  # the cut of a replay, which coordinator, servers and workers have from its record
+
+
 class BestProgress(msgspec.Struct, tag="best"):
     """The progress of a checkpoint of the best values, sent to the workers that wait for it.
 

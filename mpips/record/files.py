@@ -22,9 +22,10 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder, read_json
 
-FORMAT = 1
+FORMAT = 2
 HEAD, DATA, END = b"head", b"data", b"end "
 BLOCK = struct.Struct("<4sIQ")  # tag, bytes, checksum
+NO_STOP = (1 << 64) - 1  # a worker's part of the record is repeated to its end
 _MOST_BYTES = 1 << 30  # bytes of a block; the writer's blocks have some 100 KiB
 
 Role = Literal["server", "worker"]
@@ -59,6 +60,9 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
         tables: Its tables, in the order of their indices.
         start: "new": the attempt began with initial values; else what it continued from.
         fingerprint: Checksum of tables and options.
+        begin: Clock of each worker at the start of the attempt, counted from the beginning of the run.
+        writes: Generation number of the checkpoints that the attempt writes.
+        origin: That of the checkpoint from which it began; -1: it began from none.
     """
 
     format: int
@@ -69,6 +73,9 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[RecordedTable, ...]
     start: str
     fingerprint: str
+    begin: tuple[int, ...] = ()
+    writes: int = 0
+    origin: int = -1
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +96,15 @@ class ReplayOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         record: Folder of the record to repeat.
+        stops: Clock of each worker, counted from the start of the attempt, at which this launch writes a
+            checkpoint and ends; NO_STOP: the worker had ended before. Empty: it repeats the attempt to its
+            end.
+        begins: The launch begins with initial values; False: from the checkpoint of the launch before.
     """
 
     record: str
+    stops: tuple[int, ...] = ()
+    begins: bool = True
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +138,35 @@ class RecordContent(msgspec.Struct, frozen=True):
 def record_folder(run: RunFolder, generation: int) -> Path:
     """Return the folder of the record of an attempt."""
     return run.path / "record" / f"attempt-{generation}"
+
+
+def recorded_attempts(run: RunFolder) -> list[int]:
+    """Return the generation numbers of the attempts that have a record, ascending.
+
+    An attempt that ended before all its ranks had begun to record has none.
+
+    Raises:
+        ConfigError: No attempt has one.
+    """
+    parent = run.path / "record"
+    names = [path.name.partition("-")[2] for path in parent.glob("attempt-*")]
+    found = sorted(int(name) for name in names if name.isdecimal())
+    found = [n for n in found if _has_all(record_folder(run, n))]
+    if not found:
+        raise ConfigError(
+            f"{parent}: contains no record; set monitor.record = true for a run to record"
+        )
+    return found
+
+
+def _has_all(folder: Path) -> bool:
+    """Return True if every rank of an attempt has made its file."""
+    try:
+        head = read_record(record_file(folder, "server", 0)).head
+    except ConfigError:
+        return False
+    shape: list[tuple[Role, int]] = [("server", head.n_servers), ("worker", head.n_workers)]
+    return all(record_file(folder, role, i).exists() for role, n in shape for i in range(n))
 
 
 def record_file(folder: Path, role: Role, index: int) -> Path:
@@ -222,14 +264,9 @@ def read_all(folder: Path) -> tuple[list[RecordContent], list[RecordContent]]:
 
 
 def why_not_whole(files: list[RecordContent]) -> str:
-    """Return why a record cannot be repeated; "" if it is whole and its job began anew."""
+    """Return why a record cannot be repeated to its end; "" if it is whole."""
     for file in files:
         name = f"{file.path.name} of the record"
-        if file.head.start != "new":
-            return (
-                f"the recorded attempt continued from {file.head.start}: only one that began anew is "
-                "repeated"
-            )
         if file.end is None:
             return f"{name} has no end: the recorded attempt did not finish, or the file is damaged"
         if file.end.limited_at >= 0:

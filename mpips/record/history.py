@@ -75,7 +75,9 @@ def check_history(servers: Sequence[RecordContent], workers: Sequence[RecordCont
     for w, file in enumerate(workers):
         steps = read_steps(file)
         found.n_pulls += sum(isinstance(step, DensePull) for step in steps)
-        found.breaks += _check_worker(file.head, w, steps, histories, file.end is not None)
+        # A rank that was killed may lack its last entries.
+        ended = [file.end is not None and server.end is not None for server in servers]
+        found.breaks += _check_worker(file.head, w, steps, histories, ended)
     for file in (*servers, *workers):
         if file.end is None:
             found.notes.append(
@@ -112,8 +114,7 @@ class ServerHistory:
         for at, record in enumerate(records):
             w = record.worker
             self.least.append(min(clocks))
-            if head.start == "new" or self.place[w]:
-                self._check_once(record, next_sequence[w], clocks[w])
+            self._check_once(record, next_sequence[w], clocks[w])
             self._check_rules(record, min(clocks))
             self.place[w][record.sequence] = at
             next_sequence[w] = record.sequence + 1
@@ -182,14 +183,17 @@ def _check_worker(
     worker: int,
     steps: Sequence[Step],
     servers: Sequence[ServerHistory],
-    is_ended: bool,
+    ended: Sequence[bool],
 ) -> Iterator[str]:
-    """Return the rules that a worker's pulls and ticks break."""
+    """Return the rules that a worker's pulls and ticks break.
+
+    `ended`: for each server, whether its record and that of the worker are complete.
+    """
     seen: dict[tuple[int, int], tuple[int, int]] = {}  # version, and updates of the oldest block
     newest_own: dict[tuple[int, int], tuple[int, int]] = {}  # records looked at, version
     for step in steps:
         if isinstance(step, Tick):
-            yield from _check_tick(worker, step, servers, is_ended)
+            yield from _check_tick(worker, step, servers, ended)
         elif isinstance(step, RowPull):
             yield from _check_rows(head, worker, step, servers[step.server])
         else:
@@ -197,13 +201,13 @@ def _check_worker(
 
 
 def _check_tick(
-    worker: int, tick: Tick, servers: Sequence[ServerHistory], is_ended: bool
+    worker: int, tick: Tick, servers: Sequence[ServerHistory], ended: Sequence[bool]
 ) -> Iterator[str]:
     what = "end" if tick.is_end else "tick"
     for s, server in enumerate(servers):
         at = server.place[worker].get(tick.own[s])
         if at is None:
-            if is_ended:
+            if ended[s]:
                 yield (
                     f"once: server {s} has not consumed record {tick.own[s]} of worker {worker}, its {what} "
                     f"of clock {tick.clock}"

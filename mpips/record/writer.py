@@ -37,7 +37,7 @@ class RecordFile:
         self._path = path
         self._left = record_mib << 20  # bytes of entries that may follow
         self._failure = ""  # the thread sets it once; the main thread reads it after `join`
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | threading.Event | None] = SimpleQueue()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("xb", buffering=0)
@@ -56,6 +56,15 @@ class RecordFile:
         self._queue.put(block(DATA, data))
         return True
 
+    def flush(self) -> None:
+        """Wait until the entries so far are in the file, so that they outlive the process.
+
+        Blocks while the thread writes; not after a failure, and for at most a minute.
+        """
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait(_END_S)
+
     def close(self, end: End) -> str:
         """Write the last block; return why that failed, or "". Blocks for at most a minute."""
         self._queue.put(block(END, msgspec.json.encode(end)))
@@ -68,6 +77,9 @@ class RecordFile:
     def _write(self, file: BinaryIO) -> None:
         with file:
             while (data := self._queue.get()) is not None:
+                if isinstance(data, threading.Event):
+                    data.set()
+                    continue
                 try:
                     while data and not self._failure:
                         data = data[file.write(data) :]

@@ -22,6 +22,13 @@ class ServerRecord(Protocol):
     def poll(self) -> None:
         """Do what is due between two drains. Cheap."""
 
+    def note_copy(self) -> None:
+        """Note that the server has copied its tables for a checkpoint, which is not published yet.
+
+        Raises:
+            DifferenceError: The replay differs from the recorded run.
+        """
+
     def end(self, digests: dict[str, str]) -> str:
         """End it, when all workers have finished; return a note for people, or "".
 
@@ -50,6 +57,11 @@ class RecordingServer:
         if self._limited_at < 0 and not self._file.put(self._log.take()):
             self._limited_at = self._core.counters()["records"]
             self._core.set_order_log(None)
+
+    def note_copy(self) -> None:
+        """Write all entries so far: a restart from the checkpoint needs them after a kill. Blocks."""
+        self._put()
+        self._file.flush()
 
     def end(self, digests: dict[str, str]) -> str:
         """Write the rest and the digests of the tables; return why the file is not complete, or ""."""
@@ -88,6 +100,14 @@ class ReplayingServer:
 
     def poll(self) -> None:
         """Do nothing."""
+
+    def note_copy(self) -> None:
+        """Check that the checkpoint has all records that the recorded one had."""
+        if not self._order.is_over:
+            raise DifferenceError(
+                f"server {self._index}: the program came to the checkpoint after "
+                f"{self._order.consumed} records, the recorded run had more"
+            )
 
     def end(self, digests: dict[str, str]) -> str:
         """Compare the tables with those at the end of the recorded run."""

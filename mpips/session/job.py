@@ -137,9 +137,13 @@ class Job:
                 "monitor.record = true: needs several ranks; in one process updates have one order, and "
                 "the same program repeats it: set it to false"
             )
+        if monitor.record or replay is not None:
+            # Attempts begin anew or from a checkpoint: the record of a killed rank lacks its last entries,
+            # so nothing repeats what its memory has.
+            warm = False
         if replay is not None:
-            # Memory that outlives the launch has no use where no attempt follows.
-            chosen, warm = ReplayPlan(chosen), False
+            assert run is not None
+            chosen = ReplayPlan(chosen, replay, run.folder)
         self._parts = start_up(
             ranks, tables, options, chosen, run, warm, has_partners, self._idle, initial
         )
@@ -436,6 +440,8 @@ class Job:
         if p.saving.places:
             ahead = max(place.ahead - place.clock + place.steps for place in p.saving.places)
             coordinator.begin_at(ahead)
+        if p.stops:
+            coordinator.expect_only()
         return coordinator
 
     def _why_no_exchange(self) -> str:

@@ -40,6 +40,7 @@ class Parts(JobStart):
         server_comm: Communicator of all servers; on servers.
         server_record: The server's part in a record or in a replay; None without one, and on other ranks.
         worker_record: The same of the worker.
+        stops: Clocks of the workers at which a replay writes a checkpoint and ends; see ReplayOrder.
         comms: Communicators to free, in the order in which they were made.
     """
 
@@ -54,6 +55,7 @@ class Parts(JobStart):
     server_comm: MPI.Intracomm | None = None
     server_record: ServerRecord | None = None
     worker_record: WorkerRecord | None = None
+    stops: tuple[int, ...] = ()
     comms: list[MPI.Intracomm] = field(default_factory=list)
 
     @property

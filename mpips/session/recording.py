@@ -20,6 +20,7 @@ from mpips.model.served import local_tables
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
 from mpips.record.files import (
     FORMAT,
+    NO_STOP,
     RecordContent,
     RecordedTable,
     RecordHead,
@@ -33,6 +34,7 @@ from mpips.record.files import (
 )
 from mpips.record.writer import RecordFile
 from mpips.recovery.saving import Saving, SavingPlan
+from mpips.rundir.directory import RunFolder
 from mpips.transport.region import attach
 
 if TYPE_CHECKING:
@@ -42,28 +44,47 @@ if TYPE_CHECKING:
 
 
 class ReplayPlan:
-    """The SavingPlan of a replay: it begins anew and saves nothing, since cuts would hold its order up."""
+    """The SavingPlan of a replay.
 
-    def __init__(self, plan: SavingPlan) -> None:
-        """Take the plan of the program."""
-        self._plan = plan
+    A launch that repeats an attempt to its end saves nothing. One that repeats it as far as a checkpoint
+    writes that checkpoint at its end, into the folder of its own run: the next launch begins from it.
+    """
+
+    def __init__(self, plan: SavingPlan, order: ReplayOrder, run: RunFolder) -> None:
+        """`plan`: that of the program; `order`: what is repeated; `run`: the run of the replay."""
+        self._plan, self._order, self._run = plan, order, run
 
     def draft(self) -> Saving:
-        """Return what the program saves, without a folder."""
-        return _without_folder(self._plan.draft())
+        """Return what the program saves, without triggers."""
+        return self._changed(self._plan.draft())
 
     def choose(self, exchange: Path | None = None) -> Saving:
-        """Return the program's choice, without a folder. Collective, blocking."""
+        """Return the program's choice, without triggers. Collective, blocking.
+
+        Raises:
+            DifferenceError: It starts otherwise than the recorded attempt, or has checkpoints elsewhere.
+        """
         saving = self._plan.choose(exchange)
-        if saving.start is not None:
+        if self._order.begins and saving.start is not None:
             raise DifferenceError(
                 f"the program starts from the checkpoint {saving.start}, the recorded run began anew"
             )
-        return _without_folder(saving)
+        if not self._order.begins and saving.start is None:
+            raise DifferenceError(
+                "the program begins anew, the recorded attempt began from a checkpoint"
+            )
+        return self._changed(saving)
 
-
-def _without_folder(saving: Saving) -> Saving:
-    return dataclasses.replace(saving, folder=None, triggers=Triggers())
+    def _changed(self, saving: Saving) -> Saving:
+        folder = self._run.checkpoints
+        is_own = saving.folder is not None and saving.folder.absolute() == folder.absolute()
+        if not (self._order.begins and not self._order.stops) and not is_own:
+            raise DifferenceError(
+                f"the program has its checkpoints in {saving.folder}, not in the directory of its run: a "
+                "replay over restarts would write there"
+            )
+        own = saving.folder if self._order.stops else None
+        return dataclasses.replace(saving, folder=own, triggers=Triggers())
 
 
 def begin(
@@ -87,8 +108,9 @@ def begin(
     if replay is None:
         c.agree("beginning the record", lambda: _record(p, monitor, fingerprint))
         return
-    c.agree("reading the record", lambda: _replay(p, Path(replay.record), fingerprint))
-    c.agree("attaching the words of the replay", lambda: _join_replay(p, Path(replay.record)))
+    p.stops = replay.stops
+    c.agree("reading the record", lambda: _replay(p, replay, fingerprint))
+    c.agree("attaching the words of the replay", lambda: _join_replay(p, replay))
 
 
 def refuse(p: Parts, is_replay: bool) -> None:
@@ -144,11 +166,16 @@ def _why_not_table(table: Table) -> str:
 def _head(p: Parts, role: Role, index: int, fingerprint: str) -> RecordHead:
     """Return the head of a rank's file."""
     a, saving = p.cluster.assignment, p.saving
-    start = "new"
-    if saving.places:
-        start = "memory of the attempt before"
-    elif saving.start is not None:
+    start, origin = "new", -1
+    begin = (0,) * len(a.workers)
+    if saving.start is not None and saving.origin is not None:
         start = f"checkpoint {saving.start.name}"
+        origin = saving.origin.generation
+        states = saving.origin.workers
+        if len(states) == len(a.workers):
+            begin = tuple(state.clock for state in states)
+        else:
+            begin = (saving.origin.step,) * len(a.workers)
     return RecordHead(
         format=FORMAT,
         role=role,
@@ -158,6 +185,9 @@ def _head(p: Parts, role: Role, index: int, fingerprint: str) -> RecordHead:
         tables=tuple(_recorded(table) for table in p.tables),
         start=start,
         fingerprint=fingerprint,
+        begin=begin,
+        writes=saving.checkpoint_generation(p.run.generation if p.run is not None else 0),
+        origin=origin,
     )
 
 
@@ -200,11 +230,11 @@ def _words(server: int) -> str:
     return f"s{server}-replay"
 
 
-def _replay(p: Parts, folder: Path, fingerprint: str) -> None:
+def _replay(p: Parts, replay: ReplayOrder, fingerprint: str) -> None:
     """Read the record, compare it with this job, and let this rank's server follow it."""
-    c = p.cluster
+    c, folder, stops = p.cluster, Path(replay.record), replay.stops
     servers, workers = read_all(folder)
-    if why := why_not_whole([*servers, *workers]):
+    if not stops and (why := why_not_whole([*servers, *workers])):
         raise ConfigError(f"{folder}: {why}")
     _compare(p, servers[0].head, fingerprint)
     if c.server is None:
@@ -216,17 +246,17 @@ def _replay(p: Parts, folder: Path, fingerprint: str) -> None:
     words = p.regions.create(_words(c.server), _native.pull_words_bytes(n_tables, n_workers))
     own = servers[c.server]
     try:
-        order = _native.RecordedOrder(own.data, n_workers, names)
+        order = _native.RecordedOrder(own.data, n_workers, names, stops)
         gate = _native.PullGate(words, n_tables, n_workers, c.server, p.options.timeout_s)
         for i, table in enumerate(p.tables):
             if _is_gated(table) and _has_part(p, table, c.server):
                 gate.add_table(p.server.region, p.server.layout, i, table.name)
         for w, file in enumerate(workers):
-            gate.add_pulls(w, _steps(file))
+            gate.add_pulls(w, _steps(file, stops), order)
     except _native.RecordDifference as error:
         raise ConfigError(f"{folder}: {error}") from None
-    assert own.end is not None
-    p.server_record = ReplayingServer(p.server, order, gate, own.end.digests)
+    digests = own.end.digests if own.end is not None else {}
+    p.server_record = ReplayingServer(p.server, order, gate, digests)
 
 
 def _is_gated(table: Table) -> bool:
@@ -237,8 +267,10 @@ def _has_part(p: Parts, table: Table, server: int) -> bool:
     return any(part.server == server for part in p.placement.dense[table.name])
 
 
-def _steps(file: RecordContent) -> _native.PullSteps:
-    return _native.PullSteps(file.data, file.head.n_servers, len(file.head.tables))
+def _steps(file: RecordContent, stops: Sequence[int]) -> _native.PullSteps:
+    head = file.head
+    stop = stops[head.index] if stops else NO_STOP
+    return _native.PullSteps(file.data, head.n_servers, len(head.tables), stop)
 
 
 def _compare(p: Parts, head: RecordHead, fingerprint: str) -> None:
@@ -254,7 +286,7 @@ def _compare(p: Parts, head: RecordHead, fingerprint: str) -> None:
         ("tables", [t.name for t in own.tables], [t.name for t in head.tables]),
         ("consistency of its tables", own.tables, head.tables),
         ("checksum of tables and options", own.fingerprint, head.fingerprint),
-        ("start", own.start, head.start),
+        ("clocks of the workers at its start", own.begin, head.begin),
     )
     for what, mine, recorded in pairs:
         if mine != recorded:
@@ -263,19 +295,22 @@ def _compare(p: Parts, head: RecordHead, fingerprint: str) -> None:
             )
 
 
-def _join_replay(p: Parts, folder: Path) -> None:
+def _join_replay(p: Parts, replay: ReplayOrder) -> None:
     """Let this rank's worker repeat its pulls."""
-    c = p.cluster
+    c, folder, stops = p.cluster, Path(replay.record), replay.stops
     if c.worker is None:
         return
     from mpips.worker.recorded import ReplayingWorker
 
     file = read_record(record_file(folder, "worker", c.worker))
     n_servers, names = len(c.assignment.servers), [t.name for t in p.tables]
+    orders = [read_record(record_file(folder, "server", s)).data for s in range(n_servers)]
     try:
-        pulls = _native.RecordedPulls(_steps(file), c.worker, n_servers, names)
+        records = _native.WorkerRecords(orders, c.worker, file.head.n_workers, len(names), stops)
+        ends_early = bool(stops) and stops[c.worker] != NO_STOP
+        pulls = _native.RecordedPulls(_steps(file, stops), c.worker, names, records, ends_early)
     except _native.RecordDifference as error:
         raise ConfigError(f"{file.path}: {error}") from None
     n_bytes = _native.pull_words_bytes(len(names), file.head.n_workers)
     words = [attach(c.token, _words(s), n_bytes) for s in range(n_servers)]
-    p.worker_record = ReplayingWorker(pulls, words)
+    p.worker_record = ReplayingWorker(c.worker, pulls, words)

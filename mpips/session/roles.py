@@ -25,10 +25,11 @@ import msgspec
 from mpips import _native
 from mpips.errors import ReplayError
 from mpips.mpi import launch
-from mpips.mpi.messages import Figures
+from mpips.mpi.messages import ONLY, Figures
 from mpips.mpi.one_rank import OneRank
 from mpips.mpi.role_work import RoleWork
 from mpips.process import forked
+from mpips.record.files import NO_STOP
 from mpips.rundir.directory import replace_json
 from mpips.terminal.screen import say
 from mpips.transport.channel import MemoryChannel
@@ -177,6 +178,7 @@ class Roles:
             try:
                 with forked.children_end_here("main"), ending_with(connection.progress):
                     connection.end_clock_behind()
+                    self._expect_cut(connection)
                     yield worker
                 connection.finish()
             except _native.ReplayMismatch as error:
@@ -205,6 +207,12 @@ class Roles:
         client.state = "waiting for the others to finish"
         self.summary = self._await_final_statistics(connection.poll_workers)
         connection.settle_workers()
+
+    def _expect_cut(self, connection: Connection) -> None:
+        """Let the worker write the record of a replay's cut at its clock of the recorded run."""
+        stops = self._parts.stops
+        if stops and (stop := stops[connection.index]) != NO_STOP:
+            connection.snapshot.expect_only(stop)
 
     def _connect(self) -> Connection:
         from mpips.recovery.memory import servers_behind
@@ -377,7 +385,10 @@ class Roles:
             p.run,
             p.groups,
             [table.name for table in p.grouped_tables.values()],
+            p.server_record.note_copy if p.server_record is not None else lambda: None,
         )
+        if p.stops:
+            server_part.take(ONLY)
         if scheduler is not None:
             scheduler.join_server(server_part.take)
         return server_part

@@ -21,11 +21,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mpips.config.triggers import Triggers
-from mpips.errors import LeavingError
+from mpips.errors import CheckpointError, LeavingError
 from mpips.model.best_value import BestValue
 from mpips.mpi.messages import (
     HERE,
     LAST,
+    ONLY,
     Abandon,
     Agreed,
     Ask,
@@ -104,6 +105,7 @@ class Coordinator:
         self._best = BestRequest(timeout_s / 4)
         self._ending = EndRequest()
         self._gathering: set[int] = set()  # workers in a gather where they cannot come to a cut
+        self._is_only = False  # True: the cut is that of `expect_only`
         self._aligned = False  # True: without a common clock, the next cut is at one clock
         self._margin = _MARGIN  # clocks
         self._next_time = time.monotonic() + triggers.every_s if triggers.every_s else None
@@ -115,6 +117,17 @@ class Coordinator:
         self._next_steps = self._multiple_after(clock)
         for pace in self._pace:
             pace.clock, pace.since = clock, (clock, 0.0)
+
+    def expect_only(self) -> None:
+        """Expect the one cut of a replay, and end the job after its checkpoint.
+
+        Workers and servers have the cut (mpips.mpi.messages.ONLY) from the record before they begin, each
+        worker its own clock, so no message orders it. It is never given up for another one.
+        """
+        self._is_only = True
+        self._last_id = ONLY.id
+        self._cut = CutAttempt(ONLY.id, "end", 0, running_s(), "committed")
+        self._ending.reason = "the end of a recorded attempt"
 
     @property
     def busy(self) -> bool:
@@ -323,7 +336,7 @@ class Coordinator:
         if message.how == "before":
             self._gathering.add(worker)
         cut = self._cut
-        if cut is None or cut.id != message.id or cut.phase != "committed":
+        if self._is_only or cut is None or cut.id != message.id or cut.phase != "committed":
             return
         if message.how == "behind":
             cut.behind.add(worker)
@@ -407,6 +420,8 @@ class Coordinator:
     def _why_leaving(self, cut: CutAttempt) -> str:
         """Return why the job ends after the checkpoint of this cut, which is in the folder of checkpoints."""
         reason, wrote = self._ending.reason, f"wrote checkpoint {cut.saved[0].path}"
+        if self._is_only:
+            return f"the replay {wrote}, from which its next launch begins"
         if reason == SCALE_IN_MEMORY:
             why = self._exchange.why_not or "it was being written when the request came"
             return f"{SCALE}: {wrote}{BY_FILE}{why}"
@@ -414,7 +429,13 @@ class Coordinator:
         return f"{reason}: {wrote}{again}"
 
     def _report_failure(self, why: str) -> None:
-        """Warn that a cut gave no checkpoint; if the job is to end, request another one after a pause."""
+        """Warn that a cut gave no checkpoint; if the job is to end, request another one after a pause.
+
+        Raises:
+            CheckpointError: The cut was the only one of a replay.
+        """
+        if self._is_only:
+            raise CheckpointError(f"the replay cannot write its checkpoint: {why}")
         if not self._ending.reason:
             self._warn(f"{why}; training continues")
             return

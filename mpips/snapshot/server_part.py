@@ -94,6 +94,7 @@ class ServerPart:
         run: Supervised | None = None,
         groups: Groups = (),
         grouped: Collection[str] = (),
+        on_copy: Callable[[], object] = lambda: None,
     ) -> None:
         """Prepare the part. Blocks to allocate memory for the copy if there are periodic checkpoints.
 
@@ -110,7 +111,9 @@ class ServerPart:
             run: The supervised run of which this launch is an attempt; None: there is no supervisor.
             groups: Workers of each group whose updates are summed before they are sent.
             grouped: Names of the dense tables whose updates groups sum.
+            on_copy: Called when the server has copied its shards at a cut, before anyone learns of it.
         """
+        self._on_copy = on_copy
         self._groups, self._grouped = groups, grouped
         self._saving = saving
         self._server = server
@@ -242,6 +245,7 @@ class ServerPart:
         held_s = self._held.age_s if self._held is not None else 0.0
         cuts["longest_copy_s"] = max(cuts["longest_copy_s"], round(end - start, 6))
         cuts["longest_hold_s"] = max(cuts["longest_hold_s"], round(held_s, 6))
+        self._on_copy()
         self._send(Taken(self._id, True))
 
     def _write(self, writer: CheckpointWriter, number: int) -> Iterator[object]:

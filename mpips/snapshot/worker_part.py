@@ -15,7 +15,7 @@ from mpips.checkpoint.manifest import ImageFile
 from mpips.checkpoint.position import Position, compressed
 from mpips.errors import ConfigError
 from mpips.model.best_value import BestValue
-from mpips.mpi.messages import HERE, Ask, Commit, Message, Propose, Waits
+from mpips.mpi.messages import HERE, ONLY, Ask, Commit, Message, Propose, Waits
 from mpips.mpi.pending import PendingCut
 from mpips.process.patience import Patience
 
@@ -102,6 +102,16 @@ class WorkerPart:
     def set_control(self, control: Control) -> None:
         """Exchange messages with the scheduler through `control` from here on."""
         self._control = control
+
+    def expect_only(self, clock: int) -> None:
+        """Expect the one cut of a replay at this clock of the worker; see Coordinator.expect_only.
+
+        Call it before the program begins. Blocks while a ring is full.
+        """
+        if clock:
+            self._control.cut.pending = Commit(ONLY.id, clock)
+        else:
+            self._put_tick(ONLY.id)
 
     def set_cursor(self, cursor: Mapping[str, Any]) -> None:
         """Store a cursor; Worker.set_cursor describes it.

@@ -28,6 +28,8 @@ class CutRecords:
         c = self._connection
         if number and not all(part.before_cut(number) for part in c.parts):
             return
+        if number and c.record is not None:
+            c.record.note_cut()
         for server, channel in enumerate(c.channels):
             c.write(
                 server,

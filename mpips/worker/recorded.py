@@ -43,12 +43,15 @@ class WorkerRecord(Protocol):
 
         Args:
             clock: Its number.
-            own: Records that the worker has written to each server before it.
+            own: Records that the worker has written to each server before that of the tick.
             is_end: The worker has no more clocks.
 
         Raises:
             DifferenceError: The recorded run has something else here.
         """
+
+    def note_cut(self) -> None:
+        """Note that the worker is at a cut for a checkpoint, whose record it has not written yet."""
 
     def end(self) -> str:
         """End it after the last tick; return a note for people, or ""."""
@@ -63,6 +66,7 @@ class RecordingWorker:
         self._log = _native.PullLog(n_servers, n_tables)
         self._channels: list[MemoryChannel] = []
         self._limited_at = -1
+        self._clock = 0  # the last one that ended
 
     def join(self, channels: Sequence[MemoryChannel]) -> None:
         """Note the versions of pulled rows from here on."""
@@ -97,8 +101,14 @@ class RecordingWorker:
     def tick(self, clock: int, own: Sequence[int], is_end: bool = False) -> None:
         """Note the end of a clock, and hand entries to the thread that writes them if there are many."""
         self._log.add_tick(clock, list(own), is_end)
+        self._clock = clock
         if self._log.n_bytes >= BLOCK_BYTES:
             self._put(clock)
+
+    def note_cut(self) -> None:
+        """Write all entries so far: a restart from the checkpoint needs them after a kill. Blocks."""
+        self._put(self._clock)
+        self._file.flush()
 
     def _put(self, clock: int) -> None:
         data = self._log.take()
@@ -115,8 +125,17 @@ class RecordingWorker:
 class ReplayingWorker:
     """Repeats the pulls of dense tables of a recorded run, and compares its clocks."""
 
-    def __init__(self, pulls: _native.RecordedPulls, words: Sequence[_native.SharedMemory]) -> None:
-        """Take the recorded pulls. `words`: for each server, the memory in which it sees what is read."""
+    def __init__(
+        self, index: int, pulls: _native.RecordedPulls, words: Sequence[_native.SharedMemory]
+    ) -> None:
+        """Take the recorded pulls.
+
+        Args:
+            index: Index of the worker.
+            pulls: The recorded pulls.
+            words: For each server, the memory in which it sees what is read.
+        """
+        self._index = index
         self._pulls = pulls
         self._words = list(words)
         self._channels: list[MemoryChannel] = []
@@ -133,6 +152,7 @@ class ReplayingWorker:
         """Read what the recorded pull has read, block by block, when the server has it."""
         channel = self._channels[server]
         try:
+            self._require_written(server, channel.writer.next_sequence)
             is_read = self._pulls.read(
                 channel.memory,
                 channel.layout,
@@ -154,9 +174,28 @@ class ReplayingWorker:
     def tick(self, clock: int, own: Sequence[int], is_end: bool = False) -> None:
         """Compare the end of a clock with the recorded run."""
         try:
+            for server, written in enumerate(own):
+                self._require_written(server, written)
             self._pulls.tick(clock, is_end)
         except _native.RecordDifference as error:
             raise DifferenceError(str(error)) from None
+
+    def _require_written(self, server: int, own: int) -> None:
+        """Compare the number of records written to a server with the recorded run."""
+        channel = self._channels[server]
+        writer = channel.writer
+        self._pulls.require_written(
+            server,
+            self._index,
+            own,
+            writer.next_sequence,
+            writer.n_cuts,
+            channel.memory,
+            channel.layout,
+        )
+
+    def note_cut(self) -> None:
+        """Do nothing."""
 
     def end(self) -> str:
         """Return ""."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,20 +13,28 @@ import launcher
 import pytest
 from supervised import ENVIRONMENT, PROGRAMS, command, job
 
+from mpips.record.legs import legs_of
+from mpips.rundir.directory import RunFolder
+
 SCRIPT = str(PROGRAMS / "asynchronous.py")
 RECORD = ["--set", "monitor.record=true"]
 
 
-def mpips(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of mpips in `folder`."""
-    env = {**launcher.site_environment(), **ENVIRONMENT}
+RESTARTING = str(PROGRAMS / "restarting.py")
+
+
+def mpips(
+    folder: Path, *arguments: str, timeout_s: float = 110, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """A command of mpips in `folder`, with more variables."""
+    env = {**launcher.site_environment(), **ENVIRONMENT, **more}
     return subprocess.run(
         [sys.executable, "-m", "mpips", *arguments],
         env=env,
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -86,3 +95,33 @@ def test_a_task_is_repeated_with_the_same_bits(model: str, tmp_path: Path) -> No
     assert mpips(tmp_path, "history", "check", run.name).returncode == 0
     done = mpips(tmp_path, "replay", run.name)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(("kills", "steps"), [(2, 40), (20, 400)])
+def test_a_run_with_kills_is_repeated_over_its_restarts(
+    kills: int, steps: int, tmp_path: Path
+) -> None:
+    restarts = ["--max-restarts", str(kills + 5)]
+    shape = command("-n", "6", *RECORD, *restarts, RESTARTING, str(steps))[3:]
+    done = mpips(tmp_path, *shape, timeout_s=1200, KILLS=str(kills))
+    assert done.returncode == 0, done.stderr
+    run = next((tmp_path / "runs").iterdir())
+    # Each attempt has written a checkpoint, from which the next one began.
+    legs = legs_of(RunFolder(run))
+    assert [leg.attempt for leg in legs] == list(range(kills + 1))
+    checked = mpips(tmp_path, "history", "check", run.name)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"in {kills + 1} attempts: no break" in checked.stdout
+
+    done = mpips(tmp_path, "replay", run.name, timeout_s=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"over {len(legs)} attempts" in done.stdout
+    # Newer checkpoints have replaced the one from which the last attempt began.
+    start = legs[-1].head.start.removeprefix("checkpoint ")
+    shutil.copytree(run / "kept" / start, run / "checkpoints" / start, dirs_exist_ok=True)
+    done = mpips(tmp_path, "replay", run.name, "--from", start)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [digests(path) for path in (tmp_path / "runs").iterdir() if path != run]
+    assert found[0] == found[1]

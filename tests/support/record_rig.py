@@ -19,7 +19,15 @@ from mpips.model.consistency import ASP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import SGD, Adagrad, Adam, Momentum
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.record.files import FORMAT, End, RecordContent, RecordedTable, RecordHead, read_record
+from mpips.record.files import (
+    FORMAT,
+    NO_STOP,
+    End,
+    RecordContent,
+    RecordedTable,
+    RecordHead,
+    read_record,
+)
 from mpips.record.writer import RecordFile
 from mpips.server.recorded import RecordingServer, ReplayingServer, table_digests
 from mpips.server.server import Server
@@ -63,9 +71,14 @@ class Job:
         folder: Path | None = None,
         record: tuple[list[RecordContent], list[RecordContent]] | None = None,
         salt: int = 0,
+        cuts: Sequence[int] = (),
+        stops: Sequence[int] = (),
     ) -> None:
         """`turns`: seed of the order. `folder`: for the files of a record. `record`: to be replayed. `salt`:
-        another value makes another program."""
+        another value makes another program. `cuts`: clocks of workers at which they write the record of a
+        cut. `stops`: clocks at which the replay ends."""
+        self.cuts, self.stops = tuple(cuts), tuple(stops)
+        self.at_cut: dict[int, dict[str, str]] = {}  # by server: digests of its tables at the cut
         self.tables, self.n_servers, self.n_workers = list(tables), n_servers, n_workers
         self._n_clocks, self._salt, self._folder = n_clocks, salt, folder
         self._random = np.random.default_rng([turns, 77])
@@ -80,6 +93,8 @@ class Job:
             for w, memory in enumerate(self._staging):
                 server.core.set_staging(w, memory)
         self.channels = [[self._channel(s, w) for s in self.servers] for w in range(n_workers)]
+        self.steps = [0] * n_workers  # by worker: step of its clock
+        self.orders: list[_native.RecordedOrder] = []
         self.server_records: list[Any] = []
         self.worker_records: list[Any] = []
         if folder is not None:
@@ -88,6 +103,8 @@ class Job:
             self._replay(*record)
         for w, of_worker in enumerate(self.worker_records):
             of_worker.join(self.channels[w])
+        for server in self.servers if self.cuts else ():
+            server.core.expect_cut(1)
 
     def _channel(self, server: Server, w: int) -> ShmChannel:
         writer = _native.RingWriter(
@@ -125,21 +142,28 @@ class Job:
         names, n_tables = [t.name for t in self.tables], len(self.tables)
         n_bytes = _native.pull_words_bytes(n_tables, self.n_workers)
         words = [self.regions.create(f"s{s}-replay", n_bytes) for s in range(self.n_servers)]
-        steps = [_native.PullSteps(f.data, self.n_servers, n_tables) for f in workers]
+        ends = self.stops or [NO_STOP] * self.n_workers
+        steps = [
+            _native.PullSteps(f.data, self.n_servers, n_tables, stop)
+            for f, stop in zip(workers, ends, strict=True)
+        ]
         for s, server in enumerate(self.servers):
-            order = _native.RecordedOrder(servers[s].data, self.n_workers, names)
+            order = _native.RecordedOrder(servers[s].data, self.n_workers, names, self.stops)
+            self.orders.append(order)
             gate = _native.PullGate(words[s], n_tables, self.n_workers, s, TIMEOUT_S)
             for i, table in enumerate(self.tables):
                 if isinstance(table, DenseTable) and self._part(table, s) is not None:
                     gate.add_table(server.region, server.layout, i, table.name)
             for w, of_worker in enumerate(steps):
-                gate.add_pulls(w, of_worker)
+                gate.add_pulls(w, of_worker, order)
             end = servers[s].end
-            assert end is not None
-            self.server_records.append(ReplayingServer(server, order, gate, end.digests))
+            digests = end.digests if end is not None else {}
+            self.server_records.append(ReplayingServer(server, order, gate, digests))
+        data = [file.data for file in servers]
         for w, of_worker in enumerate(steps):
-            pulls = _native.RecordedPulls(of_worker, w, self.n_servers, names)
-            self.worker_records.append(ReplayingWorker(pulls, words))
+            records = _native.WorkerRecords(data, w, self.n_workers, n_tables, self.stops)
+            pulls = _native.RecordedPulls(of_worker, w, names, records, ends[w] != NO_STOP)
+            self.worker_records.append(ReplayingWorker(w, pulls, words))
 
     def _part(self, table: Table, server: int) -> Any:
         return next((p for p in self.placement.dense[table.name] if p.server == server), None)
@@ -155,7 +179,8 @@ class Job:
         rng = np.random.default_rng([w, self._salt, 5])
         record, channels = self.worker_records[w], self.channels[w]
         for clock in range(self._n_clocks):
-            for _ in range(int(rng.integers(1, 5))):
+            for step in range(int(rng.integers(1, 5))):
+                self.steps[w] = step
                 i = int(rng.integers(len(self.tables)))
                 table = self.tables[i]
                 if isinstance(table, EmbeddingTable):
@@ -166,6 +191,12 @@ class Job:
             for channel in channels:
                 yield from self._wait(lambda c=channel, at=clock: c.writer.tick(at))
             record.tick(clock, own)
+            if self.cuts and clock + 1 == self.cuts[w]:
+                record.note_cut()
+                for channel in channels:
+                    yield from self._wait(
+                        lambda c=channel, at=clock + 1: c.writer.cut(at, 1, at, b"")
+                    )
         own = [c.writer.next_sequence for c in channels]
         record.tick(self._n_clocks, own, is_end=True)
         for channel in channels:
@@ -232,22 +263,37 @@ class Job:
                 done = channel.writer.push_rows(i, clock, mine, update, base, done)
                 yield
 
+    def _copy(self, server: Server) -> None:
+        """Note the values at the cut, which is held at all rings."""
+        record = self.server_records[server.index]
+        self.at_cut[server.index] = table_digests(server, self.placement, self.tables)
+        server.core.release_cut(1)
+        record.note_copy()
+
     def run(self) -> list[dict[str, str]]:
         """Run the job to its end; returns the digests of each server's tables."""
         programs = dict(enumerate(self._work(w) for w in range(self.n_workers)))
         idle = 0
         while programs:
+            if self.stops and all(order.is_over for order in self.orders):
+                return [table_digests(s, self.placement, self.tables) for s in self.servers]
             turn = int(self._random.integers(self.n_workers + self.n_servers))
             if turn < self.n_workers:
                 if turn in programs and next(programs[turn], self) is self:
                     del programs[turn]
             else:
-                moved = self.servers[turn - self.n_workers].drain()
+                server = self.servers[turn - self.n_workers]
+                moved = server.drain()
                 idle = 0 if moved else idle + 1
+                if self.cuts and server.core.cut_ready():
+                    self._copy(server)
             if idle > 2000:
                 raise StallError("no worker and no server goes on")
         for server in self.servers:
             server.drain()
+            if self.cuts and server.core.cut_ready():
+                self._copy(server)
+                server.drain()
         digests = [table_digests(s, self.placement, self.tables) for s in self.servers]
         notes = [r.end(d) for r, d in zip(self.server_records, digests, strict=True)]
         notes += [r.end() for r in self.worker_records]

@@ -1,6 +1,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -88,6 +90,39 @@ struct PullSteps {
   std::vector<PullStep> steps;
 };
 
+// The records of a worker in the files of all servers.
+struct WorkerRecords {
+  std::vector<WorkerOrder> by_server;
+};
+
+WorkerRecords records_of_worker(const std::vector<py::bytes>& data, std::size_t worker,
+                                std::size_t n_workers, std::size_t n_tables, const Stops& stops) {
+  WorkerRecords found;
+  for (const py::bytes& of_server : data)
+    found.by_server.push_back(records_of(bytes_of(of_server), worker, n_workers, n_tables, stops));
+  return found;
+}
+
+// Compare the records that a worker has written to a server with the recorded run. `next`: the
+// sequence of its next record; `n_cuts`: records of cuts that it has written; `own`: records before
+// the step, with those of cuts.
+void require_written(const RecordedPulls& pulls, std::size_t server, std::size_t worker,
+                     std::uint64_t own, std::uint64_t next, std::uint64_t n_cuts,
+                     const SharedMemory& region, const Layout& layout) {
+  pulls.require_written(server, own - n_cuts, next - n_cuts, [&] {
+    const Mailbox box{region.data() + layout.mailbox(worker), layout.geometry()};
+    std::vector<WrittenRecord> found;
+    const std::uint64_t n = std::min<std::uint64_t>(next, box.geometry.n_slots);
+    for (std::uint64_t q = next - n; q < next; ++q) {
+      RecordHeader h;
+      std::memcpy(&h, box.slot(q), sizeof h);
+      const auto kind = static_cast<RecordKind>(h.kind);
+      if (kind != RecordKind::cut) found.push_back({kind, h.table, h.clock});
+    }
+    return found;
+  });
+}
+
 void bind_logs(py::module_& m) {
   py::class_<OrderLog>(m, "OrderLog")
       .def(py::init<std::size_t>(), py::arg("n_workers"))
@@ -109,16 +144,21 @@ void bind_logs(py::module_& m) {
 
 void bind_replay(py::module_& m) {
   py::class_<PullSteps>(m, "PullSteps")
-      .def(py::init([](const py::bytes& data, std::size_t n_servers, std::size_t n_tables) {
-             return PullSteps{read_pull_log(bytes_of(data), n_servers, n_tables)};
+      .def(py::init([](const py::bytes& data, std::size_t n_servers, std::size_t n_tables,
+                       std::uint64_t stop) {
+             return PullSteps{read_pull_log(bytes_of(data), n_servers, n_tables, stop)};
            }),
-           py::arg("data"), py::arg("n_servers"), py::arg("n_tables"));
+           py::arg("data"), py::arg("n_servers"), py::arg("n_tables"), py::arg("stop") = no_stop);
+  py::class_<WorkerRecords>(m, "WorkerRecords")
+      .def(py::init(&records_of_worker), py::arg("data"), py::arg("worker"), py::arg("n_workers"),
+           py::arg("n_tables"), py::arg("stops") = Stops{});
   py::class_<RecordedOrder>(m, "RecordedOrder")
-      .def(py::init([](const py::bytes& data, std::size_t n_workers,
-                       std::vector<std::string> names) {
-             return std::make_unique<RecordedOrder>(bytes_of(data), n_workers, std::move(names));
+      .def(py::init([](const py::bytes& data, std::size_t n_workers, std::vector<std::string> names,
+                       Stops stops) {
+             return std::make_unique<RecordedOrder>(bytes_of(data), n_workers, std::move(names),
+                                                    std::move(stops));
            }),
-           py::arg("data"), py::arg("n_workers"), py::arg("names"))
+           py::arg("data"), py::arg("n_workers"), py::arg("names"), py::arg("stops") = Stops{})
       .def_property_readonly("consumed", &RecordedOrder::consumed)
       .def_property_readonly("is_over",
                              [](const RecordedOrder& order) { return order.next() == nullptr; });
@@ -141,17 +181,19 @@ void bind_replay(py::module_& m) {
           py::keep_alive<1, 2>())
       .def(
           "add_pulls",
-          [](PullGate& gate, std::size_t worker, const PullSteps& steps) {
-            gate.add_pulls(worker, steps.steps);
+          [](PullGate& gate, std::size_t worker, const PullSteps& steps,
+             const RecordedOrder& order) {
+            gate.add_pulls(worker, steps.steps, order.cuts(worker));
           },
-          py::arg("worker"), py::arg("steps"));
+          py::arg("worker"), py::arg("steps"), py::arg("order"));
   py::class_<RecordedPulls>(m, "RecordedPulls")
-      .def(py::init([](const PullSteps& steps, std::size_t worker, std::size_t n_servers,
-                       std::vector<std::string> names) {
-             return std::make_unique<RecordedPulls>(steps.steps, worker, n_servers,
-                                                    std::move(names));
+      .def(py::init([](const PullSteps& steps, std::size_t worker, std::vector<std::string> names,
+                       const WorkerRecords& records, bool ends_early) {
+             return std::make_unique<RecordedPulls>(steps.steps, worker, std::move(names),
+                                                    records.by_server, ends_early);
            }),
-           py::arg("steps"), py::arg("worker"), py::arg("n_servers"), py::arg("names"))
+           py::arg("steps"), py::arg("worker"), py::arg("names"), py::arg("records"),
+           py::arg("ends_early") = false)
       .def(
           "read",
           [](RecordedPulls& pulls, const SharedMemory& region, const Layout& layout,
@@ -168,6 +210,8 @@ void bind_replay(py::module_& m) {
           py::arg("region"), py::arg("layout"), py::arg("table"), py::arg("server"),
           py::arg("clock"), py::arg("out").noconvert(), py::arg("words"), py::arg("max_s"),
           py::arg("oversubscribed"))
+      .def("require_written", &require_written, py::arg("server"), py::arg("worker"),
+           py::arg("own"), py::arg("next"), py::arg("n_cuts"), py::arg("region"), py::arg("layout"))
       .def_property_readonly("version", &RecordedPulls::version)
       .def("tick", &RecordedPulls::tick, py::arg("clock"), py::arg("is_end"));
 }

@@ -67,6 +67,7 @@ void bind_position(py::class_<RingWriter>& writer) {
       .def_property_readonly("replays", &RingWriter::replays)
       .def("is_ahead_of", &RingWriter::is_ahead_of, py::arg("clock"))
       .def_property_readonly("next_sequence", &RingWriter::next_sequence)
+      .def_property_readonly("n_cuts", &RingWriter::n_cuts)
       .def_property_readonly("applied", &RingWriter::applied)
       .def_property_readonly("received", &RingWriter::received)
       .def_property_readonly("credits", &RingWriter::credits)

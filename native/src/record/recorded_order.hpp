@@ -15,7 +15,7 @@ struct OrderEntry {
   RecordKind kind;
   Outcome outcome;
   std::uint16_t table;  // 0 where the kind has none
-  std::uint64_t clock;
+  std::uint64_t sequence, clock;
   std::uint64_t staleness;  // of a judged push
   std::uint8_t digest;      // of a push
 
@@ -23,36 +23,102 @@ struct OrderEntry {
   bool writes() const noexcept { return is_judged(outcome) && outcome != Outcome::rejected; }
 };
 
+// Return what an entry is, for errors. `names`: of the tables.
+std::string described(const std::vector<std::string>& names, RecordKind kind, std::size_t table,
+                      std::uint64_t clock);
+
+// A record that a worker has written.
+struct WrittenRecord {
+  RecordKind kind;
+  std::uint16_t table;
+  std::uint64_t clock;
+};
+
+// By worker, the clock at which the replay ends; empty: it ends with the recorded run.
+using Stops = std::vector<std::uint64_t>;
+constexpr std::uint64_t no_stop = ~std::uint64_t{0};
+
+// Reads the entries that an OrderLog has written, one after the other. It leaves out records from
+// the workers' stops on. `bytes` must outlive it.
+class OrderReader {
+ public:
+  OrderReader(const std::vector<std::uint8_t>& bytes, std::size_t n_workers, std::size_t n_tables,
+              const Stops& stops);
+
+  // Read the next entry; return false at the end. Throw RecordDifference if the file is damaged.
+  bool take(OrderEntry* entry);
+
+ private:
+  VarintReader reader_;
+  std::size_t n_tables_;
+  Stops stops_;
+  std::vector<OrderPlace> places_;
+};
+
+// The records of one worker at one server.
+struct WorkerOrder {
+  std::vector<OrderEntry> entries = {};  // without those of cuts
+  std::vector<std::uint64_t> cuts = {};  // sequences of the records of cuts
+};
+// Return the number of a worker's records before a sequence, without those of cuts.
+std::uint64_t place_without_cuts(const std::vector<std::uint64_t>& cuts, std::uint64_t sequence);
+
+WorkerOrder records_of(const std::vector<std::uint8_t>& bytes, std::size_t worker,
+                       std::size_t n_workers, std::size_t n_tables, const Stops& stops);
+
 class RecordedOrder {
  public:
   // `bytes`: what an OrderLog has written, all of it. `names`: of the tables.
   RecordedOrder(std::vector<std::uint8_t> bytes, std::size_t n_workers,
-                std::vector<std::string> names);
+                std::vector<std::string> names, Stops stops);
   RecordedOrder(const RecordedOrder&) = delete;
   RecordedOrder& operator=(const RecordedOrder&) = delete;
 
   // Return the entry whose record is consumed next; null: the record of the run is over. Records of
-  // cuts are left out: a replay takes no checkpoints.
+  // cuts are left out: where a replay takes a checkpoint, its workers have nothing more to consume.
   const OrderEntry* next() const noexcept { return over_ ? nullptr : &next_; }
   std::uint64_t consumed() const noexcept { return consumed_; }
-  // Throw RecordDifference if a worker's record is not the next one. `payload`: of a push. A record
-  // is checked once, however often the server looks at it before it can consume it.
-  void check(const RecordHeader& h, const std::uint8_t* payload, std::size_t payload_bytes);
-  bool is_checked() const noexcept { return is_checked_; }
+  // True if workers go on behind the end of the order, without effect.
+  bool ends_early() const noexcept { return ends_early_; }
+  // Return the sequences of a worker's records of cuts.
+  const std::vector<std::uint64_t>& cuts(std::size_t worker) const { return cuts_.at(worker); }
+
+  // The records of one worker in its ring, which are compared as soon as they are there: a record
+  // that differs is found although the order needs others first, which may wait for it.
+  struct Arriving {
+    std::uint64_t sequence = 0;    // in its ring, of the next record to compare
+    std::uint64_t n_compared = 0;  // without records of cuts
+    bool over = false;             // the recorded run has no more records of the worker
+  };
+  Arriving& arriving(std::size_t worker) { return workers_[worker].arriving; }
+  // Compare a worker's next record, which is none of a cut. Throw RecordDifference if the recorded
+  // run has another one. `payload`: of a push.
+  void compare(std::size_t worker, const RecordHeader& h, const std::uint8_t* payload,
+               std::size_t payload_bytes);
   // Throw RecordDifference if the server decided otherwise on the next record, and go on.
   void pass(Outcome outcome);
+  std::string described(const RecordHeader& h) const {
+    return mpips::described(names_, static_cast<RecordKind>(h.kind), h.table, h.clock);
+  }
 
  private:
+  struct Worker {
+    OrderReader reader;  // stands behind `next`
+    OrderEntry next = {};
+    PayloadDigest digest = {};
+    Arriving arriving = {};
+  };
   void find_next();
-  std::string described(RecordKind kind, std::size_t table, std::uint64_t clock) const;
+  void find_next_of(std::size_t worker);
 
   std::vector<std::uint8_t> bytes_;
-  VarintReader reader_;
   std::vector<std::string> names_;
-  std::vector<OrderPlace> places_;
-  std::vector<PayloadDigest> digests_;
+  bool ends_early_;
+  OrderReader reader_;
+  std::vector<Worker> workers_;
+  std::vector<std::vector<std::uint64_t>> cuts_;
   OrderEntry next_{};
-  bool over_ = false, is_checked_ = false;
+  bool over_ = false;
   std::uint64_t consumed_ = 0;
 };
 

@@ -23,18 +23,19 @@ std::uint64_t PullOfBlocks::highest() const noexcept {
 }
 
 std::vector<PullStep> read_pull_log(const std::vector<std::uint8_t>& bytes, std::size_t n_servers,
-                                    std::size_t n_tables) {
+                                    std::size_t n_tables, std::uint64_t stop) {
   VarintReader reader(bytes.data(), bytes.size());
-  std::vector<std::uint64_t> versions(n_servers * n_tables, 0);
+  std::vector<std::uint64_t> versions(n_servers * n_tables, 0), own(n_servers, 0);
   std::uint64_t clock = 0;
   std::vector<PullStep> steps;
-  while (!reader.done()) {
+  while (!reader.done() && clock < stop) {
     PullStep step;
     step.kind = static_cast<PullEntry>(reader.take_byte());
     if (step.kind == PullEntry::tick || step.kind == PullEntry::end) {
       step.clock = reader.take_difference(clock);
       clock = step.clock + 1;
-      for (std::size_t s = 0; s < n_servers; ++s) reader.take();
+      for (std::uint64_t& of_server : own) of_server += reader.take();
+      step.own = own;
       steps.push_back(std::move(step));
       continue;
     }
@@ -45,10 +46,13 @@ std::vector<PullStep> read_pull_log(const std::vector<std::uint8_t>& bytes, std:
     PullOfBlocks& pull = step.pull;
     pull.table = reader.take_index(n_tables, "table");
     pull.server = reader.take_index(n_servers, "server");
-    reader.take();  // records of the worker, or the pull's own
+    // Records of the worker, or the place of the pull's own.
+    const std::uint64_t records = reader.take();
     std::uint64_t& before = versions[pull.server * n_tables + pull.table];
     before = pull.version = reader.take_difference(before);
     if (step.kind == PullEntry::rows) continue;
+    pull.own = own[pull.server] += records;
+    pull.clock = clock;
     for (std::uint64_t n = step.kind == PullEntry::mixed ? reader.take() : 0; n > 0; --n) {
       const std::uint64_t blocks = reader.take();
       pull.runs.emplace_back(blocks, reader.take_difference(pull.version));
@@ -73,7 +77,8 @@ void PullGate::add_table(std::size_t table, const PairWord* versions, std::size_
   for (Reader& reader : t.readers) reader.by_block.assign(n_blocks, 0);
 }
 
-void PullGate::add_pulls(std::size_t worker, const std::vector<PullStep>& steps) {
+void PullGate::add_pulls(std::size_t worker, const std::vector<PullStep>& steps,
+                         const std::vector<std::uint64_t>& cuts) {
   for (const PullStep& step : steps) {
     const bool is_pull = step.kind == PullEntry::whole || step.kind == PullEntry::mixed;
     if (!is_pull || step.pull.server != server_) continue;
@@ -84,7 +89,26 @@ void PullGate::add_pulls(std::size_t worker, const std::vector<PullStep>& steps)
       throw RecordDifference("the record has a pull of worker " + std::to_string(worker) +
                              " from server " + std::to_string(server_) +
                              " that does not fit its shard");
-    t.readers.at(worker).pulls.push_back(step.pull);
+    std::vector<PullOfBlocks>& pulls = t.readers.at(worker).pulls;
+    pulls.push_back(step.pull);
+    pulls.back().own = place_without_cuts(cuts, step.pull.own);
+  }
+}
+
+void PullGate::require(std::size_t worker, std::uint64_t place, const std::string& record) {
+  for (std::size_t i = 0; i < tables_.size(); ++i) {
+    GatedTable& t = tables_[i];
+    if (t.versions == nullptr) continue;
+    Reader& reader = t.readers[worker];
+    std::size_t& n = reader.required;
+    while (n < reader.pulls.size() && reader.pulls[n].own <= place) ++n;
+    const std::uint64_t read = load_acquire(words_.of(i, worker)) / t.n_blocks;
+    if (read < n)
+      throw RecordDifference(
+          "worker " + std::to_string(worker) + " sends " + record +
+          " without a pull before it that the recorded run has: that of table '" + t.name +
+          "' from server " + std::to_string(server_) + " at clock " +
+          std::to_string(reader.pulls[read].clock));
   }
 }
 
@@ -124,12 +148,15 @@ void PullGate::wait(std::size_t table, std::size_t block) {
   }
 }
 
-RecordedPulls::RecordedPulls(std::vector<PullStep> steps, std::size_t worker, std::size_t n_servers,
-                             std::vector<std::string> names)
+RecordedPulls::RecordedPulls(std::vector<PullStep> steps, std::size_t worker,
+                             std::vector<std::string> names, std::vector<WorkerOrder> records,
+                             bool ends_early)
     : steps_(std::move(steps)),
       worker_(worker),
       names_(std::move(names)),
-      read_(n_servers * names_.size(), 0) {}
+      records_(std::move(records)),
+      ends_early_(ends_early),
+      read_(records_.size() * names_.size(), 0) {}
 
 std::string RecordedPulls::described() const {
   if (next_ == steps_.size()) return "nothing more";
@@ -137,7 +164,7 @@ std::string RecordedPulls::described() const {
   if (step.kind == PullEntry::tick) return "the end of clock " + std::to_string(step.clock);
   if (step.kind == PullEntry::end) return "its end at clock " + std::to_string(step.clock);
   return "a pull of table '" + names_[step.pull.table] + "' from server " +
-         std::to_string(step.pull.server);
+         std::to_string(step.pull.server) + " at clock " + std::to_string(step.pull.clock);
 }
 
 void RecordedPulls::differ(const std::string& found) const {
@@ -145,16 +172,60 @@ void RecordedPulls::differ(const std::string& found) const {
                          " where the recorded run has " + described());
 }
 
+void RecordedPulls::require_written(
+    std::size_t server, std::uint64_t own, std::uint64_t written,
+    const std::function<std::vector<WrittenRecord>()>& recent) const {
+  if (next_ == steps_.size()) return;
+  const PullStep& step = steps_[next_];
+  const bool is_pull = step.kind == PullEntry::whole || step.kind == PullEntry::mixed;
+  if (is_pull && step.pull.server != server) return;
+  const WorkerOrder& of = records_.at(server);
+  const std::uint64_t expected =
+      place_without_cuts(of.cuts, is_pull ? step.pull.own : step.own.at(server));
+  if (own == expected) return;
+
+  // Find the first record that differs, as far back as the ring has them.
+  const std::vector<WrittenRecord> newest = recent();
+  std::uint64_t place = written - std::min<std::uint64_t>(written, newest.size());
+  const auto differs = [&](const WrittenRecord& r) {
+    if (place == of.entries.size()) return true;
+    const OrderEntry& e = of.entries[place];
+    return r.kind != e.kind || r.clock != e.clock || (has_table(e.kind) && r.table != e.table);
+  };
+  const auto first = std::find_if(newest.begin(), newest.end(), [&](const WrittenRecord& r) {
+    const bool found = differs(r);
+    place += found ? 0 : 1;
+    return found;
+  });
+  const std::string missing =
+      place < of.entries.size() ? mpips::described(names_, of.entries[place].kind,
+                                                   of.entries[place].table, of.entries[place].clock)
+                                : "nothing more";
+  const std::string who = "worker " + std::to_string(worker_);
+  const std::string where = " to server " + std::to_string(server);
+  if (first != newest.end())
+    throw RecordDifference(who + " has sent " +
+                           mpips::described(names_, first->kind, first->table, first->clock) +
+                           where + " where the recorded run has " + missing);
+  throw RecordDifference(who + " comes to " + described() + " without " + missing + where +
+                         ", which the recorded run has before it");
+}
+
 bool RecordedPulls::read(std::size_t server, std::size_t table, std::uint64_t clock,
                          const PairWord* versions, const float* values, std::size_t n, float* out,
                          const PullWords& words, double max_s, bool oversubscribed) {
+  const double end = now_s() + max_s;
+  if (ends_early_ && next_ == steps_.size()) {
+    Backoff backoff(true, 200);
+    while (now_s() < end) backoff.pause();
+    return false;
+  }
+  const std::string what = "a pull of table '" + names_.at(table) + "' from server " +
+                           std::to_string(server) + " at clock " + std::to_string(clock);
   const PullStep* step = next_ < steps_.size() ? &steps_[next_] : nullptr;
   const bool is_pull =
       step != nullptr && (step->kind == PullEntry::whole || step->kind == PullEntry::mixed);
-  if (!is_pull || step->pull.server != server || step->pull.table != table)
-    differ("a pull of table '" + names_.at(table) + "' from server " + std::to_string(server) +
-           " at clock " + std::to_string(clock));
-  const double end = now_s() + max_s;
+  if (!is_pull || step->pull.server != server || step->pull.table != table) differ(what);
   std::uint64_t& n_read = read_.at(server * names_.size() + table);
   for (; block_ < Layout::n_blocks(n); ++block_) {
     const std::uint64_t word = 2 * step->pull.updates_of(block_);
@@ -179,9 +250,12 @@ bool RecordedPulls::read(std::size_t server, std::size_t table, std::uint64_t cl
 }
 
 void RecordedPulls::tick(std::uint64_t clock, bool is_end) {
+  if (ends_early_ && next_ == steps_.size()) return;
   const PullEntry kind = is_end ? PullEntry::end : PullEntry::tick;
+  const std::string what =
+      (is_end ? "its end at clock " : "the end of clock ") + std::to_string(clock);
   if (next_ == steps_.size() || steps_[next_].kind != kind || steps_[next_].clock != clock)
-    differ((is_end ? "its end at clock " : "the end of clock ") + std::to_string(clock));
+    differ(what);
   ++next_;
 }
 

@@ -24,6 +24,7 @@ bool RingWriter::write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t 
   h.payload_bytes = static_cast<std::uint32_t>(bytes);
   append(box_.slot(next_) + sizeof h, payload, bytes);
   finish_record(&h, role_other);
+  ++n_cuts_;
   return true;
 }
 

@@ -118,6 +118,8 @@ class RingWriter {
                         (clock == before_.clock && before_.pushes != 0));
   }
   std::uint64_t next_sequence() const noexcept { return next_; }
+  // Return the number of records of cuts that this object has written.
+  std::uint64_t n_cuts() const noexcept { return n_cuts_; }
   std::uint64_t published() const noexcept { return published_; }
   // Return start and end of the parts of the mailbox with the records that are not published:
   // stamp, header and payload. A part has several records where their ranges are at most `slack`
@@ -323,7 +325,8 @@ class RingWriter {
   std::vector<std::uint64_t> base_, named_, pushed_before_;
   static constexpr std::uint64_t no_tick = ~std::uint64_t{0};
   std::uint64_t owed_tick_ = no_tick;  // see owe_tick
-  std::uint64_t push_base_ = 0;        // of the push that is being written
+  std::uint64_t n_cuts_ = 0;
+  std::uint64_t push_base_ = 0;  // of the push that is being written
   std::deque<OpenPull> pulls_;
   RecordHistory past_;              // results
   RecordHistory pulled_;            // versions, by the first record of a pull

@@ -156,7 +156,7 @@ bool ServerCore::consume_one(std::size_t worker) {
   std::memcpy(&header, slot, sizeof header);
   const std::uint8_t* payload = slot + sizeof header;
   if (!check(worker, ring.at(), header, payload)) return false;
-  if (recorded_ != nullptr && !may_repeat(worker, &header, payload)) return false;
+  if (recorded_ != nullptr && !may_repeat(worker, &header)) return false;
   if (journal_) journal_->set_worker(worker);
   const std::uint64_t began_ns = trace_ != nullptr ? TraceRing::now_ns() : 0;
   const Verdict verdict = handle(worker, header, payload);

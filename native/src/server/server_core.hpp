@@ -193,7 +193,8 @@ class ServerCore {
   // Record the order of consumed records in `log` from here on; null: no longer.
   void set_order_log(OrderLog* log) noexcept { order_log_ = log; }
   // Consume records in the recorded order, and change values only when `gate` lets it; call this
-  // before any record. The job takes no checkpoint, and all pulls are those of the gate.
+  // before any record. The job takes a checkpoint at the end of the order at most, and all pulls
+  // are those of the gate.
   void follow(RecordedOrder* order, PullGate* gate) noexcept {
     recorded_ = order;
     gate_ = gate;
@@ -308,7 +309,8 @@ class ServerCore {
   void count_rows(const RecordHeader& header, const std::uint8_t* payload) noexcept;
   std::size_t pass(double end);
   std::size_t pass_recorded(double end);
-  bool may_repeat(std::size_t worker, RecordHeader* header, const std::uint8_t* payload);
+  void compare_arrived(std::size_t worker);
+  bool may_repeat(std::size_t worker, RecordHeader* header);
   std::pair<const std::uint8_t*, std::size_t> pushed_bytes(std::size_t worker,
                                                            const RecordHeader& header,
                                                            const std::uint8_t* payload) const;

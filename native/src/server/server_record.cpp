@@ -9,8 +9,8 @@
 //
 // The server consumes the records of all rings in one recorded order, so every update, every answer
 // to a pull of rows and every decision is that of the recorded run. A record that is not the next
-// one stays in its ring. Records of cuts are in no order: the worker writes its position there, and
-// no checkpoint is taken.
+// one stays in its ring. Records of cuts are in no order: the worker writes its position there. A
+// replay takes a checkpoint only at the end of its order, when nothing else is to be consumed.
 namespace mpips {
 
 std::size_t ServerCore::pass_recorded(double end) {
@@ -19,12 +19,11 @@ std::size_t ServerCore::pass_recorded(double end) {
     Ring& ring = rings_[w];
     // The order may need records of other workers first, which wait for what this one still writes.
     if (ring.deferred.size() == ring.box.geometry.n_slots) let_go(w);
+    compare_arrived(w);
     RecordHeader header;
     if (!stamped(w, ring.at())) continue;
     std::memcpy(&header, ring.box.slot(ring.at()), sizeof header);
-    const bool is_cut = static_cast<RecordKind>(header.kind) == RecordKind::cut;
-    // Behind the end of the recorded run any other record is a difference, which `check` reports.
-    if (is_cut || recorded_->next() == nullptr) consumed += consume_one(w) ? 1 : 0;
+    if (static_cast<RecordKind>(header.kind) == RecordKind::cut) consumed += consume_one(w) ? 1 : 0;
   }
   while (recorded_->next() != nullptr && consume_one(recorded_->next()->worker)) {
     ++consumed;
@@ -34,13 +33,29 @@ std::size_t ServerCore::pass_recorded(double end) {
   return consumed;
 }
 
-// Return true if a worker's record may be consumed now, with the staleness that it had.
-bool ServerCore::may_repeat(std::size_t worker, RecordHeader* h, const std::uint8_t* payload) {
-  if (static_cast<RecordKind>(h->kind) == RecordKind::cut) return true;
-  if (!recorded_->is_checked()) {
-    const auto [bytes, n] = pushed_bytes(worker, *h, payload);
-    recorded_->check(*h, bytes, n);
+// Compare what has arrived in a worker's ring with the recorded run. A record is compared once,
+// before it is consumed. A worker that goes on behind an early end of the order is not compared.
+void ServerCore::compare_arrived(std::size_t worker) {
+  const Ring& ring = rings_[worker];
+  RecordedOrder::Arriving& arriving = recorded_->arriving(worker);
+  std::uint64_t& q = arriving.sequence;
+  for (; q < ring.next + ring.box.geometry.n_slots; ++q) {
+    if (arriving.over && recorded_->ends_early()) return;
+    if (load_acquire(ring.box.stamp(q)) != q + 1) return;
+    RecordHeader h;
+    std::memcpy(&h, ring.box.slot(q), sizeof h);
+    if (static_cast<RecordKind>(h.kind) == RecordKind::cut) continue;
+    const auto [bytes, n] = pushed_bytes(worker, h, ring.box.slot(q) + sizeof h);
+    // The stamp orders the worker's reads before this record.
+    gate_->require(worker, arriving.n_compared, recorded_->described(h));
+    recorded_->compare(worker, h, bytes, n);
   }
+}
+
+// Return true if a worker's record may be consumed now, with the staleness that it had.
+bool ServerCore::may_repeat(std::size_t worker, RecordHeader* h) {
+  if (static_cast<RecordKind>(h->kind) == RecordKind::cut) return true;
+  compare_arrived(worker);
   const OrderEntry& next = *recorded_->next();
   if (!is_judged(next.outcome)) return true;
   const Table& t = tables_.at(h->table);

@@ -11,13 +11,16 @@ from harness import Rig, dense, rows
 import mpips
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
+from mpips.config.triggers import Triggers
 from mpips.errors import ConfigError, DifferenceError
 from mpips.model.codec import Int8
 from mpips.model.consistency import ASP, BSP, SSP, LocalSGD, Reject
 from mpips.mpi.one_rank import OneRank
-from mpips.record.files import RecordedTable
+from mpips.record.files import NO_STOP, RecordedTable, ReplayOrder
+from mpips.recovery.saving import FixedPlan, Saving
+from mpips.rundir.directory import RunFolder
 from mpips.session.job import Job
-from mpips.session.recording import _compare, _recorded, refuse
+from mpips.session.recording import ReplayPlan, _compare, _recorded, refuse
 
 TABLES = [dense(), rows(consistency=SSP(3, Reject(5)))]
 
@@ -113,14 +116,57 @@ def head_of(job: Any, **changes: Any) -> Any:
         ({"n_servers": 9}, "servers: 1, recorded 9"),
         ({"tables": ()}, "tables: "),
         ({"fingerprint": "x"}, "checksum of tables and options: sum, recorded x"),
+        ({"begin": (3, 4)}, r"clocks of the workers at its start: (0, 0), recorded (3, 4)"),
     ],
 )
 def test_a_job_of_another_shape_is_named(changes, named):
     job = parts(
         cluster=SimpleNamespace(assignment=SimpleNamespace(servers=[0], workers=[1, 2])),
-        saving=SimpleNamespace(places=(), start=None),
+        saving=Saving(None, "id"),
+        run=None,
     )
     _compare(job, head_of(job), "sum")
     with pytest.raises(DifferenceError, match="differs from the recorded one in its ") as error:
         _compare(job, head_of(job, **changes), "sum")
     assert named in str(error.value)
+
+
+# What a replay saves, and from what it begins.
+
+
+def chosen(tmp_path, saving, **order):
+    run = RunFolder(tmp_path)
+    plan = ReplayPlan(FixedPlan(saving), ReplayOrder(record="r", **order), run)
+    return plan.choose()
+
+
+def saves(tmp_path, **more):
+    return Saving(tmp_path / "checkpoints", "id", triggers=Triggers(every_steps=3), **more)
+
+
+def test_a_replay_of_a_whole_run_saves_nothing(tmp_path):
+    found = chosen(tmp_path, saves(tmp_path))
+    assert (found.folder, found.triggers) == (None, Triggers())
+    # Without a checkpoint it does not matter where the program would have them.
+    assert chosen(tmp_path, Saving(tmp_path / "elsewhere", "id")).folder is None
+
+
+def test_a_launch_as_far_as_a_checkpoint_saves_it_and_has_no_triggers(tmp_path):
+    found = chosen(tmp_path, saves(tmp_path), stops=(3, NO_STOP))
+    assert (found.folder, found.triggers) == (tmp_path / "checkpoints", Triggers())
+
+
+def test_a_launch_that_begins_or_ends_with_a_checkpoint_has_them_in_its_run(tmp_path):
+    for order in ({"stops": (3,)}, {"begins": False}):
+        saving = Saving(tmp_path / "elsewhere", "id", start=tmp_path / "c")
+        if "stops" in order:
+            saving = Saving(tmp_path / "elsewhere", "id")
+        with pytest.raises(DifferenceError, match="elsewhere, not in the directory of its run"):
+            chosen(tmp_path, saving, **order)
+
+
+def test_a_launch_that_begins_otherwise_than_the_attempt_is_refused(tmp_path):
+    with pytest.raises(DifferenceError, match="the recorded run began anew"):
+        chosen(tmp_path, saves(tmp_path, start=tmp_path / "step-3"))
+    with pytest.raises(DifferenceError, match="the recorded attempt began from a checkpoint"):
+        chosen(tmp_path, saves(tmp_path), begins=False)

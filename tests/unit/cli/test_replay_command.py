@@ -1,0 +1,95 @@
+"""What `mpips replay` starts: launches, their order, and the checkpoint of --from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from record_rig import content
+
+from mpips.cli import replay
+from mpips.errors import ConfigError
+from mpips.record.files import ReplayOrder, replay_order
+from mpips.record.legs import AttemptLeg
+from mpips.rundir.directory import RunFolder
+
+
+def leg(attempt, start="new", stops=()):
+    head = content("server", 0, b"", []).head
+    from msgspec.structs import replace
+
+    return AttemptLeg(attempt, Path(f"attempt-{attempt}"), replace(head, start=start), stops, [])
+
+
+LEGS = [leg(0, stops=(4,)), leg(2, "checkpoint step-4", (3,)), leg(3, "checkpoint step-7")]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A recorded run, and that of its replay."""
+    found = []
+    for name in ("recorded", "replay"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        found.append(RunFolder(tmp_path / name))
+    return found
+
+
+def test_from_begins_with_the_attempt_that_began_from_the_checkpoint(runs):
+    assert replay._legs_from(runs[0], LEGS, "step-7") == LEGS[2:]
+    assert replay._legs_from(runs[0], LEGS, "runs/recorded/checkpoints/step-4") == LEGS[1:]
+    assert replay._legs_from(runs[0], LEGS, "step-000000000004") == LEGS[1:]
+    with pytest.raises(ConfigError, match=r"--from step-5: .* attempts began from step-4, step-7"):
+        replay._legs_from(runs[0], LEGS, "step-5")
+    with pytest.raises(ConfigError, match="all of it began anew"):
+        replay._legs_from(runs[0], LEGS[:1], "step-5")
+
+
+def test_the_checkpoint_of_from_is_copied_into_the_new_run(runs):
+    source = runs[0].checkpoints / "step-4"
+    source.mkdir()
+    (source / "data.h5").write_bytes(b"values")
+    replay._copy_checkpoint(*runs, LEGS[1])
+    assert (runs[1].checkpoints / "step-4" / "data.h5").read_bytes() == b"values"
+    with pytest.raises(ConfigError, match=r"step-7: cannot be copied: .*leave --from out"):
+        replay._copy_checkpoint(*runs, LEGS[2])
+
+
+def test_each_launch_gets_the_record_its_end_and_its_start(runs):
+    found = []
+    for each in LEGS:
+        replay._begin_leg(runs[1], each)
+        found.append(replay_order(runs[1]))
+    folders = [str(each.folder.absolute()) for each in LEGS]
+    assert found == [
+        ReplayOrder(record=folders[0], stops=(4,), begins=True),
+        ReplayOrder(record=folders[1], stops=(3,), begins=False),
+        ReplayOrder(record=folders[2], stops=(), begins=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "stops", "ends"),
+    [(75, (4,), "on"), (1, (4,), "exit"), (75, (), "exit"), (0, (), "on"), (0, (4,), "error")],
+)
+def test_a_launch_ends_with_its_checkpoint_or_with_the_run(code, stops, ends, runs, monkeypatch):
+    import click
+
+    def start_run(*arguments, **options):
+        if code:
+            raise click.exceptions.Exit(code)
+
+    monkeypatch.setattr(replay, "start_run", start_run)
+    monkeypatch.setattr(replay, "pool_of", lambda config: None)
+
+    def run():
+        replay._run_leg(*(runs[0], None, runs[1]), leg(0, stops=stops), quiet=True)
+
+    if ends == "on":
+        run()
+    elif ends == "exit":
+        with pytest.raises(click.exceptions.Exit) as error:
+            run()
+        assert error.value.exit_code == code
+    else:
+        with pytest.raises(ConfigError, match="ended before the checkpoint"):
+            run()
