@@ -32,6 +32,7 @@ from mpips.checkpoint.manifest import DTYPES, DatasetEntry, TableEntry
 from mpips.checkpoint.reader import Checkpoint
 from mpips.errors import CapabilityError, ConfigError
 
+_USES = ("last_clock", "clocks_used")  # columns of the use of rows
 FORMATS = ("npz", "csv", "parquet")
 _BLOCK_BYTES = 8 << 20  # bytes that are read at once for npz
 _CSV_ROWS = 1 << 14  # elements or rows that are read at once for CSV
@@ -147,13 +148,25 @@ def _write_element_lines(checkpoint: Checkpoint, table: TableEntry, file: IO[str
 def _write_row_lines(checkpoint: Checkpoint, table: TableEntry, file: IO[str]) -> None:
     dim = table.shape[1]
     names = [f"{name}_{j}" for name in ("value", *table.state) for j in range(dim)]
-    file.write(",".join(["key", *names, *(["steps"] if table.counts_steps else [])]) + "\n")
+    file.write(
+        ",".join(
+            [
+                "key",
+                *names,
+                *(["steps"] if table.counts_steps else []),
+                *_USES[: 2 * table.notes_uses],
+            ]
+        )
+        + "\n"
+    )
     for block in checkpoint.iter_rows(table.name, block_rows=_CSV_ROWS):
         columns = [block.keys.tolist()]
         for array in (block.values, *block.state.values()):
             columns += [_texts(array[:, j]) for j in range(dim)]
         if block.steps is not None:
             columns.append(block.steps.tolist())
+        if block.uses is not None:
+            columns += [block.uses[:, 0].tolist(), block.uses[:, 1].tolist()]
         file.writelines(",".join(map(str, line)) + "\n" for line in zip(*columns, strict=True))
 
 
@@ -218,6 +231,8 @@ def _columns(role: str, array: NDArray[Any]) -> dict[str, NDArray[Any]]:
     )
     if array.ndim == 1:
         return {name: array}
+    if role == "uses":
+        return {name: np.ascontiguousarray(array[:, j]) for j, name in enumerate(_USES)}
     return {f"{name}_{j}": np.ascontiguousarray(array[:, j]) for j in range(array.shape[1])}
 
 

@@ -110,9 +110,10 @@ class RowExchange:
         # Keys come first: their order is that of all other columns.
         for entry in self._plan.entry.datasets:
             if shard is None:
-                dtype = {"keys": np.int64, "steps": np.uint32}.get(entry.role, np.float32)
+                kinds = {"keys": np.int64, "steps": np.uint32, "uses": np.uint32}
+                dtype = kinds.get(entry.role, np.float32)
                 columns[entry.role] = np.empty((0, *entry.shape[1:]), dtype)
-            elif entry.role in ("keys", "values", "steps"):
+            elif entry.role in ("keys", "values", "steps", "uses"):
                 columns[entry.role] = getattr(shard, entry.role)
             else:
                 columns[entry.role] = shard.state[entry.role.removeprefix("state/")]

@@ -68,6 +68,11 @@ def apply_overrides(
             raise ConfigError(
                 f"table {table.name!r}: remove placement = 'replicated': embedding tables lie on servers"
             )
+        if isinstance(table, DenseTable) and (own.admit or own.evict):
+            raise ConfigError(
+                f"table {table.name!r}: remove {'admit' if own.admit else 'evict'}: only embedding tables "
+                "have rows that come and go"
+            )
         try:
             result.append(_override(table, _of(table.name, config), measured))
         except ConfigError as error:
@@ -97,6 +102,9 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
         changes["placement"] = options.placement
     for name in ("init", "clip_norm", "check_finite", "compression", "pull_compression"):
         if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    for name in ("admit", "evict"):
+        if getattr(options, name) is not None and isinstance(table, EmbeddingTable):
             changes[name] = getattr(options, name)
     return dataclasses.replace(table, **changes)
 

@@ -22,6 +22,7 @@ from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
 from mpips.model.partition import Partition
 from mpips.model.replicated import Replicated, TablePlacement
+from mpips.model.row_limits import Admission, Eviction, settle_limits
 from mpips.model.table_options import (
     check_row_codecs,
     initial_array,
@@ -141,6 +142,10 @@ class EmbeddingTable:
         compression: Codec of pushes: Bf16(), Fp16() or Int8(), as in a DenseTable. Each row is a block. Int8
             needs rows of 16 values or more.
         pull_compression: Codec of pulls, as in a DenseTable. Each row is a block.
+        admit: MinCount(3) or Probability(0.1): only some keys get a row; None: each key that is pushed. Only
+            under BSP without backup workers. See mpips.model.row_limits.
+        evict: Idle(clocks), MaxRows(n, by="lru") or MaxBytes(mib, by="lru"): rows that leave the table, with
+            the state of their optimizer; None: rows stay. Only under BSP without backup workers.
     """
 
     name: str
@@ -153,6 +158,8 @@ class EmbeddingTable:
     check_finite: bool = True
     compression: PushCodec | str | None = None
     pull_compression: PullCodec | str | None = None
+    admit: Admission | None = None
+    evict: Eviction | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -165,6 +172,7 @@ class EmbeddingTable:
             raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
         object.__setattr__(self, "dim", int(self.dim))
         check_row_codecs(self)
+        settle_limits(self)
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")

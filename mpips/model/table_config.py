@@ -21,6 +21,7 @@ from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
 from mpips.model.python_rule import PythonRule
 from mpips.model.replicated import Replicated
+from mpips.model.row_limits import limit_config
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 
@@ -40,7 +41,11 @@ def to_config(table: Table) -> dict[str, Any]:
                 f"table {table.name!r}: the rule {table.optimizer.path} is defined in the script, which "
                 "servers do not run: define the function in a module that the script imports"
             )
-    shape: dict[str, Any] = {"dim": table.dim} if isinstance(table, EmbeddingTable) else {}
+    shape: dict[str, Any] = {}
+    if isinstance(table, EmbeddingTable):
+        limits = {"admit": limit_config(table.admit), "evict": limit_config(table.evict)}
+        # Without limits the mapping is that of an mpips that has none.
+        shape = {"dim": table.dim, **{k: v for k, v in limits.items() if v is not None}}
     if isinstance(table, DenseTable):
         shape = {"shape": list(table.shape), "placement": _placement_config(table)}
     return {

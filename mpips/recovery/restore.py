@@ -75,3 +75,6 @@ def _restore_rows(
         if block.steps is not None:
             columns.append(block.steps.view(np.float32).reshape(-1, 1))
         server.core.load_rows(i, block.keys, np.ascontiguousarray(np.hstack(columns)))
+        if table.evict is not None and block.uses is not None:
+            last, count = np.ascontiguousarray(block.uses.T)
+            server.core.set_uses(i, block.keys, last, count)
