@@ -76,6 +76,13 @@ if _TYPE_CHECKING:
         RangePartition,
     )
     from mpips.model.replicated import Replicated
+    from mpips.model.row_limits import (
+        Idle,
+        MaxBytes,
+        MaxRows,
+        MinCount,
+        Probability,
+    )
     from mpips.model.table import (
         DenseTable,
         EmbeddingTable,
@@ -124,15 +131,20 @@ __all__ = [
     "Fp16",
     "FrequencyPartition",
     "HashPartition",
+    "Idle",
     "Initializer",
     "Int8",
     "LayerPartition",
     "LocalSGD",
+    "MaxBytes",
+    "MaxRows",
+    "MinCount",
     "Momentum",
     "MpipsError",
     "Nesterov",
     "OneBit",
     "Outcome",
+    "Probability",
     "ProtocolError",
     "PushResult",
     "PythonRule",
@@ -210,6 +222,7 @@ if not _TYPE_CHECKING:
                 "RangePartition",
             ],
             "mpips.model.replicated": ["Replicated"],
+            "mpips.model.row_limits": ["Idle", "MaxBytes", "MaxRows", "MinCount", "Probability"],
             "mpips.model.table": ["DenseTable", "EmbeddingTable"],
             "mpips.session.driver": ["Outcome"],
             "mpips.session.init": ["init", "rank", "report", "world_size"],

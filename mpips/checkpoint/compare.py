@@ -23,7 +23,7 @@ class TableDifference:
         table: Name of the table.
         note: Reason for which the table cannot be compared; "": it was compared.
         compared: Number of elements (dense), or of rows with the same key (embedding), in both checkpoints.
-        changed: Number of these that differ, by column: "values", "state/NAME", "steps".
+        changed: Number of these that differ, by column: "values", "state/NAME", "steps", "uses".
         greatest: Greatest absolute difference of two finite values.
         only_first: Embedding: number of rows whose key only the first checkpoint has.
         only_second: Embedding: number of rows whose key only the second checkpoint has.
@@ -89,6 +89,7 @@ def _compare_table(
         ("shape", shapes[0], shapes[1]),
         ("states", a.state, b.state),
         ("steps of rows", a.counts_steps, b.counts_steps),
+        ("uses of rows", a.notes_uses, b.notes_uses),
     ):
         if one != other:
             found.note = f"different {what}: {one} and {other}"

@@ -36,6 +36,7 @@ from mpips.checkpoint.manifest import DTYPES, DatasetEntry, TableEntry
 from mpips.checkpoint.reader import Checkpoint
 from mpips.errors import CapabilityError, ConfigError
 
+_USES = ("last_clock", "clocks_used")  # columns of the use of rows
 FORMATS = ("npz", "csv", "parquet")
 ROW_TYPES = ("float32", "int8")
 _ARRAYS = {**DTYPES, "bfloat16": "<f4", "int8": "i1"}  # dtypes of arrays, by that of the dataset
@@ -212,7 +213,9 @@ def _write_row_lines(checkpoint: Checkpoint, table: TableEntry, file: IO[str]) -
     wide = [name for name in table.state if len(table.dataset(f"state/{name}").shape) > 1]
     names = [f"{name}_{j}" for name in ("value", *wide) for j in range(dim)]
     names += [name for name in table.state if name not in wide]
-    file.write(",".join(["key", *names, *(["steps"] if table.counts_steps else [])]) + "\n")
+    names += ["steps"] if table.counts_steps else []
+    names += _USES if table.notes_uses else ()
+    file.write(",".join(["key", *names]) + "\n")
     for block in checkpoint.iter_rows(table.name, block_rows=_CSV_ROWS):
         columns = [block.keys.tolist()]
         for array in (block.values, *(block.state[name] for name in wide)):
@@ -220,6 +223,8 @@ def _write_row_lines(checkpoint: Checkpoint, table: TableEntry, file: IO[str]) -
         columns += [_texts(array) for name, array in block.state.items() if name not in wide]
         if block.steps is not None:
             columns.append(block.steps.tolist())
+        if block.uses is not None:
+            columns += [block.uses[:, 0].tolist(), block.uses[:, 1].tolist()]
         file.writelines(",".join(map(str, line)) + "\n" for line in zip(*columns, strict=True))
 
 
@@ -284,6 +289,8 @@ def _columns(role: str, array: NDArray[Any]) -> dict[str, NDArray[Any]]:
     )
     if array.ndim == 1:
         return {name: array}
+    if role == "uses":
+        return {name: np.ascontiguousarray(array[:, j]) for j, name in enumerate(_USES)}
     return {f"{name}_{j}": np.ascontiguousarray(array[:, j]) for j in range(array.shape[1])}
 
 

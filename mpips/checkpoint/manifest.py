@@ -52,7 +52,7 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: Path in the HDF5 file.
-        role: "keys", "values", "steps" or "state/NAME".
+        role: "keys", "values", "steps", "uses" or "state/NAME".
         dtype: A key of DTYPES; little-endian in the file.
         shape: Shape of the dataset.
         unit: Number of elements that pieces count as one: 1 in dense tables, a row in embedding tables.
@@ -140,6 +140,11 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardEntry, ...]
     datasets: tuple[DatasetEntry, ...]
     hash_buckets: int = 0
+
+    @property
+    def notes_uses(self) -> bool:
+        """True if the file has the use of each row: the table evicted rows."""
+        return any(entry.role == "uses" for entry in self.datasets)
 
     @property
     def version(self) -> int:
@@ -394,7 +399,7 @@ def _check_names(table: TableEntry, where: Path) -> None:
             raise CheckpointError(
                 f"{where}: {name!r} is no name of a table or of a state; do not use this checkpoint"
             )
-    roles = {"keys", "values", "steps", *(f"state/{name}" for name in table.state)}
+    roles = {"keys", "values", "steps", "uses", *(f"state/{name}" for name in table.state)}
     for entry in table.datasets:
         if entry.role not in roles:
             raise CheckpointError(

@@ -20,6 +20,7 @@ from mpips.checkpoint.shards import (
     ManifestHead,
     ShardData,
     counts_steps,
+    notes_uses,
     partition_of,
     settings_of,
 )
@@ -183,6 +184,8 @@ def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...])
         datasets.insert(0, dataset("keys", "int64", shape[:1], 1))
     if counts_steps(table):
         datasets.append(dataset("steps", "uint32", shape[:1], 1))
+    if notes_uses(table):
+        datasets.append(dataset("uses", "uint32", (shape[0], 2), 2))
     return TableEntry(
         name=table.name,
         group=group,

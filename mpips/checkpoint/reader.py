@@ -35,19 +35,23 @@ class RowBlock(msgspec.Struct, frozen=True):
         values: float32, (n, dim).
         state: float32, (n, dim), or (n,) for a state of whole rows, by state name.
         steps: uint32, (n,): number of updates of each row; None if they are not counted.
+        uses: uint32, (n, 2): last clock and number of clocks with a push of each row; None if the table
+            evicts no rows.
     """
 
     keys: Keys
     values: Float32
     state: dict[str, Float32]
     steps: NDArray[np.uint32] | None
+    uses: NDArray[np.uint32] | None = None
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All arrays by their role in the file."""
         arrays: dict[str, NDArray[Any]] = {"keys": self.keys, "values": self.values}
         arrays |= {f"state/{name}": array for name, array in self.state.items()}
-        return arrays if self.steps is None else {**arrays, "steps": self.steps}
+        more = {"steps": self.steps, "uses": self.uses}
+        return arrays | {role: array for role, array in more.items() if array is not None}
 
 
 class Checkpoint:
@@ -151,6 +155,7 @@ class Checkpoint:
             column("values"),
             {name: column(f"state/{name}") for name in entry.state},
             column("steps") if entry.counts_steps else None,
+            column("uses") if entry.notes_uses else None,
         )
 
     def find_rows(self, table: str, keys: Keys) -> tuple[NDArray[np.bool_], Float32]:

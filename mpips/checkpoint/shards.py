@@ -52,6 +52,8 @@ class EmbeddingShardData:
         state: float32, (n, dim), or (n,) for a state of whole rows, by state name.
         steps: uint32, (n,): number of updates of each row; None if they are not counted.
         version: Number of updates that this shard has applied.
+        uses: uint32, (n, 2): the last clock of the run in which each row was pushed, and the number of such
+            clocks since the row was made; None if the table evicts no rows.
     """
 
     table: str
@@ -60,6 +62,7 @@ class EmbeddingShardData:
     state: Mapping[str, Float32] = field(default_factory=dict)
     steps: NDArray[np.uint32] | None = None
     version: int = 0
+    uses: NDArray[np.uint32] | None = None
 
     def float_values(self, rows: NDArray[np.intp]) -> Float32:
         """Return the values of some rows, given by their places, as float32, shape (len(rows), dim)."""
@@ -114,6 +117,11 @@ class ManifestHead:
 def counts_steps(table: Table) -> bool:
     """Return True if each row of the table counts its own updates."""
     return isinstance(table, EmbeddingTable) and table.counts_updates
+
+
+def notes_uses(table: Table) -> bool:
+    """Return True if the table has the last clock and the number of clocks of each row."""
+    return isinstance(table, EmbeddingTable) and table.evict is not None
 
 
 def settings_of(value: Any) -> dict[str, Any]:
@@ -204,6 +212,13 @@ def _check_rows(table: EmbeddingTable, shard: EmbeddingShardData) -> None:
         )
     if shard.steps is not None:
         _check_array(table.name, "steps", shard.steps, np.uint32, (n,))
+    if (shard.uses is not None) != notes_uses(table):
+        raise CheckpointError(
+            f"table {table.name!r}: uses of rows are "
+            + ("missing" if shard.uses is None else "given, but it evicts none")
+        )
+    if shard.uses is not None:
+        _check_array(table.name, "uses", shard.uses, np.uint32, (n, 2))
 
 
 def _check_array(

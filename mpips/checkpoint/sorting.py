@@ -113,7 +113,7 @@ class RowExchange:
             if shard is None:
                 dtype = np.dtype(DTYPES[entry.dtype]).newbyteorder("=")
                 columns[entry.role] = np.empty((0, *entry.shape[1:]), dtype)
-            elif entry.role in ("keys", "values", "steps"):
+            elif entry.role in ("keys", "values", "steps", "uses"):
                 columns[entry.role] = getattr(shard, entry.role)
             else:
                 columns[entry.role] = shard.state[entry.role.removeprefix("state/")]

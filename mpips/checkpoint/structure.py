@@ -40,6 +40,10 @@ _MEANINGS = {
     "keys": ("keys of the rows, ascending", "1"),
     "values": ("parameters", "1"),
     "steps": ("updates that each row has taken", "updates"),
+    "uses": (
+        "last clock of the run in which each row was pushed, and number of such clocks since it was made",
+        "clocks",
+    ),
     "state/momentum": ("velocity: decayed sum of gradients", "gradient"),
     "state/accumulator": ("sum of squared gradients", "gradient^2"),
     "state/row_accumulator": ("mean of squared gradients of a row, summed", "gradient^2"),

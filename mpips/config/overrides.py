@@ -68,7 +68,7 @@ def apply_overrides(
             raise ConfigError(
                 f"table {table.name!r}: remove placement = 'replicated': embedding tables lie on servers"
             )
-        for option in ("hash_buckets", "row_dtype"):
+        for option in ("hash_buckets", "row_dtype", "admit", "evict"):
             value = getattr(own, option)
             if value is not None and isinstance(table, DenseTable):
                 raise ConfigError(
@@ -104,7 +104,7 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
     for name in ("init", "clip_norm", "check_finite", "compression", "pull_compression"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
-    for name in ("hash_buckets", "row_dtype"):
+    for name in ("hash_buckets", "row_dtype", "admit", "evict"):
         if getattr(options, name) is not None and isinstance(table, EmbeddingTable):
             changes[name] = getattr(options, name)
     return dataclasses.replace(table, **changes)

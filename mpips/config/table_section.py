@@ -115,6 +115,22 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ),
     ] = None
 
+    admit: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description='Embedding tables under BSP: keys that get a row, {name = "min_count", clocks = 3} '
+            'or {name = "probability", p = 0.1}; none: each key that is pushed.'
+        ),
+    ] = None
+    evict: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description='Embedding tables under BSP: rows that leave, {name = "idle", clocks = 1000}, '
+            '{name = "max_rows", rows = 1000000, by = "lru"} or {name = "max_bytes", mib = 512, by = "lfu"}; '
+            "none: rows stay."
+        ),
+    ] = None
+
     compression: Annotated[
         str | dict[str, Any] | None,
         Meta(

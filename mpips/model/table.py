@@ -23,6 +23,7 @@ from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
 from mpips.model.partition import Partition
 from mpips.model.replicated import Replicated, TablePlacement
+from mpips.model.row_limits import Admission, Eviction, settle_limits
 from mpips.model.row_values import RowDtype, check_row_dtype
 from mpips.model.table_options import (
     check_row_codecs,
@@ -148,6 +149,10 @@ class EmbeddingTable:
         hash_buckets: Number of rows of a table of fixed size: a key stands for the row of its bucket
             (mpips.model.hash_buckets), which it shares with other keys. Pushes, pulls and look-aheads take
             keys; `all_rows` and checkpoints have buckets. 0: each key has a row of its own.
+        admit: MinCount(3) or Probability(0.1): only some keys get a row; None: each key that is pushed. Only
+            under BSP without backup workers. See mpips.model.row_limits.
+        evict: Idle(clocks), MaxRows(n, by="lru") or MaxBytes(mib, by="lru"): rows that leave the table, with
+            the state of their optimizer; None: rows stay. Only under BSP without backup workers.
     """
 
     name: str
@@ -162,6 +167,8 @@ class EmbeddingTable:
     pull_compression: PullCodec | str | None = None
     row_dtype: RowDtype = "float32"
     hash_buckets: int = 0
+    admit: Admission | None = None
+    evict: Eviction | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -176,6 +183,7 @@ class EmbeddingTable:
         check_row_codecs(self)
         check_buckets(self)
         check_row_dtype(self)
+        settle_limits(self)
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")

@@ -21,6 +21,7 @@ from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
 from mpips.model.python_rule import PythonRule
 from mpips.model.replicated import Replicated
+from mpips.model.row_limits import limit_config
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 
@@ -42,10 +43,13 @@ def to_config(table: Table) -> dict[str, Any]:
             )
     shape: dict[str, Any] = {}
     if isinstance(table, EmbeddingTable):
+        limits = {"admit": limit_config(table.admit), "evict": limit_config(table.evict)}
         shape = {
             "dim": table.dim,
             "row_dtype": table.row_dtype,
             "hash_buckets": table.hash_buckets,
+            # Without limits the mapping is that of an mpips that has none.
+            **{k: v for k, v in limits.items() if v is not None},
         }
     if isinstance(table, DenseTable):
         shape = {"shape": list(table.shape), "placement": _placement_config(table)}

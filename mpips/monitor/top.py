@@ -163,7 +163,7 @@ def curves(view: TopView, width: int, levels: str = BLOCKS) -> list[str]:
 
 
 def loads(view: TopView, width: int) -> list[str]:
-    """Return a line each for the tables with most updates, the hottest rows and the links with most bytes.
+    """Return a line each for the tables with most updates, those with limits, the hottest rows and the links.
 
     There is no line without any of its kind. A row is named by table and key, with its pulls and pushes per
     second and its part of all rows of the table. A link is a pair of hosts; its bytes are those of pushes and
@@ -175,6 +175,14 @@ def loads(view: TopView, width: int) -> list[str]:
     """
     tables = [
         (f"{table.name} {_short(table.updates_per_s)}/s", table.updates_per_s)
+        for table in view.load.tables
+    ]
+    limits = [
+        (
+            f"{table.name} {_short(table.rows_made)} made, {_short(table.rows_refused)} refused, "
+            f"{_short(table.rows_evicted)} evicted, {_short(table.rows_returned)} returned",
+            float(table.rows_made + table.rows_refused),
+        )
         for table in view.load.tables
     ]
     rows = []
@@ -189,6 +197,7 @@ def loads(view: TopView, width: int) -> list[str]:
         links.append((f"{link.worker_host} - {link.server_host} {_short(moved / 1e6)} MB/s", moved))
     found = (
         _listed("tables", tables, width),
+        _listed("limits", limits, width),
         _listed("rows", [row[:2] for row in rows], width),
         _listed("links", links, width),
     )

@@ -50,6 +50,8 @@ class Figures(msgspec.Struct, array_like=True):
             entries counts all greater ones, too (servers).
         tables: Updates of the values of a table by its index, for the tables with most of them (servers).
         links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
+        limits: Rows that were made, refused, evicted and made again, by the index of their table, for tables
+            with limits (servers).
         rows: Accesses to rows by the index of their table, for the embedding tables with most of them
             (servers); empty if the job is not observed.
     """
@@ -78,6 +80,7 @@ class Figures(msgspec.Struct, array_like=True):
     tables: dict[int, int] = {}
     links: list[tuple[int, int]] = []
     rows: dict[int, TableRows] = {}
+    limits: dict[int, tuple[int, int, int, int]] = {}
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):

@@ -79,3 +79,6 @@ def _restore_rows(
             steps = block.steps if block.steps is not None else np.zeros(n, np.uint32)
             columns.append(steps.view(np.float32).reshape(n, 1))
         server.core.load_rows(i, block.keys, np.ascontiguousarray(np.hstack(columns)))
+        if table.evict is not None and block.uses is not None:
+            last, count = np.ascontiguousarray(block.uses.T)
+            server.core.set_uses(i, block.keys, last, count)

@@ -263,12 +263,22 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "Part of the pulls and pushes of a table's rows that its hottest row has, over about a minute.",
         labels=["run", "table"],
     )
+    limited = CounterMetricFamily(
+        "mpips_table_rows",
+        "Rows of tables with limits: made, refused (keys by clock), evicted, and returned soon after that.",
+        labels=["run", "table", "event"],
+    )
     for view in views:
         if view.ranks is None:
             continue
         load = view.ranks.load
         for table in load.tables:
             tables.add_metric([view.name, table.name], table.updates)
+            for event in ("made", "refused", "evicted", "returned"):
+                if table.rows_made or table.rows_refused:
+                    limited.add_metric(
+                        [view.name, table.name, event], getattr(table, f"rows_{event}")
+                    )
         # Keys are no labels: their number has no bound.
         shares: dict[str, float] = {}
         for row in load.rows:
@@ -284,7 +294,7 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         )
         buckets = [(f"{bound:.1f}", sum(load.staleness[: bound + 1])) for bound in _BUCKETS]
         staleness.add_metric([view.name], [*buckets, ("+Inf", sum(load.staleness))], total)
-    yield from (tables, hottest, pushed, pulled, staleness)
+    yield from (tables, limited, hottest, pushed, pulled, staleness)
 
 
 # Metrics of single ranks: role, name, help, whether it is a counter, value.

@@ -70,11 +70,18 @@ class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
         updates: Updates of its values since the start of this launch; each server's part of a dense table
             counts its own.
         updates_per_s: The same per second, lately.
+        rows_made, rows_refused, rows_evicted, rows_returned: Counts of an embedding table with limits since
+            the start of this launch: rows that were made; keys that were pushed and got no row, once for
+            each clock; rows that have left; rows that were made again soon after they had left, an estimate.
     """
 
     name: str
     updates: int
     updates_per_s: float = 0.0
+    rows_made: int = 0
+    rows_refused: int = 0
+    rows_evicted: int = 0
+    rows_returned: int = 0
 
 
 class RowLoad(msgspec.Struct, frozen=True, kw_only=True):

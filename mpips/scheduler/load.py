@@ -20,6 +20,8 @@ _MOST_SERVERS = 64  # servers up to which heartbeats have bytes by server
 _MOST_ROW_TABLES = 4  # embedding tables whose rows are shown,
 _MOST_ROWS = 8  # and number of rows of each
 
+_LIMITS = ("rows_made", "rows_refused", "rows_evicted", "rows_returned")  # in the order of Figures
+
 HotRow = tuple[int, float, float, float]  # key, pulls and pushes per second, share of its table
 _Link = tuple[str, str]  # host of workers, host of servers
 
@@ -57,6 +59,7 @@ class LoadTable:
         update_rates: defaultdict[int, float] = defaultdict(float)
         links: dict[_Link, list[float]] = {}
         staleness: list[int] = []
+        limits: defaultdict[int, list[int]] = defaultdict(lambda: [0] * 4)
         counts = list(counts)
         for host, (first, last, seconds) in zip(self._hosts, counts, strict=True):
             for table, n in last.tables.items():
@@ -65,6 +68,8 @@ class LoadTable:
                 if seconds and table in first.tables:
                     update_rates[table] += (n - first.tables[table]) / seconds
             self._add_links(links, host, first, last, seconds)
+            for table, found in last.limits.items():
+                limits[table] = [a + b for a, b in zip(limits[table], found, strict=True)]
             if len(last.staleness) > len(staleness):
                 staleness += [0] * (len(last.staleness) - len(staleness))
             for i, n in enumerate(last.staleness):
@@ -77,6 +82,7 @@ class LoadTable:
                     name=self._tables[i],
                     updates=updates[i],
                     updates_per_s=round(update_rates[i], 3),
+                    **dict(zip(_LIMITS, limits[i], strict=True)),
                 )
                 for i in hottest
                 if i < len(self._tables)

@@ -44,6 +44,11 @@ def figures(core: _native.ServerCore, tables: Sequence[Table], region_bytes: int
         )
         if isinstance(table, EmbeddingTable):
             f.memory_bytes += core.memory_bytes(i)
+            if (table.admit or table.evict) and len(f.limits) < _MOST_TABLES:
+                made, refused, evicted = (
+                    stats[f"rows_{n}"] for n in ("made", "refused", "evicted")
+                )
+                f.limits[i] = made, refused, evicted, stats["rows_returned"]
     f.staleness = histogram[: max((s + 1 for s, n in enumerate(histogram) if n), default=0)]
     f.tables = dict(nlargest(_MOST_TABLES, f.tables.items(), key=itemgetter(1)))
     return f

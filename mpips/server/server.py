@@ -22,6 +22,7 @@ from mpips.model.consistency import BSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
+from mpips.model.row_limits import native_limits, sketch_bytes
 from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
@@ -50,6 +51,13 @@ _ERRORS = (_native.ProtocolViolation, _native.SharedMemoryError, _native.RecordD
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
 
+def _has_limits(table: Table) -> bool:
+    """Return True if not each key that is pushed has a row for ever."""
+    return isinstance(table, EmbeddingTable) and (
+        table.admit is not None or table.evict is not None
+    )
+
+
 def first_bytes(layout: _native.Layout, tables: Sequence[Table], journal: bool) -> int:
     """Return the bytes of shared memory that a new server makes before its first row and record.
 
@@ -60,6 +68,11 @@ def first_bytes(layout: _native.Layout, tables: Sequence[Table], journal: bool) 
     """
     n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
     rows = 2 * n_embedding * embedding_memory(n_embedding).first
+    rows += sum(
+        embedding_memory(n_embedding).first * (table.evict is not None) + sketch_bytes(table)
+        for table in tables
+        if isinstance(table, EmbeddingTable)
+    )
     return layout.total_bytes + rows + (_native.journal_bytes(layout) if journal else 0)
 
 
@@ -85,6 +98,7 @@ class Server:
         oversubscribed: bool,
         progress: Callable[[], int] | None,
         durability: Durability = NEW,
+        clocks_before: int = 0,
     ) -> None:
         """Make region and shards with their initial values, or take them over. Not collective.
 
@@ -100,6 +114,7 @@ class Server:
             oversubscribed: True if the node has more ranks than cores; the server then does not spin.
             progress: Enters MPI and returns the number of messages that it has served; None: no MPI.
             durability: Durability of its state: what outlives the process, and what is taken over.
+            clocks_before: Clocks of the run before those that this memory counts.
 
         Raises:
             ConfigError: There are too many tables, or a shard is too large, for a journal.
@@ -130,6 +145,7 @@ class Server:
             # Count rows, keys and, with a journal, buffers of each table; also region and journal. Without
             # embedding tables these are few files, for which no job shall be refused.
             n_files = 2 + 2 * n_embedding + durability.journal * len(tables)
+            n_files += 2 * sum(_has_limits(table) for table in tables)
             allow_open_files(n_files, SPARE_FILES if n_embedding else 0)
         self.region = self._memory("", self.layout.total_bytes)
         low, high = token_words(regions.token)
@@ -147,6 +163,7 @@ class Server:
             n_bytes = _native.journal_bytes(self.layout)
             journal = self._memory("-journal", n_bytes, MOST_RESERVED)
             self.core.use_journal(journal, not durability.warm)
+        self.core.set_clocks_before(clocks_before)
         for i, table in enumerate(tables):
             self._add(i, table, placement)
             self.core.set_name(i, table.name)
@@ -257,6 +274,7 @@ class Server:
                 rows,
                 keys,
             )
+            self._add_limits(i, table, seed)
             return
         part = next((p for p in placement.dense[table.name] if p.server == self.index), None)
         if part is None:
@@ -275,6 +293,17 @@ class Server:
             self.core.initialize_dense(i, native_init, part.start)
         elif not isinstance(init, str):
             self.core.set_dense(i, init.reshape(-1)[part.start : part.stop])
+
+    def _add_limits(self, i: int, table: EmbeddingTable, seed: int) -> None:
+        """Apply the limits of table `i`, if it has any, with memory of their own."""
+        if not _has_limits(table):
+            return
+        uses = counts = None
+        if table.evict is not None:
+            uses = self._memory(f"-t{i}-uses", self._sizes.first, self._sizes.reserve // 8)
+        if sketch_bytes(table):
+            counts = self._memory(f"-t{i}-counts", sketch_bytes(table))
+        self.core.set_limits(i, *native_limits(table, seed), uses, counts)
 
     def _buffers(self, i: int, n_bytes: int) -> None:
         """Make the buffers of a table's unfinished pushes and sums outlive this process, with a journal."""

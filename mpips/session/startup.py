@@ -362,6 +362,7 @@ class _StartUp:
                 p.oversubscribed,
                 p.links.progress,
                 durability,
+                p.saving.steps_before,
             )
         except RegionError as error:
             if durability.warm or isinstance(p.ranks, OneRank):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint import DenseShardData, EmbeddingShardData
-from mpips.checkpoint.shards import ShardData, counts_steps
+from mpips.checkpoint.shards import ShardData, counts_steps, notes_uses
 from mpips.model.common_copy import stored_states
 from mpips.model.placement import Placement, ShardRange
 from mpips.model.table import EmbeddingTable, Table
@@ -50,14 +50,16 @@ def _arrays(
     """Return views of the server's memory, a tuple for each table.
 
     A dense table has its values and then each stored state, float32, shape (n,). An embedding table has
-    its keys, int64, shape (n,), and its rows, float32, shape (n, floats per row). A table of which the server
+    its keys, int64, shape (n,), its rows, float32, shape (n, floats per row), and, if it evicts rows, their
+    uses, uint32, shape (n, 2). A table of which the server
     has no part has ().
     """
     core = server.core
     found: list[tuple[Array, ...]] = []
     for i, table in enumerate(tables):
         if isinstance(table, EmbeddingTable):
-            found.append(core.embedding_arrays(i))
+            arrays = core.embedding_arrays(i)  # first: rows may move in it
+            found.append((*arrays, core.embedding_uses(i)) if notes_uses(table) else arrays)
         elif _part(placement, table, server.index) is None:
             found.append(())
         else:
@@ -75,9 +77,11 @@ def _shards(
         names = stored_states(table)
         steps_done = server.core.steps(i)
         if isinstance(table, EmbeddingTable):
-            keys, rows = found
+            keys, rows, *uses = found
             values, state, steps = _columns(table, names, rows)
-            shards.append(EmbeddingShardData(table.name, keys, values, state, steps, steps_done))
+            shards.append(
+                EmbeddingShardData(table.name, keys, values, state, steps, steps_done, *uses)
+            )
         elif found:
             part = _part(placement, table, server.index)
             assert part is not None

@@ -254,12 +254,18 @@ class Life_:
         for i, table in enumerate(self.load.tables):
             stats = self.core.stats(i)
             stats.pop("pulled_rows")
+            # Counts of what a process has done with rows: a kill may lose some.
+            for name in ("rows_made", "rows_evicted", "rows_returned"):
+                stats.pop(name)
             found[f"{table.name} counts"] = (stats, self.core.version(i), self.core.steps(i))
             if isinstance(table, EmbeddingTable):
                 keys, rows = self.core.embedding_content(i)
                 order = np.argsort(keys)
                 found[f"{table.name} keys"] = keys[order].astype(np.float32).tobytes()
                 found[f"{table.name} rows"] = rows[order].tobytes()
+                if table.evict is not None:
+                    uses = self.core.embedding_uses(i)[order]
+                    found[f"{table.name} uses"] = uses.astype(np.float32).tobytes()
                 continue
             found[f"{table.name} values"] = self.core.dense_values(i).tobytes()
             for slot in range(len(stored_states(table))):

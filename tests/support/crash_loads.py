@@ -7,8 +7,9 @@ from crash_load import Load, dense, python_rule, rows
 from mpips.model.codec import OneBit, RandomK, SharedInt8, TopK
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule, RowAdagrad
+from mpips.model.row_limits import Idle, MaxRows, MinCount, Probability
 from mpips.model.served import served
-from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 
 def _of_rules() -> dict[str, Load]:
@@ -118,6 +119,25 @@ def _with_partner() -> dict[str, Load]:
     return found
 
 
+def _limited() -> dict[str, Load]:
+    """Tables whose rows come and go: rows move while others are made, changed and pulled."""
+    limits = {
+        "e": {"evict": Idle(1)},
+        "f": {"evict": MaxRows(9, by="lfu"), "admit": MinCount(2, within=3, memory_mib=1)},
+        "g": {"evict": MaxRows(8), "admit": Probability(0.7)},
+        "h": {"evict": Idle(1), "admit": MinCount(2, within=2, memory_mib=1)},
+    }
+    tables: list[Table] = [
+        EmbeddingTable(name, 4, Adam(0.1), BSP(), **limit) for name, limit in limits.items()
+    ]
+    sizes = [(0, 12, ""), (1, 14, ""), (2, 14, ""), (3, 9, "")]
+    load = Load(tables, sizes, clocks=4)
+    # The tables of the copy are made from the memory of the server, and consume its records.
+    pair = Load(tables, sizes, clocks=4, drain_every=3, partner=True)
+    small = Load([tables[0], tables[2]], [(0, 7, ""), (1, 9, "")], n_workers=1, clocks=4)
+    return {"limited": load, "small-limited": small, "pair-limited": pair}
+
+
 def _encoded() -> dict[str, Load]:
     """Pushes and pulls with codecs."""
     found: dict[str, Load] = {}
@@ -213,6 +233,7 @@ def loads() -> dict[str, Load]:
         **_of_sizes(),
         **_of_whole_rows(),
         **_with_partner(),
+        **_limited(),
         **_encoded(),
         **_with_residuals(),
         **_with_shared_scales(),

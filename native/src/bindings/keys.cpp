@@ -47,6 +47,9 @@ void bind_row_map(py::module_& m) {
       .def("find", &find, py::arg("keys").noconvert())
       .def("find_or_insert", &find_or_insert, py::arg("keys").noconvert())
       .def("clear", &RowMap::clear)
+      .def("erase", &RowMap::erase, py::arg("key"))
+      .def("set_row", &RowMap::set_row, py::arg("key"), py::arg("row"))
+      .def("shrink", &RowMap::shrink)
       .def("reserve", &RowMap::reserve, py::arg("n"), WithoutGil())
       .def("longest_probe", &RowMap::longest_probe, WithoutGil());
   row_map.attr("npos") = py::int_(RowMap::npos);

@@ -37,6 +37,10 @@ py::dict stats_dict(const ServerCore& core, std::uint16_t table) {
   d["rejected"] = s.rejected;
   d["late"] = s.late;
   d["updates"] = s.updates;
+  d["rows_made"] = s.rows_made;
+  d["rows_refused"] = s.rows_refused;
+  d["rows_evicted"] = s.rows_evicted;
+  d["rows_returned"] = s.rows_returned;
   d["pulled_rows"] = s.pulled_rows;
   d["staleness"] = std::vector<std::uint64_t>(s.staleness.begin(), s.staleness.end());
   return d;

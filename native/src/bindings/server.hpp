@@ -44,6 +44,10 @@ class Server {
                      ConsistencyConfig consistency, std::size_t dim, const std::string& dtype,
                      const Initializer& init, SharedMemory& rows, SharedMemory& keys);
 
+  // Apply limits to the rows of a table; `uses` and `counts` (null: not needed) are moved from.
+  void set_limits(std::uint16_t table, const LimitsConfig& limits, SharedMemory* uses,
+                  SharedMemory* counts);
+
   // Return the shard of a table. Raise IndexError if this server has no such shard.
   DenseShard& dense(std::uint16_t table) const { return *dense_.at(table); }
   EmbeddingShard& embedding(std::uint16_t table) const { return *embedding_.at(table); }

@@ -55,7 +55,8 @@ py::array dense_array(const py::object& owner, std::uint16_t table, std::size_t 
 }
 
 py::tuple embedding_arrays(const py::object& owner, std::uint16_t table) {
-  const auto& server = owner.cast<const Server&>();
+  auto& server = owner.cast<Server&>();
+  server.core().settle_rows();
   const EmbeddingShard& shard = server.embedding(table);
   const auto n = static_cast<py::ssize_t>(shard.n_rows());
   const auto stride = static_cast<py::ssize_t>(shard.stride());
@@ -64,7 +65,8 @@ py::tuple embedding_arrays(const py::object& owner, std::uint16_t table) {
 }
 
 // Return all rows, sorted by key.
-py::tuple embedding_rows(const Server& server, std::uint16_t table) {
+py::tuple embedding_rows(Server& server, std::uint16_t table) {
+  server.core().settle_rows();
   const EmbeddingShard& shard = server.embedding(table);
   const std::size_t n = shard.n_rows(), dim = shard.dim();
   std::vector<std::size_t> order(n);
@@ -97,7 +99,8 @@ void set_dense_state(const Server& server, std::uint16_t table, std::size_t slot
 }
 
 // Return keys with the content of their rows (values, states, count), in no particular order.
-py::tuple embedding_content(const Server& server, std::uint16_t table) {
+py::tuple embedding_content(Server& server, std::uint16_t table) {
+  server.core().settle_rows();
   const EmbeddingShard& shard = server.embedding(table);
   const std::size_t n = shard.n_rows(), n_floats = shard.content_floats();
   KeyArray keys(static_cast<py::ssize_t>(n));
@@ -106,6 +109,23 @@ py::tuple embedding_content(const Server& server, std::uint16_t table) {
   for (std::size_t i = 0; i < n; ++i)
     shard.read(i, 0, n_floats, rows.mutable_data() + i * n_floats);
   return py::make_tuple(keys, rows);
+}
+
+// Return the last clock and the number of clocks of each row, shape (n, 2), without a copy; in the
+// order of `embedding_arrays`, which must be called first.
+py::array embedding_uses(const py::object& owner, std::uint16_t table) {
+  const EmbeddingShard& shard = owner.cast<const Server&>().embedding(table);
+  if (!shard.has_uses()) throw py::value_error("the table evicts no rows, so it notes no uses");
+  return read_only(shard.uses(), {static_cast<py::ssize_t>(shard.n_rows()), 2}, owner);
+}
+
+void set_uses(const Server& server, std::uint16_t table, const KeyArray& keys,
+              const ArrayOf<std::uint32_t>& last, const ArrayOf<std::uint32_t>& count) {
+  EmbeddingShard& shard = server.embedding(table);
+  if (!shard.has_uses()) throw py::value_error("the table evicts no rows, so it notes no uses");
+  if (last.size() != keys.size() || count.size() != keys.size())
+    throw py::value_error("last and count must have one value for each key");
+  shard.set_uses(keys.data(), static_cast<std::size_t>(keys.size()), last.data(), count.data());
 }
 
 void load_rows(const Server& server, std::uint16_t table, const KeyArray& keys,
@@ -135,6 +155,9 @@ void bind_server_content(py::class_<Server>& server) {
       .def("set_dense", &set_dense, py::arg("table"), py::arg("values").noconvert())
       .def("dense_array", &dense_array, py::arg("table"), py::arg("slot"))
       .def("embedding_arrays", &embedding_arrays, py::arg("table"))
+      .def("embedding_uses", &embedding_uses, py::arg("table"))
+      .def("set_uses", &set_uses, py::arg("table"), py::arg("keys").noconvert(),
+           py::arg("last").noconvert(), py::arg("count").noconvert())
       .def("dense_values", &dense_values, py::arg("table"))
       .def("embedding_rows", &embedding_rows, py::arg("table"))
       .def("dense_state", &dense_state, py::arg("table"), py::arg("slot"))
@@ -143,6 +166,9 @@ void bind_server_content(py::class_<Server>& server) {
       .def("embedding_content", &embedding_content, py::arg("table"))
       .def("load_rows", &load_rows, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("rows").noconvert())
+      .def(
+          "set_clocks_before", [](Server& s, std::uint64_t n) { s.core().set_clocks_before(n); },
+          py::arg("n"))
       .def("set_rows", &set_rows, py::arg("table"), py::arg("keys").noconvert(),
            py::arg("values").noconvert())
       .def(

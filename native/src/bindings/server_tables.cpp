@@ -80,6 +80,19 @@ void Server::add_embedding(std::uint16_t table, const OptimizerConfig& optimizer
   core_.add_embedding(table, std::move(shard), consistency);
 }
 
+void Server::set_limits(std::uint16_t table, const LimitsConfig& limits, SharedMemory* uses,
+                        SharedMemory* counts) {
+  if ((limits.eviction != Eviction::none) != (uses != nullptr) ||
+      (limits.admission == Admission::counted) != (counts != nullptr))
+    throw py::value_error(
+        "limits of rows need memory for uses if they evict, and memory for counts if "
+        "they count");
+  const auto own = [](SharedMemory* memory) {
+    return memory != nullptr ? std::make_unique<SharedMemory>(std::move(*memory)) : nullptr;
+  };
+  core_.set_limits(table, limits, own(uses), own(counts));
+}
+
 Durable Server::durable(std::uint16_t table) {
   Durable where{core_.journal(), nullptr, table, fresh_};
   if (where.journal == nullptr) return where;
@@ -88,8 +101,41 @@ Durable Server::durable(std::uint16_t table) {
   return where;
 }
 
+namespace {
+
+LimitsConfig limits_of(const std::string& admission, std::uint32_t least_clocks,
+                       std::uint32_t within, double probability, std::uint64_t seed,
+                       const std::string& eviction, std::uint64_t idle, std::uint64_t most_rows) {
+  LimitsConfig made;
+  made.admission = enumerator_named<Admission>("admission", admission, admission_names);
+  made.least_clocks = least_clocks;
+  made.within = within;
+  made.probability = probability;
+  made.seed = seed;
+  made.eviction = enumerator_named<Eviction>("eviction", eviction, eviction_names);
+  made.idle = idle;
+  made.most_rows = most_rows;
+  return made;
+}
+
+}  // namespace
+
 void bind_server_tables(py::class_<Server>& server) {
   server
+      .def(
+          "set_limits",
+          [](Server& s, std::uint16_t table, const std::string& admission,
+             std::uint32_t least_clocks, std::uint32_t within, double probability,
+             std::uint64_t seed, const std::string& eviction, std::uint64_t idle,
+             std::uint64_t most_rows, SharedMemory* uses, SharedMemory* counts) {
+            s.set_limits(table,
+                         limits_of(admission, least_clocks, within, probability, seed, eviction,
+                                   idle, most_rows),
+                         uses, counts);
+          },
+          py::arg("table"), py::arg("admission"), py::arg("least_clocks"), py::arg("within"),
+          py::arg("probability"), py::arg("seed"), py::arg("eviction"), py::arg("idle"),
+          py::arg("most_rows"), py::arg("uses").none(true), py::arg("counts").none(true))
       .def("add_dense", &Server::add_dense, py::arg("table"), py::arg("optimizer"),
            py::arg("n_state"), py::arg("python_rule"), py::arg("consistency"))
       .def("add_scales", &Server::add_scales, py::arg("table"), py::arg("of"), py::arg("block"),

@@ -50,7 +50,8 @@
 // 3. Data behind an end that is given by a word (new rows; segments of a push that is not
 //    complete). The data is written first, then the end moves. Repeating this writes the same
 //    bytes. The number of rows of a table moves at once and is never restored: a row that was made
-//    and not updated has the values that a pull of an absent row returns.
+//    and not updated has the values that a pull of an absent row returns. Rows are removed between
+//    operations (embedding_limits.cpp).
 //
 // So at any instruction an operation is in one of three states:
 //   (a) not begun;
@@ -98,6 +99,7 @@ class Journal {
     version,
     steps_before,
     n_rows,
+    moving,  // 0, or a row that is being moved; see embedding_limits.cpp
     turn,
     stats,
     table_words = stats + 80

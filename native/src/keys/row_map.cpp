@@ -160,9 +160,15 @@ void RowMap::make_room(const std::int64_t* keys, std::size_t n, std::uint32_t* r
 }
 
 void RowMap::reserve(std::size_t n) {
-  const std::size_t n_buckets = buckets_for(n);
-  if (n_buckets <= n_buckets_) return;
+  if (buckets_for(n) > n_buckets_) rebuild(n);
+}
 
+void RowMap::shrink() {
+  if (n_buckets_ > min_buckets && size_ < capacity() / 8) rebuild(2 * size_);
+}
+
+// Move all keys to new memory with room for n.
+void RowMap::rebuild(std::size_t n) {
   RowMap grown(n);
   grown.hash_ = hash_;
   for (std::size_t b = 0; b < n_buckets_; ++b) {
@@ -174,6 +180,68 @@ void RowMap::reserve(std::size_t n) {
   }
   grown.size_ = size_;
   *this = std::move(grown);
+}
+
+void RowMap::set_row(std::int64_t key, std::uint32_t row) noexcept {
+  for (std::size_t b = home(key);; b = (b + 1) & (n_buckets_ - 1)) {
+    Bucket& bucket = buckets_[b];
+    const unsigned n_live = live(bucket);
+    const unsigned hits = equal_slots(bucket.keys, key) & ((1u << 2 * n_live) - 1);
+    if (hits != 0) bucket.rows[__builtin_ctz(hits) / 2] = row;
+    if (hits != 0 || n_live < bucket_slots) return;
+  }
+}
+
+std::uint32_t RowMap::erase(std::int64_t key) noexcept {
+  for (std::size_t b = home(key);; b = (b + 1) & (n_buckets_ - 1)) {
+    Bucket& bucket = buckets_[b];
+    const unsigned n_live = live(bucket);
+    const unsigned hits = equal_slots(bucket.keys, key) & ((1u << 2 * n_live) - 1);
+    if (hits == 0 && n_live < bucket_slots) return npos;
+    if (hits == 0) continue;
+
+    const unsigned slot = static_cast<unsigned>(__builtin_ctz(hits)) / 2;
+    const std::uint32_t row = bucket.rows[slot];
+    take_slot(b, slot);
+    --size_;
+    // Only a full bucket may have been passed over by keys of later buckets. A bucket that gives a
+    // key away is then the one with a free slot, and was full before if the search goes on.
+    std::size_t free = b;
+    bool was_full = n_live == bucket_slots;
+    for (std::size_t from = (b + 1) & (n_buckets_ - 1); was_full;
+         from = (from + 1) & (n_buckets_ - 1)) {
+      was_full = live(buckets_[from]) == bucket_slots;
+      if (fill_from(from, free)) free = from;
+    }
+    return row;
+  }
+}
+
+// Free a slot of a bucket: its last key moves there.
+void RowMap::take_slot(std::size_t b, unsigned slot) noexcept {
+  Bucket& bucket = buckets_[b];
+  const unsigned last = live(bucket) - 1;
+  bucket.keys[slot] = bucket.keys[last];
+  bucket.rows[slot] = bucket.rows[last];
+  bucket.stamp = generation_ | last;
+}
+
+// Move a key of bucket `from` whose home is bucket `to` or before it into `to`, which has a free
+// slot; return false if there is none.
+bool RowMap::fill_from(std::size_t from, std::size_t to) noexcept {
+  const Bucket& source = buckets_[from];
+  const std::size_t mask = n_buckets_ - 1, distance = (from - to) & mask;
+  for (unsigned s = 0; s < live(source); ++s) {
+    if (((from - home(source.keys[s])) & mask) < distance) continue;
+    Bucket& target = buckets_[to];
+    const unsigned n_live = live(target);
+    target.keys[n_live] = source.keys[s];
+    target.rows[n_live] = source.rows[s];
+    target.stamp = generation_ | (n_live + 1);
+    take_slot(from, s);
+    return true;
+  }
+  return false;
 }
 
 void RowMap::clear() noexcept {

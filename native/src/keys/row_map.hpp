@@ -12,7 +12,9 @@ namespace mpips {
 //
 // It is an open-addressing table of buckets. A bucket is one cache line: five keys, their rows and
 // a stamp. A key is stored in its home bucket or, if that is full, in the first bucket after it
-// with a free slot. Nothing is ever removed, so a search ends at the first bucket with a free slot.
+// with a free slot. All buckets between a key's home and its bucket are full, so a search ends at
+// the first bucket with a free slot. `erase` keeps that true: it fills the free slot of a bucket
+// that was full with a later key that had passed over this bucket.
 // The home bucket is given by the leading bits of the hash, so growing moves keys from old to new
 // memory in order, as a stream.
 //
@@ -50,6 +52,16 @@ class RowMap {
 
   // Remove all keys and keep the memory.
   void clear() noexcept;
+
+  // Remove a key and return its row, or npos if it has none. The other keys keep their rows, so the
+  // caller must give the row with the number size() (the last one before the call) to another key
+  // with `set_row`, unless it is the removed one: the next insertion uses that number again.
+  std::uint32_t erase(std::int64_t key) noexcept;
+  // Set the row of a key that is present.
+  void set_row(std::int64_t key, std::uint32_t row) noexcept;
+  // Give memory back if less than an eighth of it is in use. Throws std::bad_alloc and then changes
+  // nothing.
+  void shrink();
 
   // Make room for n keys in all. Throws std::bad_alloc or std::length_error and then changes
   // nothing.
@@ -92,6 +104,9 @@ class RowMap {
   void look_up_all(const std::int64_t* keys, std::size_t n, std::uint32_t* rows,
                    LookUp look_up) const noexcept;
   void make_room(const std::int64_t* keys, std::size_t n, std::uint32_t* rows);
+  void rebuild(std::size_t n);
+  void take_slot(std::size_t b, unsigned slot) noexcept;
+  bool fill_from(std::size_t from, std::size_t to) noexcept;
 
   SecretHash hash_;
   Buckets buckets_;

@@ -31,6 +31,7 @@ void EmbeddingShard::set_buffer_words(std::size_t number, const BufferWords& wor
 
 // Rebuild the map from the keys of the rows.
 void EmbeddingShard::take_over() {
+  if (limits_ != nullptr) finish_move();
   const Journal& journal = *durable_.journal;
   const std::size_t n = journal.word(journal.of_table(durable_.table, Journal::n_rows));
   const auto* stored = reinterpret_cast<const std::int64_t*>(key_memory_.data());
@@ -42,6 +43,7 @@ void EmbeddingShard::take_over() {
   map_.find_or_insert(stored, n, rows_.data());
   if (map_.size() != n)
     throw RecoveryError("the keys of a table in memory are damaged: one appears twice");
+  if (limits_ != nullptr) take_over_limits();
 }
 
 // Apply an update with kernels that save what they change. Elements are numbered through the whole

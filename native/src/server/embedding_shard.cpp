@@ -91,13 +91,15 @@ void EmbeddingShard::take_memory(std::size_t n_new) {
   const std::size_t before = map_.size();
   const std::size_t most = before + n_new;
   const std::size_t row_bytes = stride_ * sizeof(float);
-  if (most * row_bytes <= row_memory_.size() && most * sizeof(std::int64_t) <= key_memory_.size())
+  if (most * row_bytes <= row_memory_.size() && most * sizeof(std::int64_t) <= key_memory_.size() &&
+      (!has_uses() || most * sizeof(RowUse) <= use_memory_->size()))
     return;
   const std::size_t step =
       std::clamp(before / 16, least_growth_bytes / row_bytes, growth_bytes / row_bytes);
   const std::size_t wanted = std::max(most, before + step);
   row_memory_.grow(wanted * row_bytes);
   key_memory_.grow(wanted * sizeof(std::int64_t));
+  if (has_uses()) limits_->grow_uses(wanted);
   if (durable_.journal != nullptr)
     durable_.journal->set_segment(durable_.row_segment(), row_memory_.data());
 }
@@ -122,25 +124,33 @@ void EmbeddingShard::make_rows(const std::int64_t* keys, std::size_t n, const st
   std::size_t next = first_new;
   for (std::size_t i = 0; i < n; ++i) {
     if (rows[i] != next) continue;
-    float* r = row(next);
     stored_keys[next] = keys[i];
-    if (dtype_ == RowDtype::float32) {
-      initialize_row(initializer_, keys[i], r, dim_);
-    } else {
-      initialize_row(initializer_, keys[i], widened_.data(), dim_);
-      store_values(widened_.data(), r);
-    }
-    for (std::size_t k = 0; k < rule_.n_state; ++k)
-      std::fill_n(r + value_floats_ + k * dim_, dim_,
-                  rule_.python ? 0.0F : initial_state(rule_.optimizer, k));
-    if (changes_whole_ && n_row_state(rule_.optimizer.kind) != 0)
-      r[row_state_] = initial_state(rule_.optimizer, 0);
-    if (counts_steps_) std::memset(r + stride_ - 1, 0, sizeof(float));
+    reset_row(next, keys[i]);
     ++next;
   }
+  if (has_uses())
+    for (std::size_t r = first_new; r < next; ++r)
+      limits_->set_use(r, {as_use_clock(limits_->now), 1});
   if (durable_.journal == nullptr) return;
   fault::at(fault::Point::rows_made);
   durable_.journal->set(durable_.journal->of_table(durable_.table, Journal::n_rows), next);
+}
+
+// Write the initial values and state of a row.
+void EmbeddingShard::reset_row(std::size_t index, std::int64_t key) {
+  float* r = row(index);
+  if (dtype_ == RowDtype::float32) {
+    initialize_row(initializer_, key, r, dim_);
+  } else {
+    initialize_row(initializer_, key, widened_.data(), dim_);
+    store_values(widened_.data(), r);
+  }
+  for (std::size_t k = 0; k < rule_.n_state; ++k)
+    std::fill_n(r + value_floats_ + k * dim_, dim_,
+                rule_.python ? 0.0F : initial_state(rule_.optimizer, k));
+  if (changes_whole_ && n_row_state(rule_.optimizer.kind) != 0)
+    r[row_state_] = initial_state(rule_.optimizer, 0);
+  if (counts_steps_) std::memset(r + stride_ - 1, 0, sizeof(float));
 }
 
 void EmbeddingShard::expect(std::size_t worker, const Update& part) {
@@ -159,6 +169,7 @@ void EmbeddingShard::make_expected(std::size_t worker, const std::vector<Update>
 }
 
 void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* rows) {
+  const std::size_t before = map_.size();
   find_rows(keys, n);
   const std::size_t n_content = content_floats();
   for (std::size_t i = 0; i < n; ++i) {
@@ -166,14 +177,18 @@ void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* 
     store_values(rows + i * n_content, r);
     std::copy_n(rows + i * n_content + dim_, n_content - dim_, r + value_floats_);
   }
+  if (has_uses()) note_loaded(before);
 }
 
 void EmbeddingShard::set(const std::int64_t* keys, std::size_t n, const float* values) {
+  const std::size_t before = map_.size();
   find_rows(keys, n);
   for (std::size_t i = 0; i < n; ++i) store_values(values + i * dim_, row(rows_[i]));
+  if (has_uses()) note_loaded(before);
 }
 
 void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
+  if (has_uses()) return pull_limited(keys, n, out);
   rows_.resize(n);
   map_.find(keys, n, rows_.data());
   for (std::size_t i = 0; i < std::min(ahead_, n); ++i)
@@ -191,7 +206,8 @@ void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
 }
 
 std::size_t EmbeddingShard::memory_bytes() const {
-  return row_memory_.size() + key_memory_.size() + map_.memory_bytes();
+  return row_memory_.size() + key_memory_.size() + map_.memory_bytes() +
+         (limits_ != nullptr ? limits_->memory_bytes() : 0);
 }
 
 }  // namespace mpips

@@ -3,6 +3,7 @@
 #include "keys/initializer.hpp"
 #include "keys/row_map.hpp"
 #include "server/array.hpp"
+#include "server/row_limits.hpp"
 #include "server/shard.hpp"
 #include "shm/shared_memory.hpp"
 
@@ -70,6 +71,27 @@ class EmbeddingShard final : public Shard {
   void find_changes(const std::int64_t* keys, std::size_t n, std::uint64_t since, std::uint64_t now,
                     float* out);
 
+  // Limits of the rows (embedding_limits.cpp), only under BSP and without backup workers. Set them
+  // before any row is made. `uses` and `counts`: see RowLimits; the shard owns them.
+  void set_limits(const LimitsConfig& config, std::unique_ptr<SharedMemory> uses,
+                  std::unique_ptr<SharedMemory> counts, TableStats* stats);
+  bool has_limits() const noexcept { return limits_ != nullptr; }
+  // Set the clock of the run at which values are read or changed next.
+  void set_clock(std::uint64_t clock) noexcept { limits_->now = clock; }
+  // Remove rows that have left the table, for about `max_s` seconds, 0: all of them. Return true
+  // if there are more. Call it only while no operation of the journal is active.
+  bool remove_rows(double max_s);
+  // Remove all rows that are not to be seen at the present clock, and give memory back.
+  void settle();
+  // Store the use of rows that `load` has made: their last clock, and the number of clocks.
+  void set_uses(const std::int64_t* keys, std::size_t n, const std::uint32_t* last,
+                const std::uint32_t* count);
+  // The same of all rows, in the order of `keys`: pairs. Only with eviction.
+  const std::uint32_t* uses() const noexcept {
+    return reinterpret_cast<const std::uint32_t*>(use_memory_->data());
+  }
+  bool has_uses() const noexcept { return limits_ != nullptr && limits_->evicts(); }
+
   std::size_t dim() const noexcept { return dim_; }
   std::size_t n_rows() const noexcept { return map_.size(); }
   // floats of a stored row, and of the content of a row
@@ -123,6 +145,20 @@ class EmbeddingShard final : public Shard {
   void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n);
   void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
 
+  void apply_limited(const Update& update, const Weight& weight, std::uint64_t step);
+  Update admitted(const Update& update);
+  void note_pushed(const Update& update, std::size_t n_before);
+  void reset_row(std::size_t index, std::int64_t key);
+  void pull_limited(const std::int64_t* keys, std::size_t n, float* out);
+  void make_room_in(const std::int64_t* keys, std::size_t n);
+  void reduce_set(std::size_t set);
+  void remove_row(std::int64_t key);
+  bool is_changed(std::uint32_t row, std::uint64_t since, std::uint64_t now) const noexcept;
+  void finish_move();
+  void take_over_limits();
+  void note_loaded(std::size_t n_before);
+  void give_back();
+
   std::size_t dim_, value_floats_, stride_;
   std::size_t row_state_;  // place of the rule's state of the whole row, if it has one
   RowDtype dtype_;
@@ -145,6 +181,12 @@ class EmbeddingShard final : public Shard {
   std::uint64_t next_version_ = 0;
   std::vector<float> scratch_, widened_;
   Durable durable_;
+  // Null: every key that is pushed gets a row, which stays.
+  std::unique_ptr<SharedMemory> use_memory_, count_memory_;
+  std::unique_ptr<RowLimits> limits_;
+  TableStats* stats_ = nullptr;
+  std::vector<std::int64_t> admitted_keys_;
+  std::vector<float> admitted_values_;
 };
 
 }  // namespace mpips

@@ -8,13 +8,15 @@
 namespace mpips {
 
 void EmbeddingShard::apply(const Update& update, const Weight& weight, std::uint64_t step) {
-  if (rule_.python) {
+  if (limits_ != nullptr) {
+    apply_limited(update, weight, step);
+  } else if (rule_.python) {
     apply_python(update, weight, step);
   } else {
     find_rows(update.keys, update.count);
     apply_rows(rows_.data(), update, weight, step);
   }
-  if (notes_changes_) note_changes(update);
+  if (notes_changes_ && limits_ == nullptr) note_changes(update);
 }
 
 // Note that the rows of an update, which both ways of applying leave in `rows_`, have changed.
@@ -27,8 +29,16 @@ void EmbeddingShard::find_changes(const std::int64_t* keys, std::size_t n, std::
                                   std::uint64_t now, float* out) {
   if (!notes_changes_) changed_.assign(map_.size(), now);
   notes_changes_ = true;
+  if (has_uses()) {
+    make_room_in(keys, n);
+    changed_.resize(map_.size(), now);
+  }
   rows_.resize(n);
   map_.find(keys, n, rows_.data());
+  if (has_uses()) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = is_changed(rows_[i], since, now) ? 1.0F : 0.0F;
+    return;
+  }
   // A key without a row has its initial value, which no update has changed.
   for (std::size_t i = 0; i < n; ++i)
     out[i] = rows_[i] != RowMap::npos && changed_[rows_[i]] > since ? 1.0F : 0.0F;

@@ -89,17 +89,19 @@ Entries of_records() {
 // The journal's own structs are in Journal::entries.
 Entries of_tables() {
   return {
-      MEMBER(TableStats, pushed),       MEMBER(TableStats, applied),
-      MEMBER(TableStats, scaled),       MEMBER(TableStats, compensated),
-      MEMBER(TableStats, rejected),     MEMBER(TableStats, late),
-      MEMBER(TableStats, updates),      MEMBER(TableStats, pulled_rows),
-      MEMBER(TableStats, staleness),    MEMBER(ReducerLine, ticked),
-      MEMBER(ReducerLine, finished),    MEMBER(ReducerLine, sent),
-      MEMBER(ReducerLine, local),       MEMBER(ContributionLine, closed),
-      MEMBER(ContributionLine, pushed), MEMBER(ContributionLine, pushes),
-      MEMBER(ContributionLine, rule),   MEMBER(ContributionLine, done),
-      MEMBER(VersionLine, after),       MEMBER(VersionLine, steps),
-      MEMBER(RuleLine, after),          MEMBER(RuleLine, config),
+      MEMBER(TableStats, pushed),        MEMBER(TableStats, applied),
+      MEMBER(TableStats, scaled),        MEMBER(TableStats, compensated),
+      MEMBER(TableStats, rejected),      MEMBER(TableStats, late),
+      MEMBER(TableStats, updates),       MEMBER(TableStats, rows_made),
+      MEMBER(TableStats, rows_refused),  MEMBER(TableStats, rows_evicted),
+      MEMBER(TableStats, rows_returned), MEMBER(TableStats, pulled_rows),
+      MEMBER(TableStats, staleness),     MEMBER(ReducerLine, ticked),
+      MEMBER(ReducerLine, finished),     MEMBER(ReducerLine, sent),
+      MEMBER(ReducerLine, local),        MEMBER(ContributionLine, closed),
+      MEMBER(ContributionLine, pushed),  MEMBER(ContributionLine, pushes),
+      MEMBER(ContributionLine, rule),    MEMBER(ContributionLine, done),
+      MEMBER(VersionLine, after),        MEMBER(VersionLine, steps),
+      MEMBER(RuleLine, after),           MEMBER(RuleLine, config),
       NUMBER(NodeLayout::n_rules),
   };
 }
@@ -187,6 +189,7 @@ std::vector<LayoutEntry> Journal::entries() {
       NUMBER(version),
       NUMBER(steps_before),
       NUMBER(n_rows),
+      NUMBER(moving),
       NUMBER(turn),
       NUMBER(stats),
       NUMBER(table_words),

@@ -11,6 +11,7 @@ namespace mpips {
 ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHeader& h) {
   check_nothing_open(worker);
   if (static_cast<RecordKind>(h.kind) == RecordKind::finish) {
+    if (!limited_.empty()) remove_rows(0.0);
     clocks_.finish(worker);
     discard_clock(worker);
     if (any_bsp_ && clocks_.complete()) close_clock();
@@ -28,6 +29,9 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
   } else if (h.clock > clocks_.current() || !clocks_.may_tick(worker)) {
     return {false, Outcome::none, 0};
   } else {
+    // The clock may close. No operation has begun, unless one is done again: it began with all rows
+    // removed.
+    if (!limited_.empty()) remove_rows(0.0);
     clocks_.tick(worker, h.clock);
     if (clocks_.complete()) close_clock();
   }
@@ -79,12 +83,41 @@ void ServerCore::apply_sum(Table* t, const std::vector<std::size_t>& buffers,
   Weight weight;
   if (t->consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(n_workers);
   if (t->embedding != nullptr) t->embedding->set_next_version(t->version + 1);
+  if (t->embedding != nullptr && t->embedding->has_limits()) {
+    if (!journal_) t->embedding->remove_rows(0.0);
+    t->embedding->set_clock(clocks_before_ + clocks_.current());
+  }
   if (t->shard != nullptr && t->shard->apply_accumulated(buffers, weight, t->next_step())) {
     ++t->stats.updates;
     publish_updates(*t);
   }
   ++t->version;
   publish(&t->head->version, t->version);
+}
+
+void ServerCore::set_limits(std::uint16_t table, const LimitsConfig& config,
+                            std::unique_ptr<SharedMemory> uses,
+                            std::unique_ptr<SharedMemory> counts) {
+  Table& t = tables_.at(table);
+  t.embedding->set_limits(config, std::move(uses), std::move(counts), &t.stats);
+  t.embedding->set_clock(clocks_before_);
+  limited_.push_back(t.embedding);
+}
+
+// Remove rows that have left their tables, for about `max_s` seconds, 0: all. Return true if there
+// are more. Rows move, so nothing is removed while an interrupted operation is done again.
+bool ServerCore::remove_rows(double max_s) {
+  if (journal_ && journal_->resuming()) return false;
+  bool more = false;
+  for (EmbeddingShard* shard : limited_) more = shard->remove_rows(max_s) || more;
+  return more;
+}
+
+void ServerCore::settle_rows() {
+  for (EmbeddingShard* shard : limited_) {
+    shard->set_clock(clocks_before_ + clocks_.current());
+    shard->settle();
+  }
 }
 
 void ServerCore::publish_updates(const Table& table) noexcept {

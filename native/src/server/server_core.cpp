@@ -16,6 +16,8 @@ constexpr std::uint64_t work_per_look = 64 << 10;
 constexpr std::uint64_t work_per_record = 4 << 10;
 // bytes of a new record to prefetch
 constexpr std::size_t first_fetch = 4096 + sizeof(RecordHeader);
+// seconds for which rows are removed after a record, and while there is none
+constexpr double removal_s = 50e-6;
 
 }  // namespace
 
@@ -86,7 +88,7 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
       if (end == 0.0) continue;
     } else if (end == 0.0 || (partnered_ && has_outgoing())) {
       return total;
-    } else {
+    } else if (limited_.empty() || !remove_rows(removal_s)) {
       backoff_.pause();
     }
     if (expected_cut_ != 0 && cut_ready()) return total;
@@ -176,6 +178,7 @@ bool ServerCore::consume_one(std::size_t worker) {
     commit(worker, header, verdict);
   else
     acknowledge(&ring, verdict.outcome, verdict.staleness);
+  if (!limited_.empty()) remove_rows(removal_s);
   return true;
 }
 

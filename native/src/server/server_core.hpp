@@ -17,6 +17,7 @@
 #include "ring/push_tag.hpp"
 #include "server/clocks.hpp"
 #include "server/hot_rows.hpp"
+#include "server/row_limits.hpp"
 #include "server/shard.hpp"
 #include "shm/backoff.hpp"
 #include "trace/trace_ring.hpp"
@@ -126,6 +127,15 @@ class ServerCore {
   void set_old_staging(std::size_t worker, std::uint32_t generation, StagingArea area) {
     old_staging_[{worker, generation}] = area;
   }
+  // Set the number of clocks of the run before those that this memory counts. Before any table is
+  // added.
+  void set_clocks_before(std::uint64_t n) noexcept { clocks_before_ = n; }
+  // Apply the limits of a table of rows that was added before; see EmbeddingShard. The table is
+  // under BSP without backup workers.
+  void set_limits(std::uint16_t table, const LimitsConfig& config,
+                  std::unique_ptr<SharedMemory> uses, std::unique_ptr<SharedMemory> counts);
+  // Remove all rows that have left their tables, so that only those that count are there.
+  void settle_rows();
   // Set the name of a table, for errors.
   void set_name(std::uint16_t table, const std::string& name) { tables_.at(table).name = name; }
   // Set the number of updates that a table had before this launch; optimizers continue to count
@@ -169,7 +179,7 @@ class ServerCore {
 
   // Cuts; see server_snapshot.cpp.
   void expect_cut(std::uint64_t id) { expected_cut_ = id; }
-  bool cut_ready() const;
+  bool cut_ready();
   bool holds_cut() const;
   void release_cut(std::uint64_t id);
   // Replicas; see server_replica.cpp.
@@ -352,6 +362,7 @@ class ServerCore {
   Update parse_encoded(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();
+  bool remove_rows(double max_s);
   void apply_sum(Table* t, const std::vector<std::size_t>& buffers, std::size_t n_workers);
   static void publish_updates(const Table& table) noexcept;
   void publish_clocks();
@@ -359,6 +370,7 @@ class ServerCore {
   Verdict handle_places(std::size_t worker, const RecordHeader& header,
                         const std::uint8_t* payload);
   bool may_answer(const RecordHeader& header) const noexcept;
+  void set_clock_of(const RecordHeader& header, EmbeddingShard* shard) const;
   void send_reply(std::size_t worker, const RecordHeader& header, ReplyHeader reply,
                   std::size_t bytes);
   void answer(std::size_t worker, const RecordHeader& header, Table* table,
@@ -393,6 +405,8 @@ class ServerCore {
   Backoff backoff_;
   Clocks clocks_;
   bool any_bsp_ = false;
+  std::vector<EmbeddingShard*> limited_;  // shards of tables with limits of rows
+  std::uint64_t clocks_before_ = 0;
   std::uint64_t expected_cut_ = 0, released_cut_ = 0;
   std::vector<Ring> rings_;
   std::vector<float> pulled_;  // rows of a reply, before they are encoded

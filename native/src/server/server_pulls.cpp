@@ -46,6 +46,11 @@ bool ServerCore::may_answer(const RecordHeader& h) const noexcept {
   return h.clock - clocks_.min_clock() <= c.bound;
 }
 
+// Set the clock of the run at which a pull reads. An early sum makes it the one after the open one.
+void ServerCore::set_clock_of(const RecordHeader& h, EmbeddingShard* shard) const {
+  shard->set_clock(clocks_before_ + std::max(h.clock, clocks_.current()));
+}
+
 // Answer a pull by places; see PlacesPayload.
 ServerCore::Verdict ServerCore::handle_places(std::size_t worker, const RecordHeader& h,
                                               const std::uint8_t* payload) {
@@ -62,6 +67,12 @@ ServerCore::Verdict ServerCore::handle_places(std::size_t worker, const RecordHe
                           std::to_string(std::uint64_t{at.from} + at.n_floats) + " of " +
                           std::to_string(shard.content_floats()) + ": its sizes do not agree");
   if (!may_answer(h)) return {false, Outcome::none, 0};
+  // Rows must stay in their places until the worker has read all of them. They do: it is in this
+  // clock, and before the clock closes nothing else is to be removed.
+  if (shard.has_limits()) {
+    set_clock_of(h, tables_[h.table].embedding);
+    tables_[h.table].embedding->settle();
+  }
   const std::uint64_t n_rows = shard.n_rows();
   const std::uint64_t left = at.first < n_rows ? n_rows - at.first : 0;
   const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(h.count, left));
@@ -97,6 +108,7 @@ void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
   const std::size_t dim = changes ? 1 : t->embedding->dim();
   const Codec codec = changes ? Codec{} : t->pull_codec;
   const std::size_t bytes = h.count * reply_row_bytes(codec, dim);
+  if (t->embedding->has_limits()) set_clock_of(h, t->embedding);
   if (changes) {
     t->embedding->find_changes(keys, h.count, h.base_version, t->version,
                                reinterpret_cast<float*>(rows));

@@ -3,6 +3,7 @@
 
 #include "ring/checksum.hpp"
 #include "server/array.hpp"
+#include "server/embedding_shard.hpp"
 #include "server/server_core.hpp"
 
 // Recovery of a server's state after its process has ended: what is written when a record is
@@ -283,6 +284,8 @@ void ServerCore::take_words() {
     if (t.shard == nullptr) continue;
     take_rule(i);
     for (std::size_t w = 0; w < rings_.size(); ++w) take_pair(i, w);
+    if (t.embedding != nullptr && t.embedding->has_limits())
+      t.embedding->set_clock(clocks_before_ + clocks_.current());
     t.shard->take_over();
     fault::at(fault::Point::recovering);
   }

@@ -50,13 +50,15 @@ ServerCore::Verdict ServerCore::handle_cut(std::size_t worker, const RecordHeade
 
 // Return true if the cut can be copied; false if all workers have finished: there is nothing to
 // cut.
-bool ServerCore::cut_ready() const {
+bool ServerCore::cut_ready() {
   bool any = false;
   for (std::size_t w = 0; w < rings_.size(); ++w) {
     if (clocks_.finished(w)) continue;
     if (expected_cut_ == 0 || rings_[w].held_cut != expected_cut_) return false;
     any = true;
   }
+  // A copy has no rows that have left their tables.
+  if (any) settle_rows();
   return any;
 }
 

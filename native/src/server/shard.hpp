@@ -34,6 +34,9 @@ struct TableStats {
   std::uint64_t applied = 0;
   std::uint64_t scaled = 0, compensated = 0, rejected = 0, late = 0;
   std::uint64_t updates = 0;  // changes of the values: one per push, or one per clock under BSP
+  // Rows of tables with limits (row_limits.hpp): made, refused (once for each clock with a push of
+  // the key), removed, and made again soon after they were removed.
+  std::uint64_t rows_made = 0, rows_refused = 0, rows_evicted = 0, rows_returned = 0;
   std::uint64_t pulled_rows = 0;
   std::array<std::uint64_t, staleness_bins> staleness{};
 };

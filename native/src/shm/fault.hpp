@@ -32,6 +32,8 @@ enum class Point : std::uint8_t {
   unit_changed,   // all of the unit is changed, the journal's position still names it
   unit_done,      // the journal's position is behind the unit
   rows_made,      // new rows are written, the number of rows is not
+  row_moving,     // a row is removed, the last one is not or only partly in its place
+  row_moved,      // the number of rows is reduced, the journal still names the move
   copied,         // a segment is copied out of its slot
   word_logged,    // an old word is in the log, the new one is not in its place
   word_put,       // a word is changed

@@ -10,6 +10,6 @@ namespace mpips {
 // meaning; tests/unit/recovery/test_memory_format.py compares it with the layout
 // (server/memory_layout.hpp). A launch refuses memory of another format and leaves it as it is
 // (mpips/recovery/takeover.py). Memory without a number counts as format 0.
-constexpr std::uint8_t memory_format = 10;
+constexpr std::uint8_t memory_format = 11;
 
 }  // namespace mpips

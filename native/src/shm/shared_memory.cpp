@@ -299,6 +299,18 @@ void SharedMemory::grow(std::size_t bytes) {
   bytes_ = writable_ = wanted;
 }
 
+void SharedMemory::shrink(std::size_t bytes) {
+  const std::size_t wanted = round_up(bytes ? bytes : 1, page_bytes);
+  if (wanted >= bytes_) return;
+  check_process();
+  // Replace the mapping first: nothing may reach pages that the file no longer has.
+  if (mmap(data_ + wanted, bytes_ - wanted, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    fail("shrink", fd_ < 0 ? "(anonymous)" : name_, errno);
+  bytes_ = writable_ = wanted;
+  if (fd_ >= 0 && ftruncate(fd_, static_cast<off_t>(wanted)) != 0) fail("shrink", name_, errno);
+}
+
 // Move the mapping to addresses with room for twice as much.
 void SharedMemory::move(std::size_t wanted) {
   std::size_t reserved = 2 * wanted;

@@ -66,6 +66,8 @@ class SharedMemory {
   // Grow to `bytes`. Moves the memory if `bytes` exceeds the reserved addresses: the caller must
   // compute pointers into it again.
   void grow(std::size_t bytes);
+  // Give the pages behind the first `bytes` back. The memory does not move, and `grow` may follow.
+  void shrink(std::size_t bytes);
   // Reserve the pages of a part of a sparse file.
   void commit(std::size_t offset, std::size_t bytes);
   void unlink() noexcept;  // remove the name if this process owns it; the mapping stays

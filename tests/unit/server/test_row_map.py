@@ -83,6 +83,42 @@ def test_map_agrees_with_a_dict(batches: list[list[int]], absent: list[int]) -> 
     assert rows.find(int64(keys)).tolist() == [model.get(key, NPOS) for key in keys]
 
 
+@pytest.mark.parametrize(("n_keys", "n_most"), [(40, 30), (400, 224), (6000, 3584)])
+def test_a_map_agrees_with_a_dict_while_keys_are_removed(n_keys: int, n_most: int) -> None:
+    rng, rows = np.random.default_rng(n_keys), RowMap(0)
+    order: list[int] = []  # the key of each row
+    keys = rng.integers(-(2**63), 2**63, n_keys)
+    present: set[int] = set()
+    for step in range(6 * n_keys):
+        # Fill the map to its highest load, remove keys at random, and empty it at the end.
+        key = int(keys[rng.integers(n_keys)])
+        grows = step < 5 * n_keys and rng.random() < 0.6
+        if grows and key not in present and len(order) < n_most:
+            assert rows.find_or_insert(int64([key]))[1] == 1
+            order.append(key)
+            present.add(key)
+        elif not grows and present:
+            key = key if key in present else order[int(rng.integers(len(order)))]
+            row = order.index(key)
+            assert rows.erase(key) == row
+            assert rows.erase(key) == NPOS
+            last = order.pop()
+            if last != key:
+                order[row] = last
+                rows.set_row(last, row)
+            present.remove(key)
+        if step % (n_keys // 4) == 0 or len(order) == n_most:
+            model = {key: row for row, key in enumerate(order)}
+            assert rows.find(keys).tolist() == [model.get(int(k), NPOS) for k in keys]
+        assert len(rows) == len(order)
+    full = rows.memory_bytes()
+    while len(order) > 3:
+        rows.erase(order.pop())
+    rows.shrink()
+    assert rows.memory_bytes() < full or (n_keys < 6000 and rows.memory_bytes() == full)
+    assert rows.find(int64(order)).tolist() == list(range(len(order)))
+
+
 @pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300])
 def test_batches_of_any_length_give_each_key_its_own_row(n: int) -> None:
     # Fill the map nearly, so that many searches continue beyond the home bucket.

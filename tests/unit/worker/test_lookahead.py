@@ -14,6 +14,7 @@ from mpips.errors import ConfigError
 from mpips.model.codec import CODECS
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad, Adam
+from mpips.model.row_limits import Idle, MaxRows, Probability
 from mpips.worker.worker import connection_of
 from tests.support.ahead_rig import included, some_order
 from tests.support.harness import Rig, dense, rows
@@ -32,13 +33,13 @@ def gradient(values):
     return values * np.float32(0.25) + np.float32(1)
 
 
-def played(table, n_workers, depth, *, gap=1, pushes=lambda step, worker: True, **options):
+def played(table, n_workers, depth, *, gap=1, high=60, pushes=lambda step, worker: True, **options):
     """Let workers train in turns, one thread for all; return everything that they have pulled."""
     rig = Rig(table, n_workers=n_workers, n_slots=64, slot_bytes=1024, **options)
     workers = [rig.worker(w) for w in range(n_workers)]
     loops = []
     for w, worker in enumerate(workers):
-        batches = batches_of(w)
+        batches = batches_of(w, high=high)
         loops.append(
             mpips.lookahead(batches, keys=lambda keys: keys, worker=worker, depth=depth)
             if depth
@@ -85,6 +86,24 @@ def test_bsp_with_steps_that_push_nothing(n_workers):
     table = rows(DIM, consistency=BSP(), init="normal(0.1)")
     plain, _ = played(table, n_workers, 0, pushes=pushes)
     ahead, _ = played(table, n_workers, 4, pushes=pushes)
+    assert [v.tobytes() for v in ahead] == [v.tobytes() for v in plain]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"evict": Idle(1)},
+        {"evict": Idle(3), "admit": Probability(0.5)},
+        {"evict": MaxRows(60)},
+        {"evict": MaxRows(50, by="lfu")},
+    ],
+    ids=str,
+)
+def test_bsp_with_rows_that_leave_while_a_cache_has_them(limits, depth):
+    table = rows(DIM, optimizer=Adagrad(0.1), consistency=BSP(), init="normal(0.1)", **limits)
+    plain, _ = played(table, 2, 0, high=200)
+    ahead, _ = played(table, 2, depth, high=200)
     assert [v.tobytes() for v in ahead] == [v.tobytes() for v in plain]
 
 

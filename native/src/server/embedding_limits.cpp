@@ -1,0 +1,314 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "keys/mix.hpp"
+#include "server/embedding_rows.hpp"
+#include "server/shard_faults.hpp"
+#include "shm/backoff.hpp"
+
+// Admission and eviction of rows (see row_limits.hpp), and how they are made atomic.
+//
+// Applying. The sum of a clock is applied in four steps: keys are admitted, rows are made, the use
+// of each row is noted, the optimizer's kernel changes the rows. With a journal all of them belong
+// to the operation of the tick that closes the clock. The operation counts as begun before the
+// first step, so a kill at any later instruction is followed by the same steps. Each of the first
+// three may be done any number of times: a cell of the sketch and the use of a row change once in a
+// clock, and a row that is made or reset before its use is noted is made or reset to the same
+// bytes. The kernel's changes are those that journal.hpp describes.
+//
+// Eviction has two parts. Which rows have left the table is decided by the clock alone: an idle row
+// counts as absent from the first clock on at which it is too old (pulls return its initial value,
+// a push resets it), and an overfull set counts as reduced from the close of the clock on. Removing
+// the rows comes later, between records and between operations of the journal, for a short time
+// after each record and whenever there are none. What is not removed when the next clock closes is
+// removed then, before that clock's rows are made; a pull first reduces the sets of its own keys,
+// and a cut or a listing of all rows removes everything. So no result shows when a row was removed.
+//
+// Removing. The last row moves to the place of the removed one, so rows always lie without gaps.
+// With a journal, the word `moving` names both places; then the row, its key and its use are
+// copied; then the number of rows is reduced, and `moving` is cleared. After a kill the copy is
+// repeated while `moving` is set: its source is still behind the new end. The removed row itself is
+// of no use: it has left the table before.
+namespace mpips {
+namespace {
+
+constexpr std::size_t rows_per_look = 64;  // rows visited between two reads of the time
+// Idle rows that are visited for each row that is made: the share of removable rows in memory is
+// then at most about the inverse. Some more are visited at each tick, so that a table to which
+// nothing is added becomes empty as well: at least so many, and this share of the table.
+constexpr std::size_t visits_per_row = 16, visits_per_tick = 256, share_per_tick = 1024;
+// Unused memory that a table retains. A server expects at least its first memory when it takes over
+// that of an earlier process (mpips/transport/region.py), and that is no more than this.
+constexpr std::size_t spare_bytes = std::size_t{1} << 20;
+
+}  // namespace
+
+void EmbeddingShard::set_limits(const LimitsConfig& config, std::unique_ptr<SharedMemory> uses,
+                                std::unique_ptr<SharedMemory> counts, TableStats* stats) {
+  use_memory_ = std::move(uses);
+  count_memory_ = std::move(counts);
+  stats_ = stats;
+  limits_ = std::make_unique<RowLimits>(config, use_memory_.get(), count_memory_.get());
+}
+
+void EmbeddingShard::apply_limited(const Update& update, const Weight& weight, std::uint64_t step) {
+  if (Journal* journal = durable_.journal; journal != nullptr) {
+    const std::uint64_t part = journal->enter_part();
+    if (!journal->past(part)) {
+      journal->begin();
+      journal->done(part);
+    }
+  }
+  const std::size_t before = map_.size();
+  const Update taken = admitted(update);
+  find_rows(taken.keys, taken.count);
+  note_pushed(taken, before);
+  if (rule_.python && taken.count != 0)
+    apply_python(taken, weight, step);
+  else
+    apply_rows(rows_.data(), taken, weight, step);
+  if (notes_changes_) note_changes(taken);
+}
+
+// Return the part of an update whose keys have rows or get them.
+Update EmbeddingShard::admitted(const Update& update) {
+  if (limits_->admits_all()) return update;
+  constexpr std::size_t n_ahead = 16;
+  rows_.resize(update.count);
+  map_.find(update.keys, update.count, rows_.data());
+  admitted_keys_.clear();
+  admitted_values_.clear();
+  for (std::size_t i = 0; i < update.count; ++i) {
+    if (i + n_ahead < update.count && rows_[i + n_ahead] == RowMap::npos)
+      limits_->prefetch(update.keys[i + n_ahead]);
+    const bool is_there = rows_[i] != RowMap::npos && !limits_->is_dead(rows_[i]);
+    if (!is_there && !limits_->admit(update.keys[i])) {
+      ++stats_->rows_refused;
+      continue;
+    }
+    admitted_keys_.push_back(update.keys[i]);
+    admitted_values_.insert(admitted_values_.end(), update.values + i * dim_,
+                            update.values + (i + 1) * dim_);
+  }
+  Update taken = update;
+  taken.count = admitted_keys_.size();
+  taken.keys = admitted_keys_.data();
+  taken.values = admitted_values_.data();
+  return taken;
+}
+
+// Note the use of the rows of an update, which are in `rows_`; the rows from `n_before` on are new.
+void EmbeddingShard::note_pushed(const Update& update, std::size_t n_before) {
+  RowLimits& limits = *limits_;
+  limits.applied_at = limits.now;
+  stats_->rows_made += map_.size() - n_before;
+  if (!limits.evicts()) return;
+  for (std::size_t i = 0; i < update.count; ++i) {
+    const std::uint32_t r = rows_[i];
+    if (r >= n_before) {
+      stats_->rows_returned += limits.comes_back(update.keys[i]);
+    } else if (limits.is_dead(r)) {
+      reset_row(r, update.keys[i]);
+      fault::at(fault::Point::rows_made);
+      limits.set_use(r, {as_use_clock(limits.now), 1});
+      ++stats_->rows_evicted;
+      ++stats_->rows_returned;
+      ++stats_->rows_made;
+    } else {
+      limits.touch(r);
+    }
+  }
+  const std::int64_t* stored = keys();
+  for (std::size_t r = n_before; limits.has_sets() && r < map_.size(); ++r)
+    limits.sets().add(limits.sets().set_of(stored[r]), static_cast<std::uint32_t>(r));
+  if (limits.has_idle())
+    limits.to_visit =
+        std::min(map_.size(), limits.to_visit + visits_per_row * (map_.size() - n_before));
+}
+
+void EmbeddingShard::pull_limited(const std::int64_t* keys, std::size_t n, float* out) {
+  make_room_in(keys, n);
+  rows_.resize(n);
+  map_.find(keys, n, rows_.data());
+  for (std::size_t i = 0; i < std::min(ahead_, n); ++i)
+    if (rows_[i] != RowMap::npos) prefetch<0>(rows_[i], value_lines_);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (i + ahead_ < n && rows_[i + ahead_] != RowMap::npos)
+      prefetch<0>(rows_[i + ahead_], value_lines_);
+    if (rows_[i] == RowMap::npos || limits_->is_dead(rows_[i]))
+      make_initial(keys[i], out + i * dim_);
+    else
+      read(rows_[i], 0, dim_, out + i * dim_);
+  }
+}
+
+// Reduce the overfull sets that these keys belong to.
+void EmbeddingShard::make_room_in(const std::int64_t* keys, std::size_t n) {
+  if (!limits_->has_sets() || limits_->sets().overfull() == 0) return;
+  RowSets& sets = limits_->sets();
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::size_t set = sets.set_of(keys[i]);
+    if (sets.waits(set)) reduce_set(set);
+  }
+}
+
+// Return true if the value of a row, or of a key without one (npos), may have changed after version
+// `since`. Versions and clocks of the run advance together: `limits_->now` belongs to `now`.
+bool EmbeddingShard::is_changed(std::uint32_t r, std::uint64_t since,
+                                std::uint64_t now) const noexcept {
+  if (r == RowMap::npos) return limits_->removed_at > since;
+  if (limits_->is_dead(r)) {
+    const std::uint64_t dead_for =
+        limits_->now - (limits_->use(r).last + limits_->config().idle + 1);
+    return dead_for < now - std::min(since, now);
+  }
+  return changed_[r] > since;
+}
+
+// Remove the rows of a set that were used least, until it has as many as it may.
+void EmbeddingShard::reduce_set(std::size_t set) {
+  // In this order they leave. A frequent row stays before one of the clock at hand only if the rows
+  // of that clock are too many for the set by themselves.
+  using Rank = std::tuple<bool, std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t>;
+  RowSets& sets = limits_->sets();
+  const std::vector<std::uint32_t>& members = sets.members(set);
+  if (members.size() <= sets.most()) return;
+  const bool by_count = limits_->config().eviction == Eviction::frequent;
+  const std::uint32_t clock = as_use_clock(limits_->applied_at);
+  std::vector<Rank> ranks;
+  ranks.reserve(members.size());
+  for (const std::uint32_t r : members) {
+    const RowUse use = limits_->use(r);
+    const std::int64_t key = keys()[r];
+    ranks.emplace_back(use.last == clock, by_count ? use.count : 0, use.last,
+                       mix_splitmix(static_cast<std::uint64_t>(key)), key);
+  }
+  const std::size_t n_leaving = members.size() - sets.most();
+  std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(n_leaving),
+                   ranks.end());
+  for (std::size_t i = 0; i < n_leaving; ++i) remove_row(std::get<4>(ranks[i]));
+}
+
+void EmbeddingShard::remove_row(std::int64_t key) {
+  auto* stored = reinterpret_cast<std::int64_t*>(key_memory_.data());
+  Journal* journal = durable_.journal;
+  const std::size_t last = map_.size() - 1, r = map_.erase(key);
+  if (journal != nullptr && r != last)
+    journal->set(journal->of_table(durable_.table, Journal::moving), last << 32 | (r + 1));
+  fault::at(fault::Point::row_moving);
+  if (limits_->has_sets())
+    limits_->sets().remove(limits_->sets().set_of(key), static_cast<std::uint32_t>(r));
+  if (r != last) {
+    stored[r] = stored[last];
+    fault::at(fault::Point::row_moving);
+    std::copy_n(row(last), stride_, row(r));
+    limits_->move_use(last, r);
+    map_.set_row(stored[r], static_cast<std::uint32_t>(r));
+    if (limits_->has_sets())
+      limits_->sets().rename(limits_->sets().set_of(stored[r]), static_cast<std::uint32_t>(last),
+                             static_cast<std::uint32_t>(r));
+  }
+  if (changed_.size() > last) {
+    changed_[r] = changed_[last];
+    changed_.resize(last);
+  }
+  if (journal != nullptr) {
+    journal->set(journal->of_table(durable_.table, Journal::n_rows), last);
+    fault::at(fault::Point::row_moved);
+    journal->set(journal->of_table(durable_.table, Journal::moving), 0);
+  }
+  limits_->note_removed(key);
+  limits_->removed_at = next_version_;
+  ++stats_->rows_evicted;
+}
+
+bool EmbeddingShard::remove_rows(double max_s) {
+  if (!has_uses()) return false;
+  RowLimits& limits = *limits_;
+  const double end = max_s > 0.0 ? now_s() + max_s : 0.0;
+  if (end == 0.0 && limits.has_idle())
+    limits.to_visit += std::max(visits_per_tick, map_.size() / share_per_tick);
+  while (limits.has_sets() && limits.sets().overfull() != 0) {
+    reduce_set(limits.sets().next_overfull());
+    if (end != 0.0 && now_s() >= end) return limits.sets().overfull() != 0;
+  }
+  for (std::size_t i = 1; limits.to_visit != 0; ++i) {
+    --limits.to_visit;
+    if (limits.cursor >= map_.size()) limits.cursor = 0;
+    if (map_.size() == 0) limits.to_visit = 0;
+    if (map_.size() != 0 && limits.is_dead(limits.cursor))
+      remove_row(keys()[limits.cursor]);
+    else
+      ++limits.cursor;
+    if (end != 0.0 && i % rows_per_look == 0 && now_s() >= end) break;
+  }
+  if (limits.to_visit == 0) give_back();
+  return limits.to_visit != 0;
+}
+
+void EmbeddingShard::settle() {
+  if (!has_uses()) return;
+  if (limits_->has_idle()) {
+    limits_->cursor = 0;
+    limits_->to_visit = map_.size();
+  }
+  remove_rows(0.0);
+}
+
+// Give memory back if the rows need less than half of it.
+void EmbeddingShard::give_back() {
+  const std::size_t n = map_.size() + map_.size() / 4;
+  const std::size_t needed = n * stride_ * sizeof(float);
+  if (row_memory_.size() < 2 * needed + spare_bytes) return;
+  row_memory_.shrink(std::max(needed, spare_bytes));
+  key_memory_.shrink(std::max(n * sizeof(std::int64_t), spare_bytes));
+  limits_->shrink_uses(std::max(n, spare_bytes / sizeof(RowUse)));
+  map_.shrink();
+}
+
+// Complete the move of a row that an earlier process had begun.
+void EmbeddingShard::finish_move() {
+  Journal& journal = *durable_.journal;
+  const std::size_t word = journal.of_table(durable_.table, Journal::moving);
+  const std::uint64_t moving = journal.word(word);
+  if (moving == 0 || !has_uses()) return;
+  const std::size_t from = moving >> 32, to = (moving & 0xffffffffU) - 1;
+  if ((from + 1) * stride_ * sizeof(float) > row_memory_.size() || to >= from)
+    throw RecoveryError("the journal names a row that is not there: " + std::to_string(from));
+  auto* stored = reinterpret_cast<std::int64_t*>(key_memory_.data());
+  stored[to] = stored[from];
+  std::copy_n(row(from), stride_, row(to));
+  limits_->move_use(from, to);
+  fault::at(fault::Point::recovering);
+  journal.set(journal.of_table(durable_.table, Journal::n_rows), from);
+  fault::at(fault::Point::recovering);
+  journal.set(word, 0);
+}
+
+// Find the sets of the rows of an earlier process. Only the newest clock has made sets overfull.
+void EmbeddingShard::take_over_limits() {
+  if (!has_uses()) return;
+  limits_->to_visit = limits_->has_idle() ? map_.size() : 0;
+  note_loaded(0);
+}
+
+// Add the rows from `n_before` on, which `load` or `set` has made, to their sets.
+void EmbeddingShard::note_loaded(std::size_t n_before) {
+  limits_->applied_at = limits_->now - std::min<std::uint64_t>(limits_->now, 1);
+  for (std::size_t r = n_before; limits_->has_sets() && r < map_.size(); ++r)
+    limits_->sets().add(limits_->sets().set_of(keys()[r]), static_cast<std::uint32_t>(r));
+}
+
+void EmbeddingShard::set_uses(const std::int64_t* keys, std::size_t n, const std::uint32_t* last,
+                              const std::uint32_t* count) {
+  rows_.resize(n);
+  map_.find(keys, n, rows_.data());
+  for (std::size_t i = 0; i < n; ++i)
+    if (rows_[i] != RowMap::npos) limits_->set_use(rows_[i], {last[i], std::max(count[i], 1U)});
+}
+
+}  // namespace mpips
