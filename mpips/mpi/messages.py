@@ -52,6 +52,7 @@ class Figures(msgspec.Struct, array_like=True):
         links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
         rows: Accesses to rows by the index of their table, for the embedding tables with most of them
             (servers); empty if the job is not observed.
+        bound: The bound of SSP("auto") that was decided on last (server 0); -1: no table has such a bound.
     """
 
     at: float = 0.0
@@ -78,6 +79,7 @@ class Figures(msgspec.Struct, array_like=True):
     tables: dict[int, int] = {}
     links: list[tuple[int, int]] = []
     rows: dict[int, TableRows] = {}
+    bound: int = -1
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):

@@ -263,10 +263,17 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "Part of the pulls and pushes of a table's rows that its hottest row has, over about a minute.",
         labels=["run", "table"],
     )
+    bound = GaugeMetricFamily(
+        "mpips_ssp_bound_clocks",
+        "Bound of the tables under SSP with bound auto: clocks that a worker may be ahead of the slowest.",
+        labels=["run"],
+    )
     for view in views:
         if view.ranks is None:
             continue
         load = view.ranks.load
+        if load.bound is not None:
+            bound.add_metric([view.name], load.bound)
         for table in load.tables:
             tables.add_metric([view.name, table.name], table.updates)
         # Keys are no labels: their number has no bound.
@@ -284,7 +291,7 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         )
         buckets = [(f"{bound:.1f}", sum(load.staleness[: bound + 1])) for bound in _BUCKETS]
         staleness.add_metric([view.name], [*buckets, ("+Inf", sum(load.staleness))], total)
-    yield from (tables, hottest, pushed, pulled, staleness)
+    yield from (tables, hottest, pushed, pulled, staleness, bound)
 
 
 # Metrics of single ranks: role, name, help, whether it is a counter, value.

@@ -31,6 +31,7 @@ from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
+from simulation.adaptive import with_adaptive
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.launch import Launch, Layout, simulated_start_up
@@ -65,6 +66,9 @@ SCALING_SHARE, SCALING_SALT = (
     2,
 )  # of the histories; chosen so that no test's seed is one of them
 SCALING = "scaling"  # name of these, beside the features
+# Of the histories whose tables are under SSP("auto"); the salt is chosen in the same way.
+ADAPTIVE_SHARE, ADAPTIVE_SALT = 0.12, 207
+ADAPTIVE = "adaptive"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
 
@@ -115,8 +119,16 @@ def has_scaling(seed: int) -> bool:
     return random.Random(f"scaling {SCALING_SALT} {seed}").random() < SCALING_SHARE
 
 
+def is_adaptive(seed: int) -> bool:
+    """Return True if the tables of a history are under SSP("auto")."""
+    found = random.Random(f"adaptive {ADAPTIVE_SALT} {seed}").random() < ADAPTIVE_SHARE
+    return found and feature_of(seed) in ("", "gathers")
+
+
 def has(seed: int, feature: str) -> bool:
     """Return True if a history has this feature."""
+    if feature == ADAPTIVE:
+        return is_adaptive(seed)
     return has_scaling(seed) if feature == SCALING else feature_of(seed) == feature
 
 
@@ -154,6 +166,7 @@ class History:
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
+        self._adaptive = random.Random(f"bounds {seed}") if is_adaptive(seed) else None
         self._scaling = random.Random(f"changes {seed}") if has_scaling(seed) else None
         if self._scaling:
             # Enough for a request, a cut and the clocks behind it.
@@ -273,7 +286,9 @@ class History:
         # With synchronous outer steps values are fractions, which other tables would round.
         if self._local is not None and (self._more.random() < 0.9 or not is_exact(self._local)):
             shape = with_local(shape, self._local)
-        if self._feature == "gathers":
+        if self._adaptive is not None:
+            shape = with_adaptive(shape, self._adaptive)
+        elif self._feature == "gathers":
             shape = with_gathers(shape, self._more)
         elif shape.drops != "backup" and self._feature in MAY_GATHER:
             shape = shape._replace(gathers=self._more.choice((0.0, 0.0, 0.3)))
@@ -574,7 +589,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument(
-        "--feature", choices=sorted({*FEATURES, SCALING} - {""}), help="only such histories"
+        "--feature",
+        choices=sorted({*FEATURES, SCALING, ADAPTIVE} - {""}),
+        help="only such histories",
     )
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()

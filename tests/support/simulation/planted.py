@@ -20,6 +20,7 @@ from mpips.recovery import memory, mirror, replica_start, takeover
 from mpips.server import server as server_module
 from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import (
+    agreed_bound,
     arrivals,
     connection,
     counts,
@@ -409,6 +410,39 @@ def _forgets_the_exchange() -> list[Any]:
     return [mock.patch.object(takeover.Takeover, "_read", wrong)]
 
 
+def _bound_before_its_clock() -> list[Any]:
+    """A worker uses a decision on the bound as soon as it has read it."""
+    real = agreed_bound.AgreedBound._learn
+
+    def wrong(self: agreed_bound.AgreedBound, now: int) -> None:
+        real(self, now)
+        _, bound, before = self._decision
+        self._decision = (0, bound, before)
+
+    return [mock.patch.object(agreed_bound.AgreedBound, "_learn", wrong)]
+
+
+def _knows_the_bound_for_too_long() -> list[Any]:
+    """A worker reads decisions on the bound too seldom."""
+    real = agreed_bound.AgreedBound._learn
+
+    def wrong(self: agreed_bound.AgreedBound, now: int) -> None:
+        real(self, now)
+        self._known += self._most + 3
+
+    return [mock.patch.object(agreed_bound.AgreedBound, "_learn", wrong)]
+
+
+def _rows_of_the_greatest_bound() -> list[Any]:
+    """A pull of rows names no clock that all workers must have reached."""
+    real = _native.RingWriter.set_bound
+
+    def wrong(self: Any, table: int, bound: int) -> None:
+        real(self, table, 255)
+
+    return [mock.patch.object(_native.RingWriter, "set_bound", wrong)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -447,6 +481,9 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _leaves_before_the_exchange,
         _keeps_the_exchange,
         _forgets_the_exchange,
+        _bound_before_its_clock,
+        _knows_the_bound_for_too_long,
+        _rows_of_the_greatest_bound,
     )
 }
 

@@ -94,6 +94,9 @@ SHOWN_BY = {
     "leaves-before-the-exchange": 125,
     "keeps-the-exchange": 2,
     "forgets-the-exchange": 49,
+    "bound-before-its-clock": 59,
+    "knows-the-bound-for-too-long": 0,
+    "rows-of-the-greatest-bound": 110,
 }
 
 
