@@ -26,9 +26,12 @@ from mpips.checkpoint.shards import (
 )
 from mpips.errors import CheckpointError
 from mpips.model.common_copy import stored_states
+from mpips.model.consistency import is_adaptive
 from mpips.model.initializer import Initializer
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
+# Keys of a consistency model in a manifest: numbers that were in force at the cut.
+IN_FORCE = "bound_in_force"  # of SSP("auto")
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 
@@ -40,12 +43,14 @@ class Hello(msgspec.Struct):
         hdf5: Kind of the server's h5py: "parallel" (with MPI, and the server may use it), "serial" or "none".
         shards: Shards of the server by name of the table.
         applied: Sequence number of the last applied record, by worker.
+        bound: See ServerState.
     """
 
     run: tuple[str, int, int]
     hdf5: str
     shards: dict[str, list[ShardEntry]]
     applied: list[int]
+    bound: int = -1
 
 
 class TablePlan(msgspec.Struct, frozen=True):
@@ -116,7 +121,12 @@ def plan_tables(
                 f"servers do not write the same checkpoint: server 0 has (run, generation, step) = "
                 f"{hellos[0].run}, server {server} has {hello.run}"
             )
-    return [_plan_table(table, hellos, block_bytes) for table in head.tables]
+    plans = [_plan_table(table, hellos, block_bytes) for table in head.tables]
+    bound = max(hello.bound for hello in hellos)
+    for table, plan in zip(head.tables, plans, strict=True):
+        if is_adaptive(table.consistency) and bound >= 0:
+            plan.entry.consistency[IN_FORCE] = bound
+    return plans
 
 
 def _plan_table(table: Table, hellos: Sequence[Hello], block_bytes: int) -> TablePlan:

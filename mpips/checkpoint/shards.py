@@ -14,6 +14,7 @@ from mpips.checkpoint.manifest import WorkerState
 from mpips.errors import CheckpointError
 from mpips.model.best_value import BestValue
 from mpips.model.common_copy import stored_states
+from mpips.model.consistency import is_adaptive
 from mpips.model.partition import Partition
 from mpips.model.row_values import bf16_values
 from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -77,9 +78,16 @@ ShardData = DenseShardData | EmbeddingShardData
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of one server: `applied[w]` is the sequence number of the last applied record of worker w."""
+    """The state of one server.
+
+    Attributes:
+        applied: Sequence number of the last applied record, by worker.
+        bound: The bound of SSP("auto") that server 0 has decided on last; -1: this is another server, or no
+            table has such a bound.
+    """
 
     applied: Sequence[int] = ()
+    bound: int = -1
 
 
 @dataclass(frozen=True)
@@ -125,12 +133,16 @@ def notes_uses(table: Table) -> bool:
 
 
 def settings_of(value: Any) -> dict[str, Any]:
-    """Return a consistency model, with its policy, as a configuration mapping."""
+    """Return a consistency model, with its policy, as a configuration mapping.
+
+    A fixed bound of SSP has no greatest one.
+    """
     options = {
         f.name: settings_of(getattr(value, f.name))
         if f.name == "policy"
         else getattr(value, f.name)
         for f in dataclasses.fields(value)
+        if f.name != "max" or is_adaptive(value)
     }
     return {"name": value.name, **options}
 

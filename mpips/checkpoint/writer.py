@@ -193,7 +193,13 @@ class CheckpointWriter:
         run = (self._head.run_id, self._head.generation, self._head.step)
         few = len(self._server.applied) * self._peers.size <= MOST_APPLIED
         applied = [int(number) for number in self._server.applied] if few else []
-        hello = Hello(run=run, hdf5=kind, shards=shards or {}, applied=applied)
+        hello = Hello(
+            run=run,
+            hdf5=kind,
+            shards=shards or {},
+            applied=applied,
+            bound=self._server.bound,
+        )
         plain = yield from self._all.meet(msgspec.to_builtins(hello))
         return msgspec.convert(plain, list[Hello])
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from mpips.config.schema import JobConfig
 from mpips.config.table_section import TableConfig
 from mpips.errors import ConfigError
 from mpips.model.accepted import unknown_name
-from mpips.model.consistency import ASP, BSP, MODELS, POLICIES, SSP, Consistency, Policy
+from mpips.model.consistency import ASP, AUTO, BSP, MODELS, POLICIES, SSP, Consistency, Policy
 from mpips.model.job_tables import check_tables
 from mpips.model.local_sgd import DiLoCo, LocalSGD
 from mpips.model.optimizer import Optimizer, PythonRule
@@ -144,6 +144,7 @@ _HOMES = {
     "reduce": "BSP",
     "backup": "BSP",
     "bound": "SSP and asynchronous diloco",
+    "max_bound": "SSP with bound 'auto'",
     "steps": "local_sgd and diloco",
     "outer": "diloco",
     "fragments": "diloco",
@@ -188,6 +189,8 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
     """
     model = options.consistency if options.consistency is not None else default.name
     allowed = _OPTIONS[model]
+    if model == "ssp" and _bound(options, default) == AUTO:
+        allowed = allowed | {"max_bound"}
     if options.policy == "reject":
         allowed = allowed | {"max_staleness"}
     if options.policy == "compensate":
@@ -216,8 +219,16 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
         )
     policy = _policy(options, same.policy)
     if isinstance(same, SSP):
-        return SSP(options.bound if options.bound is not None else same.bound, policy)
+        most = options.max_bound if options.max_bound is not None else same.max
+        return SSP(_bound(options, same), policy, most)
     return ASP(policy)
+
+
+def _bound(options: TableConfig, default: Consistency) -> int | Literal["auto"]:
+    """Return the bound of SSP: that of the options, or else that of the task."""
+    if options.bound is not None:
+        return options.bound
+    return (default if isinstance(default, SSP) else SSP()).bound
 
 
 def _policy(options: TableConfig, default: Policy) -> Policy:

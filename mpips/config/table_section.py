@@ -8,11 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from mpips.model.consistency import (
+    AutoBound,
     Backup,
-    Bound,
     ConsistencyName,
     Lambda,
     MaxStaleness,
+    MostBound,
     PolicyName,
     Reduction,
 )
@@ -33,11 +34,14 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = None
     consistency: Annotated[ConsistencyName | None, Meta(description="Consistency model.")] = None
     bound: Annotated[
-        Bound | None,
+        AutoBound | None,
         Meta(
-            description="SSP: clocks that a worker may be ahead of the slowest. Asynchronous diloco: "
-            "outer steps."
+            description="SSP: clocks that a worker may be ahead of the slowest; auto: as many as measured "
+            "push intervals suggest. Asynchronous diloco: outer steps."
         ),
+    ] = None
+    max_bound: Annotated[
+        MostBound | None, Meta(description="SSP with bound auto: greatest bound; 8 by default.")
     ] = None
     reduce: Annotated[
         Reduction | None,

@@ -99,7 +99,8 @@ def _words(kind: inspect.Type, value: object) -> str | None:
         words = " or ".join(first for first, _, _ in parts) + rest if all(found) else None
     elif isinstance(kind, inspect.LiteralType):
         names = [str(name) for name in kind.values]
-        words = f"one of {', '.join(names)}{did_you_mean(value, names)}"
+        first = f"one of {', '.join(names)}" if len(names) > 1 else repr(names[0])
+        words = f"{first}{did_you_mean(value, names)}"
     elif isinstance(kind, inspect.IntType | inspect.FloatType):
         words = _number(kind, value)
     elif isinstance(kind, inspect.BoolType):

@@ -3,7 +3,7 @@
 BSP: bulk synchronous parallel (Valiant 1990). SSP: stale synchronous parallel (Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013). ASP: fully
 asynchronous (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012). LocalSGD, DiLoCo: see
-mpips.model.local_sgd.
+mpips.model.local_sgd. SSP("auto"): see mpips.model.adaptive_bound.
 
 The staleness of an update is the number of updates that its table has applied since the values that the
 update was computed on. These are the values that the push names as `base`, or else those of the worker's
@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from msgspec import Meta
 
 from mpips import _native
+from mpips.errors import ConfigError
 from mpips.model.accepted import check_fields, check_value, unknown_name
 from mpips.model.local_sgd import DiLoCo, Local, LocalSGD
 
@@ -37,6 +38,10 @@ __all__ = [
 Reduction: TypeAlias = Literal["mean", "sum"]
 Backup: TypeAlias = Annotated[int, Meta(ge=0)]
 Bound: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+AUTO: Literal["auto"] = "auto"
+AutoBound: TypeAlias = Annotated[Bound | Literal["auto"], Meta(description="clocks")]
+MostBound: TypeAlias = Annotated[int, Meta(ge=1, le=255)]  # le: what the word of a decision holds
+DEFAULT_MOST_BOUND = 8  # of SSP("auto")
 MaxStaleness: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 # float32 arithmetic multiplies with it.
 Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
@@ -122,19 +127,40 @@ class BSP:
 class SSP:
     """A worker at clock c reads values that contain all updates up to clock c - bound - 1.
 
+    With bound = "auto" it is dynamic SSP (Zhao et al., "Dynamic Stale Synchronous Parallel Distributed
+    Training for Deep Learning", ICDCS 2019): the bound begins with 0 and follows the measured push intervals
+    of the workers. A job has one bound for all such tables, and all workers use the same one at a clock. See
+    mpips.model.adaptive_bound.
+
     Attributes:
-        bound: Clocks that a worker may be ahead of the slowest one.
+        bound: Clocks that a worker may be ahead of the slowest one; or "auto".
         policy: Treatment of a stale update.
+        max: Greatest bound of "auto". Another bound takes none.
     """
 
-    bound: Bound = 2
+    bound: AutoBound = 2
     policy: Policy = Accept()
+    max: MostBound = DEFAULT_MOST_BOUND
     name: ClassVar[str] = "ssp"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a bound that is not accepted, or for another value than a policy."""
         check_fields(self)
+        if not self.is_adaptive and self.max != DEFAULT_MOST_BOUND:
+            raise ConfigError(
+                f"max = {self.max} with bound = {self.bound}: applies only to bound = 'auto'; remove it"
+            )
         _check_policy(self.policy)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if the bound follows measured push intervals."""
+        return isinstance(self.bound, str)
+
+    @property
+    def most_bound(self) -> int:
+        """The greatest bound that can be in force, clocks."""
+        return self.max if isinstance(self.bound, str) else self.bound
 
 
 @dataclass(frozen=True)
@@ -178,12 +204,18 @@ def native(consistency: Consistency) -> _native.ConsistencyConfig:
     policy: Policy = Accept() if isinstance(consistency, BSP) else consistency.policy
     return _native.ConsistencyConfig(
         model=_native.Model.__members__[consistency.name.upper()],
-        bound=consistency.bound if isinstance(consistency, SSP) else 0,
+        bound=consistency.most_bound if isinstance(consistency, SSP) else 0,
         policy=policy.name,
         max_staleness=policy.max_staleness if isinstance(policy, Reject) else 0,
         lambda_=policy.lambda_ if isinstance(policy, Compensate) else 0.0,
         mean=isinstance(consistency, BSP) and consistency.reduce == "mean",
+        adaptive=is_adaptive(consistency),
     )
+
+
+def is_adaptive(consistency: Consistency) -> bool:
+    """Return True for SSP("auto")."""
+    return isinstance(consistency, SSP) and consistency.is_adaptive
 
 
 def judges_staleness(consistency: Consistency) -> bool:

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP
+from mpips.model.consistency import BSP, SSP
 from mpips.model.served import check_together
 from mpips.model.table import Table
 
@@ -38,6 +38,16 @@ def check_tables(tables: list[Table]) -> None:
         )
     if backups - {0} and any(not isinstance(t.consistency, BSP) for t in tables):
         raise ConfigError("backup workers need every table to be BSP; set backup = 0 or use BSP")
+    most = {
+        t.consistency.max
+        for t in tables
+        if isinstance(t.consistency, SSP) and t.consistency.is_adaptive
+    }
+    if len(most) > 1:
+        raise ConfigError(
+            f"tables under SSP('auto') with different greatest bounds {sorted(most)}: a job has one bound "
+            "for all of them, so give all of them the same max"
+        )
 
 
 def fingerprint(tables: list[Table], extra: str) -> str:

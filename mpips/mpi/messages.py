@@ -54,6 +54,7 @@ class Figures(msgspec.Struct, array_like=True):
             with limits (servers).
         rows: Accesses to rows by the index of their table, for the embedding tables with most of them
             (servers); empty if the job is not observed.
+        bound: The bound of SSP("auto") that was decided on last (server 0); -1: no table has such a bound.
     """
 
     at: float = 0.0
@@ -81,6 +82,7 @@ class Figures(msgspec.Struct, array_like=True):
     links: list[tuple[int, int]] = []
     rows: dict[int, TableRows] = {}
     limits: dict[int, tuple[int, int, int, int]] = {}
+    bound: int = -1
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):

@@ -40,6 +40,7 @@ class RecordedTable(msgspec.Struct, frozen=True):
         consistency: "bsp", "ssp" or "asp".
         bound: Bound of SSP, in clocks; 0 under other models.
         max_staleness: The policy reject drops staler updates; -1: another policy.
+        is_adaptive: SSP("auto"): `bound` is the greatest one.
     """
 
     name: str
@@ -47,6 +48,7 @@ class RecordedTable(msgspec.Struct, frozen=True):
     consistency: str
     bound: int = 0
     max_staleness: int = -1
+    is_adaptive: bool = False
 
 
 class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +87,14 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
         limited_at: Clock of a worker, or records of a server, at which monitor.record_mib ended the record;
             -1: it is complete.
         digests: On a server, XXH3-64 of its part of each table at the end, by name: values and states.
+        bounds: On server 0, the decisions on the bound of SSP("auto"): the clock from which a bound was in
+            force, and the bound. Before the first one it is 0. None: there was no such table, or there were
+            too many decisions.
     """
 
     limited_at: int = -1
     digests: dict[str, str] = {}
+    bounds: tuple[tuple[int, int], ...] | None = None
 
 
 class ReplayOrder(msgspec.Struct, frozen=True, kw_only=True):

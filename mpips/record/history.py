@@ -16,6 +16,7 @@ tables and the clocks of workers itself. Then it compares what workers noted wit
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -67,8 +68,10 @@ def check_history(servers: Sequence[RecordContent], workers: Sequence[RecordCont
     """
     found = Checked(breaks=[], notes=[])
     histories = []
+    end = servers[0].end if servers else None
+    bounds = end.bounds if end is not None else None
     for file in servers:
-        history = ServerHistory(file.head, read_order(file))
+        history = ServerHistory(file.head, read_order(file), bounds)
         histories.append(history)
         found.breaks += history.breaks
         found.n_records += len(history.records)
@@ -99,9 +102,21 @@ class ServerHistory:
         least: Lowest clock of the workers that have not finished, before each record; infinite: all have.
     """
 
-    def __init__(self, head: RecordHead, records: list[Consumed]) -> None:
-        """Walk the records and check the rules that concern the server alone."""
+    def __init__(
+        self,
+        head: RecordHead,
+        records: list[Consumed],
+        bounds: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Walk the records and check the rules that concern the server alone.
+
+        Args:
+            head: Head of its file.
+            records: Its records, in the order in which they were consumed.
+            bounds: See End.
+        """
         self._head = head
+        self._bounds = bounds
         self.records = records
         self.breaks: list[str] = []
         self.place: list[dict[int, int]] = [{} for _ in range(head.n_workers)]
@@ -149,7 +164,7 @@ class ServerHistory:
         is_push = record.kind in (PUSH_DENSE, PUSH_ROWS)
         if is_push and table.consistency == "bsp" and record.clock > least:
             self._note("bsp", record, f"was consumed while a worker was at clock {least:g}")
-        if record.kind == PULL_ROWS and _is_ahead(table, record.clock, least):
+        if record.kind == PULL_ROWS and self.is_ahead(table, record.clock, least):
             self._note("ssp", record, f"was answered while a worker was at clock {least:g}")
         if record.staleness < 0:
             return
@@ -167,15 +182,25 @@ class ServerHistory:
         """Return the number of updates of a table by the records before position `at`."""
         return bisect.bisect_left(self.versions[table], at)
 
+    def is_ahead(self, table: RecordedTable, clock: int, least: float) -> bool:
+        """Return True if a pull at this clock breaks the bound of SSP that is in force.
+
+        Args:
+            table: The table.
+            clock: Clock of the worker.
+            least: Lowest clock of all workers.
+        """
+        bound = table.bound
+        if table.is_adaptive and self._bounds is not None:
+            i = bisect.bisect_right(self._bounds, clock, key=operator.itemgetter(0))
+            bound = self._bounds[i - 1][1] if i else 0
+        return table.consistency == "ssp" and clock - least > bound
+
     def own_version(self, table: int, worker: int, own: int) -> int:
         """Return the version of a table with the newest of a worker's first `own` records that changed it."""
         pushes = self._pushes.get((worker, table), [])
         i = bisect.bisect_left(pushes, (own, 0))
         return pushes[i - 1][1] if i else 0
-
-
-def _is_ahead(table: RecordedTable, clock: int, least: float) -> bool:
-    return table.consistency == "ssp" and clock - least > table.bound
 
 
 def _check_worker(
@@ -270,5 +295,5 @@ def _check_pull(
         return
     if most > (newest := server.version_before(pull.table, at)):
         yield f"future: the {where} has seen version {most}, its next record came at version {newest}"
-    if _is_ahead(table, pull.clock, server.least[at]):
+    if server.is_ahead(table, pull.clock, server.least[at]):
         yield f"ssp: the {where} had values while a worker was at clock {server.least[at]:g}"

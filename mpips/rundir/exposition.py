@@ -268,10 +268,17 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "Rows of tables with limits: made, refused (keys by clock), evicted, and returned soon after that.",
         labels=["run", "table", "event"],
     )
+    bound = GaugeMetricFamily(
+        "mpips_ssp_bound_clocks",
+        "Bound of the tables under SSP with bound auto: clocks that a worker may be ahead of the slowest.",
+        labels=["run"],
+    )
     for view in views:
         if view.ranks is None:
             continue
         load = view.ranks.load
+        if load.bound is not None:
+            bound.add_metric([view.name], load.bound)
         for table in load.tables:
             tables.add_metric([view.name, table.name], table.updates)
             for event in ("made", "refused", "evicted", "returned"):
@@ -294,7 +301,7 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         )
         buckets = [(f"{bound:.1f}", sum(load.staleness[: bound + 1])) for bound in _BUCKETS]
         staleness.add_metric([view.name], [*buckets, ("+Inf", sum(load.staleness))], total)
-    yield from (tables, limited, hottest, pushed, pulled, staleness)
+    yield from (tables, limited, hottest, pushed, pulled, staleness, bound)
 
 
 # Metrics of single ranks: role, name, help, whether it is a counter, value.

@@ -128,12 +128,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             table, the hottest first.
         links: The links with most bytes lately, these first; empty with very many servers.
         staleness: Number of updates by their staleness from 0 on, since the start of this launch.
+        bound: The bound of SSP("auto") that was decided on last; None: no table has such a bound.
     """
 
     tables: tuple[TableLoad, ...] = ()
     links: tuple[LinkLoad, ...] = ()
     staleness: tuple[int, ...] = ()
     rows: tuple[RowLoad, ...] = ()
+    bound: int | None = None
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):

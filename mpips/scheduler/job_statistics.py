@@ -21,7 +21,8 @@ import msgspec
 # Values of which the totals contain the greatest; of other numbers they contain the sum.
 _GREATEST = frozenset(("clock", "version", "max_staleness", "longest_copy_s", "longest_hold_s"))
 _INDICES = frozenset(("server", "worker"))  # numbers of servers and workers, which have no total
-_OF_THE_JOB = "checkpoint"  # the last checkpoint: equal on all servers, so server 0 reports it
+# The last checkpoint, which is equal on all servers, and the decisions on the bound of SSP: from server 0.
+_OF_THE_JOB = ("checkpoint", "bounds")
 
 
 class JobStatistics:
@@ -40,10 +41,11 @@ class JobStatistics:
         """Add the statistics of a server of this index, as JSON."""
         self._servers[server] = entry
         plain = msgspec.json.decode(entry)
-        saved = plain.pop(_OF_THE_JOB, None)
+        of_the_job = {key: plain.pop(key, None) for key in _OF_THE_JOB}
         self._add("servers", plain)
-        if server == 0 and saved is not None:
-            self._totals["servers"][_OF_THE_JOB] = saved
+        if server == 0:
+            known = {key: value for key, value in of_the_job.items() if value is not None}
+            self._totals["servers"].update(known)
 
     def add_worker(self, worker: int, entry: bytes) -> None:
         """Add the statistics of a worker of this index, as JSON."""
@@ -93,7 +95,7 @@ def last_checkpoint(statistics: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         statistics: Statistics of the job, as in `Outcome.statistics`.
     """
-    found: dict[str, Any] = statistics["totals"]["servers"].get(_OF_THE_JOB) or {}
+    found: dict[str, Any] = statistics["totals"]["servers"].get("checkpoint") or {}
     return found
 
 

@@ -76,7 +76,9 @@ class LoadTable:
                 staleness[i] += n
         hottest = nlargest(MOST_TABLES, updates, key=lambda i: (update_rates[i], updates[i], -i))
         busiest = nlargest(MOST_LINKS, links, key=lambda link: (sum(links[link][2:]), link))
+        bound = max((last.bound for _, last, _ in counts), default=-1)
         return Load(
+            bound=bound if bound >= 0 else None,
             tables=tuple(
                 TableLoad(
                     name=self._tables[i],

@@ -43,6 +43,7 @@ class RecordingServer:
     def __init__(self, server: Server, file: RecordFile) -> None:
         """Begin with the next record. `file`: the server's file of the record."""
         self._file = file
+        self._control = server.bound_control
         self._core = server.core
         self._log = _native.OrderLog(server.layout.n_workers)
         self._limited_at = -1
@@ -66,7 +67,8 @@ class RecordingServer:
     def end(self, digests: dict[str, str]) -> str:
         """Write the rest and the digests of the tables; return why the file is not complete, or ""."""
         self._put()
-        failure = self._file.close(End(limited_at=self._limited_at, digests=digests))
+        bounds = None if self._control is None else self._control.all_bounds()
+        failure = self._file.close(End(limited_at=self._limited_at, digests=digests, bounds=bounds))
         return f"the record is not complete: {failure}" if failure else ""
 
 
@@ -97,6 +99,7 @@ class ReplayingServer:
         self._expected = expected
         self.result: Replayed | None = None
         server.core.follow(order, gate)
+        server.hold_bound()
 
     def poll(self) -> None:
         """Do nothing."""

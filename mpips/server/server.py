@@ -18,7 +18,7 @@ from typing import Any
 
 from mpips import _native
 from mpips.errors import DifferenceError, MpipsError, ProtocolError, RecoveryError, RegionError
-from mpips.model.consistency import BSP, native
+from mpips.model.consistency import BSP, SSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
@@ -27,6 +27,7 @@ from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
 from mpips.server import heartbeat
+from mpips.server.bound_control import BoundControl, bound_in_force, bound_table
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
@@ -86,6 +87,7 @@ class Server:
         core: The native server, which consumes records and owns the shards.
         durability: Durability of its state: what outlives the process, and what the server takes over.
         token: Token of the job, which names its memory.
+        bound_control: Decides on the bound of SSP("auto"); None: this server has nothing to decide.
     """
 
     def __init__(
@@ -169,11 +171,32 @@ class Server:
             self.core.set_name(i, table.name)
         if not durability.warm:
             self.core.start()
-            return
-        try:
-            self.core.attach()
-        except _native.RecoveryError as error:
-            raise RecoveryError(f"server {index}: {error}") from None
+        else:
+            try:
+                self.core.attach()
+            except _native.RecoveryError as error:
+                raise RecoveryError(f"server {index}: {error}") from None
+        self.bound_control = self._make_bound_control()
+
+    def poll_decisions(self) -> list[str]:
+        """Take decisions that are due; return lines for people about those that have changed anything."""
+        line = "" if self.bound_control is None else self.bound_control.poll()
+        return [line] if line else []
+
+    @property
+    def decides(self) -> bool:
+        """True if `poll_decisions` is to be called."""
+        return self.bound_control is not None
+
+    def _make_bound_control(self) -> BoundControl | None:
+        """Make the control of SSP("auto") on server 0; None: it has nothing to decide."""
+        table = bound_table(self._tables)
+        if self.index != 0 or table is None or self.layout.n_workers == 1:
+            return None
+        consistency = self._tables[table].consistency
+        assert isinstance(consistency, SSP)
+        before = bound_in_force(self.region, self.layout, table) if self.durability.warm else 0
+        return BoundControl(self.core, table, consistency.most_bound, before)
 
     def _memory(
         self, part: str, n_bytes: int, reserve: int = 0, sparse: bool = False
@@ -434,11 +457,17 @@ class Server:
                 return served, long, left
             entered = left
 
+    def hold_bound(self) -> None:
+        """Take no decisions on the bound of SSP("auto"): this launch repeats a recorded one."""
+        self.bound_control = None
+
     def figures(self) -> Figures:
         """Return this server's counts since its start, for a heartbeat. Cheap; call it between drains."""
         found = heartbeat.figures(self.core, self._tables, self.region.n_bytes)
         if self._observes_rows:
             found.rows = heartbeat.hot_rows(self.core, len(self._tables))
+        if self.bound_control is not None:
+            found.bound = self.bound_control.bound
         return found
 
     def observe_rows(self) -> None:
@@ -448,12 +477,15 @@ class Server:
 
     def statistics(self) -> dict[str, Any]:
         """Return this server's statistics since its start, as plain numbers."""
+        control = self.bound_control
+        decided = {} if control is None else {"bounds": [list(d) for d in control.decisions]}
         return {
             "server": self.index,
             "counters": self.core.counters(),
             "tables": {
                 table.name: self._table_statistics(i, table) for i, table in enumerate(self._tables)
             },
+            **decided,
         }
 
     def _table_statistics(self, i: int, table: Table) -> dict[str, Any]:

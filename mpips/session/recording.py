@@ -15,7 +15,7 @@ from mpips import _native
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.triggers import Triggers
 from mpips.errors import ConfigError, DifferenceError
-from mpips.model.consistency import BSP, SSP, Reject
+from mpips.model.consistency import BSP, SSP, Reject, is_adaptive
 from mpips.model.served import local_tables
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
 from mpips.record.files import (
@@ -198,8 +198,9 @@ def _recorded(table: Table) -> RecordedTable:
         table.name,
         "embedding" if isinstance(table, EmbeddingTable) else "dense",
         model.name,
-        model.bound if isinstance(model, SSP) else 0,
+        model.most_bound if isinstance(model, SSP) else 0,
         policy.max_staleness if isinstance(policy, Reject) else -1,
+        is_adaptive(model),
     )
 
 

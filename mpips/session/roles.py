@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mpips.scheduler.rank_table import RankTable
     from mpips.scheduler.scheduler import Scheduler
     from mpips.server.server import Server
+    from mpips.session.decision_log import DecisionLog
     from mpips.session.parts import Parts
     from mpips.session.tracing import RankTracer
     from mpips.snapshot.server_part import ServerPart
@@ -305,12 +306,15 @@ class Roles:
             )
         )
         self._rank_table.show_own(client.heartbeat)
+        decisions = _decision_log(p.server)
 
         def poll() -> bool:
             nonlocal last
             self._touch()
             if p.server_record is not None:
                 p.server_record.poll()
+            if decisions is not None:
+                decisions.poll()
             if scheduler is None:
                 client.poll()
             elif time.monotonic() - last > _SCHEDULER_POLL_S:
@@ -462,3 +466,12 @@ def _figures(connection: Connection, server: Server | None) -> Figures:
         found.shm_used_bytes = served.shm_used_bytes
         found.shm_total_bytes = served.shm_total_bytes
     return found
+
+
+def _decision_log(server: Server) -> DecisionLog | None:
+    """Return the log of a server's decisions; None: it takes none."""
+    if not server.decides:
+        return None
+    from mpips.session.decision_log import DecisionLog
+
+    return DecisionLog(server)

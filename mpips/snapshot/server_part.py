@@ -385,19 +385,24 @@ class ServerPart:
         """Return a writer of these shards for cut `number`, with the workers' positions as they are now."""
         folder = self._saving.folder
         assert folder is not None
-        core = self._server.core
         return CheckpointWriter(
             self._comm,
             self._exchange or folder,
             self._head(),
             shards,
-            ServerState([core.applied(w) for w in range(self._n_workers)]),
+            self._state(),
             timeout_s=self._timeout_s,
             block_bytes=block_bytes,
             may_publish=self._run.check_lease if self._run is not None else None,
             example=None if self._exchange else self._saving.example,
             finished=folder,
         )
+
+    def _state(self) -> ServerState:
+        """Return what the manifest holds of this server."""
+        core, control = self._server.core, self._server.bound_control
+        applied = [core.applied(w) for w in range(self._n_workers)]
+        return ServerState(applied, control.bound if control is not None else -1)
 
     def _head(self) -> ManifestHead:
         """Return what the manifest holds of the job."""

@@ -39,6 +39,16 @@ def whole_version(read: Callable[[], tuple[int, int] | None], table: int) -> int
     return whole_word(version, table)
 
 
+def whole_min_clock(read: Callable[[], tuple[int, int] | None], table: int) -> int:
+    """Return the lowest clock of all workers in a table's head; see `whole_word`."""
+
+    def clock() -> int | None:
+        head = read()
+        return None if head is None else head[1]
+
+    return whole_word(clock, table)
+
+
 def whole_word(read: Callable[[], int | None], table: int) -> int:
     """Return a word of a table's head; read it until it is not being written.
 
@@ -158,6 +168,12 @@ class Channel(Protocol):
 
     def read_updates(self, table: int) -> int:
         """Return the number of updates that the rule of a table has applied, in earlier launches as well."""
+
+    def read_decision(self, table: int) -> tuple[int, int]:
+        """Return the lowest clock of all workers, and then the word of a decision on the bound of SSP.
+
+        The word is read after the clock, so it has all decisions that were published before that clock.
+        """
 
     def take_dense(self, table: int, clock: int, out: Float32) -> bool:
         """Copy the server's range of a small dense table under BSP, as of this clock, if it is here already.
@@ -301,6 +317,15 @@ class MemoryChannel:
         return whole_word(
             lambda: _native.read_word(self.memory, self.layout.updates_offset(table)), table
         )
+
+    def read_decision(self, table: int) -> tuple[int, int]:
+        """Return the lowest clock of all workers, and then the word of a decision on the bound of SSP."""
+        at = self.layout.head_offset(table)
+        clock = whole_min_clock(lambda: _native.read_head(self.memory, at), table)
+        word = whole_word(
+            lambda: _native.read_word(self.memory, self.layout.decision_offset(table)), table
+        )
+        return clock, word
 
     def take_dense(self, table: int, clock: int, out: Float32) -> bool:
         """Return False: the values are in this node's memory."""

@@ -86,6 +86,7 @@ class RemoteChannel:
         reads = self._reads = RemoteReads(memory, layout, n_workers, self._writer, self._gate)
         self.read_version, self.read_dense = reads.version, reads.dense
         self.read_state, self.read_updates = reads.state, reads.updates
+        self.read_decision = reads.decision
         self.clocks, self.awaited_worker = reads.clocks, reads.awaited_worker
         self.take_dense, self.fetch_dense = reads.take_dense, reads.fetch_dense
         self._area = Area(layout.area_bytes(worker), self._writer)

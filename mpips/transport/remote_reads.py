@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.transport import common_copies
 from mpips.transport.batched_reads import BatchedReads
-from mpips.transport.channel import whole_version, whole_word
+from mpips.transport.channel import whole_min_clock, whole_version, whole_word
 from mpips.transport.image import decode_image, image_bytes
 
 if TYPE_CHECKING:
@@ -95,10 +95,19 @@ class RemoteReads:
 
     def updates(self, table: int) -> int:
         """Return the number of updates of a table's rule."""
+        return self._word(table, self._layout.updates_offset(table))
+
+    def decision(self, table: int) -> tuple[int, int]:
+        """Read the lowest clock of all workers, then the decision; see Channel.read_decision."""
+        clock = whole_min_clock(lambda: self.head(table), table)
+        return clock, self._word(table, self._layout.decision_offset(table))
+
+    def _word(self, table: int, at: int) -> int:
+        """Return the value of a pair of words in a table's head."""
         words = np.empty(2, np.uint64)
 
         def read() -> int | None:
-            self._read(self._layout.updates_offset(table), words.view(np.uint8))
+            self._read(at, words.view(np.uint8))
             value, complement = (int(word) for word in words)
             return value if value ^ complement == 2**64 - 1 else None
 

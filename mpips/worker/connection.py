@@ -19,6 +19,7 @@ from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.worker import counts, waits
+from mpips.worker.agreed_bound import agreed_bound
 from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
@@ -74,6 +75,7 @@ class Connection:
         progress: Advances transfers while the program computes; None: nothing does.
         coming: The values that the worker has asked for in advance; None: no such values.
         record: The worker's part in a record or in a replay; None: the job has none.
+        agreed_bound: The bound of SSP("auto") at this worker's clock; None: no table has such a bound.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
     """
 
@@ -166,6 +168,8 @@ class Connection:
             self.images.write if self.images is not None else None,
             self.local is not None,
         )
+        is_replay = record is not None and record.is_replay
+        self.agreed_bound = agreed_bound(self, tables, is_replay)
         self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
         self._ticks = Ticks(self, tables, start.writes_position)
@@ -293,17 +297,22 @@ class Connection:
         if self.coming is not None:
             self.coming.finish()
         if self.local is None:
-            self._ticks.tick()
+            self._tick()
             return
         self.local.settle()
         with Whole(self, "clock()"):
             if self.local.step():
-                self._ticks.tick()
+                self._tick()
                 return
             self.control.clock = self.step
             self.snapshot.note_inner_step(self.now, self.step)
             self.control.poll()
             self.collectives.poll()
+
+    def _tick(self) -> None:
+        self._ticks.tick()
+        if self.agreed_bound is not None and not self._finished:
+            self.agreed_bound.advance()
 
     def synchronize(self) -> None:
         """See Worker.synchronize."""
@@ -312,7 +321,7 @@ class Connection:
         if self.local is not None and self.local.begin_synchronize():
             with Whole(self, "synchronize()"):
                 self.local.push_all()
-                self._ticks.tick()
+                self._tick()
 
     @property
     def skips_clocks(self) -> bool:

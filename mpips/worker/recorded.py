@@ -18,7 +18,13 @@ Float32 = NDArray[np.float32]
 
 
 class WorkerRecord(Protocol):
-    """A worker's part in a record or in a replay. Only the worker's thread uses it."""
+    """A worker's part in a record or in a replay. Only the worker's thread uses it.
+
+    Attributes:
+        is_replay: It repeats the pulls of a recorded run.
+    """
+
+    is_replay: bool
 
     def join(self, channels: Sequence[MemoryChannel]) -> None:
         """Begin. `channels`: the worker's channel to each server."""
@@ -58,7 +64,9 @@ class WorkerRecord(Protocol):
 
 
 class RecordingWorker:
-    """Notes what the pulls of a worker have seen."""
+    """Notes what the pulls of a worker have seen. Attributes as in WorkerRecord."""
+
+    is_replay = False
 
     def __init__(self, file: RecordFile, n_servers: int, n_tables: int) -> None:
         """Note nothing yet. `file`: the worker's file of the record."""
@@ -123,7 +131,12 @@ class RecordingWorker:
 
 
 class ReplayingWorker:
-    """Repeats the pulls of dense tables of a recorded run, and compares its clocks."""
+    """Repeats the pulls of dense tables of a recorded run, and compares its clocks.
+
+    Attributes as in WorkerRecord.
+    """
+
+    is_replay = True
 
     def __init__(
         self, index: int, pulls: _native.RecordedPulls, words: Sequence[_native.SharedMemory]

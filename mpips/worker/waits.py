@@ -166,8 +166,15 @@ def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
     if isinstance(table.consistency, BSP):
         return connection.now, 0
     if isinstance(table.consistency, SSP):
-        return 0, max(0, connection.now - table.consistency.bound)
+        return 0, max(0, connection.now - bound(connection, table.consistency))
     return 0, 0
+
+
+def bound(connection: Connection, consistency: SSP) -> int:
+    """Return the bound that is in force at the worker's clock."""
+    if connection.agreed_bound is not None and consistency.is_adaptive:
+        return connection.agreed_bound.bound
+    return consistency.most_bound
 
 
 def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bound: int) -> None:

@@ -79,7 +79,10 @@ const stalenessPanel = (run) => {
   const reduced = (name, index, pick) => ({name, index, points: spans.map((s, i) => { const values = each.map((e) => e.points[i][1]).filter(isNumber); return [s.end, values.length ? pick(values) : null]; })});
   const series = each.length <= MOST_CURVES ? each : [reduced("mean", 0, (v) => sum(v) / v.length), reduced("greatest", 1, (v) => Math.max(...v)), reduced("least", 2, (v) => Math.min(...v))];
   for (const s of series) if (isNumber(s.mean)) s.bestText = "mean " + number(s.mean, 3);
-  return chartCard("staleness", "Staleness of updates", `updates of the table behind, of ${each.length <= MOST_CURVES ? "each worker" : `${each.length} workers`}`, series, {x: "time", y: (v, digits = 3) => number(v, digits), zero: true, several: true, size: ""});
+  const made = chartCard("staleness", "Staleness of updates", `updates of the table behind, of ${each.length <= MOST_CURVES ? "each worker" : `${each.length} workers`}`, series, {x: "time", y: (v, digits = 3) => number(v, digits), zero: true, several: true, size: ""});
+  const bound = run.state ? run.state.ssp_bound : null;
+  if (made && isNumber(bound)) made.append(make("p", {class: "note", "data-ssp-bound": String(bound)}, `The bound of SSP("auto") is ${bound}.`));
+  return made;
 };
 
 const serverCurve = (id, title, unit, run, value, y) => {

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.model.consistency import BSP, SSP
 from mpips.transport.waiting import wait_for
+from mpips.worker import waits
 from mpips.worker.ahead.row_cache import NEVER, Numbers, RowCache
 from mpips.worker.node_rows.rows import NodeRows
 from mpips.worker.requests import Request
@@ -54,7 +55,7 @@ class TableAhead:
         self._connection = access.connection
         consistency = access.table.consistency
         self._is_bsp = isinstance(consistency, BSP)
-        self._bound = consistency.bound if isinstance(consistency, SSP) else None
+        self._ssp = consistency if isinstance(consistency, SSP) else None
         self._depth = depth
         self._alone = self._connection.n_workers == 1
         # The clock in which the worker has pushed rows before now, which nothing has noted; or NEVER.
@@ -66,6 +67,11 @@ class TableAhead:
         self._unsure: Int64 = self._current  # keys whose rows are valid if nobody has changed them
         self._coming: list[Request[Float32]] = []  # requests of rows of the next batch
         self._requests: list[Request[Float32]] = []  # requests that `take` waits for
+
+    @property
+    def _bound(self) -> int | None:
+        """Bound of SSP that is in force at the worker's clock; None: another model."""
+        return None if self._ssp is None else waits.bound(self._connection, self._ssp)
 
     @property
     def _now(self) -> int:
@@ -227,8 +233,8 @@ class TableAhead:
             equal: Flags = since == now
             return equal
         valid: Flags = (since != NEVER) & (now - since <= self._depth)
-        if self._bound is not None:
-            valid &= self._cache.least[numbers] >= now - self._bound
+        if (bound := self._bound) is not None:
+            valid &= self._cache.least[numbers] >= now - bound
         return valid
 
     def _will_be_since(self, numbers: Numbers) -> Int64:
@@ -272,8 +278,8 @@ class TableAhead:
         else:
             # Servers answer a worker further before than the bound only when this one has ended its clock.
             age, last = self._depth, _ANY_STAMP
-            if self._bound is not None:
-                age, last = min(self._depth, self._bound), now + self._bound
+            if (bound := self._bound) is not None:
+                age, last = min(self._depth, bound), now + bound
             usable, trusts = (use - age, last), now - 1
             if self._lag > age:
                 # Rows that others read now will be too old for this worker.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.errors import RegionError
-from mpips.model.consistency import BSP, SSP
+from mpips.model.consistency import BSP, SSP, is_adaptive
 from mpips.transport.channel import ShmChannel
 from mpips.worker.paths import has_direct_path
 from mpips.worker.paths.path import Float32
@@ -164,12 +164,14 @@ def direct_path(
         list(table.shape),
         parts,
         isinstance(model, BSP),
-        model.bound if isinstance(model, SSP) else -1,
+        model.most_bound if isinstance(model, SSP) else -1,
         table.check_finite,
         oversubscribed,
         connection.staging.memory,
         PushResult,
     )
+    if connection.agreed_bound is not None and is_adaptive(model):
+        connection.agreed_bound.join(port)
     if connection.record is not None and not isinstance(model, BSP):
         connection.record.join_port(port, [part.server for part in shards])
     return DirectPath(connection, shards, table.name, port)

@@ -288,6 +288,9 @@ void register_port(py::module_& m) {
                              [](const BoundPort& bound) { return bound.port.has_bounce(); })
       .def("close", [](BoundPort& bound) { bound.port.close(); })
       .def(
+          "set_bound", [](BoundPort& port, std::int64_t to) { port.port.set_bound(to); },
+          py::arg("bound"))
+      .def(
           "set_log",
           [](BoundPort& bound, PullLog* log, std::vector<std::size_t> servers) {
             if (servers.size() != bound.port.n_parts())

@@ -118,6 +118,12 @@ void bind_layout(py::module_& m) {
             return l.head(table) + offsetof(TableHead, updates);
           },
           py::arg("table"))
+      .def(
+          "decision_offset",
+          [](const Layout& l, std::uint32_t table) {
+            return l.head(table) + offsetof(TableHead, decision);
+          },
+          py::arg("table"))
       // Return (offset, bytes from block to block, codec) of the image for pulls; None: there is
       // none.
       .def(

@@ -110,7 +110,24 @@ void bind_counters(py::class_<Server>& server) {
            py::keep_alive<1, 3>())
       .def("observe_rows", [](Server& s) { s.core().observe_rows(); })
       .def("hot_rows", &hot_rows, py::arg("table"), py::arg("most"))
-      .def("queue", [](Server& s) { return s.core().queue(); });
+      .def("queue", [](Server& s) { return s.core().queue(); })
+      .def(
+          "decide_bounds",
+          [](Server& s, std::uint16_t table, std::uint64_t most, std::uint64_t bound) {
+            s.core().decide_bounds(table, most, bound);
+          },
+          py::arg("table"), py::arg("most"), py::arg("bound"))
+      .def(
+          "set_bound", [](Server& s, std::uint64_t bound) { return s.core().set_bound(bound); },
+          py::arg("bound"))
+      .def("min_clock", [](Server& s) { return s.core().clocks().min_clock(); })
+      // Return (clocks, seconds) of each worker since the last call.
+      .def("take_intervals", [](Server& s) {
+        std::vector<std::pair<std::uint64_t, double>> found;
+        for (const PushIntervals::Sum& sum : s.core().take_intervals())
+          found.emplace_back(sum.n, sum.seconds);
+        return found;
+      });
 }
 
 // The state of tables and workers.

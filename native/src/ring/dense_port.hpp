@@ -119,6 +119,8 @@ class DensePort {
     log_ = log;
     servers_ = std::move(servers);
   }
+  // Change the bound of SSP("auto"), at the begin of a clock.
+  void set_bound(std::int64_t bound) noexcept { bound_ = bound; }
   // Refuse pulls: they take the general path.
   void leave_pulls() noexcept { pulls_ = false; }
 

@@ -84,7 +84,7 @@ std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, cons
   std::size_t free = credits();
   for (; done < pull.n && free > 0; --free) {
     const std::size_t count = std::min(capacity, pull.n - done);
-    RecordHeader h = header(RecordKind::pull_rows, table, clock);
+    RecordHeader h = pull_header(table, clock);
     h.slot = codec_word(pull.codec.kind, 0);
     h.flags = segment_flags(done, count, pull.n);
     if (pull.changes_since != RowsToPull::whole_rows) {
@@ -113,7 +113,7 @@ std::size_t RingWriter::pull_places(std::uint16_t table, std::uint64_t clock,
                                 " floats does not fit into a reply slot; raise slot_kib");
   for (std::size_t free = credits(); done < pull.n && free > 0; --free) {
     const std::size_t count = std::min(capacity, pull.n - done);
-    RecordHeader h = header(RecordKind::pull_rows, table, clock);
+    RecordHeader h = pull_header(table, clock);
     h.flags = static_cast<std::uint16_t>(segment_flags(done, count, pull.n) | flag_places);
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;

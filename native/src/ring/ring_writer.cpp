@@ -25,6 +25,7 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       base_(n_tables, 0),
       named_(n_tables, unnamed),
       pushed_before_(n_tables, 0),
+      bounds_(n_tables, no_bound),
       role_(geometry.n_slots, 0),
       whole_(n_tables) {}
 

@@ -226,6 +226,9 @@ class RingWriter {
 
   std::uint64_t base_version(std::uint16_t table) const { return base_.at(table); }
   void set_base_version(std::uint16_t table, std::uint64_t v) { base_.at(table) = v; }
+  // Set the bound of SSP("auto") at the worker's clock: each later pull of rows of the table names
+  // the clock that all workers must have reached (base_version of its record).
+  void set_bound(std::uint16_t table, std::uint64_t bound) { bounds_.at(table) = bound; }
   // Declare on which version of the values the next pushes were computed. `unnamed`: on the newest
   // version that has arrived here.
   static constexpr std::uint64_t unnamed = ~std::uint64_t{0};
@@ -285,6 +288,12 @@ class RingWriter {
   };
 
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint64_t clock) const noexcept;
+  RecordHeader pull_header(std::uint16_t table, std::uint64_t clock) const noexcept {
+    RecordHeader h = header(RecordKind::pull_rows, table, clock);
+    const std::uint64_t bound = bounds_[table];
+    if (bound != no_bound) h.base_version = clock - (bound < clock ? bound : clock);
+    return h;
+  }
   RecordHeader push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock, bool first);
   // Throw InterruptedPush if a push to a table of `require_whole` is partly written.
   void check_whole() const {
@@ -323,6 +332,8 @@ class RingWriter {
   bool checksums_;
   std::uint64_t next_ = 0, published_ = 0, consumed_ = 0, retired_ = 0, received_ = 0;
   std::vector<std::uint64_t> base_, named_, pushed_before_;
+  static constexpr std::uint64_t no_bound = ~std::uint64_t{0};
+  std::vector<std::uint64_t> bounds_;  // by table; no_bound: its pulls name no clock
   static constexpr std::uint64_t no_tick = ~std::uint64_t{0};
   std::uint64_t owed_tick_ = no_tick;  // see owe_tick
   std::uint64_t n_cuts_ = 0;

@@ -35,6 +35,11 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
     clocks_.tick(worker, h.clock);
     if (clocks_.complete()) close_clock();
   }
+  if (intervals_) {
+    const double now = now_s();
+    intervals_->tick(worker, h.clock, any_bsp_, now);
+    intervals_->reach(clocks_.min_clock(), now);
+  }
   publish_clock(worker);
   publish_clocks();
   return verdict;

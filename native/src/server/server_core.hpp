@@ -17,6 +17,7 @@
 #include "ring/push_tag.hpp"
 #include "server/clocks.hpp"
 #include "server/hot_rows.hpp"
+#include "server/push_intervals.hpp"
 #include "server/row_limits.hpp"
 #include "server/shard.hpp"
 #include "shm/backoff.hpp"
@@ -209,6 +210,15 @@ class ServerCore {
     recorded_ = order;
     gate_ = gate;
   }
+  // Decide on the bound of SSP("auto") in this launch; see server_bound.cpp. Call it after `start`
+  // or `attach`. `table`: the table whose head has the decisions; `most`: the greatest bound;
+  // `bound`: the one with which the launch begins.
+  void decide_bounds(std::uint16_t table, std::uint64_t most, std::uint64_t bound);
+  // Set the bound from a later clock on, and return that clock; 0: the decision before is not in
+  // force for all workers yet, or no worker is at work.
+  std::uint64_t set_bound(std::uint64_t bound);
+  const PushIntervals* intervals() const noexcept { return intervals_.get(); }
+  std::vector<PushIntervals::Sum> take_intervals() { return intervals_->take(); }
   // Count from here on which rows of embedding tables are pushed and pulled most.
   void observe_rows();
   // Return the counter of a table's rows; null: it is no embedding table, or none are counted.
@@ -367,6 +377,7 @@ class ServerCore {
   static void publish_updates(const Table& table) noexcept;
   void publish_clocks();
   void publish_clock(std::size_t worker);
+  void publish_decision(const BoundDecision& decision);
   Verdict handle_places(std::size_t worker, const RecordHeader& header,
                         const std::uint8_t* payload);
   bool may_answer(const RecordHeader& header) const noexcept;
@@ -419,6 +430,9 @@ class ServerCore {
   RecordedOrder* recorded_ = nullptr;  // null: records are consumed as they come
   PullGate* gate_ = nullptr;
   bool observes_rows_ = false;
+  std::unique_ptr<PushIntervals> intervals_;  // null: this server decides on no bound
+  std::uint16_t bound_table_ = 0;
+  std::uint64_t most_ = 0;
   std::unique_ptr<Journal> journal_;
   std::vector<Position> positions_;
   std::map<std::pair<std::size_t, std::uint32_t>, StagingArea> old_staging_;

@@ -32,6 +32,9 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
       !layout_.geometry().replies)
     violation(worker, "a pull of " + std::to_string(h.count) + " rows with " +
                           std::to_string(h.payload_bytes) + " bytes: its sizes do not agree");
+  if (t.consistency.adaptive && h.base_version > h.clock)
+    violation(worker, "a pull of clock " + std::to_string(h.clock) + " that needs clock " +
+                          std::to_string(h.base_version));
   if (!may_answer(h)) return {false, Outcome::none, 0};
   answer(worker, h, &t, reinterpret_cast<const std::int64_t*>(payload));
   return {true, Outcome::answered, 0};
@@ -43,6 +46,10 @@ bool ServerCore::may_answer(const RecordHeader& h) const noexcept {
   const ConsistencyConfig& c = t.consistency;
   if (c.model == Model::bsp) return clocks_.current() + (t.early ? 1 : 0) >= h.clock;
   if (c.model != Model::ssp || clocks_.min_clock() >= h.clock) return true;
+  // The worker has read the bound in force at its clock. No bound exceeds the greatest one.
+  if (c.adaptive)
+    return clocks_.min_clock() >=
+           std::max(h.base_version, h.clock - std::min<std::uint64_t>(h.clock, c.bound));
   return h.clock - clocks_.min_clock() <= c.bound;
 }
 

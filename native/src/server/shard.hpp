@@ -19,7 +19,8 @@ constexpr const char* policy_names[] = {"accept", "scale", "reject", "compensate
 
 struct ConsistencyConfig {
   Model model = Model::bsp;
-  std::uint32_t bound = 0;          // SSP: clocks that a worker may run ahead
+  std::uint32_t bound = 0;          // SSP: clocks that a worker may run ahead, at most
+  bool adaptive = false;            // SSP: the bound is decided on; pulls name the clock they need
   Policy policy = Policy::accept;   // what happens to a stale update
   std::uint32_t max_staleness = 0;  // reject: the highest staleness that is applied
   float lambda = 0.0F;              // compensate: DC-ASGD's variance control

@@ -31,9 +31,11 @@ from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
+from simulation.adaptive import with_adaptive
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.kinds import (
+    ADAPTIVE,
     FEATURES,
     LOSING,
     MAY_GATHER,
@@ -42,6 +44,7 @@ from simulation.kinds import (
     has,
     has_losing,
     has_scaling,
+    is_adaptive,
 )
 from simulation.launch import Launch, Layout, simulated_start_up
 from simulation.local import (
@@ -143,6 +146,7 @@ class History:
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
+        self._adaptive = random.Random(f"bounds {seed}") if is_adaptive(seed) else None
         self._is_losing = has_losing(seed)
         may_scale = self._is_losing or has_scaling(seed)
         self._scaling = random.Random(f"changes {seed}") if may_scale else None
@@ -275,7 +279,9 @@ class History:
         # With synchronous outer steps values are fractions, which other tables would round.
         if self._local is not None and (self._more.random() < 0.9 or not is_exact(self._local)):
             shape = with_local(shape, self._local)
-        if self._feature == "gathers":
+        if self._adaptive is not None:
+            shape = with_adaptive(shape, self._adaptive)
+        elif self._feature == "gathers":
             shape = with_gathers(shape, self._more)
         elif shape.drops != "backup" and self._feature in MAY_GATHER:
             shape = shape._replace(gathers=self._more.choice((0.0, 0.0, 0.3)))
@@ -580,7 +586,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument(
-        "--feature", choices=sorted({*FEATURES, SCALING, LOSING} - {""}), help="only such histories"
+        "--feature",
+        choices=sorted({*FEATURES, SCALING, LOSING, ADAPTIVE} - {""}),
+        help="only such histories",
     )
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()

@@ -14,6 +14,9 @@ SCALING = "scaling"  # name of these, beside the features
 # leave at once for a job with one worker less, which starts from the exchange.
 LOSING_SHARE, LOSING_SALT = 0.06, 12
 LOSING = "losing"
+# Of the histories whose tables are under SSP("auto"); the salt is chosen in the same way.
+ADAPTIVE_SHARE, ADAPTIVE_SALT = 0.12, 207
+ADAPTIVE = "adaptive"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
 
@@ -33,8 +36,16 @@ def has_losing(seed: int) -> bool:
     return is_drawn and not has_scaling(seed) and feature_of(seed) in ("", "gathers")
 
 
+def is_adaptive(seed: int) -> bool:
+    """Return True if the tables of a history are under SSP("auto")."""
+    found = random.Random(f"adaptive {ADAPTIVE_SALT} {seed}").random() < ADAPTIVE_SHARE
+    return found and feature_of(seed) in ("", "gathers")
+
+
 def has(seed: int, feature: str) -> bool:
     """Return True if a history has this feature."""
+    if feature == ADAPTIVE:
+        return is_adaptive(seed)
     if feature in (SCALING, LOSING):
         return has_scaling(seed) if feature == SCALING else has_losing(seed)
     return feature_of(seed) == feature

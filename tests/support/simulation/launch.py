@@ -30,6 +30,7 @@ from mpips.snapshot.coordinator import Coordinator
 from mpips.worker.ahead.lookahead import lookahead
 from mpips.worker.connection_options import needs_common_clock
 from mpips.worker.worker import Worker
+from simulation.adaptive import Bounds
 from simulation.cluster import SimulatedCluster, simulated_exchanges
 from simulation.comm import Comm, Room
 from simulation.disk import Disk, DiskServerPart
@@ -216,6 +217,7 @@ class Launch:
         if self.era is None:
             self.is_warm = bool(parts.saving.places)
             self.era, self._watches = self._begin(parts)
+            self.era.bounds = None
         self._parts[cluster.rank] = parts
         if cluster.worker is not None:
             self._work(cluster.worker, parts)
@@ -407,6 +409,10 @@ class Launch:
             [table.name for table in parts.grouped_tables.values()],
         )
         stopped = False
+        control = server.bound_control
+        if control is not None:
+            assert self.era is not None
+            self.era.bounds = Bounds(control, world.random)
         self._look(server)
         while not stopped:
             if server.drain():
@@ -417,6 +423,8 @@ class Launch:
                     stopped = True
                 else:
                     part.take(message)
+            if control is not None and control.poll():
+                world.changed()
             if part.poll():
                 world.changed()
             if mirror is not None and mirror.poll():

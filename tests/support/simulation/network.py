@@ -76,6 +76,13 @@ class TurnChannel(MemoryChannel):
             self._world.wait()
         return super().read_version(table)
 
+    def read_decision(self, table: int) -> tuple[int, int]:
+        self._world.maybe_pause()
+        clock, _ = super().read_decision(table)
+        # The server may publish decisions and clocks between the two reads.
+        self._world.maybe_pause()
+        return clock, super().read_decision(table)[1]
+
     def read_dense(self, table: int, out: np.ndarray, max_s: float) -> bool:
         self._world.maybe_pause(0.1)
         if super().read_dense(table, out, 0.0):

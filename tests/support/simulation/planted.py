@@ -20,6 +20,7 @@ from mpips.recovery import memory, mirror, replica_start, takeover
 from mpips.server import server as server_module
 from mpips.snapshot import coordinator, server_part, worker_part
 from mpips.worker import (
+    agreed_bound,
     arrivals,
     connection,
     counts,
@@ -445,6 +446,39 @@ def _counts_a_clock_that_was_sent_in_part() -> list[Any]:
     return [mock.patch.object(takeover, "place_of", wrong)]
 
 
+def _bound_before_its_clock() -> list[Any]:
+    """A worker uses a decision on the bound as soon as it has read it."""
+    real = agreed_bound.AgreedBound._learn
+
+    def wrong(self: agreed_bound.AgreedBound, now: int) -> None:
+        real(self, now)
+        _, bound, before = self._decision
+        self._decision = (0, bound, before)
+
+    return [mock.patch.object(agreed_bound.AgreedBound, "_learn", wrong)]
+
+
+def _knows_the_bound_for_too_long() -> list[Any]:
+    """A worker reads decisions on the bound too seldom."""
+    real = agreed_bound.AgreedBound._learn
+
+    def wrong(self: agreed_bound.AgreedBound, now: int) -> None:
+        real(self, now)
+        self._known += self._most + 3
+
+    return [mock.patch.object(agreed_bound.AgreedBound, "_learn", wrong)]
+
+
+def _rows_of_the_greatest_bound() -> list[Any]:
+    """A pull of rows names no clock that all workers must have reached."""
+    real = _native.RingWriter.set_bound
+
+    def wrong(self: Any, table: int, bound: int) -> None:
+        real(self, table, 255)
+
+    return [mock.patch.object(_native.RingWriter, "set_bound", wrong)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -486,6 +520,9 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _cuts_in_a_repetition,
         _sends_no_rest_of_a_clock,
         _counts_a_clock_that_was_sent_in_part,
+        _bound_before_its_clock,
+        _knows_the_bound_for_too_long,
+        _rows_of_the_greatest_bound,
     )
 }
 

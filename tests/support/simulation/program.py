@@ -251,10 +251,12 @@ class Era:
         groups: Workers of each group.
         applied: What servers have applied, where they may drop pushes; else None.
         rounds: The values of tables with synchronous outer steps, where there are any; else None.
+        bounds: The bound of SSP("auto") in force at each clock of this launch; None: the greatest one is.
     """
 
     applied: Any = None
     rounds: Any = None
+    bounds: Any = None
 
     def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
         self.shape, self.number, self._seed = shape, number, seed
@@ -490,7 +492,10 @@ class Watch:
             return
         most = era.base.of(table).copy()
         least = self.floor.get(table, most).copy()
-        bound = consistency.bound if isinstance(consistency, SSP) else self.clock
+        bound = self.clock
+        if isinstance(consistency, SSP):
+            is_decided = consistency.is_adaptive and era.bounds is not None
+            bound = era.bounds.at(self.clock) if is_decided else consistency.most_bound
         for watch in watches:
             w = watch.worker
             most += watch.sent(table)

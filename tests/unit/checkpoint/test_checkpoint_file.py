@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 from checkpoints import KEYS, TABLES, Contents
+from harness import Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mpips
 from mpips import _native
-from mpips.checkpoint import CheckpointWriter, open_checkpoint
+from mpips.checkpoint import CheckpointWriter, ServerState, open_checkpoint, write_checkpoint
 from mpips.checkpoint import sinks as sinks_module
 from mpips.checkpoint.manifest import MANIFEST, STATE, hexsum
 from mpips.checkpoint.random_state import pack_random, unpack_random
@@ -27,7 +28,9 @@ from mpips.checkpoint.sinks import boxes
 from mpips.checkpoint.sorting import find_keys, take_rows
 from mpips.checkpoint.steps import Peers, finish
 from mpips.checkpoint.structure import load_writer
-from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.model.placement import place
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.recovery.restore import restore
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,36 @@ def test_the_manifest_says_who_had_what(written: Path) -> None:
     assert manifest.table("weight").optimizer["beta1"] == 0.9
     assert manifest.versions["mpips"] == mpips.__version__
     assert manifest.config == {"train": {"epochs": 3}}
+
+
+def test_the_manifest_has_the_decisions_that_were_in_force(tmp_path: Path) -> None:
+    tables: list[Table] = [
+        DenseTable("fast", (3,), consistency=mpips.SSP("auto", max=5)),
+        DenseTable("plain", (3,)),
+    ]
+    contents = Contents(tables)
+    info = write_checkpoint(
+        None,
+        tmp_path,
+        contents.head(),
+        contents.shards(0, 1),
+        ServerState([10, 20], 4),
+        timeout_s=60.0,
+    )
+    with open_checkpoint(info.path) as checkpoint:
+        found = {table.name: table.consistency for table in checkpoint.manifest.tables}
+    assert found["fast"] == {
+        "name": "ssp",
+        "bound": "auto",
+        "policy": {"name": "accept"},
+        "max": 5,
+        "bound_in_force": 4,
+    }
+    assert found["plain"] == {"name": "bsp", "reduce": "mean", "backup": 0}
+    server = Rig(*tables, n_workers=2).server
+    restore(server, place(tables, 1, 2, 4, 1024), tables, info.path)
+    assert server.bound_control is not None
+    assert server.bound_control.bound == 4
 
 
 def test_a_table_or_range_that_is_not_there_is_named(written: Path) -> None:

@@ -116,6 +116,16 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
             "backup workers need every table to be BSP; set backup = 0 or use BSP",
         ),
         (
+            ["table.consistency=ssp", "table.max_bound=4"],
+            "table 'bias': max_bound = 4 applies only to SSP with bound 'auto': remove it (SSP takes bound "
+            "and policy)",
+        ),
+        (
+            ["table.consistency=ssp", "table.bound=auto", "tables.weight.max_bound=4"],
+            "tables under SSP('auto') with different greatest bounds [4, 8]: a job has one bound for all of "
+            "them, so give all of them the same max",
+        ),
+        (
             ["table.optimizer=adm"],
             "unknown optimizer 'adm'; valid are sgd, momentum, nesterov, delayed_nesterov, adagrad, rmsprop, "
             "adam, adamw, ftrl, row_adagrad; did you mean 'adam'?",
@@ -183,6 +193,11 @@ def test_no_override_changes_nothing() -> None:
         (
             ["table.consistency=ssp", "table.policy=compensate", "table.lambda_=0.5"],
             SSP(2, mpips.Compensate(0.5)),
+        ),
+        (["table.consistency=ssp", "table.bound=auto"], SSP("auto")),
+        (
+            ["table.consistency=ssp", "table.bound=auto", "table.max_bound=4"],
+            SSP("auto", max=4),
         ),
     ],
 )

@@ -101,11 +101,11 @@ def test_names_of_models_and_policies_are_those_of_the_classes() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SSP(bound=-1), "bound = -1: must be from 0 to 2147483647"),
-        (lambda: SSP(bound=2**31), "bound = 2147483648: must be from 0 to 2147483647"),
+        (lambda: SSP(bound=-1), "bound = -1: must be from 0 to 2147483647 or 'auto'"),
+        (lambda: SSP(bound=2**31), "bound = 2147483648: must be from 0 to 2147483647 or 'auto'"),
         (
             lambda: SSP(bound=True),
-            "bound = True: must be a whole number from 0 to 2147483647",
+            "bound = True: must be a whole number from 0 to 2147483647 or 'auto'",
         ),
         (lambda: BSP("avg"), "reduce = 'avg': must be one of mean, sum"),  # type: ignore[arg-type]
         (lambda: BSP(backup=-1), "backup = -1: must be 0 or more"),

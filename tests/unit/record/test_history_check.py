@@ -203,6 +203,30 @@ def test_a_pull_of_a_dense_table_beyond_the_bound_of_ssp_is_found():
     assert checked(1) == []
 
 
+@pytest.mark.parametrize(
+    ("bounds", "is_broken"),
+    [
+        (((1, 1),), False),  # 1 from the clock of the pull on
+        (((0, 2), (1, 1), (2, 0)), False),
+        (((2, 1),), True),  # too late
+        (((0, 1), (1, 0)), True),
+        ((), True),  # 0 before any decision
+        (None, False),  # unknown: only the greatest bound is checked
+    ],
+)
+def test_a_pull_is_checked_with_the_bound_in_force_at_its_clock(bounds, is_broken):
+    tables = [RecordedTable("w", "dense", "ssp", bound=3, is_adaptive=True)]
+    order = [tick(0), push(0), tick(0), finish(0), tick(1), finish(1)]
+    steps = [[ended(0), saw(1, 0, 0), ended(1), last(1)], [ended(0), last(1)]]
+    end = End(bounds=bounds)
+    servers = [content("server", 0, b"".join(order), tables, n_workers=2, end=end)]
+    workers = [
+        content("worker", w, b"".join(of), tables, n_workers=2) for w, of in enumerate(steps)
+    ]
+    found = [line.partition(":")[0] for line in check_history(servers, workers).breaks]
+    assert found == ["ssp"] * is_broken
+
+
 def test_a_record_without_ends_is_checked_as_far_as_it_goes():
     found = breaks(order=ORDER[:6], end=None)
     assert found.breaks == []

@@ -54,6 +54,7 @@ LOAD = Load(
     tables=(TableLoad(name='odd "name"\n', updates=12, updates_per_s=3.0),),
     links=(LinkLoad(worker_host="a", server_host="b", pushed_bytes=10, pulled_bytes=20),),
     staleness=(5, 4, 3, *[0] * 61, 2),
+    bound=3,
 )
 RANKS = Ranks(generation=2, time_s=100.0, ranks=ROWS, load=LOAD)
 PROGRESS = Progress(
@@ -151,6 +152,14 @@ def test_ranks_tables_and_links_have_series_with_their_numbers() -> None:
     assert of(found, "mpips_link_pulled_bytes_total", worker_host="a", server_host="b") == 20
     assert of(found, "mpips_rank_heartbeat_timestamp_seconds", rank="0") == 90.5
     assert ("mpips_rank_heartbeat_timestamp_seconds", (("rank", "1"), ("run", "one"))) not in found
+
+
+def test_the_bound_of_ssp_is_a_gauge_of_runs_that_have_one() -> None:
+    found = values(exposition([VIEW]))
+    assert of(found, "mpips_ssp_bound_clocks") == 3
+    ranks = msgspec.structs.replace(RANKS, load=msgspec.structs.replace(LOAD, bound=None))
+    found = values(exposition([msgspec.structs.replace(VIEW, ranks=ranks)]))
+    assert "mpips_ssp_bound_clocks" not in {name for name, _ in found}
 
 
 def test_staleness_is_a_histogram_whose_last_bucket_has_all() -> None:

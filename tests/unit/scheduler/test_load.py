@@ -150,3 +150,13 @@ def test_servers_on_other_hosts_are_named_up_to_64_servers(n: int) -> None:
 
 def test_heartbeats_have_bytes_by_server_for_as_many_servers() -> None:
     assert counts._MOST_LINKS == load_module._MOST_SERVERS
+
+
+def test_the_bound_of_ssp_is_that_of_the_server_that_decides_on_it() -> None:
+    table = RankTable(places(("scheduler", "a"), ("server 0", "a"), ("worker 0", "a")))
+    assert table.load().bound is None
+    beat(table, 2, 1.0)
+    beat(table, 1, 1.0, bound=0)
+    assert table.load().bound == 0
+    beat(table, 1, 2.0, bound=3)
+    assert table.load().bound == 3

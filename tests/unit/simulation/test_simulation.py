@@ -97,6 +97,9 @@ SHOWN_BY = {
     "cuts-in-a-repetition": 6227,
     "sends-no-rest-of-a-clock": 3,
     "counts-a-clock-that-was-sent-in-part": 3,
+    "bound-before-its-clock": 59,
+    "knows-the-bound-for-too-long": 0,
+    "rows-of-the-greatest-bound": 110,
 }
 
 
