@@ -35,11 +35,8 @@ from simulation.adaptive import with_adaptive
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.kinds import (
-    ADAPTIVE,
-    FEATURES,
-    LOSING,
     MAY_GATHER,
-    SCALING,
+    NAMES,
     feature_of,
     has,
     has_losing,
@@ -585,11 +582,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument(
-        "--feature",
-        choices=sorted({*FEATURES, SCALING, LOSING, ADAPTIVE} - {""}),
-        help="only such histories",
-    )
+    parser.add_argument("--feature", choices=NAMES, help="only such histories")
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with this defect in mpips")
     options = parser.parse_args()
     defect = planted(options.planted) if options.planted else nullcontext()

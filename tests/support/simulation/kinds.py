@@ -18,6 +18,7 @@ LOSING = "losing"
 ADAPTIVE_SHARE, ADAPTIVE_SALT = 0.12, 207
 ADAPTIVE = "adaptive"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
+NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE} - {""})
 
 
 def feature_of(seed: int) -> str:
