@@ -35,6 +35,7 @@ _QUEUES = {
     "slow-link": ["tbf", "rate", f"{_SLOW_MBIT:g}mbit", "burst", "32kb", "latency", "400ms"],
     "partition": ["pfifo", "limit", "0"],
 }
+_ANY_GENERATION = 1 << 60
 _TOOLS = ("nsenter", "ip", "tc")
 
 
@@ -130,7 +131,8 @@ class LinkFault:
 def own_namespaces(run_dir: Path, seen: Observation) -> list[NodeLinks]:
     """Return the network namespaces in which only processes of a run are, in the order of their hosts."""
     machine = {_namespace(os.getpid()), _namespace(1)}
-    of_run = set(processes_of(run_dir, seen.generation))
+    # A standby launch has a later generation number.
+    of_run = set(processes_of(run_dir, _ANY_GENERATION))
     hosts = {place.rank: place.host for place in seen.places}
     found: dict[int, NodeLinks] = {}
     for rank, pid in pids_of_ranks(seen.places, run_dir, seen.generation).items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,15 +23,16 @@ from mpips.chaos.undo import FaultGuard
 from mpips.rundir.files import RankPlace
 
 FAULT = PlannedFault(at_s=0.0, kind="partition", role="", which=0.5, how_long=0.5)
-# A node: an interface whose other end is in it as well, and a rank; after a line it starts a stranger.
+# A node: an interface whose other end is in it as well, and a rank. A line of input starts one more process
+# with a variable of its environment changed.
 _NODE = """
 ip link set lo up
 ip link add eth0 type veth peer name eth1
 ip link set eth0 up
 ip link set eth1 up
 echo up $$
-read more
-env --unset=MPIPS_RUN_DIR setsid --fork sleep 600 </dev/null >/dev/null 2>&1
+read change
+env "$change" setsid --fork sleep 600 </dev/null >/dev/null 2>&1
 echo more
 exec sleep 600
 """
@@ -105,26 +108,39 @@ def test_an_interface_with_a_queue_of_its_own_is_left_alone(tmp_path: Path) -> N
         assert (own.queues("eth0"), own.queues("eth1")) == before
 
 
-def test_a_namespace_with_a_process_of_others_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "is_own"), [("MPIPS_RUN_DIR=/elsewhere", False), ("MPIPS_GENERATION=1", True)]
+)
+def test_a_namespace_with_a_process_of_others_is_left_alone_but_not_one_with_a_standby_launch(
+    change: str, is_own: bool, tmp_path: Path
+) -> None:
     with node(tmp_path) as own:
         assert [found.host for found in own_namespaces(tmp_path, own.seen)] == ["node1"]
         assert own.process.stdin is not None
         assert own.process.stdout is not None
         inside = os.stat(f"/proc/{own.pid}/ns/net").st_ino
-        own.process.stdin.write("\n")
+        own.process.stdin.write(f"{change}\n")
         own.process.stdin.flush()
         assert own.process.stdout.readline() == "more\n"
-        others = [
-            int(folder.name)
-            for folder in Path("/proc").glob("[0-9]*")
-            if links._namespace(int(folder.name)) == inside
-            and int(folder.name) not in (own.pid, own.process.pid)
-        ]
+        pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+        known = (own.pid, own.process.pid)
+        started = [p for p in pids if links._namespace(p) == inside and p not in known]
         try:
-            assert own_namespaces(tmp_path, own.seen) == []
+            [pid] = started
+            deadline = time.monotonic() + 10.0
+            # The kernel shows no environment during exec.
+            while "sleep" not in _shown(pid, "comm") or not _shown(pid, "environ"):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            assert bool(own_namespaces(tmp_path, own.seen)) == is_own
         finally:
-            for pid in others:
-                os.kill(pid, 9)
+            for pid in started:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _shown(pid: int, name: str) -> str:
+    """Return a file of a process."""
+    return Path(f"/proc/{pid}/{name}").read_text()
 
 
 def test_the_network_of_this_machine_is_refused(
