@@ -20,6 +20,7 @@ from mpips.record.history import check_history
 from mpips.record.reading import read_steps
 from mpips.server.server import Server
 from mpips.transport.region import Regions, new_token
+from mpips.worker.recorded import ReplayingWorker
 
 SEEDS = range(12)
 TABLES = [
@@ -185,6 +186,22 @@ def test_other_values_of_one_push_are_named_with_worker_clock_and_table(tmp_path
     job.channels[1][0].writer = Changed()
     with pytest.raises(DifferenceError, match=r"worker 1 sends a push to table 'w' at clock \d"):
         job.run()
+
+
+def test_a_worker_finds_a_record_that_it_has_not_sent_at_the_end_of_its_clock():
+    # Before a server says anything: the tick is the first thing behind the record.
+    job = Job(TABLES, 1, 1, 1, turns=0)
+    order = b"\x73" + varint(0) + varint(1) + b"\x74" + varint(0)
+    records = _native.WorkerRecords([order], 0, 1, 2)
+    steps = _native.PullSteps(b"\x03" + zigzag(0) + varint(1), 1, 2)
+    replaying = ReplayingWorker(0, _native.RecordedPulls(steps, 0, ["w", "e"], records), [])
+    replaying.join(job.channels[0])
+    with pytest.raises(DifferenceError) as error:
+        replaying.tick(0, [0])
+    assert str(error.value) == (
+        "worker 0 comes to the end of clock 0 without a pull of table 'e' at clock 0 to server 0, which "
+        "the recorded run has before it"
+    )
 
 
 def test_other_final_values_are_named(tmp_path):
