@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,26 @@ def die_twice(load: Load, n: int, second: int, expected: dict[str, bytes]) -> in
         unlink_job(token)
 
 
+def die_at(load: Load, points: Sequence[str], most: int) -> int:
+    """Kill the first life at passages of these points, at most so many of each; return how many it were."""
+    token = persistent(new_token())
+    _, (expected, _) = live(token, load, 0, "any:0")
+    unlink_job(token)
+    kills = 0
+    for point in points:
+        for n in range(1, most + 1):
+            token = persistent(new_token())
+            try:
+                ended, outcome = live(token, load, 0, f"{point}:{n}")
+                if ended:
+                    kills += 1
+                    _, outcome = live(token, load, 1, "")
+                compare(outcome[0], expected, f"killed at {point} {n}")
+            finally:
+                unlink_job(token)
+    return kills
+
+
 def live_shortly(load: Load, points: int) -> int:
     """Every life ends after so many points; returns the number of lives it took."""
     token = persistent(new_token())
@@ -213,6 +233,8 @@ def main(found: Mapping[str, Load]) -> None:
         print("{} points, {} of them tried, {} kills".format(*die_everywhere(load, number)))
     elif how == "twice":
         print("{} points, {} of them tried, {} kills".format(*die_everywhere(load, number, 24)))
+    elif how == "moving":
+        print(f"{die_at(load, ('row-moving', 'row-moved', 'rows-made'), number)} kills")
     elif how == "anytime":
         runs = len(by_day(range(8), 4))
         print("{} runs, {} kills".format(*die_anytime(load, number, runs)))

@@ -56,6 +56,11 @@ def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load):
     assert kills > tried
 
 
+def test_killed_while_a_row_moves_to_the_place_of_one_that_left():
+    (kills,) = crash("limited", "moving", 5)
+    assert kills == 15
+
+
 @pytest.mark.parametrize("load", ["queued", "queued-bsp", "policies"])
 def test_many_short_processes_give_the_bits_of_an_undisturbed_run(load):
     (processes,) = crash(load, "shortly", 150)

@@ -170,6 +170,37 @@ def test_a_row_that_comes_back_begins_anew_with_its_state():
     assert rig.core.stats(0)["rows_returned"] >= 2
 
 
+def filled(n: int, **limits):
+    """Return rig, worker and keys of a table in whose first clock so many keys were pushed."""
+    rig = Rig(limited(**limits), slot_bytes=1 << 16, n_slots=16)
+    worker, keys = rig.worker(), np.arange(n)
+    for part in np.split(keys, n // 1000):
+        worker.table("e").push(part, np.ones((1000, DIM), np.float32))
+    worker.clock()
+    return rig, worker, keys
+
+
+def test_an_idle_row_that_is_still_in_memory_begins_anew():
+    rig, worker, keys = filled(20_000, evict=Idle(2))
+    for _ in range(2):
+        worker.clock()
+    assert rig.core.n_rows(0) > 15_000
+    worker.table("e").push(keys[-9:], np.ones((9, DIM), np.float32))
+    worker.clock()
+    assert (worker.table("e").pull(keys[-9:]) == INITIAL - 1).all()
+    assert set(rig.table_rows()) == set(keys[-9:].tolist())
+
+
+def test_a_pull_sees_no_row_that_is_to_be_removed():
+    rig, worker, keys = filled(40_000, evict=MaxRows(2000))
+    n_before = rig.core.n_rows(0)
+    pulled = worker.table("e").pull(keys)
+    left = rig.table_rows()
+    assert n_before > len(left) == 2000
+    changed = keys[(pulled != INITIAL).any(axis=1)]
+    assert changed.tolist() == sorted(left)
+
+
 def test_probability_admits_its_share_of_keys():
     rig = Rig(limited(admit=Probability(0.25)), n_slots=64, slot_bytes=4096)
     worker = rig.worker()
