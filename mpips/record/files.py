@@ -23,6 +23,7 @@ from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder, read_json
 
 FORMAT = 1
+ESTIMATED = -2  # max_staleness of a table whose servers estimate it
 HEAD, DATA, END = b"head", b"data", b"end "
 BLOCK = struct.Struct("<4sIQ")  # tag, bytes, checksum
 _MOST_BYTES = 1 << 30  # bytes of a block; the writer's blocks have some 100 KiB
@@ -38,7 +39,8 @@ class RecordedTable(msgspec.Struct, frozen=True):
         kind: "dense" or "embedding".
         consistency: "bsp", "ssp" or "asp".
         bound: Bound of SSP, in clocks; 0 under other models.
-        max_staleness: The policy reject drops staler updates; -1: another policy.
+        max_staleness: The policy reject drops staler updates; -1: another policy; -2: the servers estimate
+            it from the updates, as a replay does again.
         is_adaptive: SSP("auto"): `bound` is the greatest one.
     """
 

@@ -95,7 +95,7 @@ SHOWN_BY = {
     "keeps-the-exchange": 2,
     "forgets-the-exchange": 49,
     "bound-before-its-clock": 59,
-    "knows-the-bound-for-too-long": 0,
+    "knows-the-bound-for-too-long": 169,
     "rows-of-the-greatest-bound": 110,
 }
 
