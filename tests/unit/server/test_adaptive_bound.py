@@ -116,7 +116,9 @@ def test_the_direct_path_has_the_bound_of_the_clock():
     with rig.serving():
         in_threads(tick_both)
         one(workers[0])
-        workers[0].table("w").pull()  # one clock ahead
+        workers[0].flush()
+        direct = workers[0].table("w")._direct
+        assert direct.port.pull(np.empty(2, np.float32), direct)  # one clock ahead
         one(workers[0])
         with pytest.raises(StallError, match="to clock"):
             workers[0].table("w").pull()
