@@ -32,6 +32,7 @@ from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 # Keys of a consistency model in a manifest: numbers that were in force at the cut.
 IN_FORCE = "bound_in_force"  # of SSP("auto")
+THRESHOLD = "threshold_in_force"  # of Reject("auto"): the greatest one of a server
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 
@@ -43,7 +44,7 @@ class Hello(msgspec.Struct):
         hdf5: Kind of the server's h5py: "parallel" (with MPI, and the server may use it), "serial" or "none".
         shards: Shards of the server by name of the table.
         applied: Sequence number of the last applied record, by worker.
-        bound: See ServerState.
+        bound, thresholds: See ServerState.
     """
 
     run: tuple[str, int, int]
@@ -51,6 +52,7 @@ class Hello(msgspec.Struct):
     shards: dict[str, list[ShardEntry]]
     applied: list[int]
     bound: int = -1
+    thresholds: dict[str, int] = {}
 
 
 class TablePlan(msgspec.Struct, frozen=True):
@@ -126,6 +128,9 @@ def plan_tables(
     for table, plan in zip(head.tables, plans, strict=True):
         if is_adaptive(table.consistency) and bound >= 0:
             plan.entry.consistency[IN_FORCE] = bound
+        thresholds = [h.thresholds[table.name] for h in hellos if table.name in h.thresholds]
+        if thresholds:
+            plan.entry.consistency[THRESHOLD] = max(thresholds)
     return plans
 
 

@@ -84,10 +84,12 @@ class ServerState:
         applied: Sequence number of the last applied record, by worker.
         bound: The bound of SSP("auto") that server 0 has decided on last; -1: this is another server, or no
             table has such a bound.
+        thresholds: By name of a table with Reject("auto"), the staleness from which on updates are dropped.
     """
 
     applied: Sequence[int] = ()
     bound: int = -1
+    thresholds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,7 @@ class CheckpointWriter:
             shards=shards or {},
             applied=applied,
             bound=self._server.bound,
+            thresholds=dict(self._server.thresholds),
         )
         plain = yield from self._all.meet(msgspec.to_builtins(hello))
         return msgspec.convert(plain, list[Hello])

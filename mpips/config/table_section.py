@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from mpips.model.consistency import (
     AutoBound,
+    AutoStaleness,
     Backup,
     ConsistencyName,
     Lambda,
-    MaxStaleness,
     MostBound,
     PolicyName,
     Reduction,
@@ -55,8 +55,11 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         PolicyName | None, Meta(description="SSP and ASP: what happens to a stale update.")
     ] = None
     max_staleness: Annotated[
-        MaxStaleness | None,
-        Meta(description="Policy reject: staleness, in updates, up to which an update is applied."),
+        AutoStaleness | None,
+        Meta(
+            description="Policy reject: staleness, in updates, up to which an update is applied; auto: as "
+            "the noise of the gradients suggests, for dense tables."
+        ),
     ] = None
     lambda_: Annotated[
         Lambda | None, Meta(description="Policy compensate: factor of the compensation.")

@@ -43,6 +43,9 @@ AutoBound: TypeAlias = Annotated[Bound | Literal["auto"], Meta(description="cloc
 MostBound: TypeAlias = Annotated[int, Meta(ge=1, le=255)]  # le: what the word of a decision holds
 DEFAULT_MOST_BOUND = 8  # of SSP("auto")
 MaxStaleness: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+AutoStaleness: TypeAlias = Annotated[
+    MaxStaleness | Literal["auto"], Meta(description="updates of the table")
+]
 # float32 arithmetic multiplies with it.
 Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
 # The keys of MODELS and of POLICIES.
@@ -74,9 +77,21 @@ class Scale:
 
 @dataclass(frozen=True)
 class Reject:
-    """Drop updates whose staleness exceeds `max_staleness`; the result of the push reports it."""
+    """Drop updates whose staleness exceeds `max_staleness`; the result of the push reports it.
 
-    max_staleness: MaxStaleness = 16
+    With max_staleness = "auto" it is Ringmaster ASGD (Maranjyan, Tyurin, Richtarik, "Ringmaster ASGD: The
+    First Asynchronous SGD with Optimal Time Complexity", ICML 2025): updates with a staleness of R or more
+    are dropped, where R = ceil(sigma^2 / epsilon). sigma^2 is the variance of a gradient, and epsilon the
+    squared norm of the gradient that is to be reached. Each server estimates both for its part of a table,
+    from pairs of applied pushes of two workers: epsilon is the squared norm where training is now. R is at
+    least the number of workers, so workers of equal speed lose no update. Before the first estimate, after
+    some 500 pushes, no update is dropped. Only for dense tables.
+
+    Attributes:
+        max_staleness: Greatest staleness of an update that is applied, in updates of the table; or "auto".
+    """
+
+    max_staleness: AutoStaleness = 16
     name: ClassVar[str] = "reject"
 
     def __post_init__(self) -> None:
@@ -206,11 +221,24 @@ def native(consistency: Consistency) -> _native.ConsistencyConfig:
         model=_native.Model.__members__[consistency.name.upper()],
         bound=consistency.most_bound if isinstance(consistency, SSP) else 0,
         policy=policy.name,
-        max_staleness=policy.max_staleness if isinstance(policy, Reject) else 0,
+        max_staleness=_max_staleness(policy),
         lambda_=policy.lambda_ if isinstance(policy, Compensate) else 0.0,
         mean=isinstance(consistency, BSP) and consistency.reduce == "mean",
         adaptive=is_adaptive(consistency),
+        estimates=estimates_staleness(consistency),
     )
+
+
+def _max_staleness(policy: Policy) -> int:
+    if not isinstance(policy, Reject) or isinstance(policy.max_staleness, str):
+        return 0
+    return policy.max_staleness
+
+
+def estimates_staleness(consistency: Consistency) -> bool:
+    """Return True for the policy Reject("auto")."""
+    policy = consistency.policy if isinstance(consistency, SSP | ASP) else None
+    return isinstance(policy, Reject) and isinstance(policy.max_staleness, str)
 
 
 def is_adaptive(consistency: Consistency) -> bool:

@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP, SSP
+from mpips.model.consistency import BSP, SSP, estimates_staleness
 from mpips.model.served import check_together
-from mpips.model.table import Table
+from mpips.model.table import EmbeddingTable, Table
 
 
 def check_tables(tables: list[Table]) -> None:
@@ -38,6 +38,12 @@ def check_tables(tables: list[Table]) -> None:
         )
     if backups - {0} and any(not isinstance(t.consistency, BSP) for t in tables):
         raise ConfigError("backup workers need every table to be BSP; set backup = 0 or use BSP")
+    for table in tables:
+        if isinstance(table, EmbeddingTable) and estimates_staleness(table.consistency):
+            raise ConfigError(
+                f"table {table.name!r}: max_staleness = 'auto' applies only to dense tables, whose pushes "
+                "have all elements; give a number"
+            )
     most = {
         t.consistency.max
         for t in tables

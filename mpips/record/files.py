@@ -23,6 +23,7 @@ from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder, read_json
 
 FORMAT = 2
+ESTIMATED = -2  # max_staleness of a table whose servers estimate it
 HEAD, DATA, END = b"head", b"data", b"end "
 BLOCK = struct.Struct("<4sIQ")  # tag, bytes, checksum
 NO_STOP = (1 << 64) - 1  # a worker's part of the record is repeated to its end
@@ -39,7 +40,8 @@ class RecordedTable(msgspec.Struct, frozen=True):
         kind: "dense" or "embedding".
         consistency: "bsp", "ssp" or "asp".
         bound: Bound of SSP, in clocks; 0 under other models.
-        max_staleness: The policy reject drops staler updates; -1: another policy.
+        max_staleness: The policy reject drops staler updates; -1: another policy; -2: the servers estimate
+            it from the updates, as a replay does again.
         is_adaptive: SSP("auto"): `bound` is the greatest one.
     """
 

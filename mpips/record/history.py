@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mpips.record.files import RecordContent, RecordedTable, RecordHead
+from mpips.record.files import ESTIMATED, RecordContent, RecordedTable, RecordHead
 from mpips.record.reading import (
     FINISH,
     KIND_NAMES,
@@ -166,7 +166,7 @@ class ServerHistory:
             self._note("bsp", record, f"was consumed while a worker was at clock {least:g}")
         if record.kind == PULL_ROWS and self.is_ahead(table, record.clock, least):
             self._note("ssp", record, f"was answered while a worker was at clock {least:g}")
-        if record.staleness < 0:
+        if record.staleness < 0 or table.max_staleness == ESTIMATED:
             return
         is_stale = 0 <= table.max_staleness < record.staleness
         if is_stale != (record.outcome == REJECTED):

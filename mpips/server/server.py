@@ -18,7 +18,7 @@ from typing import Any
 
 from mpips import _native
 from mpips.errors import DifferenceError, MpipsError, ProtocolError, RecoveryError, RegionError
-from mpips.model.consistency import BSP, SSP, native
+from mpips.model.consistency import BSP, SSP, estimates_staleness, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
@@ -29,6 +29,7 @@ from mpips.mpi.messages import Figures
 from mpips.server import heartbeat
 from mpips.server.bound_control import BoundControl, bound_in_force, bound_table
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
+from mpips.server.threshold_control import ThresholdControl, thresholds_in_memory
 from mpips.transport.region import (
     MOST_RESERVED,
     SPARE_FILES,
@@ -87,6 +88,7 @@ class Server:
         core: The native server, which consumes records and owns the shards.
         durability: Durability of its state: what outlives the process, and what the server takes over.
         token: Token of the job, which names its memory.
+        threshold_control: Reads the estimates for Reject("auto"); None: no table has this policy.
         bound_control: Decides on the bound of SSP("auto"); None: this server has nothing to decide.
     """
 
@@ -177,16 +179,24 @@ class Server:
             except _native.RecoveryError as error:
                 raise RecoveryError(f"server {index}: {error}") from None
         self.bound_control = self._make_bound_control()
+        self.threshold_control: ThresholdControl | None = None
+        if any(estimates_staleness(table.consistency) for table in tables):
+            before = (
+                thresholds_in_memory(self.region, self.layout, tables) if durability.warm else {}
+            )
+            self.threshold_control = ThresholdControl(self.core, tables, before)
 
     def poll_decisions(self) -> list[str]:
         """Take decisions that are due; return lines for people about those that have changed anything."""
-        line = "" if self.bound_control is None else self.bound_control.poll()
-        return [line] if line else []
+        lines = [] if self.threshold_control is None else self.threshold_control.poll()
+        if self.bound_control is not None and (line := self.bound_control.poll()):
+            lines.append(line)
+        return lines
 
     @property
     def decides(self) -> bool:
         """True if `poll_decisions` is to be called."""
-        return self.bound_control is not None
+        return self.bound_control is not None or self.threshold_control is not None
 
     def _make_bound_control(self) -> BoundControl | None:
         """Make the control of SSP("auto") on server 0; None: it has nothing to decide."""

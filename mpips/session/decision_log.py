@@ -1,4 +1,4 @@
-"""Lines about decisions that a server takes while it works: the bound of SSP."""
+"""Lines about decisions that a server takes while it works: the bound of SSP, thresholds of staleness."""
 
 from __future__ import annotations
 

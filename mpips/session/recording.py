@@ -19,6 +19,7 @@ from mpips.model.consistency import BSP, SSP, Reject, is_adaptive
 from mpips.model.served import local_tables
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
 from mpips.record.files import (
+    ESTIMATED,
     FORMAT,
     NO_STOP,
     RecordContent,
@@ -199,9 +200,15 @@ def _recorded(table: Table) -> RecordedTable:
         "embedding" if isinstance(table, EmbeddingTable) else "dense",
         model.name,
         model.most_bound if isinstance(model, SSP) else 0,
-        policy.max_staleness if isinstance(policy, Reject) else -1,
+        _recorded_staleness(policy),
         is_adaptive(model),
     )
+
+
+def _recorded_staleness(policy: object) -> int:
+    if not isinstance(policy, Reject):
+        return -1
+    return ESTIMATED if isinstance(policy.max_staleness, str) else policy.max_staleness
 
 
 def _record(p: Parts, monitor: MonitorConfig, fingerprint: str) -> None:

@@ -400,9 +400,13 @@ class ServerPart:
 
     def _state(self) -> ServerState:
         """Return what the manifest holds of this server."""
-        core, control = self._server.core, self._server.bound_control
-        applied = [core.applied(w) for w in range(self._n_workers)]
-        return ServerState(applied, control.bound if control is not None else -1)
+        server = self._server
+        bounds, thresholds = server.bound_control, server.threshold_control
+        return ServerState(
+            [server.core.applied(w) for w in range(self._n_workers)],
+            bounds.bound if bounds is not None else -1,
+            thresholds.thresholds if thresholds is not None else {},
+        )
 
     def _head(self) -> ManifestHead:
         """Return what the manifest holds of the job."""

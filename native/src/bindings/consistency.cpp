@@ -1,7 +1,13 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
 #include <string>
 
 #include "bindings/names.hpp"
 #include "bindings/register.hpp"
+#include "bindings/server.hpp"
+#include "server/delay_threshold.hpp"
+#include "server/push_intervals.hpp"
 #include "server/shard.hpp"
 
 namespace py = pybind11;
@@ -15,13 +21,58 @@ void register_consistency(py::module_& m) {
       .value("ASP", Model::asp);
   py::class_<ConsistencyConfig>(m, "ConsistencyConfig")
       .def(py::init([](Model model, std::uint32_t bound, const std::string& policy,
-                       std::uint32_t max_staleness, float lambda, bool mean, bool adaptive) {
-             const auto treatment = enumerator_named<Policy>("policy", policy, policy_names);
-             return ConsistencyConfig{model,         bound,  adaptive, treatment,
-                                      max_staleness, lambda, mean};
+                       std::uint32_t max_staleness, float lambda, bool mean, bool adaptive,
+                       bool estimates) {
+             ConsistencyConfig config;
+             config.model = model;
+             config.bound = bound;
+             config.adaptive = adaptive;
+             config.policy = enumerator_named<Policy>("policy", policy, policy_names);
+             config.max_staleness = max_staleness;
+             config.estimates = estimates;
+             config.lambda = lambda;
+             config.mean = mean;
+             return config;
            }),
            py::arg("model"), py::arg("bound"), py::arg("policy"), py::arg("max_staleness"),
-           py::arg("lambda_"), py::arg("mean"), py::arg("adaptive") = false);
+           py::arg("lambda_"), py::arg("mean"), py::arg("adaptive") = false,
+           py::arg("estimates") = false);
+  py::class_<PushIntervals>(m, "PushIntervals")
+      .def(py::init<std::size_t, std::uint64_t>(), py::arg("n_workers"), py::arg("most"))
+      .def(
+          "decide",
+          [](PushIntervals& log, std::uint64_t from, std::uint64_t bound, std::uint64_t before) {
+            log.decide({from, bound, before});
+          },
+          py::arg("clock"), py::arg("bound"), py::arg("before"))
+      .def(
+          "tick",
+          [](PushIntervals& log, std::size_t worker, std::uint64_t clock, bool waits, double now) {
+            if (worker >= log.n_workers()) throw py::index_error("there is no such worker");
+            log.tick(worker, clock, waits, now);
+          },
+          py::arg("worker"), py::arg("clock"), py::arg("waits"), py::arg("now"))
+      .def("reach", &PushIntervals::reach, py::arg("clock"), py::arg("now"))
+      .def("take", [](PushIntervals& log) { return pairs_of(log.take()); });
+  py::class_<DelayThreshold>(m, "DelayThreshold")
+      .def(py::init<std::uint64_t>(), py::arg("least"))
+      .def(
+          "note",
+          [](DelayThreshold& log, std::size_t worker,
+             const py::array_t<float, py::array::c_style>& push) {
+            return log.note(worker, push.data(), static_cast<std::size_t>(push.size()));
+          },
+          py::arg("worker"), py::arg("push").noconvert())
+      .def("set", &DelayThreshold::set, py::arg("threshold"))
+      .def("rejects", &DelayThreshold::rejects, py::arg("staleness"))
+      .def_property_readonly("threshold", &DelayThreshold::threshold)
+      .def_property_readonly("signal", &DelayThreshold::signal)
+      .def_property_readonly("noise", &DelayThreshold::noise)
+      .def_property_readonly_static("EVERY",
+                                    [](const py::object&) { return DelayThreshold::every; })
+      .def_property_readonly_static("PAIRS",
+                                    [](const py::object&) { return DelayThreshold::pairs; })
+      .def_property_readonly_static("MOST", [](const py::object&) { return DelayThreshold::most; });
 }
 
 }  // namespace mpips

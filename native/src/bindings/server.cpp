@@ -122,12 +122,25 @@ void bind_counters(py::class_<Server>& server) {
           py::arg("bound"))
       .def("min_clock", [](Server& s) { return s.core().clocks().min_clock(); })
       // Return (clocks, seconds) of each worker since the last call.
-      .def("take_intervals", [](Server& s) {
-        std::vector<std::pair<std::uint64_t, double>> found;
-        for (const PushIntervals::Sum& sum : s.core().take_intervals())
-          found.emplace_back(sum.n, sum.seconds);
-        return found;
-      });
+      .def("take_intervals", [](Server& s) { return pairs_of(s.core().take_intervals()); })
+      // Return (threshold, |grad f|^2, sigma^2) of Reject("auto"); None: the table has no such
+      // policy.
+      .def(
+          "delay_threshold",
+          [](Server& s,
+             std::uint16_t t) -> std::optional<std::tuple<std::uint64_t, double, double>> {
+            const DelayThreshold* found = s.core().delay_threshold(t);
+            if (found == nullptr) return std::nullopt;
+            return std::make_tuple(found->threshold(), found->signal(), found->noise());
+          },
+          py::arg("table"))
+      .def("n_estimates", [](Server& s) { return s.core().n_estimates(); })
+      .def(
+          "set_delay_threshold",
+          [](Server& s, std::uint16_t t, std::uint64_t threshold) {
+            s.core().set_delay_threshold(t, threshold);
+          },
+          py::arg("table"), py::arg("threshold"));
 }
 
 // The state of tables and workers.

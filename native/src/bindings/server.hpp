@@ -22,6 +22,14 @@ struct MpiEntries {
   double last_s = 0.0;  // time of the last one, as now_s
 };
 
+// Return the sums of workers as pairs of clocks and seconds.
+inline std::vector<std::pair<std::uint64_t, double>> pairs_of(
+    const std::vector<PushIntervals::Sum>& sums) {
+  std::vector<std::pair<std::uint64_t, double>> found;
+  for (const PushIntervals::Sum& sum : sums) found.emplace_back(sum.n, sum.seconds);
+  return found;
+}
+
 // The C++ core together with the memory of its shards, which Python has created.
 class Server {
  public:

@@ -33,6 +33,7 @@ class PushIntervals {
   PushIntervals(std::size_t n_workers, std::uint64_t most)
       : sums_(n_workers), last_(n_workers, unknown), reached_(most + 2, 0.0) {}
 
+  std::size_t n_workers() const noexcept { return sums_.size(); }
   void decide(const BoundDecision& decision) noexcept { decision_ = decision; }
   const BoundDecision& decision() const noexcept { return decision_; }
 

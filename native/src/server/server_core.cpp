@@ -42,6 +42,7 @@ void ServerCore::add_dense(std::uint16_t table, std::unique_ptr<Shard> shard,
   t.pending.assign(layout_.n_workers(), 0);
   t.head = reinterpret_cast<TableHead*>(region_ + layout_.head(table));
   any_bsp_ = any_bsp_ || consistency.model == Model::bsp;
+  if (consistency.estimates) t.delays = std::make_unique<DelayThreshold>(layout_.n_workers());
 }
 
 void ServerCore::add_embedding(std::uint16_t table, std::unique_ptr<EmbeddingShard> shard,

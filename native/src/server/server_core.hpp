@@ -16,6 +16,7 @@
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
 #include "server/clocks.hpp"
+#include "server/delay_threshold.hpp"
 #include "server/hot_rows.hpp"
 #include "server/push_intervals.hpp"
 #include "server/row_limits.hpp"
@@ -219,6 +220,14 @@ class ServerCore {
   std::uint64_t set_bound(std::uint64_t bound);
   const PushIntervals* intervals() const noexcept { return intervals_.get(); }
   std::vector<PushIntervals::Sum> take_intervals() { return intervals_->take(); }
+  // Return the threshold of Reject("auto"); null: the table has no such policy here.
+  const DelayThreshold* delay_threshold(std::uint16_t table) const {
+    return tables_.at(table).delays.get();
+  }
+  // Begin with the threshold of an earlier launch, before any record.
+  void set_delay_threshold(std::uint16_t table, std::uint64_t threshold);
+  // Return the number of estimates of all such tables so far.
+  std::uint64_t n_estimates() const noexcept { return n_estimates_; }
   // Count from here on which rows of embedding tables are pushed and pulled most.
   void observe_rows();
   // Return the counter of a table's rows; null: it is no embedding table, or none are counted.
@@ -259,9 +268,10 @@ class ServerCore {
     bool is_scales = false;                   // the values are the scales of another table
     std::unique_ptr<RowCounter> row_counter;  // null: rows are not counted
     ConsistencyConfig consistency;
-    Codec codec;                     // of pushes
-    Codec pull_codec;                // of replies to pulls of rows
-    std::uint64_t version = 0;       // pushes applied in this launch; BSP: clocks closed
+    std::unique_ptr<DelayThreshold> delays;  // null: no threshold is estimated
+    Codec codec;                             // of pushes
+    Codec pull_codec;                        // of replies to pulls of rows
+    std::uint64_t version = 0;               // pushes applied in this launch; BSP: clocks closed
     std::uint64_t steps_before = 0;  // updates before this launch, if it started from a checkpoint
     TableStats stats;
     // The number of the next update, for the optimizer. A BSP clock without a push raises the
@@ -364,8 +374,12 @@ class ServerCore {
   Verdict handle_segment(std::size_t worker, const RecordHeader& header, const Update& part);
   Verdict apply_logged(std::size_t worker, const RecordHeader& header);
   void let_go(std::size_t worker);
+  // `noted`: the whole push, for an estimate of the threshold of delays; null: it is not
+  // contiguous.
   template <class Apply>
-  Verdict judge(Table* table, const RecordHeader& header, bool has_base, Apply apply);
+  Verdict judge(Table* table, std::size_t worker, const RecordHeader& header, bool has_base,
+                const Update* noted, Apply apply);
+  void note_delay(Table* table, std::size_t worker, const Update& update);
   Update parse_area(std::size_t worker, const RecordHeader& header,
                     const std::uint8_t* payload) const;
   Update parse(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload) const;
@@ -433,6 +447,7 @@ class ServerCore {
   std::unique_ptr<PushIntervals> intervals_;  // null: this server decides on no bound
   std::uint16_t bound_table_ = 0;
   std::uint64_t most_ = 0;
+  std::uint64_t n_estimates_ = 0;
   std::unique_ptr<Journal> journal_;
   std::vector<Position> positions_;
   std::map<std::pair<std::size_t, std::uint32_t>, StagingArea> old_staging_;

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "server/embedding_shard.hpp"
 #include "server/scale_shard.hpp"
@@ -202,7 +204,7 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
   } else if (!last || (h.flags & flag_first) == 0) {
     verdict = handle_segment(worker, h, part);
   } else {
-    verdict = judge(&t, h, part.base != nullptr,
+    verdict = judge(&t, worker, h, part.base != nullptr, &part,
                     [&](const Weight& weight) { t.shard->apply(part, weight, t.next_step()); });
   }
   Ring& ring = rings_[worker];
@@ -252,7 +254,7 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
     whole.offset = 0;
     whole.count += part.offset;
   }
-  return judge(&t, h, whole.base != nullptr,
+  return judge(&t, worker, h, whole.base != nullptr, &whole,
                [&](const Weight& weight) { t.shard->apply(whole, weight, t.next_step()); });
 }
 
@@ -264,7 +266,8 @@ ServerCore::Verdict ServerCore::apply_logged(std::size_t worker, const RecordHea
   const std::vector<Update> parts = std::move(ring.deferred);
   ring.deferred.clear();
   const std::uint64_t end = ring.next + parts.size() - 1;
-  const Verdict verdict = judge(&t, h, parts.back().base != nullptr, [&](const Weight& weight) {
+  const bool has_base = parts.back().base != nullptr;
+  const Verdict verdict = judge(&t, worker, h, has_base, nullptr, [&](const Weight& weight) {
     t.embedding->make_expected(worker, parts);
     for (const Update& part : parts) {
       t.embedding->apply_expected(worker, part, weight, t.next_step());
@@ -298,13 +301,15 @@ void ServerCore::let_go(std::size_t worker) {
 }
 
 template <class Apply>
-ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, bool has_base, Apply apply) {
+ServerCore::Verdict ServerCore::judge(Table* t, std::size_t worker, const RecordHeader& h,
+                                      bool has_base, const Update* noted, Apply apply) {
   const ConsistencyConfig& c = t->consistency;
   const std::uint64_t staleness = t->version - std::min(h.base_version, t->version);
   t->stats.staleness[std::min<std::uint64_t>(staleness, staleness_bins - 1)] += 1;
   Weight weight;
   Outcome outcome = Outcome::applied;
-  if (c.policy == Policy::reject && staleness > c.max_staleness) {
+  if (c.policy == Policy::reject &&
+      (t->delays ? t->delays->rejects(staleness) : staleness > c.max_staleness)) {
     ++t->stats.rejected;
     return {true, Outcome::rejected, staleness};
   }
@@ -318,12 +323,29 @@ ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, bool has_
     ++t->stats.compensated;
   }
   apply(weight);
+  if (t->delays && noted != nullptr) note_delay(t, worker, *noted);
   ++t->version;
   ++t->stats.applied;
   ++t->stats.updates;
   publish_updates(*t);
   publish(&t->head->version, t->version);
   return {true, outcome, staleness};
+}
+
+// Note an applied push for the threshold of delays, and publish a new threshold. A server of a
+// later launch finds it in the memory.
+void ServerCore::note_delay(Table* t, std::size_t worker, const Update& update) {
+  if (!t->delays->note(worker, update.values, update.count)) return;
+  ++n_estimates_;
+  publish(&t->head->decision, t->delays->threshold());
+}
+
+void ServerCore::set_delay_threshold(std::uint16_t table, std::uint64_t threshold) {
+  Table& t = tables_.at(table);
+  if (!t.delays)
+    throw std::invalid_argument("table " + std::to_string(table) + " has no policy reject 'auto'");
+  t.delays->set(threshold);
+  publish(&t.head->decision, t.delays->threshold());
 }
 
 // Take in the scales that a part of a push of the open clock asks for.

@@ -23,6 +23,7 @@ struct ConsistencyConfig {
   bool adaptive = false;            // SSP: the bound is decided on; pulls name the clock they need
   Policy policy = Policy::accept;   // what happens to a stale update
   std::uint32_t max_staleness = 0;  // reject: the highest staleness that is applied
+  bool estimates = false;           // reject: it is estimated; see server/delay_threshold.hpp
   float lambda = 0.0F;              // compensate: DC-ASGD's variance control
   bool mean = true;                 // BSP: divide the reduced update by the number of its workers
 };

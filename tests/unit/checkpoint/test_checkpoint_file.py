@@ -172,6 +172,7 @@ def test_the_manifest_says_who_had_what(written: Path) -> None:
 def test_the_manifest_has_the_decisions_that_were_in_force(tmp_path: Path) -> None:
     tables: list[Table] = [
         DenseTable("fast", (3,), consistency=mpips.SSP("auto", max=5)),
+        DenseTable("noisy", (3,), consistency=mpips.ASP(mpips.Reject("auto"))),
         DenseTable("plain", (3,)),
     ]
     contents = Contents(tables)
@@ -180,7 +181,7 @@ def test_the_manifest_has_the_decisions_that_were_in_force(tmp_path: Path) -> No
         tmp_path,
         contents.head(),
         contents.shards(0, 1),
-        ServerState([10, 20], 4),
+        ServerState([10, 20], 4, {"noisy": 17}),
         timeout_s=60.0,
     )
     with open_checkpoint(info.path) as checkpoint:
@@ -192,11 +193,14 @@ def test_the_manifest_has_the_decisions_that_were_in_force(tmp_path: Path) -> No
         "max": 5,
         "bound_in_force": 4,
     }
+    assert found["noisy"]["threshold_in_force"] == 17
     assert found["plain"] == {"name": "bsp", "reduce": "mean", "backup": 0}
     server = Rig(*tables, n_workers=2).server
     restore(server, place(tables, 1, 2, 4, 1024), tables, info.path)
     assert server.bound_control is not None
+    assert server.threshold_control is not None
     assert server.bound_control.bound == 4
+    assert server.threshold_control.thresholds == {"noisy": 17}
 
 
 def test_a_table_or_range_that_is_not_there_is_named(written: Path) -> None:

@@ -126,6 +126,11 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
             "them, so give all of them the same max",
         ),
         (
+            ["table.consistency=asp", "table.policy=reject", "table.max_staleness=auto"],
+            "table 'weight': max_staleness = 'auto' applies only to dense tables, whose pushes have all "
+            "elements; give a number",
+        ),
+        (
             ["table.optimizer=adm"],
             "unknown optimizer 'adm'; valid are sgd, momentum, nesterov, delayed_nesterov, adagrad, rmsprop, "
             "adam, adamw, ftrl, row_adagrad; did you mean 'adam'?",
@@ -198,6 +203,14 @@ def test_no_override_changes_nothing() -> None:
         (
             ["table.consistency=ssp", "table.bound=auto", "table.max_bound=4"],
             SSP("auto", max=4),
+        ),
+        (
+            [
+                "tables.bias.consistency=asp",
+                "tables.bias.policy=reject",
+                "tables.bias.max_staleness=auto",
+            ],
+            ASP(mpips.Reject("auto")),
         ),
     ],
 )

@@ -111,7 +111,7 @@ def test_names_of_models_and_policies_are_those_of_the_classes() -> None:
         (lambda: BSP(backup=-1), "backup = -1: must be 0 or more"),
         (
             lambda: Reject(1.0),  # type: ignore[arg-type]
-            "max_staleness = 1.0: must be a whole number from 0 to 4294967295",
+            "max_staleness = 1.0: must be a whole number from 0 to 4294967295 or 'auto'",
         ),
         (lambda: Compensate(0), "lambda_ = 0: must be greater than 0 and at most 1e+18"),
         (lambda: Compensate(math.inf), "lambda_ = inf: must be greater than 0 and at most 1e+18"),

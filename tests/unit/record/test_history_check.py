@@ -227,6 +227,14 @@ def test_a_pull_is_checked_with_the_bound_in_force_at_its_clock(bounds, is_broke
     assert found == ["ssp"] * is_broken
 
 
+def test_a_threshold_that_servers_estimate_is_not_checked():
+    tables = [RecordedTable("w", "dense", "asp", max_staleness=-2)]
+    order = [push(0, staleness=9, outcome=REJECTED), tick(0), finish(0)]
+    servers = [content("server", 0, b"".join(order), tables, n_workers=1)]
+    workers = [content("worker", 0, ended(1) + last(1), tables, n_workers=1)]
+    assert check_history(servers, workers).breaks == []
+
+
 def test_a_record_without_ends_is_checked_as_far_as_it_goes():
     found = breaks(order=ORDER[:6], end=None)
     assert found.breaks == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from harness import Rig, dense, in_threads, rows
 
+from mpips import _native
 from mpips.errors import StallError
 from mpips.model.adaptive_bound import BoundChoice
 from mpips.model.consistency import SSP
@@ -115,7 +116,9 @@ def test_the_direct_path_has_the_bound_of_the_clock():
     with rig.serving():
         in_threads(tick_both)
         one(workers[0])
-        workers[0].table("w").pull()  # one clock ahead
+        workers[0].flush()
+        direct = workers[0].table("w")._direct
+        assert direct.port.pull(np.empty(2, np.float32), direct)  # one clock ahead
         one(workers[0])
         with pytest.raises(StallError, match="to clock"):
             workers[0].table("w").pull()
@@ -140,32 +143,43 @@ def test_one_worker_alone_never_waits():
     assert worker.table("w").pull().tolist() == [-30.0] * 2
 
 
-def test_a_pull_that_needs_a_later_clock_than_its_own_is_refused():
-    rig = rig_of(rows(1, consistency=AUTO))
-    writer = rig.writers[0]
-    writer.set_bound(0, 0)
-    writer.pull_rows(0, 4, np.array([1]), np.zeros((1, 1), np.float32), 0)
-    slot = rig.layout.mailbox_offset(0)
-    assert rig.drain() == 0  # all workers are at clock 0, the pull needs clock 4
-    assert slot
+def test_times_of_workers_leave_out_their_waits():
+    """Worker 0 needs 1 s, worker 1 needs 3 s for a clock, and worker 0 waits for worker 1 at each clock."""
+    core = rig_of().core
+    log = _native.PushIntervals(2, MOST)
+    for clock in range(6):
+        log.tick(0, clock, False, 3.0 * clock + 1.0)
+        log.tick(1, clock, False, 3.0 * clock + 3.0)
+        log.reach(clock + 1, 3.0 * clock + 3.0)
+    (n, fast), (_, slow) = log.take()
+    assert (n, fast, slow) == (5, 5.0, 15.0)
+    assert log.take() == [(0, 0.0), (0, 0.0)]
+    assert core.take_intervals() == [(0, 0.0), (0, 0.0)]
 
 
-@pytest.mark.parametrize(("seconds", "bound"), [((1.0, 1.0), 0), ((1.0, 3.0), 2)])
-def test_measured_times_decide(monkeypatch, seconds, bound):
+def test_measured_times_decide(monkeypatch):
     """An uneven job gets the bound that lets its fastest worker go on; an even one keeps 0."""
-    rig = rig_of()
-    control = control_of(rig)
-    monkeypatch.setattr(control, "_core", Timed(rig.core, [(5, 5 * s) for s in seconds]))
-    tick(rig, [rig.worker(w) for w in range(2)], MOST + 2)
-    assert bool(control.poll()) == (bound > 0)
-    assert control.bound == bound
+    for times, bound in (((1, 1), 0), ((1, 3), 2)):
+        rig = rig_of()
+        control = control_of(rig)
+        log = _native.PushIntervals(2, MOST)
+        for clock in range(MOST + 2):
+            now = float(max(times) * clock)
+            for w in range(2):
+                log.tick(w, clock, False, now + times[w])
+            log.reach(clock + 1, now + max(times))
+        monkeypatch.setattr(control, "_core", Timed(rig.core, log))
+        workers = [rig.worker(w) for w in range(2)]
+        tick(rig, workers, MOST + 2)
+        assert bool(control.poll()) == (bound > 0)
+        assert control.bound == bound
 
 
 class Timed:
     """A native server whose times are given."""
 
-    def __init__(self, core, times):
-        self._core, self.take_intervals = core, lambda: times
+    def __init__(self, core, log):
+        self._core, self.take_intervals = core, log.take
 
     def __getattr__(self, name):
         return getattr(self._core, name)

@@ -98,7 +98,7 @@ SHOWN_BY = {
     "sends-no-rest-of-a-clock": 3,
     "counts-a-clock-that-was-sent-in-part": 3,
     "bound-before-its-clock": 59,
-    "knows-the-bound-for-too-long": 0,
+    "knows-the-bound-for-too-long": 169,
     "rows-of-the-greatest-bound": 110,
 }
 
