@@ -135,7 +135,18 @@ def _limited() -> dict[str, Load]:
     # The tables of the copy are made from the memory of the server, and consume its records.
     pair = Load(tables, sizes, clocks=4, drain_every=3, partner=True)
     small = Load([tables[0], tables[2]], [(0, 7, ""), (1, 9, "")], n_workers=1, clocks=4)
-    return {"limited": load, "small-limited": small, "pair-limited": pair}
+    # Rows that are changed as a whole.
+    whole: list[Table] = [
+        EmbeddingTable("r", 5, RowAdagrad(0.1), BSP(), **limits["e"]),
+        EmbeddingTable("b", 4, Adam(0.1), BSP(), row_dtype="bf16", **limits["f"]),
+        EmbeddingTable("c", 3, RowAdagrad(0.1), BSP(), row_dtype="bf16", **limits["g"]),
+    ]
+    of_whole = Load(whole, sizes[:3], clocks=4)
+    pair_whole = Load(whole, sizes[:3], clocks=4, drain_every=3, partner=True)
+    return {
+        **{"limited": load, "small-limited": small, "pair-limited": pair},
+        **{"whole-limited": of_whole, "pair-whole-limited": pair_whole},
+    }
 
 
 def _encoded() -> dict[str, Load]:
