@@ -115,7 +115,7 @@ class MaxRows:
 
     The keys are divided into sets by their hash, a power of two of them with 64 to 127 rows each, or one for
     fewer than 128 rows. A set that has more rows than it may, at the end of a clock, loses those that were
-    used least. Where the number of servers is no power of two, fewer sets than servers lie on two servers;
+    used least. Where the number of servers is not a power of two, fewer sets than servers lie on two servers;
     then these have up to twice the rows.
 
     Attributes:
@@ -207,7 +207,7 @@ def _limit_of(what: str, value: object, kinds: Mapping[str, type[Any]], example:
     """Return a limit that a user has given, as a value or as a mapping with "name"; None: none.
 
     Raises:
-        ConfigError: `value` is no such limit; the message lists those that exist.
+        ConfigError: `value` is not such a limit; the message lists those that exist.
     """
     if value is None or value == "none" or isinstance(value, tuple(kinds.values())):
         return value if value != "none" else None
@@ -273,5 +273,5 @@ def native_limits(
 
 
 def sketch_bytes(table: EmbeddingTable) -> int:
-    """Return the bytes of the counts of keys without rows on each server; 0: there are none."""
+    """Return the bytes of the counts of keys without rows on each server; 0: the table does not count."""
     return table.admit.memory_mib << 20 if isinstance(table.admit, MinCount) else 0
