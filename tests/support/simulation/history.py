@@ -31,7 +31,7 @@ from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
-from simulation.adaptive import with_adaptive
+from simulation.adaptive import ADAPTIVE, draws_of, is_adaptive, with_adaptive
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.launch import Launch, Layout, simulated_start_up
@@ -61,14 +61,9 @@ from simulation.world import World
 N_NODES = 3  # of which a launch uses two
 START_UP_TURNS = 500
 MAY_GATHER = ("reject", "local")
-SCALING_SHARE, SCALING_SALT = (
-    0.12,
-    2,
-)  # of the histories; chosen so that no test's seed is one of them
+# Share of the histories; the salt is chosen so that no test's seed is one of them.
+SCALING_SHARE, SCALING_SALT = 0.12, 2
 SCALING = "scaling"  # name of these, beside the features
-# Of the histories whose tables are under SSP("auto"); the salt is chosen in the same way.
-ADAPTIVE_SHARE, ADAPTIVE_SALT = 0.12, 207
-ADAPTIVE = "adaptive"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 
 
@@ -119,16 +114,10 @@ def has_scaling(seed: int) -> bool:
     return random.Random(f"scaling {SCALING_SALT} {seed}").random() < SCALING_SHARE
 
 
-def is_adaptive(seed: int) -> bool:
-    """Return True if the tables of a history are under SSP("auto")."""
-    found = random.Random(f"adaptive {ADAPTIVE_SALT} {seed}").random() < ADAPTIVE_SHARE
-    return found and feature_of(seed) in ("", "gathers")
-
-
 def has(seed: int, feature: str) -> bool:
     """Return True if a history has this feature."""
     if feature == ADAPTIVE:
-        return is_adaptive(seed)
+        return is_adaptive(seed, feature_of(seed))
     return has_scaling(seed) if feature == SCALING else feature_of(seed) == feature
 
 
@@ -166,7 +155,7 @@ class History:
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
-        self._adaptive = random.Random(f"bounds {seed}") if is_adaptive(seed) else None
+        self._adaptive = draws_of(seed, self._feature)
         self._scaling = random.Random(f"changes {seed}") if has_scaling(seed) else None
         if self._scaling:
             # Enough for a request, a cut and the clocks behind it.
