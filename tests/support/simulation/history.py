@@ -31,7 +31,7 @@ from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
-from simulation.adaptive import with_adaptive
+from simulation.adaptive import draws_of, with_adaptive
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.kinds import (
@@ -41,7 +41,6 @@ from simulation.kinds import (
     has,
     has_losing,
     has_scaling,
-    is_adaptive,
 )
 from simulation.launch import Launch, Layout, simulated_start_up
 from simulation.local import (
@@ -143,7 +142,7 @@ class History:
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
-        self._adaptive = random.Random(f"bounds {seed}") if is_adaptive(seed) else None
+        self._adaptive = draws_of(seed, self._feature)
         self._is_losing = has_losing(seed)
         may_scale = self._is_losing or has_scaling(seed)
         self._scaling = random.Random(f"changes {seed}") if may_scale else None

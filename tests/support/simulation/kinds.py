@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from simulation.adaptive import ADAPTIVE, is_adaptive
+
 MAY_GATHER = ("reject", "local")
 SCALING_SHARE, SCALING_SALT = (
     0.12,
@@ -14,9 +16,6 @@ SCALING = "scaling"  # name of these, beside the features
 # leave at once for a job with one worker less, which starts from the exchange.
 LOSING_SHARE, LOSING_SALT = 0.06, 12
 LOSING = "losing"
-# Of the histories whose tables are under SSP("auto"); the salt is chosen in the same way.
-ADAPTIVE_SHARE, ADAPTIVE_SALT = 0.12, 207
-ADAPTIVE = "adaptive"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
 NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE} - {""})
 
@@ -37,16 +36,10 @@ def has_losing(seed: int) -> bool:
     return is_drawn and not has_scaling(seed) and feature_of(seed) in ("", "gathers")
 
 
-def is_adaptive(seed: int) -> bool:
-    """Return True if the tables of a history are under SSP("auto")."""
-    found = random.Random(f"adaptive {ADAPTIVE_SALT} {seed}").random() < ADAPTIVE_SHARE
-    return found and feature_of(seed) in ("", "gathers")
-
-
 def has(seed: int, feature: str) -> bool:
     """Return True if a history has this feature."""
     if feature == ADAPTIVE:
-        return is_adaptive(seed)
+        return is_adaptive(seed, feature_of(seed))
     if feature in (SCALING, LOSING):
         return has_scaling(seed) if feature == SCALING else has_losing(seed)
     return feature_of(seed) == feature

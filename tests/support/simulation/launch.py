@@ -30,7 +30,7 @@ from mpips.snapshot.coordinator import Coordinator
 from mpips.worker.ahead.lookahead import lookahead
 from mpips.worker.connection_options import needs_common_clock
 from mpips.worker.worker import Worker
-from simulation.adaptive import Bounds
+from simulation.adaptive import bounds_of
 from simulation.cluster import SimulatedCluster, simulated_exchanges
 from simulation.comm import Comm, Room
 from simulation.disk import Disk, DiskServerPart
@@ -169,7 +169,7 @@ class Launch:
         self._tables = list(shape.tables)
         n_servers, n_workers = shape.n_servers, shape.n_workers
         self.era: Era | None = None
-        self.is_warm = False
+        self.is_warm = self._is_over = False
         self.servers: list[Server] = [None] * n_servers  # type: ignore[list-item]
         self.workers: dict[int, Worker] = {}
         self.networks: list[TurnNetwork] = []
@@ -179,7 +179,6 @@ class Launch:
         self._to_scheduler = Mail(world)
         self._to_servers = [Mail(world) for _ in range(n_servers)]
         self._to_workers = [Mail(world) for _ in range(n_workers)]
-        self._is_over = False
         # Clocks in which each worker has pushed in this launch, and pushes that servers judge.
         self._sent = [set[int]() for _ in range(n_workers)]
         self._pushes: dict[int, JudgedPushes] = {}
@@ -409,10 +408,7 @@ class Launch:
             [table.name for table in parts.grouped_tables.values()],
         )
         stopped = False
-        control = server.bound_control
-        if control is not None:
-            assert self.era is not None
-            self.era.bounds = Bounds(control, world.random)
+        bounds = bounds_of(server.bound_control, world.random, self.era)
         self._look(server)
         while not stopped:
             if server.drain():
@@ -423,9 +419,7 @@ class Launch:
                     stopped = True
                 else:
                     part.take(message)
-            if control is not None and control.poll():
-                world.changed()
-            if part.poll():
+            if part.poll() | (bounds is not None and bounds.poll()):
                 world.changed()
             if mirror is not None and mirror.poll():
                 world.changed()
