@@ -304,7 +304,7 @@ start_beside() {
   rm -f "$out/lint.log" "$out/sanitize-build.code"
   (
     trap - INT QUIT TERM
-    renice -n 3 "$BASHPID" >/dev/null 2>&1 || true
+    renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
     if wants lint; then
       run_lint >"$out/lint.new" 2>&1
       mv "$out/lint.new" "$out/lint.log"

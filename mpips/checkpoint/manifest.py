@@ -5,10 +5,11 @@
 file. So a flipped bit in the manifest is detected like any other damage. `format` and `mpips` are decoded
 alone first: a newer format is refused before anything else in the file is interpreted.
 
-Formats. Format 3 has one file of each worker, its image (`mpips.checkpoint.worker_files`). Format 2 has files
+Formats. Format 4 may have tables with values of bf16, with buckets of keys, and with the uses of rows. Format
+3 lacks them; it has one file of each worker, its image (`mpips.checkpoint.worker_files`). Format 2 has files
 of residuals and files of local training in its place. Format 1 lacks `data`, the description of the training
 data, and in `sampling` the rule that divides samples among workers (`mpips.data.shares`), without which
-cursors have no meaning. Both can still be read.
+cursors have no meaning. All can still be read.
 
 Datasets are contiguous in the HDF5 file, so a reader needs only offset, shape and dtype. Checkpoints are
 verified, shown, compared, exported and restored without an HDF5 library.
@@ -31,7 +32,7 @@ from mpips.model.row_values import RowDtype
 from mpips.model.table import EmbeddingTable
 from mpips.model.table_options import is_table_name
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 STATE = "state.h5"
 # Types of datasets, and the arrays that have their bytes. bfloat16 is read as float32.

@@ -10,6 +10,7 @@ import msgspec
 from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.partition import Partition
+from mpips.model.row_limits import most_rows, sketch_bytes, use_bytes
 from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_pull_codec
 
@@ -55,7 +56,8 @@ class EmbeddingSizes(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: Number of rows.
-        row_bytes: Bytes of values and optimizer state of all rows, in shared memory.
+        row_bytes: Bytes of values, optimizer state and uses of all rows, and of the counts of keys without a
+            row.
         key_bytes: Bytes of the keys of the rows, in shared memory.
         map_bytes: Bytes of the map from key to row. While the map grows it takes half as much again.
     """
@@ -75,12 +77,13 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
     """Compute the memory of the fullest server for a table of `n_rows` rows; arithmetic only.
 
     The result assumes equal shares on all servers, which hashed keys nearly have. A server also allocates
-    memory ahead of further rows, at most a sixteenth and at most 64 MiB, which is not counted.
+    memory ahead of further rows, at most a sixteenth and at most 64 MiB, which is not counted. A table with
+    MaxRows or MaxBytes has no more rows than these allow.
     """
-    rows = -(-n_rows // n_servers)
+    rows = -(-min(n_rows, most_rows(table) or n_rows) // n_servers)
     return EmbeddingSizes(
         rows=rows,
-        row_bytes=rows * table.row_bytes,
+        row_bytes=rows * (table.row_bytes + use_bytes(table)) + sketch_bytes(table),
         key_bytes=rows * 8,
         map_bytes=_native.RowMap.bytes_for(rows),
     )

@@ -235,7 +235,7 @@ def limit_config(limit: Admission | Eviction | None) -> dict[str, Any] | None:
 
 def row_bytes(table: EmbeddingTable) -> int:
     """Return the bytes that MaxBytes counts for a row."""
-    return 4 * table.row_floats + OVERHEAD_BYTES
+    return table.row_bytes + OVERHEAD_BYTES
 
 
 def most_rows(table: EmbeddingTable) -> int:
@@ -270,6 +270,13 @@ def native_limits(
         evict.clocks if isinstance(evict, Idle) else 0,
         most_rows(table),
     )
+
+
+def use_bytes(table: EmbeddingTable) -> int:
+    """Return the bytes that the limits take for each row, beside its values, its key and the map."""
+    if table.evict is None:
+        return 0
+    return 8 if isinstance(table.evict, Idle) else 12
 
 
 def sketch_bytes(table: EmbeddingTable) -> int:

@@ -408,6 +408,7 @@ class Elastic:
     def end(self) -> None:
         """End the checks, and give all hosts back; the run has ended."""
         self._checks.end()
+        self._own.end()
 
 
 def _key(choice: HostChoice) -> tuple[int, tuple[Host, ...]]:

@@ -101,6 +101,10 @@ class OwnHosts(Protocol):
         """Return them as they are now. Not blocking."""
         ...
 
+    def end(self) -> None:
+        """End a question that is under way."""
+        ...
+
 
 def with_slots(hosts: Sequence[Host], slots: int = 1) -> tuple[Host, ...]:
     """Return hosts with their numbers of slots, or this number where none is given."""
@@ -117,6 +121,9 @@ class FixedHosts:
     def hosts(self) -> tuple[Host, ...]:
         """Return the list."""
         return self._hosts
+
+    def end(self) -> None:
+        """Do nothing: no question is ever under way."""
 
 
 class HostfileHosts:
@@ -151,6 +158,9 @@ class HostfileHosts:
             except ConfigError as error:
                 self._tell(f"mpips run: {error}; the run keeps its hosts")
         return self._hosts
+
+    def end(self) -> None:
+        """Do nothing: no question is ever under way."""
 
 
 class AllocationHosts:
@@ -199,6 +209,12 @@ class AllocationHosts:
         self._list = self._new_list
         self._hosts = tuple(Host(name, self._slots.get(name, self._usual)) for name in words)
         return self._hosts
+
+    def end(self) -> None:
+        """End a question that is under way."""
+        if self._question is not None:
+            self._question.end()
+            self._question = None
 
     def _ask(self, *argv: str) -> None:
         self._question = HostQuestion(argv, self._env)

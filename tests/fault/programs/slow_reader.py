@@ -4,10 +4,10 @@ import sys
 import time
 
 from mpips.mpi import launch
-from mpips.training import prepare
+from mpips.training import reading
 
 how, seconds, timeout_s = sys.argv[1], float(sys.argv[2]), sys.argv[3]
-read = prepare.read
+read = reading.read
 
 
 def slow_read(*arguments, **options):
@@ -19,7 +19,7 @@ def slow_read(*arguments, **options):
     return read(*arguments, **options)
 
 
-prepare.read = slow_read
+reading.read = slow_read
 from mpips.cli import cli  # noqa: E402
 
 cli.main(

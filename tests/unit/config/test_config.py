@@ -18,9 +18,9 @@ from mpips.tasks import load_task
 from mpips.training.preflight import task_options
 
 TABLE_KEYS = (
-    "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, steps, outer, "
+    "optimizer, consistency, bound, max_bound, reduce, backup, policy, max_staleness, lambda_, steps, outer, "
     "fragments, delay, mix, asynchronous, steps_by_speed, partition, init, clip_norm, check_finite, "
-    "placement, compression, pull_compression"
+    "placement, admit, evict, compression, pull_compression, hash_buckets, row_dtype"
 )
 
 
@@ -82,7 +82,7 @@ TABLE_KEYS = (
         ),
         (
             "tables.weight.bound=x",
-            "tables.weight.bound = 'x': must be a whole number from 0 to 2147483647",
+            "tables.weight.bound = 'x': must be a whole number from 0 to 2147483647 or 'auto'",
         ),
         ("tables.weight=3", "tables.weight = 3: must be a table"),
         ("tables=3", "tables = 3: must be a table"),
@@ -109,7 +109,7 @@ TABLE_KEYS = (
         ("table.lambda_=nan", "table.lambda_ = nan: must be greater than 0 and at most 1e+18"),
         (
             "table.max_staleness=4294967296",
-            "table.max_staleness = 4294967296: must be from 0 to 4294967295",
+            "table.max_staleness = 4294967296: must be from 0 to 4294967295 or 'auto'",
         ),
         (
             "table.consistency=spp",
@@ -120,7 +120,7 @@ TABLE_KEYS = (
             "table.policy = 'rejcet': must be one of accept, compensate, reject, scale; "
             "did you mean 'reject'?",
         ),
-        ("tables.bias.bound=-1", "tables.bias.bound = -1: must be from 0 to 2147483647"),
+        ("tables.bias.bound=-1", "tables.bias.bound = -1: must be from 0 to 2147483647 or 'auto'"),
         ("table.reduce=avg", "table.reduce = 'avg': must be one of mean, sum"),
         ("table.backup=-1", "table.backup = -1: must be 0 or more"),
         ("train.epochs=-1", "train.epochs = -1: must be 0 or more"),

@@ -14,7 +14,7 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model import placement as placement_module
 from mpips.model.consistency import BSP
-from mpips.model.optimizer import SGD, Adagrad, Adam
+from mpips.model.optimizer import SGD, Adagrad, Adam, RowAdagrad
 from mpips.model.placement import (
     LEAST_RING_BYTES,
     RINGS_BYTES,
@@ -22,6 +22,7 @@ from mpips.model.placement import (
     embedding_memory,
     place,
 )
+from mpips.model.row_limits import Idle, MaxBytes, MaxRows, MinCount
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
@@ -256,10 +257,21 @@ def test_worker_and_servers_agree_on_who_holds_what(n_servers):
     assert all(server.core.finished(0) for server in servers)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), Adam()], ids=["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": SGD()},
+        {"optimizer": Adagrad()},
+        {"optimizer": Adam()},
+        {"optimizer": RowAdagrad(), "row_dtype": "bf16"},
+        {"optimizer": Adagrad(), "evict": Idle(9)},
+        {"optimizer": SGD(), "evict": MaxRows(1_000_000), "row_dtype": "bf16"},
+    ],
+    ids=["sgd", "adagrad", "adam", "row-adagrad-bf16", "idle", "most-bf16"],
+)
 @pytest.mark.parametrize("n_rows", [1000, 57_000, 400_000])
-def test_embedding_rows_take_the_memory_that_was_planned(optimizer, n_rows):
-    table = EmbeddingTable("t", 16, optimizer)
+def test_embedding_rows_take_the_memory_that_was_planned(options, n_rows):
+    table = EmbeddingTable("t", 16, **options)
     server = Server(
         0, [table], place([table], 1, 1, 4, 65536), Regions(new_token(), False), 0, True, None
     )
@@ -276,9 +288,21 @@ def test_embedding_rows_take_the_memory_that_was_planned(optimizer, n_rows):
     assert server.core.n_rows(0) == n_rows
     plan = embedding_memory(table, n_rows, 1)
     taken = server.core.memory_bytes(0)
-    # A new table has a megabyte each for rows and keys.
-    assert plan.total_bytes <= taken <= 1.0625 * plan.total_bytes + (2 << 20)
+    # A new table has a megabyte each for rows and keys, and with limits for uses and sets.
+    first = (2 + 2 * (table.evict is not None)) << 20
+    assert plan.total_bytes <= taken <= 1.0625 * plan.total_bytes + first
     assert embedding_memory(table, n_rows, 4).rows == -(-n_rows // 4)
+
+
+def test_limits_of_rows_are_planned() -> None:
+    few = EmbeddingTable("t", 16, SGD(), evict=MaxRows(1000), admit=MinCount(2, memory_mib=4))
+    plan = embedding_memory(few, 1_000_000, 2)
+    assert plan.rows == 500
+    assert plan.row_bytes == 500 * (64 + 12) + (4 << 20)
+    half = EmbeddingTable("t", 16, SGD(), evict=MaxBytes(1), row_dtype="bf16")
+    whole = EmbeddingTable("t", 16, SGD(), evict=MaxBytes(1))
+    assert half.row_bytes < whole.row_bytes
+    assert embedding_memory(half, 10**9, 1).rows > embedding_memory(whole, 10**9, 1).rows
 
 
 @pytest.mark.parametrize(

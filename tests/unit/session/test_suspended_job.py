@@ -191,7 +191,7 @@ def for_heartbeats_of_the_attempt(simulated: SimulatedTime, came: Callable[[], b
         heartbeat=lambda: None,
         kill=lambda: None,
     )
-    requests: Any = SimpleNamespace(poll=lambda at_work: False)
+    requests: Any = SimpleNamespace(poll=lambda at_work: False, number=0)
     if why := drive(attempt, requests, LIMIT_S, lambda status: None):
         raise TimeoutError(why)
 

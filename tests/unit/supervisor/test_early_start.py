@@ -250,7 +250,10 @@ def test_after_a_failure_without_progress_no_attempt_is_taken_for_granted(tmp_pa
     assert not restarts.is_futile
     for recoverable, is_futile in ((0, True), (5, False)):
         status = Status(
-            state="running", generation=0, time_s=0.0, progress=Progress(recoverable=recoverable)
+            state="running",
+            generation=0,
+            time_s=0.0,
+            progress=Progress(step=9, recoverable=recoverable),
         )
         ended = Ended(1, 1, 100.0, "", status=status, worked_s=100.0)
         restarts.why_stop(Verdict(CRASHED, 1), ended, 0)

@@ -219,17 +219,17 @@ def test_a_run_with_too_few_hosts_waits_and_ends_in_a_sentence(
     hostfile = tmp_path / "hosts"
     hostfile.write_text("a slots=3\nb slots=1\n")
     keys = {"run__hostfile": str(hostfile), "run__max_workers": 2, "run__min_workers": 2}
-    case = Elastic(tmp_path, monkeypatch, **keys, run__hosts_timeout_s=2.0)
+    case = Elastic(tmp_path, monkeypatch, **keys, run__hosts_timeout_s=5.0)
 
     def story() -> None:
         case.at_work(0)
         hostfile.write_text("a slots=3\n")
-        case.until(lambda: "waiting 2 s for hosts" in case.text)
+        case.until(lambda: "waiting 5 s for hosts" in case.text)
         hostfile.write_text("a slots=3\nc slots=1\n")
         case.at_work(1)
         hostfile.write_text("a slots=3\n")
 
-    with pytest.raises(HostsError, match=r"1 worker; 2 are needed.*no other hosts came within 2 s"):
+    with pytest.raises(HostsError, match=r"1 worker; 2 are needed.*no other hosts came within 5 s"):
         case.with_acts(story, AT_WORK, AT_WORK)
     assert case.hosts(1) == ["a slots=3", "c slots=1"]
     assert "mpips run: b leaves: too few hosts stay, the job waits for others" in case.text

@@ -67,6 +67,7 @@ def test_a_changed_allocation_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
     for _ in range(20):
         assert source.hosts() == (*two, Host("n3", 4))
         time.sleep(0.01)
+    source.end()
 
 
 def test_a_question_has_a_time_limit_and_ends_with_its_children(

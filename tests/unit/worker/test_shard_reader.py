@@ -33,7 +33,7 @@ class Channel:
 class Connection:
     """At clock 5, without a group of workers."""
 
-    node_pulls = grouped = None
+    node_pulls = grouped = agreed_bound = None
     now = 5
 
     def __init__(self, *channels: Channel) -> None:
