@@ -198,7 +198,7 @@ class ChaosLoop:
             kind.end(injected)
         if injected.ends_attempt:
             return self._until(lambda s: s.generation > before.generation and s.moves, self._back_s)
-        # What was reported before the end of the fault is no sign of work after it.
+        # A report from before the end of the fault is no sign of work after it.
         ended = self._clock.unix()
         deadline = self._clock.monotonic() + self._back_s
         first = self._until(lambda s: s.moves and s.time_s > ended, self._back_s)

@@ -91,7 +91,7 @@ class RecordedOrder {
     bool over = false;             // the recorded run has no more records of the worker
   };
   Arriving& arriving(std::size_t worker) { return workers_[worker].arriving; }
-  // Compare a worker's next record, which is none of a cut. Throw RecordDifference if the recorded
+  // Compare a worker's next record, which belongs to no cut. Throw RecordDifference if the recorded
   // run has another one. `payload`: of a push.
   void compare(std::size_t worker, const RecordHeader& h, const std::uint8_t* payload,
                std::size_t payload_bytes);

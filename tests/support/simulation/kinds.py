@@ -1,4 +1,4 @@
-"""What a history has besides kills, lost nodes and changes of the job, by its seed."""
+"""Features of a history besides kills, lost nodes and changes of the job; its seed determines them."""
 
 from __future__ import annotations
 

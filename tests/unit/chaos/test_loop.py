@@ -183,7 +183,7 @@ def test_a_kill_is_followed_to_the_next_attempt_and_its_downtime_measured() -> N
     assert result.broken == []
     assert loop.unplanned == []
     assert loop.seconds == pytest.approx(60.0, abs=0.2)
-    # Of 60 s, 5 were lost.
+    # 5 of 60 s were lost.
     assert loop.steps.quiet_rate() == pytest.approx(RATE, rel=0.02)
     assert loop.steps.net_rate() / loop.steps.quiet_rate() == pytest.approx(55 / 60, abs=0.02)
 
