@@ -128,7 +128,12 @@ def plan_tables(
     for table, plan in zip(head.tables, plans, strict=True):
         if is_adaptive(table.consistency) and bound >= 0:
             plan.entry.consistency[IN_FORCE] = bound
-        thresholds = [h.thresholds[table.name] for h in hellos if table.name in h.thresholds]
+        # A server without a part of the table estimates nothing.
+        thresholds = [
+            h.thresholds[table.name]
+            for h in hellos
+            if table.name in h.thresholds and h.shards.get(table.name)
+        ]
         if thresholds:
             plan.entry.consistency[THRESHOLD] = max(thresholds)
     return plans

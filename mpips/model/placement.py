@@ -10,7 +10,7 @@ import msgspec
 from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.partition import Partition
-from mpips.model.row_limits import most_rows, sketch_bytes, use_bytes
+from mpips.model.row_limits import check_servers, most_rows, set_bytes, sketch_bytes, use_bytes
 from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_pull_codec
 
@@ -56,8 +56,8 @@ class EmbeddingSizes(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: Number of rows.
-        row_bytes: Bytes of values, optimizer state and uses of all rows, and of the counts of keys without a
-            row.
+        row_bytes: Bytes of values, optimizer state and uses of all rows, of the counts of keys without a row,
+            and of the sets of a limit.
         key_bytes: Bytes of the keys of the rows, in shared memory.
         map_bytes: Bytes of the map from key to row. While the map grows it takes half as much again.
     """
@@ -83,7 +83,9 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
     rows = -(-min(n_rows, most_rows(table) or n_rows) // n_servers)
     return EmbeddingSizes(
         rows=rows,
-        row_bytes=rows * (table.row_bytes + use_bytes(table)) + sketch_bytes(table),
+        row_bytes=rows * (table.row_bytes + use_bytes(table))
+        + sketch_bytes(table)
+        + set_bytes(table),
         key_bytes=rows * 8,
         map_bytes=_native.RowMap.bytes_for(rows),
     )
@@ -284,10 +286,13 @@ def place(
         rings_bytes: Bytes of all rings of one server; see `ring_geometry`.
 
     Raises:
-        ConfigError: A row does not fit into a ring slot, or there are too many workers or tables.
+        ConfigError: A row does not fit into a ring slot, there are too many workers or tables, or too many
+            servers for the limit of a table's rows.
     """
     _check_counts(n_workers, len(tables))
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
+    for table in embeddings:
+        check_servers(table, n_servers)
     dense = _dense_ranges(tables, n_servers)
     extents: list[list[tuple[int, int, int, _native.Codec | None]]] = [[] for _ in range(n_servers)]
     for i, table in enumerate(tables):

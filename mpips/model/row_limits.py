@@ -35,6 +35,7 @@ Order: TypeAlias = Literal["lru", "lfu"]
 # map, of which between a seventh and four sevenths are in use.
 OVERHEAD_BYTES = 8 + 8 + 4 + 36
 LEAST_SET = 64  # rows of a set, of tables with more than one
+MOST_ROWS = 2**32 - 2
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ class MaxRows:
 
     The keys are divided into sets by their hash, a power of two of them with 64 to 127 rows each, or one for
     fewer than 128 rows. A set that has more rows than it may, at the end of a clock, loses those that were
-    used least. Where the number of servers is not a power of two, fewer sets than servers lie on two servers;
-    then these have up to twice the rows.
+    used least. A table needs a set for each server. Where the number of servers is not a power of two, fewer
+    sets than servers lie on two servers; then these have up to twice the rows.
 
     Attributes:
         rows: Number of rows, 1 or more.
@@ -126,7 +127,7 @@ class MaxRows:
     """
 
     name: ClassVar[str] = "max_rows"
-    rows: Annotated[int, Meta(ge=1, le=2**32 - 2)]
+    rows: Annotated[int, Meta(ge=1, le=MOST_ROWS)]
     by: Order = "lru"
 
     def __post_init__(self) -> None:
@@ -196,11 +197,17 @@ def settle_limits(table: EmbeddingTable) -> None:
                 f"table {table.name!r}: evict = {limit} needs partition = HashPartition(): a set of keys "
                 "must lie on one server"
             )
-    if isinstance(table.evict, MaxBytes) and most_rows(table) < 1:
-        raise ConfigError(
-            f"table {table.name!r}: evict = {table.evict} is too little memory for a row of "
-            f"{row_bytes(table)} bytes"
-        )
+    if isinstance(table.evict, MaxBytes):
+        if most_rows(table) < 1:
+            raise ConfigError(
+                f"table {table.name!r}: evict = {table.evict} is too little memory for a row of "
+                f"{row_bytes(table)} bytes"
+            )
+        if most_rows(table) > MOST_ROWS:
+            raise ConfigError(
+                f"table {table.name!r}: evict = {table.evict} allows {most_rows(table):,} rows of "
+                f"{row_bytes(table)} bytes; a table has at most {MOST_ROWS:,}: give less memory, or no limit"
+            )
 
 
 def _limit_of(what: str, value: object, kinds: Mapping[str, type[Any]], example: str) -> Any:
@@ -247,6 +254,28 @@ def most_rows(table: EmbeddingTable) -> int:
     return 0
 
 
+def n_sets(table: EmbeddingTable) -> int:
+    """Return the number of sets of MaxRows and MaxBytes, a power of two (native RowSets); else 0."""
+    rows, n = most_rows(table), 1
+    while rows // (2 * n) >= LEAST_SET:
+        n *= 2
+    return n if rows else 0
+
+
+def check_servers(table: EmbeddingTable, n_servers: int) -> None:
+    """Refuse a limit that servers could not keep together.
+
+    Raises:
+        ConfigError: There are fewer sets than servers, so each server would keep as many rows as the table.
+    """
+    if 0 < n_sets(table) < n_servers:
+        least = (1 << (n_servers - 1).bit_length()) * LEAST_SET
+        raise ConfigError(
+            f"table {table.name!r}: evict = {table.evict} is {most_rows(table)} rows; {n_servers} servers "
+            f"need a limit of {least} rows or more: give a greater limit, or fewer servers"
+        )
+
+
 def native_limits(
     table: EmbeddingTable, seed: int
 ) -> tuple[str, int, int, float, int, str, int, int]:
@@ -277,6 +306,11 @@ def use_bytes(table: EmbeddingTable) -> int:
     if table.evict is None:
         return 0
     return 8 if isinstance(table.evict, Idle) else 12
+
+
+def set_bytes(table: EmbeddingTable) -> int:
+    """Return the bytes of the empty sets of MaxRows and MaxBytes on each server."""
+    return 25 * n_sets(table)
 
 
 def sketch_bytes(table: EmbeddingTable) -> int:

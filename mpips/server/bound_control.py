@@ -56,7 +56,7 @@ class BoundControl:
 
     def begin(self, bound: int) -> None:
         """Begin with this bound, before any worker is at work."""
-        self.bound = min(bound, self.most)
+        self.bound = self._begun = min(bound, self.most)
         self._core.decide_bounds(self._table, self.most, self.bound)
         # Measure so many clocks at least.
         self._next = self._core.min_clock() + self.most + 2
@@ -88,10 +88,14 @@ class BoundControl:
         )
 
     def all_bounds(self) -> tuple[tuple[int, int], ...] | None:
-        """Return clock and bound of all decisions, the oldest first; None: not all of them are stored."""
+        """Return clock and bound of all decisions, the oldest first; None: not all of them are stored.
+
+        A bound with which the launch began stands first, at clock 0.
+        """
         if self._n_decisions > len(self.decisions):
             return None
-        return tuple((d.clock, d.bound) for d in self.decisions)
+        begun = ((0, self._begun),) if self._begun else ()
+        return (*begun, *((d.clock, d.bound) for d in self.decisions))
 
     def choose(self) -> BoundChoice | None:
         """Return the bound for the times since the last call; None: not even two workers have any."""

@@ -46,7 +46,11 @@ class ThresholdControl:
         for name, table in self._tables.items():
             if name in thresholds:
                 self._core.set_delay_threshold(table, thresholds[name])
-        self.thresholds = {name: self._read(name)[0] for name in self._tables}
+        self.thresholds = self.now()
+
+    def now(self) -> dict[str, int]:
+        """Return the thresholds by name of the table, after the updates that are applied; the caller's."""
+        return {name: self._read(name)[0] for name in self._tables}
 
     def _read(self, name: str) -> tuple[int, float, float]:
         found = self._core.delay_threshold(self._tables[name])

@@ -405,7 +405,7 @@ class ServerPart:
         return ServerState(
             [server.core.applied(w) for w in range(self._n_workers)],
             bounds.bound if bounds is not None else -1,
-            thresholds.thresholds if thresholds is not None else {},
+            thresholds.now() if thresholds is not None else {},
         )
 
     def _head(self) -> ManifestHead:

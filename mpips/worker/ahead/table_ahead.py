@@ -57,7 +57,8 @@ class TableAhead:
         self._is_bsp = isinstance(consistency, BSP)
         self._ssp = consistency if isinstance(consistency, SSP) else None
         self._depth = depth
-        self._alone = self._connection.n_workers == 1
+        # Only this worker changes rows: no other one pushes, and the table removes none.
+        self._alone = self._connection.n_workers == 1 and access.table.evict is None
         # The clock in which the worker has pushed rows before now, which nothing has noted; or NEVER.
         now = self._connection.now
         self._unnoted = now if self._connection.clock_state.pushed_at == now else NEVER

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import mpips
 from mpips import _native
-from mpips.checkpoint import CheckpointWriter, ServerState, open_checkpoint, write_checkpoint
+from mpips.checkpoint import CheckpointWriter, ServerState, open_checkpoint, plan, write_checkpoint
 from mpips.checkpoint import sinks as sinks_module
 from mpips.checkpoint.manifest import MANIFEST, STATE, hexsum
 from mpips.checkpoint.random_state import pack_random, unpack_random
@@ -201,6 +201,21 @@ def test_the_manifest_has_the_decisions_that_were_in_force(tmp_path: Path) -> No
     assert server.threshold_control is not None
     assert server.bound_control.bound == 4
     assert server.threshold_control.thresholds == {"noisy": 17}
+
+
+def test_a_threshold_is_that_of_the_servers_with_a_part() -> None:
+    """A server without elements of a table never estimates, and reports that it drops nothing."""
+    table = DenseTable("noisy", (16,), consistency=mpips.ASP(mpips.Reject("auto")))
+    contents = Contents([table])
+    entries = plan.describe_shards(0, contents.shards(0, 1))
+    hellos = [
+        plan.Hello(
+            run=("run", 1, 5), hdf5="serial", shards=shards, applied=[], thresholds={"noisy": most}
+        )
+        for shards, most in ((entries, 7), ({}, _native.DelayThreshold.MOST))
+    ]
+    (planned,) = plan.plan_tables(contents.head(), hellos)
+    assert planned.entry.consistency["threshold_in_force"] == 7
 
 
 def test_a_table_or_range_that_is_not_there_is_named(written: Path) -> None:

@@ -298,7 +298,7 @@ def test_limits_of_rows_are_planned() -> None:
     few = EmbeddingTable("t", 16, SGD(), evict=MaxRows(1000), admit=MinCount(2, memory_mib=4))
     plan = embedding_memory(few, 1_000_000, 2)
     assert plan.rows == 500
-    assert plan.row_bytes == 500 * (64 + 12) + (4 << 20)
+    assert plan.row_bytes == 500 * (64 + 12) + (4 << 20) + 8 * 25
     half = EmbeddingTable("t", 16, SGD(), evict=MaxBytes(1), row_dtype="bf16")
     whole = EmbeddingTable("t", 16, SGD(), evict=MaxBytes(1))
     assert half.row_bytes < whole.row_bytes

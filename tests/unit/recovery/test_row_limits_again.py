@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from mpips.checkpoint import ManifestHead, open_checkpoint, write_checkpoint
+from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import Adam
+from mpips.model.placement import place
 from mpips.model.row_limits import Idle, MaxRows, MinCount, Probability
 from mpips.model.table import EmbeddingTable
 from mpips.recovery.restore import restore
@@ -72,6 +74,28 @@ def test_the_number_of_servers_and_restarts_in_memory_change_no_bit(limits):
     assert launched(limits, 2, (0, 3, 4, 11, 22)) == expected
     if not isinstance(limits["evict"], MaxRows):
         assert launched(limits, 3, (7,)) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 127, 128, 500, 1000])
+@pytest.mark.parametrize("n_servers", [1, 2, 4, 8])
+def test_servers_keep_a_limit_together_or_refuse_it(rows, n_servers):
+    limited = EmbeddingTable("e", 4, Adam(0.1), BSP(), evict=MaxRows(rows))
+    if n_servers > 1 and rows < 64 * n_servers:
+        with pytest.raises(ConfigError, match=f"{64 * n_servers} rows or more"):
+            place([limited], n_servers, 1, 8, 4096)
+        return
+    launches = Launches(limited, n_servers=n_servers, n_workers=1)
+    try:
+        (worker,) = launches.workers
+        for _ in range(2):
+            for block in range(0, 3000, 20):
+                keys = np.arange(block, block + 20) * 7919
+                worker.table("e").push(keys, np.ones((20, 4), np.float32))
+            worker.clock()
+        found = rows_of(*(server.core for server in launches.servers))
+        assert 0.9 * rows <= len(found) <= rows
+    finally:
+        launches.close()
 
 
 def rig_of(limits, clocks_before: int = 0) -> Rig:

@@ -194,6 +194,10 @@ def test_a_later_launch_begins_with_the_bound_in_memory():
     assert bound_in_force(rig.region, rig.layout, 0) == 3
     begun = BoundControl(rig.core, 0, MOST, 3)
     assert (begun.bound, begun.decisions) == (3, [])
+    # The history check needs the bound of the first clocks.
+    assert begun.all_bounds() == ((0, 3),)
+    assert BoundControl(rig.core, 0, MOST, 0).all_bounds() == ()
+    begun.begin(3)
     # Before its first tick a new worker uses 0, then what the launch has begun with.
     late = rig.worker(0)
     assert bounds_of([late]) == [0]

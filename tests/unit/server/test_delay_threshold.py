@@ -113,9 +113,14 @@ def test_changes_are_reported_and_a_later_launch_begins_with_them():
         update = np.array([1.0, 2.0 - 4.0 * (i // 2 % 2)], np.float32)
         workers[i % 2].table("w").push(update)
         rig.drain()
+    # A checkpoint has the threshold of its cut, whether it was reported yet or not, and no later one.
+    before, cut = control.thresholds["w"], control.now()
+    assert cut["w"] < before == control.thresholds["w"]
     lines = control.poll()
     assert control.poll() == []
     threshold = control.thresholds["w"]
+    assert cut == {"w": threshold}
+    assert cut is not control.thresholds
     assert lines[0].startswith(
         f"table 'w': updates of staleness {threshold} or more are dropped, before it none: the variance"
     )

@@ -243,6 +243,7 @@ def test_limits_that_do_not_fit_are_refused():
             "HashPartition",
         ),
         ({"evict": MaxBytes(1), "dim": 2**19}, "too little memory for a row"),
+        ({"evict": MaxBytes(2**30)}, "a table has at most 4,294,967,294"),
     ):
         with pytest.raises(ConfigError) as error:
             EmbeddingTable("e", **{"dim": 4, "consistency": BSP(), **options})

@@ -100,10 +100,15 @@ def test_bsp_with_steps_that_push_nothing(n_workers):
     ],
     ids=str,
 )
-def test_bsp_with_rows_that_leave_while_a_cache_has_them(limits, depth):
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_bsp_with_rows_that_leave_while_a_cache_has_them(n_workers, limits, depth):
     table = rows(DIM, optimizer=Adagrad(0.1), consistency=BSP(), init="normal(0.1)", **limits)
-    plain, _ = played(table, 2, 0, high=200)
-    ahead, _ = played(table, 2, depth, high=200)
+
+    def pushes(step, worker):
+        return step % 8 < 5  # rows leave in the clocks without pushes
+
+    plain, _ = played(table, n_workers, 0, high=200, pushes=pushes)
+    ahead, _ = played(table, n_workers, depth, high=200, pushes=pushes)
     assert [v.tobytes() for v in ahead] == [v.tobytes() for v in plain]
 
 
