@@ -346,8 +346,8 @@ class History:
         elif what == "all":
             self._lose_all()
         elif what == "change" and may_change:
-            self._may_be_cold = "the job has changed"
-            self._change()
+            self._change()  # the launch that died may have made its memory of the exchange
+            self._may_be_cold, self._must_exchange = "the job has changed", False
             return True
         return False
 
