@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from mpips.cli.replay_breaks import breaks_of, function_of, legs_until, show_breaks
 from mpips.cli.run import pool_of, start_run
 from mpips.cli.runs import folder_option, run_argument
 from mpips.config.schema import JobConfig, load_config
 from mpips.errors import ConfigError, LeavingError
 from mpips.monitor.runs import find_run
-from mpips.record.files import Replayed, ReplayOrder
+from mpips.record.files import ReplayBreak, Replayed, ReplayOrder
 from mpips.record.legs import AttemptLeg, legs_of
 from mpips.rundir.directory import RunFolder, read_json, replace_json
 from mpips.terminal.screen import say
@@ -38,8 +39,37 @@ from mpips.terminal.screen import say
     help="Begin with the attempt that began from this checkpoint of the run, such as step-40, and not with "
     "the attempts before.",
 )
+@click.option(
+    "--until",
+    type=click.IntRange(1),
+    metavar="STEP",
+    help="End when each worker has made this many steps of the run, and write the tables into a checkpoint.",
+)
+@click.option(
+    "--break-at",
+    "places",
+    multiple=True,
+    metavar="TABLE:N",
+    help="Copy this table when it has had N updates, into a checkpoint of the replay. May be repeated.",
+)
+@click.option(
+    "--call",
+    "function",
+    metavar="FILE.py:FUNCTION",
+    help="Call this function with the opened checkpoint of each --break-at and of --until, in place of a "
+    "prompt.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the result only.")
-def command(run: str, folder: str, attempt: int | None, start: str | None, quiet: bool) -> None:
+def command(
+    run: str,
+    folder: str,
+    attempt: int | None,
+    start: str | None,
+    until: int | None,
+    places: tuple[str, ...],
+    function: str | None,
+    quiet: bool,
+) -> None:
     """Train again as a run with monitor.record = true did, with the same bits also under ASP and SSP.
 
     RUN is a run directory or the beginning of a run's name. Its program is started again on this machine,
@@ -47,23 +77,32 @@ def command(run: str, folder: str, attempt: int | None, start: str | None, quiet
     pulls see the recorded versions. A program that differs is stopped at the first difference that is found.
     At the end the tables are compared with those of the run. If the run restarted from checkpoints, the
     replay writes the same checkpoints, and begins its next launch from each of them.
+
+    With --break-at and --until it writes tables as they were at these places into checkpoints in its run
+    directory, and, on a terminal, opens a Python prompt with them at its end.
     """
     found = find_run(run, Path(folder))
     legs = legs_of(found, attempt)
     if start is not None:
         legs = _legs_from(found, legs, start)
+    breaks = breaks_of(places, until, legs)
+    call = function_of(function, breaks)
+    if until is not None:
+        legs = legs_until(legs, until)
     config = _config_of(found, legs[-1])
     new = _make(found, config, Path(folder).absolute())
     if start is not None:
         _copy_checkpoint(found, new, legs[0])
     for i, leg in enumerate(legs):
-        _begin_leg(new, leg)
+        _begin_leg(new, leg, breaks, is_last=i == len(legs) - 1)
         if len(legs) > 1 and not quiet:
             say(
                 f"mpips replay: launch {i + 1} of {len(legs)} repeats attempt {leg.attempt}{_end_of(leg)}"
             )
-        _run_leg(found, config, new, leg, quiet)
-    _report(found, new, legs)
+        _run_leg(found, config, new, leg, quiet, ends=until is not None and i == len(legs) - 1)
+    if until is None:
+        _report(found, new, legs)
+    show_breaks(new, breaks, call, quiet)
 
 
 def _end_of(leg: AttemptLeg) -> str:
@@ -110,14 +149,19 @@ def _copy_checkpoint(run: RunFolder, new: RunFolder, leg: AttemptLeg) -> None:
         ) from None
 
 
-def _begin_leg(new: RunFolder, leg: AttemptLeg) -> None:
-    """Write which record the next launch repeats.
+def _begin_leg(
+    new: RunFolder, leg: AttemptLeg, breaks: tuple[ReplayBreak, ...], is_last: bool
+) -> None:
+    """Write which record the next launch repeats, and where it breaks; it ends at a step if it is the last.
 
     Raises:
         ConfigError: The run directory cannot be written.
     """
     order = ReplayOrder(
-        record=str(leg.folder.absolute()), stops=leg.stops, begins=leg.head.start == "new"
+        record=str(leg.folder.absolute()),
+        stops=leg.stops,
+        begins=leg.head.start == "new",
+        breaks=tuple(at for at in breaks if at.table or is_last),
     )
     try:
         replace_json(new.path / "replay.json", order, durable=True)
@@ -126,9 +170,9 @@ def _begin_leg(new: RunFolder, leg: AttemptLeg) -> None:
 
 
 def _run_leg(
-    run: RunFolder, config: JobConfig, new: RunFolder, leg: AttemptLeg, quiet: bool
+    run: RunFolder, config: JobConfig, new: RunFolder, leg: AttemptLeg, quiet: bool, ends: bool
 ) -> None:
-    """Repeat a leg in one launch. Blocks.
+    """Repeat a leg in one launch, which `ends` at a step. Blocks.
 
     Raises:
         click.exceptions.Exit: It has not come to its end.
@@ -146,10 +190,10 @@ def _run_leg(
             dry=False,
         )
     except click.exceptions.Exit as end:
-        if not leg.stops or end.exit_code != LeavingError.exit_code:
+        if not (leg.stops or ends) or end.exit_code != LeavingError.exit_code:
             raise
         return
-    if leg.stops:
+    if leg.stops and not ends:
         raise ConfigError(
             f"{new.path}: the program ended before the checkpoint with which attempt {leg.attempt} of "
             f"{run.path.name} counts"

@@ -291,8 +291,8 @@ def place(
     """
     _check_counts(n_workers, len(tables))
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
-    for table in embeddings:
-        check_servers(table, n_servers)
+    for limited in embeddings:
+        check_servers(limited, n_servers)
     dense = _dense_ranges(tables, n_servers)
     extents: list[list[tuple[int, int, int, _native.Codec | None]]] = [[] for _ in range(n_servers)]
     for i, table in enumerate(tables):

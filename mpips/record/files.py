@@ -4,6 +4,7 @@
     record/attempt-N/worker-W.rec   what the pulls of worker W have seen, and its clocks
     replay.json                     the record that this run repeats; written by `mpips replay`
     replayed-S.json                 result of the replay on server S
+    breaks/NAME/step-N              checkpoint of the tables at a break of the replay
 
 A file is a sequence of blocks: 16 bytes (tag, number of bytes, XXH3-64 of tag and bytes) and the bytes. The
 first block is a `RecordHead`, the last one an `End`, both as JSON; without an `End` the rank did not end its
@@ -15,6 +16,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -99,6 +101,27 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     bounds: tuple[tuple[int, int], ...] | None = None
 
 
+class ReplayBreak(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a replay at which its servers copy tables, for a checkpoint.
+
+    Attributes:
+        table: Name of a table: each server copies its part when it has made `number` updates of it, counted
+            from the beginning of the run. "": all tables, when each worker has ended `number` steps of the
+            run.
+        number: Updates or steps.
+    """
+
+    table: str = ""
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The name of its folder: "until-STEP" or "TABLE-UPDATES", with %XX for unusual characters."""
+        return (
+            f"{quote(self.table, safe='')}-{self.number}" if self.table else f"until-{self.number}"
+        )
+
+
 class ReplayOrder(msgspec.Struct, frozen=True, kw_only=True):
     """replay.json.
 
@@ -108,11 +131,18 @@ class ReplayOrder(msgspec.Struct, frozen=True, kw_only=True):
             checkpoint and ends; NO_STOP: the worker had ended before. Empty: it repeats the attempt to its
             end.
         begins: The launch begins with initial values; False: from the checkpoint of the launch before.
+        breaks: Places at which the tables are copied. A launch ends at the one without a table.
     """
 
     record: str
     stops: tuple[int, ...] = ()
     begins: bool = True
+    breaks: tuple[ReplayBreak, ...] = ()
+
+    @property
+    def until(self) -> ReplayBreak | None:
+        """The place at which the launch ends; None: it goes on to the end or to `stops`."""
+        return next((at for at in self.breaks if not at.table), None)
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +205,11 @@ def _has_all(folder: Path) -> bool:
         return False
     shape: list[tuple[Role, int]] = [("server", head.n_servers), ("worker", head.n_workers)]
     return all(record_file(folder, role, i).exists() for role, n in shape for i in range(n))
+
+
+def break_folder(run: RunFolder, at: ReplayBreak) -> Path:
+    """Return the folder of the checkpoint of a break, in the run directory of the replay."""
+    return run.path / "breaks" / at.name
 
 
 def record_file(folder: Path, role: Role, index: int) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from mpips.model.table import EmbeddingTable, Table
 from mpips.record.files import End, Replayed
 from mpips.record.writer import BLOCK_BYTES, RecordFile
 from mpips.server.server import Server
+
+if TYPE_CHECKING:
+    from mpips.mpi.messages import Saved, Taken
 
 
 class ServerRecord(Protocol):
@@ -72,6 +76,19 @@ class RecordingServer:
         return f"the record is not complete: {failure}" if failure else ""
 
 
+class Copier(Protocol):
+    """Copies the tables at the breaks of a replay."""
+
+    def poll(self) -> None:
+        """Copy them if the server has come to a break."""
+
+    def ends_by(self, tell: Callable[[Taken | Saved], object]) -> None:
+        """Set what tells the coordinator that the replay has come to its end."""
+
+    def end(self) -> None:
+        """Write the copies. Collective over all servers, blocking."""
+
+
 class ReplayingServer:
     """Lets a server follow a recorded order.
 
@@ -85,6 +102,7 @@ class ReplayingServer:
         order: _native.RecordedOrder,
         gate: _native.PullGate,
         expected: dict[str, str],
+        copier: Copier | None = None,
     ) -> None:
         """Follow the order from the first record on.
 
@@ -93,7 +111,9 @@ class ReplayingServer:
             order: The recorded order.
             gate: The recorded pulls of dense tables, for which the server waits.
             expected: Digests of its part of the tables at the end of the recorded run.
+            copier: Copies the tables at breaks; None: the replay has no breaks.
         """
+        self.copier = copier
         self._index = server.index
         self._order = order
         self._expected = expected
@@ -102,7 +122,9 @@ class ReplayingServer:
         server.hold_bound()
 
     def poll(self) -> None:
-        """Do nothing."""
+        """Copy the tables at a break."""
+        if self.copier is not None:
+            self.copier.poll()
 
     def note_copy(self) -> None:
         """Check that the checkpoint has all records that the recorded one had."""
@@ -113,7 +135,9 @@ class ReplayingServer:
             )
 
     def end(self, digests: dict[str, str]) -> str:
-        """Compare the tables with those at the end of the recorded run."""
+        """Write the copies of breaks, and compare the tables with those at the end of the recorded run."""
+        if self.copier is not None:
+            self.copier.end()
         where = f"server {self._index}: "
         if not self._order.is_over:
             raise DifferenceError(

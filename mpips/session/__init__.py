@@ -9,7 +9,7 @@ role.
 prints what servers decide meanwhile, `shutdown.py` is the end of a job that succeeds, and `ending.py` that of
 one that fails; `exits.py` has the ends of a script.
 
-`recording.py` begins a record of the job, or the replay of one.
+`recording.py` begins a record of the job, or the replay of one; `breaks.py` copies tables in a replay.
 
 A job of one rank has no MPI: `own_link.py` is the connection of its worker with its server, and
 `mpips.scheduler.own_worker` that with its scheduler.

@@ -440,7 +440,9 @@ class Job:
         if p.saving.places:
             ahead = max(place.ahead - place.clock + place.steps for place in p.saving.places)
             coordinator.begin_at(ahead)
-        if p.stops:
+        if p.ends_at is not None:
+            coordinator.expect_only(f"the replay has come to step {p.ends_at}, and {{wrote}}")
+        elif p.stops:
             coordinator.expect_only()
         return coordinator
 

@@ -41,6 +41,7 @@ class Parts(JobStart):
         server_record: The server's part in a record or in a replay; None without one, and on other ranks.
         worker_record: The same of the worker.
         stops: Clocks of the workers at which a replay writes a checkpoint and ends; see ReplayOrder.
+        ends_at: The step at which a replay ends; None: it does not end before the recorded run.
         comms: Communicators to free, in the order in which they were made.
     """
 
@@ -56,6 +57,7 @@ class Parts(JobStart):
     server_record: ServerRecord | None = None
     worker_record: WorkerRecord | None = None
     stops: tuple[int, ...] = ()
+    ends_at: int | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)
 
     @property

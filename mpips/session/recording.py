@@ -27,6 +27,7 @@ from mpips.record.files import (
     RecordHead,
     ReplayOrder,
     Role,
+    break_folder,
     read_all,
     read_record,
     record_file,
@@ -85,6 +86,8 @@ class ReplayPlan:
                 "replay over restarts would write there"
             )
         own = saving.folder if self._order.stops else None
+        if self._order.until is not None:
+            own = break_folder(self._run, self._order.until)
         return dataclasses.replace(saving, folder=own, triggers=Triggers())
 
 
@@ -110,6 +113,7 @@ def begin(
         c.agree("beginning the record", lambda: _record(p, monitor, fingerprint))
         return
     p.stops = replay.stops
+    p.ends_at = replay.until.number if replay.until is not None else None
     c.agree("reading the record", lambda: _replay(p, replay, fingerprint))
     c.agree("attaching the words of the replay", lambda: _join_replay(p, replay))
 
@@ -264,7 +268,12 @@ def _replay(p: Parts, replay: ReplayOrder, fingerprint: str) -> None:
     except _native.RecordDifference as error:
         raise ConfigError(f"{folder}: {error}") from None
     digests = own.end.digests if own.end is not None else {}
-    p.server_record = ReplayingServer(p.server, order, gate, digests)
+    copier = None
+    if replay.breaks:
+        from mpips.session.breaks import BreakCopier
+
+        copier = BreakCopier(p, replay.breaks, order, servers[0].head.begin)
+    p.server_record = ReplayingServer(p.server, order, gate, digests, copier)
 
 
 def _is_gated(table: Table) -> bool:

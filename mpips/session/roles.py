@@ -393,6 +393,12 @@ class Roles:
         )
         if p.stops:
             server_part.take(ONLY)
+        if p.ends_at is not None:
+            from mpips.server.recorded import ReplayingServer
+
+            assert isinstance(p.server_record, ReplayingServer)
+            assert p.server_record.copier is not None
+            p.server_record.copier.ends_by(tell)
         if scheduler is not None:
             scheduler.join_server(server_part.take)
         return server_part
@@ -405,7 +411,8 @@ class Roles:
             self.tracer.end()
         mirrored = p.mirror.statistics() if p.mirror is not None else {}
         self._end_record()
-        server_part.save(poll)
+        if p.ends_at is None:
+            server_part.save(poll)
         return {**p.server.statistics(), **server_part.statistics(), **mirrored}
 
     def _end_record(self) -> None:

@@ -47,6 +47,8 @@ from mpips.snapshot.cut import ClockPace, CutAttempt, ahead_of, late_text
 from mpips.snapshot.end_request import EndRequest
 from mpips.terminal.screen import say
 
+# How a job ends whose replay continues from the checkpoint.
+REPLAYED = "the replay {wrote}, from which its next launch begins"
 _MARGIN = 2  # clocks, least distance of a proposed clock from the clocks of the workers
 _GROWTH = 4  # factor on the margin after a worker had already passed a proposed clock
 
@@ -105,7 +107,7 @@ class Coordinator:
         self._best = BestRequest(timeout_s / 4)
         self._ending = EndRequest()
         self._gathering: set[int] = set()  # workers in a gather where they cannot come to a cut
-        self._is_only = False  # True: the cut is that of `expect_only`
+        self._only = ""  # the end of the job after the cut of `expect_only`; "": there is none
         self._aligned = False  # True: without a common clock, the next cut is at one clock
         self._margin = _MARGIN  # clocks
         self._next_time = time.monotonic() + triggers.every_s if triggers.every_s else None
@@ -118,13 +120,15 @@ class Coordinator:
         for pace in self._pace:
             pace.clock, pace.since = clock, (clock, 0.0)
 
-    def expect_only(self) -> None:
+    def expect_only(self, why: str = REPLAYED) -> None:
         """Expect the one cut of a replay, and end the job after its checkpoint.
+
+        `why`: the sentence with which it ends, with "{wrote}" for what was written.
 
         Workers and servers have the cut (mpips.mpi.messages.ONLY) from the record before they begin, each
         worker its own clock, so no message orders it. It is never given up for another one.
         """
-        self._is_only = True
+        self._only = why
         self._last_id = ONLY.id
         self._cut = CutAttempt(ONLY.id, "end", 0, running_s(), "committed")
         self._ending.reason = "the end of a recorded attempt"
@@ -154,6 +158,10 @@ class Coordinator:
         # All workers have finished: the checkpoint at the end replaces what is not copied yet.
         self._requested = None
         if self._cut is not None and self._cut.phase in ("proposed", "committed"):
+            if self._only and self._only != REPLAYED:
+                # The replay ends with its workers; servers write their copies then.
+                self._cut, self._ending.reason = None, ""
+                return
             self._give_up(quiet=True)
 
     def ask(self, ask: Ask) -> None:
@@ -336,7 +344,7 @@ class Coordinator:
         if message.how == "before":
             self._gathering.add(worker)
         cut = self._cut
-        if self._is_only or cut is None or cut.id != message.id or cut.phase != "committed":
+        if self._only or cut is None or cut.id != message.id or cut.phase != "committed":
             return
         if message.how == "behind":
             cut.behind.add(worker)
@@ -420,8 +428,8 @@ class Coordinator:
     def _why_leaving(self, cut: CutAttempt) -> str:
         """Return why the job ends after the checkpoint of this cut, which is in the folder of checkpoints."""
         reason, wrote = self._ending.reason, f"wrote checkpoint {cut.saved[0].path}"
-        if self._is_only:
-            return f"the replay {wrote}, from which its next launch begins"
+        if self._only:
+            return self._only.format(wrote=wrote)
         if reason == SCALE_IN_MEMORY:
             why = self._exchange.why_not or "it was being written when the request came"
             return f"{SCALE}: {wrote}{BY_FILE}{why}"
@@ -434,7 +442,7 @@ class Coordinator:
         Raises:
             CheckpointError: The cut was the only one of a replay.
         """
-        if self._is_only:
+        if self._only:
             raise CheckpointError(f"the replay cannot write its checkpoint: {why}")
         if not self._ending.reason:
             self._warn(f"{why}; training continues")

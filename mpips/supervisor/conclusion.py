@@ -215,6 +215,9 @@ class Conclusion:
         else:
             self._record.write_status("interrupted", generation, ended.status)
         memory = self.settle(generation, verdict.saved, ended.status)
+        if wrote and (self._run.path / "replay.json").exists():
+            # A replay leaves where its order says; `mpips replay` tells what follows.
+            return verdict.exit_code
 
         name = name_of(ended.interrupted or signal.SIGUSR1)
         saved = newest.path.name if newest.path is not None else "none"

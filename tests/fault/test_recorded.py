@@ -64,6 +64,19 @@ def test_a_script_is_repeated_with_the_same_bits_and_a_changed_one_is_named(tmp_
     # The small table is on one server.
     assert [sorted(of) for of in digests(again)] == [["e", "s", "w"], ["e", "w"]]
 
+    # Two replays have the same tables at a break and at a step.
+    places = ["--break-at", "w:50", "--break-at", "s:20", "--break-at", "e:20", "--until", "30"]
+    for _ in range(2):
+        done = mpips(tmp_path, "replay", run.name, *places)
+        assert done.returncode == 0, done.stdout + done.stderr
+    first, second = sorted((tmp_path / "runs").glob("*/breaks"))
+    assert {path.name for path in first.iterdir()} == {"w-50", "s-20", "e-20", "until-30"}
+    for name in ("w-50", "s-20", "e-20", "until-30"):
+        done = mpips(tmp_path, "ckpt", "diff", str(first / name), str(second / name))
+        assert done.returncode == 0, done.stdout + done.stderr
+    shutil.rmtree(first.parent)
+    shutil.rmtree(second.parent)
+
     config = json.loads((run / "config.json").read_text())
     config["run"]["script_args"] = ["--changed"]
     (run / "config.json").write_text(json.dumps(config))

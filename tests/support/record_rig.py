@@ -15,6 +15,7 @@ import numpy as np
 
 from mpips import _native
 from mpips.errors import StallError
+from mpips.model.common_copy import stored_states
 from mpips.model.consistency import ASP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import SGD, Adagrad, Adam, Momentum
 from mpips.model.placement import place
@@ -73,12 +74,20 @@ class Job:
         salt: int = 0,
         cuts: Sequence[int] = (),
         stops: Sequence[int] = (),
+        breaks: Sequence[dict[str, Any]] = (),
     ) -> None:
         """`turns`: seed of the order. `folder`: for the files of a record. `record`: to be replayed. `salt`:
         another value makes another program. `cuts`: clocks of workers at which they write the record of a
-        cut. `stops`: clocks at which the replay ends."""
+        cut. `stops`: clocks at which the replay ends. `breaks`: arguments of `add_break` of each server."""
         self.cuts, self.stops = tuple(cuts), tuple(stops)
         self.at_cut: dict[int, dict[str, str]] = {}  # by server: digests of its tables at the cut
+        # By server, index of a table and number of its updates: its values, seen between turns of a server.
+        self.seen: dict[tuple[int, int, int], Any] = {}
+        # By server, the breaks to which it has come, in order: what is in force and the values of all tables.
+        self.at_breaks: list[list[tuple[dict[str, Any], list[int], list[Any]]]] = [
+            [] for _ in range(n_servers)
+        ]
+        self._breaks = [list(breaks) for _ in range(n_servers)]
         self.tables, self.n_servers, self.n_workers = list(tables), n_servers, n_workers
         self._n_clocks, self._salt, self._folder = n_clocks, salt, folder
         self._random = np.random.default_rng([turns, 77])
@@ -150,6 +159,8 @@ class Job:
         for s, server in enumerate(self.servers):
             order = _native.RecordedOrder(servers[s].data, self.n_workers, names, self.stops)
             self.orders.append(order)
+            for at in self._breaks[s]:
+                order.add_break(**at)
             gate = _native.PullGate(words[s], n_tables, self.n_workers, s, TIMEOUT_S)
             for i, table in enumerate(self.tables):
                 if isinstance(table, DenseTable) and self._part(table, s) is not None:
@@ -270,6 +281,33 @@ class Job:
         server.core.release_cut(1)
         record.note_copy()
 
+    def _values(self, server: Server, i: int) -> Any:
+        """Return a copy of a server's part of a table: rows by key, or values and states."""
+        table = self.tables[i]
+        if isinstance(table, EmbeddingTable):
+            keys, rows = server.core.embedding_arrays(i)
+            return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
+        if self._part(table, server.index) is None:
+            return None
+        slots = range(1 + len(stored_states(table)))
+        return [server.core.dense_array(i, slot).tobytes() for slot in slots]
+
+    def _look(self, server: Server) -> None:
+        """Note the values of all tables, and go on from breaks."""
+        s = server.index
+        if self.orders:
+            self.server_records[s].poll()
+        while (index := server.core.reached_break()) is not None:
+            assert server.drain() == 0, "a server goes on at a break"
+            clocks = [server.core.clock(w) for w in range(self.n_workers)]
+            values = [self._values(server, i) for i in range(len(self.tables))]
+            self.at_breaks[s].append((self._breaks[s].pop(index), clocks, values))
+            self.orders[s].remove_break(index)
+        for i in range(len(self.tables)) if not self.orders else ():
+            at = s, i, server.core.steps(i)
+            if at not in self.seen:
+                self.seen[at] = self._values(server, i)
+
     def run(self) -> list[dict[str, str]]:
         """Run the job to its end; returns the digests of each server's tables."""
         programs = dict(enumerate(self._work(w) for w in range(self.n_workers)))
@@ -284,13 +322,16 @@ class Job:
             else:
                 server = self.servers[turn - self.n_workers]
                 moved = server.drain()
+                self._look(server)
                 idle = 0 if moved else idle + 1
                 if self.cuts and server.core.cut_ready():
                     self._copy(server)
             if idle > 2000:
                 raise StallError("no worker and no server goes on")
         for server in self.servers:
-            server.drain()
+            while server.drain():
+                self._look(server)
+            self._look(server)
             if self.cuts and server.core.cut_ready():
                 self._copy(server)
                 server.drain()

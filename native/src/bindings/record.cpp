@@ -159,6 +159,15 @@ void bind_replay(py::module_& m) {
                                                     std::move(stops));
            }),
            py::arg("data"), py::arg("n_workers"), py::arg("names"), py::arg("stops") = Stops{})
+      .def(
+          "add_break",
+          [](RecordedOrder& order, std::optional<std::uint16_t> table, std::uint64_t updates,
+             std::vector<std::uint64_t> clocks) {
+            order.add_break({table, updates, std::move(clocks)});
+          },
+          py::kw_only(), py::arg("table") = std::nullopt, py::arg("updates") = 0,
+          py::arg("clocks") = std::vector<std::uint64_t>{})
+      .def("remove_break", &RecordedOrder::remove_break, py::arg("index"))
       .def_property_readonly("consumed", &RecordedOrder::consumed)
       .def_property_readonly("is_over",
                              [](const RecordedOrder& order) { return order.next() == nullptr; });

@@ -120,6 +120,7 @@ void bind_counters(py::class_<Server>& server) {
       .def(
           "set_bound", [](Server& s, std::uint64_t bound) { return s.core().set_bound(bound); },
           py::arg("bound"))
+      .def("reached_break", [](Server& s) { return s.core().reached_break(); })
       .def("min_clock", [](Server& s) { return s.core().clocks().min_clock(); })
       // Return (clocks, seconds) of each worker since the last call.
       .def("take_intervals", [](Server& s) { return pairs_of(s.core().take_intervals()); })

@@ -2,7 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "record/order_log.hpp"
@@ -66,6 +68,14 @@ std::uint64_t place_without_cuts(const std::vector<std::uint64_t>& cuts, std::ui
 WorkerOrder records_of(const std::vector<std::uint8_t>& bytes, std::size_t worker,
                        std::size_t n_workers, std::size_t n_tables, const Stops& stops);
 
+// A place in a replay where a server copies tables: the first one where it has made so many updates
+// of a table, or where each worker has ended so many clocks.
+struct ReplayBreak {
+  std::optional<std::uint16_t> table;
+  std::uint64_t updates = 0;               // of the table, from the beginning of the run
+  std::vector<std::uint64_t> clocks = {};  // by worker, of this launch
+};
+
 class RecordedOrder {
  public:
   // `bytes`: what an OrderLog has written, all of it. `names`: of the tables.
@@ -82,6 +92,14 @@ class RecordedOrder {
   bool ends_early() const noexcept { return ends_early_; }
   // Return the sequences of a worker's records of cuts.
   const std::vector<std::uint64_t>& cuts(std::size_t worker) const { return cuts_.at(worker); }
+
+  // Places where the server takes no further record until they are removed.
+  const std::vector<ReplayBreak>& breaks() const noexcept { return breaks_; }
+  void add_break(ReplayBreak at) { breaks_.push_back(std::move(at)); }
+  void remove_break(std::size_t index) {
+    breaks_.at(index);
+    breaks_.erase(breaks_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
 
   // The records of one worker in its ring, which are compared as soon as they are there: a record
   // that differs is found although the order needs others first, which may wait for it.
@@ -117,6 +135,7 @@ class RecordedOrder {
   OrderReader reader_;
   std::vector<Worker> workers_;
   std::vector<std::vector<std::uint64_t>> cuts_;
+  std::vector<ReplayBreak> breaks_;
   OrderEntry next_{};
   bool over_ = false;
   std::uint64_t consumed_ = 0;

@@ -211,6 +211,9 @@ class ServerCore {
     recorded_ = order;
     gate_ = gate;
   }
+  // Return the index of a break of the followed order that is reached: the server consumes nothing
+  // more until it is removed. None: there is none.
+  std::optional<std::size_t> reached_break() const;
   // Decide on the bound of SSP("auto") in this launch; see server_bound.cpp. Call it after `start`
   // or `attach`. `table`: the table whose head has the decisions; `most`: the greatest bound;
   // `bound`: the one with which the launch begins.

@@ -25,12 +25,27 @@ std::size_t ServerCore::pass_recorded(double end) {
     std::memcpy(&header, ring.box.slot(ring.at()), sizeof header);
     if (static_cast<RecordKind>(header.kind) == RecordKind::cut) consumed += consume_one(w) ? 1 : 0;
   }
-  while (recorded_->next() != nullptr && consume_one(recorded_->next()->worker)) {
+  while (!reached_break() && recorded_->next() != nullptr &&
+         consume_one(recorded_->next()->worker)) {
     ++consumed;
     if (end != 0.0 && now_s() >= end) break;
   }
   counters_.records += consumed;
   return consumed;
+}
+
+std::optional<std::size_t> ServerCore::reached_break() const {
+  if (recorded_ == nullptr) return std::nullopt;
+  const std::vector<ReplayBreak>& breaks = recorded_->breaks();
+  for (std::size_t i = 0; i < breaks.size(); ++i) {
+    const ReplayBreak& at = breaks[i];
+    bool reached = true;
+    if (at.table) reached = steps(*at.table) >= at.updates;
+    for (std::size_t w = 0; w < at.clocks.size(); ++w)
+      reached = reached && (clocks_.finished(w) || clocks_.clock(w) >= at.clocks[w]);
+    if (reached) return i;
+  }
+  return std::nullopt;
 }
 
 // Compare what has arrived in a worker's ring with the recorded run. A record is compared once,

@@ -9,7 +9,7 @@ from record_rig import content
 
 from mpips.cli import replay
 from mpips.errors import ConfigError
-from mpips.record.files import ReplayOrder, replay_order
+from mpips.record.files import ReplayBreak, ReplayOrder, replay_order
 from mpips.record.legs import AttemptLeg
 from mpips.rundir.directory import RunFolder
 
@@ -22,6 +22,9 @@ def leg(attempt, start="new", stops=()):
 
 
 LEGS = [leg(0, stops=(4,)), leg(2, "checkpoint step-4", (3,)), leg(3, "checkpoint step-7")]
+
+
+BREAKS = (ReplayBreak(table="w", number=5), ReplayBreak(number=9))
 
 
 @pytest.fixture
@@ -57,21 +60,32 @@ def test_the_checkpoint_of_from_is_copied_into_the_new_run(runs):
 def test_each_launch_gets_the_record_its_end_and_its_start(runs):
     found = []
     for each in LEGS:
-        replay._begin_leg(runs[1], each)
+        replay._begin_leg(runs[1], each, BREAKS, is_last=each is LEGS[-1])
         found.append(replay_order(runs[1]))
     folders = [str(each.folder.absolute()) for each in LEGS]
     assert found == [
-        ReplayOrder(record=folders[0], stops=(4,), begins=True),
-        ReplayOrder(record=folders[1], stops=(3,), begins=False),
-        ReplayOrder(record=folders[2], stops=(), begins=False),
+        ReplayOrder(record=folders[0], stops=(4,), begins=True, breaks=BREAKS[:1]),
+        ReplayOrder(record=folders[1], stops=(3,), begins=False, breaks=BREAKS[:1]),
+        ReplayOrder(record=folders[2], stops=(), begins=False, breaks=BREAKS),
     ]
 
 
 @pytest.mark.parametrize(
-    ("code", "stops", "ends"),
-    [(75, (4,), "on"), (1, (4,), "exit"), (75, (), "exit"), (0, (), "on"), (0, (4,), "error")],
+    ("code", "stops", "until", "ends"),
+    [
+        (75, (4,), False, "on"),
+        (1, (4,), False, "exit"),
+        (75, (), False, "exit"),
+        (0, (), False, "on"),
+        (0, (4,), False, "error"),
+        (75, (), True, "on"),
+        (0, (4,), True, "on"),
+        (1, (), True, "exit"),
+    ],
 )
-def test_a_launch_ends_with_its_checkpoint_or_with_the_run(code, stops, ends, runs, monkeypatch):
+def test_a_launch_ends_with_its_checkpoint_or_with_the_run(
+    code, stops, until, ends, runs, monkeypatch
+):
     import click
 
     def start_run(*arguments, **options):
@@ -82,7 +96,7 @@ def test_a_launch_ends_with_its_checkpoint_or_with_the_run(code, stops, ends, ru
     monkeypatch.setattr(replay, "pool_of", lambda config: None)
 
     def run():
-        replay._run_leg(*(runs[0], None, runs[1]), leg(0, stops=stops), quiet=True)
+        replay._run_leg(*(runs[0], None, runs[1]), leg(0, stops=stops), True, ends=until)
 
     if ends == "on":
         run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,15 +11,19 @@ from harness import TIMEOUT_S, Rig, dense
 from record_rig import Job, content, draw_tables, read_files, varint, zigzag
 
 from mpips import _native
+from mpips.checkpoint import open_checkpoint
 from mpips.errors import DifferenceError
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import Adam
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.record.files import RecordedTable
+from mpips.mpi.messages import ONLY, Saved, Taken
+from mpips.record.files import RecordedTable, ReplayBreak
 from mpips.record.history import check_history
 from mpips.record.reading import read_steps
+from mpips.rundir.directory import RunFolder
 from mpips.server.server import Server
+from mpips.session.breaks import BreakCopier
 from mpips.transport.region import Regions, new_token
 from mpips.worker.recorded import ReplayingWorker
 
@@ -53,6 +58,101 @@ def test_two_recorded_jobs_differ_by_their_timing(tmp_path):
         str(Job(*shape, turns=turns, folder=tmp_path / str(turns)).run()) for turns in range(4)
     }
     assert len(found) > 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_break_has_the_values_of_the_recorded_run_after_so_many_updates(seed, tmp_path):
+    shape = shape_of(seed)
+    job = Job(*shape, turns=seed, folder=tmp_path)
+    digests = job.run()
+    # Of each table one number of updates that a server was seen at, also the last one.
+    seen = {}
+    for number, (s, i, updates) in enumerate(sorted(job.seen)):
+        if updates and (number % 3 == seed % 3 or (i, updates) in seen):
+            seen.setdefault((i, updates), []).append(s)
+    breaks = [{"table": i, "updates": updates} for i, updates in seen]
+    again = Job(
+        *shape, turns=seed + 50, record=read_files(tmp_path, job), breaks=breaks[::-1] + breaks
+    )
+    assert again.run() == digests
+    n_compared = 0
+    for s, found in enumerate(again.at_breaks):
+        for at, _, values in found:
+            expected = job.seen.get((s, at["table"], at["updates"]))
+            if isinstance(expected, dict):
+                # A pull may have made rows before the recorded server was looked at.
+                made = {key: row for key, row in expected.items() if key in values[at["table"]]}
+                assert values[at["table"]] == made
+            elif expected is not None:
+                assert values[at["table"]] == expected
+            n_compared += expected is not None
+    assert n_compared >= 2 * sum(map(len, seen.values()))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_break_at_a_step_is_where_each_worker_has_first_ended_it(seed, tmp_path):
+    tables, n_servers, n_workers, n_clocks = shape_of(seed)
+    job = Job(tables, n_servers, n_workers, n_clocks, turns=seed, folder=tmp_path)
+    digests = job.run()
+    numbers = sorted({1, n_clocks // 2, n_clocks})
+    steps = [{"clocks": [n] * n_workers} for n in numbers]
+    again = Job(
+        tables,
+        n_servers,
+        n_workers,
+        n_clocks,
+        turns=seed + 50,
+        record=read_files(tmp_path, job),
+        breaks=steps,
+    )
+    assert again.run() == digests
+    for found in again.at_breaks:
+        for at, clocks, _ in found:
+            assert min(clocks) == at["clocks"][0]
+        assert [at["clocks"][0] for at, _, _ in found] == numbers
+
+
+def test_the_copies_of_a_server_are_checkpoints_with_the_recorded_values(tmp_path):
+    shape = TABLES, 1, 3, 6
+    job = Job(*shape, turns=1, folder=tmp_path)
+    digests = job.run()
+    again = Job(*shape, turns=2, record=read_files(tmp_path, job))
+    run = RunFolder(tmp_path / "run")
+    parts = SimpleNamespace(
+        server=again.servers[0],
+        placement=again.placement,
+        tables=again.tables,
+        server_comm=None,
+        run=SimpleNamespace(folder=run, generation=0),
+        saving=SimpleNamespace(run_id="r", config={}, sampling={}, data={}),
+        options=SimpleNamespace(timeout_s=TIMEOUT_S),
+    )
+    [w] = [n for s, i, n in sorted(job.seen) if i == 0 and n > 5][:1]
+    [e] = [n for s, i, n in sorted(job.seen) if i == 1 and n > 5][:1]
+    places = [("w", w), ("e", e), ("w", 10**6), ("", 3)]
+    breaks = [ReplayBreak(table=table, number=n) for table, n in places]
+    copier, told = BreakCopier(parts, breaks, again.orders[0], [0, 1, 0]), []
+    copier.ends_by(told.append)
+    again.server_records[0].copier = copier
+    assert again.run() == digests
+    assert told == [Taken(ONLY.id, True), Saved(ONLY.id, str(run.path / "breaks" / "until-3"), "")]
+    # The copies are written when the job comes to step 3; what lies behind it is not.
+    found = {path.parent.name: path for path in (run.path / "breaks").glob("*/step-*")}
+    assert set(found) >= {"until-3"}
+    assert set(found) <= {f"w-{w}", f"e-{e}", "until-3"}
+    with open_checkpoint(found["until-3"]) as checkpoint:
+        assert [table.name for table in checkpoint.manifest.tables] == ["w", "e"]
+        checkpoint.verify()
+    with open_checkpoint(found[f"w-{w}"]) as checkpoint:
+        assert [table.name for table in checkpoint.manifest.tables] == ["w"]
+        assert checkpoint.manifest.step == w
+        values, states = checkpoint.read_dense("w")
+        assert [a.tobytes() for a in (values, *states.values())] == job.seen[0, 0, w]
+    with open_checkpoint(found[f"e-{e}"]) as checkpoint:
+        [block] = checkpoint.iter_rows("e")
+        for i, key in enumerate(block.keys):
+            row = np.frombuffer(job.seen[0, 1, e][int(key)], np.float32)
+            assert block.values[i].tolist() == row[:3].tolist()
 
 
 def recorded(tmp_path, shape=(TABLES, 2, 2, 4)):
