@@ -137,7 +137,7 @@ def _dense(optimizer: Optimizer, n_bytes: int, options: Options) -> tuple[list[f
         def write(writer: _native.RingWriter) -> None:
             assert writer.push_staged(0, 0, 0, None, n)
 
-        return _alternate(sides, write, max(1, REPETITION_BYTES // n_bytes), options)
+        return alternate(sides, write, max(1, REPETITION_BYTES // n_bytes), options)
 
 
 def _rows(optimizer: Optimizer, options: Options) -> tuple[list[float], list[float]]:
@@ -154,23 +154,24 @@ def _rows(optimizer: Optimizer, options: Options) -> tuple[list[float], list[flo
         for side in sides:
             keys = np.arange(N_ROWS, dtype=np.int64)
             for part in np.array_split(keys, 64):
-                _push(side.writer, part, np.zeros((part.size, DIM), np.float32))
+                push(side.writer, part, np.zeros((part.size, DIM), np.float32))
                 side.core.drain(0.0, 0)
         at = [0]
 
         def write(writer: _native.RingWriter) -> None:
             keys, rows = pushes[at[0] // 2 % len(pushes)]
             at[0] += 1
-            _push(writer, keys, rows[: keys.size])
+            push(writer, keys, rows[: keys.size])
 
-        return _alternate(sides, write, 256, options)
+        return alternate(sides, write, 256, options)
 
 
-def _push(writer: _native.RingWriter, keys: np.ndarray, rows: np.ndarray) -> None:
+def push(writer: _native.RingWriter, keys: np.ndarray, rows: np.ndarray) -> None:
+    """Write the records of a push of rows, for which the ring must have room."""
     assert writer.push_rows(0, 0, keys, rows, None, 0) == keys.size
 
 
-def _alternate(
+def alternate(
     sides: tuple[Side, Side],
     write: Callable[[_native.RingWriter], None],
     pushes: int,

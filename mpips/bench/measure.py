@@ -59,6 +59,8 @@ BARS: Bars = {
     "overlap": ("<=", 0.4),
     "goodput_mtbf_10s": (">=", 0.8),
     "stream_overhead": ("<=", 1.2),
+    "record_cost_4k": ("<=", 1.03),
+    "record_cost_rows": ("<=", 1.03),
 }
 
 

@@ -2,7 +2,7 @@
 
 * Seconds from the kill of a server to the first step after it. mpips cannot change the time that mpirun needs
   to start as many ranks, so this time is measured alternately and subtracted.
-* The cost of a journal (journal.py) and of replicas (rank/partners.py).
+* The cost of a journal (journal.py), of a record (recording.py) and of replicas (rank/partners.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mpips.bench import journal
+from mpips.bench import journal, recording
 from mpips.bench.launching import Options, empty_launch_s, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.recovering import FIRST_STEP
@@ -69,6 +69,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     verdict = "met" if figures[0].median <= BAR_S else "NOT met"
     found.notes.append(f"{name}: {figures[0].median:.2f}, bar <= {BAR_S:g} {verdict}")
     found.add(journal.run(options))
+    found.add(recording.run(options))
     found.add(_partners(options))
     return found
 

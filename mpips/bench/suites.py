@@ -23,7 +23,7 @@ SUITES: Suites = {
     ),
     "recovery": (
         "mpips.bench.recovery",
-        "a kill under mpips run: time to the next step; costs of journal and replicas",
+        "a kill under mpips run: time to the next step; costs of journal, record and replicas",
     ),
     "elastic": (
         "mpips.bench.elastic",
