@@ -33,8 +33,8 @@ MORE_RANKS = {
 HEAVY = (ROOT / "README.md", ROOT / "docs" / "tutorial.md")
 OTHERS = [path for path in DOCUMENTS if started(path) and path not in HEAVY]
 WITH_COMMANDS = [
-    *filter(None, taking_turns([HEAVY[0], None, HEAVY[1]], 4)),
-    *taking_turns(OTHERS, 4),
+    *filter(None, taking_turns([HEAVY[0], None, HEAVY[1]], 6)),
+    *taking_turns(OTHERS, 6),
 ]
 
 

@@ -59,7 +59,7 @@ def wait_for(run: Run, generation: int, step: int = 0) -> set[str]:
     return {place["host"] for place in status["ranks"]}
 
 
-@in_turn(2, 4)
+@in_turn(0, 6)
 def test_a_run_grows_by_a_join_and_shrinks_before_it_leaves(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_run_grows_by_a_join_and_shrinks_before_it_leaves(
     assert "restart 1 of" not in said
 
 
-@in_turn(3, 4)
+@in_turn(1, 6)
 def test_a_run_follows_its_hostfile_and_goes_on_without_a_lost_node(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:

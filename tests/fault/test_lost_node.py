@@ -57,7 +57,7 @@ def settings(**more: object) -> list[str]:
     ]
 
 
-@in_turn(0, 4)
+@in_turn(2, 6)
 def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -100,7 +100,7 @@ def calm_bits(folder: Path, job_settings: dict[str, str]) -> dict[str, bytes]:
     return calm.final()
 
 
-@in_turn(1, 4)
+@in_turn(3, 6)
 def test_replicated_tables_and_those_on_servers_continue_at_one_clock(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_group_stays_together_when_a_node_of_it_is_lost(
     assert run.final() == calm_bits(tmp_path, grouped)
 
 
-@in_turn(2, 4)
+@in_turn(4, 6)
 def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -155,7 +155,7 @@ def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
     check_counts(run, tmp_path)
 
 
-@in_turn(3, 4)
+@in_turn(5, 6)
 def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     nodes2: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -169,7 +169,7 @@ def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     check_counts(run, tmp_path)
 
 
-@in_turn(0, 4)
+@in_turn(0, 6)
 def test_with_codecs_only_residuals_of_the_lost_node_are_missing(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:

@@ -132,7 +132,7 @@ def _in_turn(blocks: list[Block]) -> list[ParameterSet]:
         pytest.param(
             block,
             id=name_of(block),
-            marks=[] if name_of(block).startswith(first) else [in_turn(i, 4)],
+            marks=[] if name_of(block).startswith(first) else [in_turn(i, 6)],
         )
         for i, block in enumerate(blocks)
     ]

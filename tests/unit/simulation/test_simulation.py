@@ -115,7 +115,7 @@ def test_each_planted_defect_has_a_seed() -> None:
 
 @pytest.mark.sampled
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", taking_turns(sorted(PLANTED), 4))
+@pytest.mark.parametrize("name", taking_turns(sorted(PLANTED), 6))
 def test_a_seed_shows_a_planted_defect_and_passes_without_it(name: str) -> None:
     code, text = simulate(SHOWN_BY[name], "--count", 100_000, "--seconds", 120, "--planted", name)
     assert code == 1, f"the defect was not found: {text}"
