@@ -147,6 +147,10 @@ class _Int8Rows:
         greatest = np.abs(values).max(axis=1, initial=0).astype(np.float32)
         # The least float keeps a row of denormal numbers from a division by 0.
         scale = np.maximum(greatest / np.float32(127), np.float32(np.finfo(np.float32).tiny))
+        # 127 times the scale of the greatest floats must not round to infinity.
+        with np.errstate(over="ignore"):
+            is_over = np.isinf(scale * np.float32(127))
+        scale = np.where(is_over, np.nextafter(scale, np.float32(0)), scale)
         if entry.role == "scale":
             return np.where(greatest > 0, scale, np.float32(0))
         codes: NDArray[np.int8] = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -42,6 +43,7 @@ def command(train: str, test: str, label: str | None, out: Path, task: str, forc
     text = draft_own(task, train, test) if task else draft(train, test, label)
     write_new(out, text.encode(), force)
     click.echo(text.partition("\n\n")[0])
+    quoted = shlex.quote(str(out))
     click.echo(
-        f"mpips init: wrote {out}; start it with: mpips run {out}, or mpips train {out} --save FOLDER"
+        f"mpips init: wrote {out}; start it with: mpips run {quoted}, or mpips train {quoted} --save FOLDER"
     )

@@ -21,7 +21,7 @@ def command(folder: str, as_json: bool) -> None:
 
     \b
     epoch     epochs begun, from 1
-    loss      of the last report interval
+    loss      of the last epoch if the run is done, else of the last report interval
     failures  attempts that failed
     changed   time since the last status
     size      of all files of the run, checkpoints included

@@ -176,6 +176,11 @@ def command(
         )
         config = _configure_script(job, arguments, options, assignments, site)
     else:
+        if arguments and not arguments[0].startswith("-"):
+            raise ConfigError(
+                f"{arguments[0]}: is one argument too many, since mpips run takes one job or run; arguments "
+                "of mpirun begin with - and follow --"
+            )
         # A continued run uses the mpirun arguments of its beginning, unless new ones are given.
         options["mpirun_args"] = list(arguments) or None
         existing = _existing(job, resume_run or discard_memory)

@@ -33,5 +33,5 @@ def command(run: str, folder: str, now: bool, timeout: float) -> None:
     view = request_stop(found, now, timeout, say)
     checkpoint = view.status.checkpoint if view.status is not None else ""
     saved = f"; checkpoint {Path(checkpoint).name}" if checkpoint else ""
-    again = "" if view.state == "done" else f"; continue with: mpips run {found.path}"
+    again = "" if view.state == "done" else f"; continue with: {found.again}"
     say(f"mpips stop: {found.path.name} has ended ({view.state}){saved}{again}", err=False)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import glob
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,14 +19,14 @@ from mpips.checkpoint import open_checkpoint
 from mpips.config.conversion import UnknownKeyError
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.config.site import SiteSettings
-from mpips.errors import CheckpointError
+from mpips.errors import CheckpointError, ConfigError
 from mpips.model.build import described
 from mpips.monitor import summary, summary_text
 from mpips.monitor.best_epoch import BestEpoch, best_epoch, rows_of, watched_name
 from mpips.mpi import launch
 from mpips.rundir import directory
 from mpips.rundir.directory import RunFolder
-from mpips.tasks import load_task
+from mpips.tasks import TASKS, load_task
 from mpips.terminal.screen import has_colour, say
 
 if TYPE_CHECKING:
@@ -236,6 +239,7 @@ def configure(
     overrides: list[tuple[str, Any]] = []
     is_file = job.endswith((".toml", ".json")) or (Path(job).is_file() and ":" not in job)
     if not is_file:
+        _check_task(job)
         overrides.append(("task", job))
     overrides += [(key, value) for key, value in given.items() if value is not None]
     others = (given["data.test"], given["data.validation"])
@@ -250,6 +254,26 @@ def configure(
         # Name the option of the command line that sets a suggested key, too.
         suggested = tuple(key + _flag(key) for key in error.suggested)
         raise UnknownKeyError(error.key, error.text, suggested) from None
+
+
+def _check_task(job: str) -> None:
+    """Refuse a word that is neither a task nor a class.
+
+    Raises:
+        ConfigError: Names the tasks, and runs whose names begin with this word.
+    """
+    if ":" in job or job in TASKS:
+        return
+    meant = sorted(str(path.parent) for path in Path("runs").glob(f"{glob.escape(job)}*/run.json"))
+    if meant and os.sep not in job:
+        raise ConfigError(
+            f"{job!r}: is the beginning of a run's name; give its directory: {', '.join(meant[-3:])}"
+        )
+    close = difflib.get_close_matches(job, TASKS, 1)
+    raise ConfigError(
+        f"{job!r}: there is no such job file, task or run directory"
+        + (f"; did you mean {close[0]}?" if close else f"; the tasks are {', '.join(TASKS)}")
+    )
 
 
 def _flag(key: str) -> str:

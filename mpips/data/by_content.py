@@ -23,6 +23,9 @@ _VOWPAL_WABBIT = re.compile(
     r"(?:[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?(?:\s+[-+]?[0-9.]+)*\s+)?(?:'?\S+\s*)?"
     r"\|(?:[^\s|:]+(?::[-+0-9.eE]+)?)?(?:\s+[^\s|]+|\s*\|(?:[^\s|:]+(?::[-+0-9.eE]+)?)?)*\s*"
 )
+# A line of JSON lines, and the beginning of a list or of an object of lists.
+_JSON_LINE = re.compile(r"\s*\{\s*(?:\"[^\"]*\"\s*:.*)?\}\s*")
+_JSON = re.compile(r"\s*(?:\[\s*[\[{]|\{\s*\"[^\"]*\"\s*:\s*[\[{])")
 _GROUP = re.compile(r"(?:^|\s)\|(?:\S*\s+\S)")
 _LINES = 20  # lines that are compared with the form of a format
 
@@ -39,10 +42,14 @@ def format_of(path: str) -> str | None:
 
     Raises:
         OSError: The file cannot be read.
-        DataError: It is text of Vowpal Wabbit, which no reader takes.
+        DataError: It is text of Vowpal Wabbit, JSON or a workbook of Excel, which no reader takes.
     """
     start = beginning(path, SAMPLE_CHARACTERS)
     if start.startswith(b"PK\x03\x04"):
+        if start[30:].startswith((b"[Content_Types].xml", b"_rels/", b"docProps/", b"xl/")):
+            raise DataError(
+                f"{path}: is a workbook, such as of Excel, which mpips does not read: save its sheet as CSV"
+            )
         return "npz"
     if start.startswith(MAGIC):
         return "npy"
@@ -65,6 +72,11 @@ def format_of(path: str) -> str | None:
     lines = [line for line in lines if line.strip()][:_LINES]
     if is_criteo(lines):
         return "criteo"
+    if lines and (all(map(_JSON_LINE.fullmatch, lines)) or _JSON.match(text)):
+        raise DataError(
+            f"{path}: is JSON, which mpips does not read: write CSV or Parquet, for example with pandas: "
+            "read_json(...).to_parquet(...)"
+        )
     if lines and all(map(_LIBSVM.fullmatch, lines)) and any(map(_PAIR.search, lines)):
         return "libsvm"
     if is_vowpal_wabbit(lines):

@@ -48,6 +48,9 @@ def export(model: Model, kind: str, out: Path, force: bool = False) -> str:
     if kind == "torch":
         return write_torch(model, out, force)
     if kind == "parquet":
+        for handle in map(model.tables.table, model.tables):
+            if not isinstance(handle, StoredDense):
+                handle.check_keys()
         export_tables(
             model.tables.checkpoint, "parquet", out, tuple(model.tables), force, state=False
         )

@@ -385,7 +385,7 @@ def _on_ranks(
     if code:
         keep.stay()
         raise MpipsError(
-            f"{child.reason(run, log)} (exit code {code}); log: {log}; continue with: mpips run {run.path}"
+            f"{child.reason(run, log)} (exit code {code}); log: {log}; continue with: {run.again}"
         )
     report = msgspec.json.decode(run.result_file.read_bytes())
     return Fit(config.task, run.path, report, keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from mpips.errors import ConfigError
 from mpips.monitor.lent_hosts import host_lines
 from mpips.monitor.progress import epoch_of
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Progress
 from mpips.rundir.reading import DAMAGED, read_regular
 from mpips.rundir.view import view_or_damage
 from mpips.terminal.units import age_text, decimal_size
@@ -104,7 +106,7 @@ def summaries(folder: Path, now: float | None = None) -> list[RunSummary]:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder.absolute()}: is no folder; give the folder of the runs (--folder)"
+            f"{folder.absolute()}: is no folder; give the folder that contains the runs"
         )
     paths = [path.parent for path in folder.glob("*/run.json")]
     found = [_summary(RunFolder(path), now) for path in paths]
@@ -126,7 +128,7 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
         state=view.state,
         epoch=epoch_of(progress) if progress is not None else 0,
         step=progress.step if progress is not None else 0,
-        loss=progress.loss if progress is not None else None,
+        loss=_loss(run, view.state, progress),
         restarts=view.failures,
         created_s=created_s,
         changed_s=changed_s,
@@ -134,6 +136,16 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
         note=view.note,
         hosts=tuple(host_lines(view.members, view.now)),
     )
+
+
+def _loss(run: RunFolder, state: str, progress: Progress | None) -> float | None:
+    """Return the mean loss of the last epoch of a run that is done; else of the last report interval."""
+    if state == "done":
+        with contextlib.suppress(OSError, *DAMAGED, AttributeError):
+            found = msgspec.json.decode(read_regular(run.path / "summary.json")).get("loss")
+            if isinstance(found, int | float) and math.isfinite(found):
+                return float(found)
+    return progress.loss if progress is not None else None
 
 
 def _task(run: RunFolder) -> str:

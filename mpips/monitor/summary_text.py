@@ -213,12 +213,12 @@ def _trained(s: Mapping[str, Any]) -> str:
     if s["setbacks"]["restarts"]:
         text += " (last attempt)"
     if s["wall_seconds"] is not None:
-        text += f"; {duration(s['wall_seconds'])} since the start of the run"
+        text += f"; {duration(s['wall_seconds'])} since training began"
     return text
 
 
 def _steps(s: Mapping[str, Any]) -> str:
-    return f"step {s['steps']:,}; {duration(s['wall_seconds'])} since the start of the run"
+    return f"step {s['steps']:,}; {duration(s['wall_seconds'])} since training began"
 
 
 def _updates(s: Mapping[str, Any]) -> str:

@@ -57,11 +57,12 @@ def expected_rows(
             continue
         name = table.name
         if name in given:
-            shares = tuple((given[name] + s) // n for s in range(n))[::-1]
+            most = min(given[name], table.hash_buckets or given[name])
+            shares = tuple((most + s) // n for s in range(n))[::-1]
             found[name] = Rows(shares, "as given, in equal shares")
             continue
         keys, source = _keys(name, data, rehearsal)
-        owners = placement.partitioners[name].owners(keys)
+        owners = placement.partitioners[name].owners(np.unique(table.stored_keys(keys)))
         found[name] = Rows(tuple(np.bincount(owners, minlength=n).tolist()), source)
     return found
 

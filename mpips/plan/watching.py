@@ -137,7 +137,8 @@ class _SeenRows(_Seen):
         start = time.perf_counter()
         stage, name = self._stage, self._table.name
         unique = np.unique(np.asarray(keys, np.int64))
-        owners = stage.placement.partitioners[name].owners(unique)
+        stored = np.unique(self._table.stored_keys(unique))
+        owners = stage.placement.partitioners[name].owners(stored)
         per_server = np.bincount(owners, minlength=len(stage.servers))
         tally, row = stage.tally, 8 + 4 * self._table.dim
         calls, n_bytes = (

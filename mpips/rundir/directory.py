@@ -56,6 +56,7 @@ import errno
 import functools
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -182,6 +183,11 @@ class RunFolder:
         self.logs = self.path / "logs"
         self._places: Places | None = None  # content of places.json, as last read or written
         self._places_version = (0, 0, 0)  # version of the file with that content
+
+    @property
+    def again(self) -> str:
+        """The command that continues the run, for a shell."""
+        return f"mpips run {shlex.quote(str(self.path))}"
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunFolder:

@@ -183,13 +183,13 @@ def judge(run: RunFolder, status: Status | None, lease: Lease | None, now: float
     if held is None:
         if lease is None or status is None:
             return RunState("not started", False, "")
-        note = status.message or f"continue with: mpips run {run.path}"
+        note = status.message or f"continue with: {run.again}"
         return RunState(_named(state, _OVER, "ended"), False, note)
 
     if age > STALE_S:
         note = (
             f"its supervisor (pid {held.pid} on {held.host}) last renewed its lease {age_text(age)} ago: "
-            f"it was killed or suspended, or that host is down; continue with: mpips run {run.path}"
+            f"it was killed or suspended, or that host is down; continue with: {run.again}"
         )
         return RunState("dead", False, note)
     if status is None:

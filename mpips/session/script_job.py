@@ -100,7 +100,8 @@ class ScriptJob:
         self.check_time("prepare", "; prepare all models before it")
         if isinstance(model, prepared):
             raise ConfigError(
-                "the model has been prepared already: call prepare once for each model"
+                "the model has been prepared already: call prepare once for each model; where parts of "
+                "it have optimizers of their own, prepare these parts and not the whole"
             )
 
     def start(self) -> Worker:

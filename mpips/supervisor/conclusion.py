@@ -226,7 +226,7 @@ class Conclusion:
         else:
             text = ended.hurried or f"interrupted by {name}: the ranks ended before they had saved"
             text = f"{text}, exit {verdict.exit_code}; newest checkpoint: {saved}"
-        self._record.tell(f"mpips run: {text}; continue with: mpips run {self._run.path}")
+        self._record.tell(f"mpips run: {text}; continue with: {self._run.again}")
         self.tell_of_memory(memory)
         return verdict.exit_code
 
@@ -293,7 +293,7 @@ class Conclusion:
         code = 128 + number
         self._record.tell(
             f"mpips run: stopped by {name_of(number)} while it waited for {waited_for}, exit {code}; "
-            f"newest checkpoint: {self._newest_name()}; continue with: mpips run {self._run.path}"
+            f"newest checkpoint: {self._newest_name()}; continue with: {self._run.again}"
         )
         self.tell_of_memory(memory)
         return code

@@ -203,10 +203,16 @@ class HostPool:
             )
         self._full = n_workers(self.n_ranks, servers, n_active)
         self._min_workers = min_workers or self._full
-        if self._full < 1 or self._min_workers > self._full:
+        n_servers = servers or default_servers(self.n_ranks, max(n_active, 1))
+        with_servers = f"{plural(self.n_ranks, 'rank')} with {plural(n_servers, 'server')}"
+        if self._full < 1:
             raise ConfigError(
-                f"{self.n_ranks} ranks with {servers or 'as many as chosen'} servers have {self._full} "
-                f"workers; min_workers = {min_workers}"
+                f"{with_servers} and a scheduler leave none for a worker; start more ranks or fewer servers"
+            )
+        if self._min_workers > self._full:
+            raise ConfigError(
+                f"{with_servers} have {plural(self._full, 'worker')}; min_workers = {min_workers}: must be "
+                "at most that"
             )
 
     def resized(self, n_ranks: int, servers: int) -> HostPool:

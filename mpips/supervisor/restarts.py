@@ -94,14 +94,14 @@ class Restarts:
         unknown = in_memory and new_start and (ended.worked_s < unknown_s or not shows_steps)
         self._futile = 0 if now > self._best or unknown else self._futile + 1
         self._best = max(self._best, now)
-        run = self._plan.run.path
+        run = self._plan.run
         if self._futile >= _FUTILE:
             return (
                 f"none: {_FUTILE} attempts in a row have brought the run no further; remove the cause, then "
-                f"continue with: mpips run {run}"
+                f"continue with: {run.again}"
             )
         if restarts >= self._plan.max_restarts:
-            return f"none: all {self._plan.max_restarts} restarts are used up; continue with: mpips run {run}"
+            return f"none: all {self._plan.max_restarts} restarts are used up; continue with: {run.again}"
         return ""
 
     def _after_killed_start(self) -> str:
@@ -109,7 +109,7 @@ class Restarts:
         if self.killed_starts >= MOST_KILLED_STARTS:
             return (
                 f"none: {MOST_KILLED_STARTS} attempts in a row were killed from outside before their work "
-                f"began; find out who ends them, then continue with: mpips run {self._plan.run.path}"
+                f"began; find out who ends them, then continue with: {self._plan.run.again}"
             )
         longest = min(FIRST_PAUSE_S * 2 ** (self.killed_starts - 1), LONGEST_PAUSE_S)
         # Runs that one event has ended must not all start again at the same moment.

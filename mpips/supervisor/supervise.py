@@ -338,7 +338,7 @@ class Supervisor:
                 if error.errno not in FULL:
                     raise MpipsError(
                         f"{error.filename or self._run.path}: cannot be written: {error.strerror}; make it "
-                        f"writable, then continue with: mpips run {self._run.path}"
+                        f"writable, then continue with: {self._run.again}"
                     ) from None
                 reason = os.strerror(error.errno)
             if not printed:

@@ -321,7 +321,7 @@ def _check(
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"prepare: optimizer is {type(optimizer).__name__}: must be a torch.optim.Optimizer; pass a "
-            "loader by its name, loader=..."
+            "loader by its name, loader=..., and prepare each module that has its own optimizer by itself"
         )
     if isinstance(optimizer, PreparedOptimizer):
         raise ConfigError(

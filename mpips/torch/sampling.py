@@ -424,7 +424,10 @@ def check_loader(loader: DataLoader[Any]) -> None:
     cls = type(loader)
     name = f"{cls.__module__}.{cls.__qualname__}"
     if not isinstance(loader, DataLoader):
-        raise ConfigError(f"loader of class {name}: must be a torch.utils.data.DataLoader")
+        hint = ""
+        if isinstance(loader, torch.optim.Optimizer):
+            hint = "; prepare takes one optimizer: prepare each module that has its own by itself"
+        raise ConfigError(f"loader of class {name}: must be a torch.utils.data.DataLoader{hint}")
     if cls.__iter__ is not DataLoader.__iter__ or cls._get_iterator is not DataLoader._get_iterator:
         raise ConfigError(
             f"loader of class {name}: its own iteration cannot be split; use torch.utils.data.DataLoader"

@@ -207,7 +207,7 @@ class EmbeddingHandle(Handle):
 
         Returns:
             float32, shape (n, dim), rounded like pulls. A pulled row with these bits has received no
-            update, or with pull_compression only smaller ones than the rounding.
+            update, or with pull_compression or row_dtype "bf16" only some that were rounded away.
         """
         table = self._table
         assert isinstance(table, EmbeddingTable)

@@ -183,12 +183,16 @@ def test_rows_that_int8_cannot_have(tmp_path: Path) -> None:
     contents = Contents([mpips.EmbeddingTable("users", 2)])
     contents.columns["users"]["values"][3] = [0, 0]
     contents.columns["users"]["values"][4] = [1e-44, -3e-45]
+    contents.columns["users"]["values"][5] = [3.4028235e38, -3.4028235e38]
     path = contents.write(tmp_path / "a").path
     with open_checkpoint(path) as checkpoint:
         export(checkpoint, "npz", tmp_path / "a.npz", row_dtype="int8")
     with np.load(tmp_path / "a.npz") as found:
         assert found["users/scale"][3] == 0
         assert not found["users/values"][3:5].any()
+        # The greatest floats stay finite.
+        decoded = found["users/values"][5] * found["users/scale"][5]
+        assert decoded.tolist() == pytest.approx([3.4028235e38, -3.4028235e38], rel=1e-6)
     contents.columns["users"]["values"][3] = [0, np.nan]
     path = contents.write(tmp_path / "b").path
     with open_checkpoint(path) as checkpoint:

@@ -79,7 +79,11 @@ def test_a_dry_run_accepts_what_the_job_decides_at_its_start() -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["nosuch", "--train", "digits"], ["unknown task 'nosuch'", "softmax, mlp, logistic, fm"]),
+        (
+            ["nosuch", "--train", "digits"],
+            ["'nosuch': there is no such", "softmax, mlp, logistic, fm"],
+        ),
+        (["logstic", "--train", "digits"], ["did you mean logistic?"]),
         (["mlp"], ["no training data is given"]),
         (["no.toml"], ["no.toml: cannot be read: No such file"]),
         (["mlp", "--train", "no.svm"], ["no.svm: no such file (working folder: "]),

@@ -43,6 +43,26 @@ def test_a_continued_run_uses_its_first_arguments_for_mpirun(tmp_path: Path) -> 
     assert " --map-by numa " in invoke("--dry-run", str(run))
 
 
+@pytest.mark.parametrize("extra", ["foo=3", "runs/other", "2024.toml"])
+def test_a_second_job_is_no_argument_of_mpirun(extra: str, tmp_path: Path) -> None:
+    job = ["-n", "3", "--folder", str(tmp_path), "mlp", "--train", "digits"]
+    for arguments in ([*job, extra], [*job, "--", extra]):
+        done = CliRunner().invoke(module.command, arguments)
+        assert isinstance(done.exception, ConfigError)
+        assert f"{extra}: is one argument too many" in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_beginning_of_a_run_s_name_is_answered_with_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    invoke("-n", "3", "--name", "first", "mlp", "--train", "digits")
+    (run,) = (tmp_path / "runs").iterdir()
+    done = CliRunner().invoke(module.command, ["first"])
+    assert f"give its directory: runs/{run.name}" in str(done.exception)
+
+
 def test_the_command_of_mpirun_is_printed_only_on_request(tmp_path: Path) -> None:
     job = ["-n", "3", "--folder", str(tmp_path), "mlp", "--train", "digits"]
     quiet = invoke(*job)

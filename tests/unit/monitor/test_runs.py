@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from mpips.errors import ConfigError
 from mpips.monitor.logs import Follower, LinesOnce, LogFile, last_lines
 from mpips.monitor.runs import summaries
 from mpips.rundir.directory import RunFolder, replace_json
-from mpips.rundir.files import Event, Lease, Progress, RankPlace, Status
+from mpips.rundir.files import Event, Finished, Lease, Progress, RankPlace, Status
 from mpips.terminal.units import age_text, binary_size, decimal_size
 
 PLACES = (
@@ -109,9 +110,32 @@ def test_ls_lists_damaged_and_unstarted_runs_too(tmp_path: Path) -> None:
     assert {json.loads(line)["state"] for line in lines} == {"not started", "damaged"}
 
 
+def test_the_loss_of_a_run_that_is_done_is_that_of_its_last_epoch(tmp_path: Path) -> None:
+    run = made(tmp_path, "job")
+    assert summaries(tmp_path)[0].loss == 0.25
+    replace_json(run.path / "summary.json", {"loss": 0.125})
+    assert summaries(tmp_path)[0].loss == 0.25
+    status = run.status()
+    assert status is not None
+    run.write_status(msgspec.structs.replace(status, state="done"))
+    replace_json(run.finished_file, Finished(generation=1, time_s=time.time(), step=9))
+    assert summaries(tmp_path)[0].loss == 0.125
+    # A script has no loss there, and a loss that is not finite is none.
+    for content in ({"steps": 3}, {"loss": None}):
+        replace_json(run.path / "summary.json", content)
+        assert summaries(tmp_path)[0].loss == 0.25
+    (run.path / "summary.json").write_text("[1")
+    assert summaries(tmp_path)[0].loss == 0.25
+
+
+def test_the_command_that_continues_a_run_is_one_for_a_shell(tmp_path: Path) -> None:
+    path = tmp_path / "Ver such's"
+    assert shlex.split(RunFolder(path).again) == ["mpips", "run", str(path)]
+
+
 def test_ls_of_a_folder_without_runs(tmp_path: Path) -> None:
     assert output(ls, str(tmp_path)) == [f"mpips ls: no run in {tmp_path}"]
-    assert "nowhere: is no folder; give the folder of the runs" in error(ls, "nowhere")
+    assert "nowhere: is no folder; give the folder that contains the runs" in error(ls, "nowhere")
 
 
 def test_logs_begin_each_line_with_the_rank_and_its_role(tmp_path: Path) -> None:

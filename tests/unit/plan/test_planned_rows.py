@@ -75,6 +75,20 @@ def test_given_rows_take_the_place_of_keys(svm: Path) -> None:
         planned(config, 4, rows={"nosuch": 5})
 
 
+def test_rows_of_a_table_with_buckets_are_its_buckets(svm: Path) -> None:
+    options = [("table.hash_buckets", 16), ("train.epochs", 1)]
+    config = job("fm", svm, *options)
+    served = train(config, "none", verbose=False).statistics["servers"][0]["tables"]
+    rows = planned(config, 1, n_steps=1).needs.rows
+    assert {name: r.total for name, r in rows.items()} == {n: t["rows"] for n, t in served.items()}
+    assert 0 < rows["weight"].total <= 16
+    given = planned(config, 1, rows={"weight": 300_000_000}).needs.rows["weight"]
+    assert given.total == 16
+    # Keys outside of a partition of the buckets, such as that of the bias, have a bucket.
+    split = job("fm", svm, *options, ("table.partition", {"name": "range", "low": 0, "high": 16}))
+    assert planned(split, 1, n_steps=1).needs.rows["weight"].total == rows["weight"].total
+
+
 def test_keys_that_are_not_in_the_data_are_reported_as_a_lower_bound(
     tmp_path: Path, svm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> restarts.Restarts:
         checkpoints=None,
         config=SimpleNamespace(redundancy=SimpleNamespace(warm=True)),
         pool=SimpleNamespace(n_ranks=5),
-        run=SimpleNamespace(path="runs/job"),
+        run=SimpleNamespace(path="runs/job", again="mpips run runs/job"),
         max_restarts=50,
     )
     made = restarts.Restarts(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zipfile
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -353,6 +354,38 @@ def test_few_cells_that_come_late_are_missing_values(tmp_path: Path) -> None:
     assert 'missing = ["oops", "soon"]' in text
     assert '"day" = "date_ymd"' in text
     assert "categorical" not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "y": 0}\n{"a": 2, "y": 1}\n',
+        '[{"a": 1, "y": 0}, {"a": 2, "y": 1}]',
+        '[\n  {"a": 1,\n   "y": 0}]\n',
+        '{"a": [1, 2], "y": [0, 1]}',
+        '{"a": {"0": 1, "1": 2},\n "y": {"0": 0, "1": 1}}',
+    ],
+)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a"])
+def test_json_is_named_whatever_its_file_is_called(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(
+        MpipsError, match=r"is JSON, which mpips does not read: write CSV or Parquet"
+    ):
+        draft(str(tmp_path / name), None, None)
+
+
+def test_a_workbook_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+    with pytest.raises(MpipsError, match="is a workbook, such as of Excel"):
+        draft(str(tmp_path / "a.xlsx"), None, None)
+
+
+def test_words_in_braces_are_cells(tmp_path: Path) -> None:
+    lines = [f"{{{'ab'[i % 2]}}},{i},{i % 2}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("word,n,y\n" + "\n".join(lines) + "\n")
+    assert 'label = "y"' in draft(str(tmp_path / "a.csv"), None, None)
 
 
 def test_text_of_vowpal_wabbit_is_named(tmp_path: Path) -> None:
