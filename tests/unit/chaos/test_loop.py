@@ -134,7 +134,7 @@ class Effect:
     def hold(self) -> None:
         self.holds += 1
 
-    def end(self, injected: Injected) -> None:
+    def end(self) -> None:
         self.ends += 1
         self._back()
 

@@ -110,14 +110,14 @@ def test_a_full_disk_is_freed_at_its_end(tmp_path: Path) -> None:
         assert injected.what == f"fill {folder} for 3.4 s"
         assert injected.length_s == pytest.approx(3.4)
         assert free_mib(folder) < 0.01
-        kind.end(injected)
+        kind.end()
         assert free_mib(folder) > 7
-        kind.end(injected)
+        kind.end()
         # A longer one would let the lease become stale.
         long = FilledDisk(run, folder, 0, 500.0)
         injected = long.inject(FAULT, seen)
         assert injected.length_s == pytest.approx(1 + 11 * 0.6)
-        long.end(injected)
+        long.end()
 
 
 class RunAtWork:
@@ -175,7 +175,7 @@ def test_a_bit_is_changed_detected_and_changed_back(at_work: RunAtWork) -> None:
         # The next attempt must start from a checkpoint.
         assert [path.name for path in at_work.memory.iterdir()] == ["mpips-s0-signals"]
         assert at_work.process.wait(5) == -signal.SIGKILL
-        kind.end(injected)
+        kind.end()
         assert (newest / "state.h5").read_bytes() == before
 
 
