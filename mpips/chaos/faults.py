@@ -63,7 +63,7 @@ class FaultKind(Protocol):
         """Keep the fault up. Called several times a second while it lasts."""
 
     def end(self) -> None:
-        """Take back what `inject` did, also where it was interrupted. No effect if that was taken back."""
+        """Take back what `inject` did until it ended or was interrupted; no effect if that was taken back."""
 
 
 def described(place: RankPlace, pid: int) -> str:

@@ -260,7 +260,7 @@ def _head_of(path: Path, blocks: list[tuple[bytes, bytes]]) -> RecordHead:
     """Return the head in the blocks of a file.
 
     Raises:
-        ConfigError: The first block is no head of this format.
+        ConfigError: The first block is not a head of this format.
     """
     if blocks and blocks[0][0] == HEAD:
         with contextlib.suppress(msgspec.MsgspecError):
