@@ -65,7 +65,7 @@ def check_records(run: RunFolder, generations: Sequence[int], recording: bool) -
         f"{plural(restarts.n_checked, 'restart')} from checkpoints"
     )
     if n_short:
-        total.notes.insert(0, f"those of {plural(n_short, 'attempt')} lack their last entries")
+        total.notes.insert(0, f"those of {plural(n_short, 'attempt')} may lack their last entries")
     return CheckedPromise(name=NAME, outcome="held", detail="; ".join([counts, *total.notes]))
 
 
