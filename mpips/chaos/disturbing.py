@@ -127,7 +127,8 @@ class Disturbance:
             run = launched.run
             self._tell(f"mpips chaos: started {run.path}; its output is in {launched.log}")
             try:
-                self._disturb(run, guard)
+                with only_one(run):
+                    self._disturb(run, guard)
             finally:
                 self._tell(f"mpips chaos: ending {run.path.name} after a last checkpoint")
 

@@ -29,7 +29,6 @@ class Injected(msgspec.Struct, kw_only=True):
     Attributes:
         what: Description for people, such as "kill server 0 (rank 1, pid 4242)".
         length_s: Seconds until it is taken back; 0: it does not last.
-        undos: Numbers of the guard by which it is taken back.
         ends_attempt: The attempt ends by it for certain.
         spares_memory: The shared memory of the run survives it.
         damaged: Path of a checkpoint that it has damaged; "": none.
@@ -38,7 +37,6 @@ class Injected(msgspec.Struct, kw_only=True):
 
     what: str
     length_s: float = 0.0
-    undos: list[int] = []
     ends_attempt: bool = False
     spares_memory: bool = True
     damaged: str = ""
@@ -64,8 +62,8 @@ class FaultKind(Protocol):
     def hold(self) -> None:
         """Keep the fault up. Called several times a second while it lasts."""
 
-    def end(self, injected: Injected) -> None:
-        """Take the fault back. No effect if it was taken back."""
+    def end(self) -> None:
+        """Take back what `inject` did until it ended or was interrupted; no effect if that was taken back."""
 
 
 def described(place: RankPlace, pid: int) -> str:
@@ -116,7 +114,7 @@ class KilledRank:
     def hold(self) -> None:
         """Do nothing: the fault does not last."""
 
-    def end(self, injected: Injected) -> None:
+    def end(self) -> None:
         """Do nothing: there is nothing to take back."""
 
 
@@ -156,12 +154,11 @@ class PausedRank:
                 self._guard.undo(number)
                 raise NotNowError(f"{place.role} ended before it could be paused")
             what = f"pause {described(place, process.pid)} for {length_s:.1f} s"
-            return Injected(what=what, length_s=length_s, undos=[number])
+            return Injected(what=what, length_s=length_s)
 
     def hold(self) -> None:
         """Do nothing: a stopped process stays stopped."""
 
-    def end(self, injected: Injected) -> None:
+    def end(self) -> None:
         """Continue the rank."""
-        for number in injected.undos:
-            self._guard.undo(number)
+        self._guard.undo_faults()

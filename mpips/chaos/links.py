@@ -95,20 +95,17 @@ class LinkFault:
         node = chosen(nodes, fault.which)
         length_s = between(min(_SHORTEST_S, self._longest_s), self._longest_s, fault.how_long)
         what = "cut" if self.name == "partition" else f"limit to {_SLOW_MBIT:g} Mbit/s"
-        injected = Injected(
-            what=f"{what} the link of {node.host} for {length_s:.1f} s",
-            length_s=length_s,
-            undos=[],
-        )
         try:
             with _entered(node) as fd:
-                self._change(fd, injected)
+                self._change(fd)
         except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-            self.end(injected)
+            self.end()
             raise NotNowError(f"the link of {node.host} cannot be changed: {error}") from None
-        return injected
+        return Injected(
+            what=f"{what} the link of {node.host} for {length_s:.1f} s", length_s=length_s
+        )
 
-    def _change(self, fd: int, injected: Injected) -> None:
+    def _change(self, fd: int) -> None:
         """Give every interface of a namespace the queue of this fault.
 
         Raises:
@@ -116,16 +113,15 @@ class LinkFault:
         """
         devices = _plain_devices(fd)
         for device in devices:
-            injected.undos.append(self._guard.add(Undo(kind="link", device=device), fd))
+            self._guard.add(Undo(kind="link", device=device), fd)
             in_namespace(fd, ["tc", "qdisc", "add", "dev", device, "root", *_QUEUES[self.name]])
 
     def hold(self) -> None:
         """Do nothing: the queue stays."""
 
-    def end(self, injected: Injected) -> None:
+    def end(self) -> None:
         """Remove the queues."""
-        for number in injected.undos:
-            self._guard.undo(number)
+        self._guard.undo_faults()
 
 
 def own_namespaces(run_dir: Path, seen: Observation) -> list[NodeLinks]:

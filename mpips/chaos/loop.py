@@ -150,20 +150,26 @@ class ChaosLoop:
         self.end_quiet()
         kind = self._kinds[fault.kind]
         begin, at_s = self._clock.unix(), self.seconds
+        injected: Injected | None = None
         try:
             injected = kind.inject(fault, before)
+            self._tell(f"{duration(self.seconds)} {injected.what}")
+            after = self._observe(kind, injected, before)
         except NotNowError as error:
             self.left_out.append(f"{fault.kind} at {duration(fault.at_s)}: {error}")
             self._tell(f"{duration(self.seconds)} {fault.kind} left out: {error}")
             return True
-        self._tell(f"{duration(self.seconds)} {injected.what}")
-        try:
-            after = self._observe(kind, injected, before)
         except BaseException:
-            self.results.append(interrupted_fault(fault, injected, before, at_s))
+            if injected is None:
+                self.left_out.append(
+                    f"{fault.kind} at {duration(at_s)}: interrupted while it was injected"
+                )
+            else:
+                self.results.append(interrupted_fault(fault, injected, before, at_s))
             raise
         finally:
-            kind.end(injected)
+            # A signal may have come while the fault was injected.
+            kind.end()
         assert self.last is not None
         result = judge_fault(fault, injected, before, after, self.last, self.steps)
         result.at_s = round(at_s, 3)
@@ -195,7 +201,7 @@ class ChaosLoop:
             while self._clock.monotonic() < end and self._note().alive:
                 kind.hold()
                 self._clock.sleep(min(_LOOK_S, max(end - self._clock.monotonic(), 0.0)))
-            kind.end(injected)
+            kind.end()
         if injected.ends_attempt:
             return self._until(lambda s: s.generation > before.generation and s.moves, self._back_s)
         # A report from before the end of the fault is no sign of work after it.

@@ -301,7 +301,8 @@ def report_lines(report: ChaosReport, width: int) -> list[str]:
             table = text_table(rows, right=(0, 1))
         lines += ["", *table]
     else:
-        lines.append("no fault was injected")
+        why = f": the run was done after {duration(report.seconds)}; give it more steps"
+        lines.append("no fault was injected" + (why if report.state == "done" else ""))
     lines += [f"left out: {text}" for text in report.left_out]
     lines.append("")
     if report.goodput is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mpips.chaos.errors import NotNowError
 from mpips.chaos.faults import Injected, choose_rank, described
+from mpips.chaos.mounts import why_shared
 from mpips.chaos.observing import Observation
 from mpips.chaos.processes import rank_process
 from mpips.chaos.schedule import PlannedFault, between
@@ -55,7 +56,9 @@ class DiskFiller:
         """
         self._leave_bytes = leave_bytes
         self._size = 0
-        self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # A file object closes once, also if a signal interrupts `close`.
+        self._file = os.fdopen(fd, "r+b", buffering=0)
 
     def fill(self) -> None:
         """Take up the space that is free now. Errors of a full disk are expected and ignored.
@@ -63,28 +66,26 @@ class DiskFiller:
         Raises:
             OSError: Another error of the file system.
         """
-        chunk = _CHUNK_BYTES
+        chunk, fd = _CHUNK_BYTES, self._file.fileno()
         while chunk >= _LEAST_BYTES:
             if self._leave_bytes:
-                state = os.fstatvfs(self._fd)
+                state = os.fstatvfs(fd)
                 chunk = min(chunk, state.f_bavail * state.f_frsize - self._leave_bytes)
                 if chunk < _LEAST_BYTES:
                     return
             try:
-                os.posix_fallocate(self._fd, self._size, chunk)
+                os.posix_fallocate(fd, self._size, chunk)
                 self._size += chunk
             except OSError as error:
                 if error.errno not in FULL:
                     raise
                 # A part of the chunk may have been allocated.
-                self._size = max(self._size, os.fstat(self._fd).st_size)
+                self._size = max(self._size, os.fstat(fd).st_size)
                 chunk //= 2
 
     def close(self) -> None:
         """Free the space. Further calls have no effect."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 class FilledDisk:
@@ -131,10 +132,11 @@ class FilledDisk:
         except OSError as error:
             self._free()
             raise NotNowError(f"{self._folder} cannot be filled: {error.strerror}") from None
+        except BaseException:
+            self._free()
+            raise
         left = f", {self._leave_mib} MiB left free" if self._leave_mib else ""
-        return Injected(
-            what=f"fill {self._folder} for {length_s:.1f} s{left}", length_s=length_s, undos=[]
-        )
+        return Injected(what=f"fill {self._folder} for {length_s:.1f} s{left}", length_s=length_s)
 
     def hold(self) -> None:
         """Take up what has become free since."""
@@ -142,7 +144,7 @@ class FilledDisk:
             with contextlib.suppress(OSError):
                 self._filler.fill()
 
-    def end(self, injected: Injected) -> None:
+    def end(self) -> None:
         """Free the space."""
         self._free()
 
@@ -175,10 +177,14 @@ def why_not_fill(folder: Path, run: RunFolder, leave_mib: int) -> str:
         )
     if leave_mib:
         return ""
-    if not os.path.ismount(folder) or device in _devices_of_machine():
+    why = why_shared(folder)
+    if device in _devices_of_machine():
+        why = "other programs need its file system"
+    if why:
         return (
-            f"{option}: is not the mount point of a file system of its own; mount one for the run (mount -t "
-            "tmpfs -o size=1g tmpfs FOLDER), or give --leave MIB to leave that much of this one free"
+            f"{option}: is not the mount point of a file system of its own ({why}); mount one for the run "
+            "(mount -t tmpfs -o size=1g tmpfs FOLDER), or give --leave MIB to leave that much of this one "
+            "free"
         )
     return ""
 
@@ -227,7 +233,7 @@ class FlippedBit:
         """Change a bit, check that it is detected, and make the next attempt start from a checkpoint.
 
         Raises:
-            NotNowError: There are fewer than two good checkpoints, or no rank can be killed.
+            NotNowError: There are fewer than two good checkpoints of the run, or no rank can be killed.
         """
         path, file, entry = self._choose()
         place = choose_rank(self._run.path, fault, seen)
@@ -240,7 +246,6 @@ class FlippedBit:
             where = f"byte {offset} of {path.name}/{file.name}"
             injected = Injected(
                 what=f"flip a bit of {path.name}, drop the memory, kill {place.role}",
-                undos=[number],
                 ends_attempt=True,
                 spares_memory=False,
                 damaged=str(path),
@@ -259,15 +264,16 @@ class FlippedBit:
         """Return the newest checkpoint, its data file, and its largest dataset.
 
         Raises:
-            NotNowError: The run has no older one beside it.
+            NotNowError: The run has no older one beside it, or one of both belongs to another run.
         """
         try:
             ordered = order(self._folder)
             if len(ordered.readable) < 2:
                 raise NotNowError("the run has no two checkpoints yet")
-            path = ordered.readable[0].path
+            path, older = (name.path for name in ordered.readable[:2])
+            self._refuse_others(path, older)
             # The older one is what the run continues from: it must be good.
-            _verify(ordered.readable[1].path)
+            _verify(older)
             with open_checkpoint(path) as checkpoint:
                 manifest = checkpoint.manifest
         except (ConfigError, CheckpointError) as error:
@@ -276,6 +282,26 @@ class FlippedBit:
         if not entries:
             raise NotNowError(f"{path.name} has no values")
         return path, path / manifest.file.name, max(entries, key=lambda entry: entry.n_bytes)
+
+    def _refuse_others(self, *paths: Path) -> None:
+        """Refuse checkpoints of other runs in a folder that this run may share with them.
+
+        A run that continued the checkpoint of another one writes the name of that run into its own, so it has
+        none here that are its own for certain.
+
+        Raises:
+            NotNowError: Names the other run.
+        """
+        if self._folder.resolve() == self._run.checkpoints.resolve():
+            return
+        own = self._run.info().run_id
+        for path in paths:
+            with open_checkpoint(path) as checkpoint:
+                run_id = checkpoint.manifest.run_id
+            if run_id != own:
+                raise NotNowError(
+                    f"{path} belongs to the run {run_id}: only checkpoints of {own} are changed"
+                )
 
     def _drop_memory(self) -> None:
         """Remove the names of the memory in which the next attempt would continue, the marks first."""
@@ -286,10 +312,9 @@ class FlippedBit:
     def hold(self) -> None:
         """Do nothing: the bit stays changed."""
 
-    def end(self, injected: Injected) -> None:
+    def end(self) -> None:
         """Change the bit back."""
-        for number in injected.undos:
-            self._guard.undo(number)
+        self._guard.undo_faults()
 
 
 def _open_byte(file: Path, offset: int, bit: int) -> tuple[Undo, int]:

@@ -138,14 +138,18 @@ class FaultGuard:
 
     def undo(self, number: int) -> None:
         """Take a fault back. No effect for one that was taken back."""
-        found = self._faults.pop(number, None)
+        found = self._faults.get(number)
         if found is None:
             return
-        undo, fd = found
-        take_back(undo, fd)
-        os.close(fd)
-        with contextlib.suppress(OSError):
-            self._socket.send(msgspec.msgpack.encode((number, None)))
+        # A signal that interrupts this leaves the fault here, so that it is taken back later.
+        take_back(*found)
+        self.forget(number)
+
+    def undo_faults(self) -> None:
+        """Take all faults back, the last one first. A run that ends with this process goes on."""
+        for number in sorted(self._faults, reverse=True):
+            if self._faults[number][0].kind != "terminate":
+                self.undo(number)
 
     def forget(self, number: int) -> None:
         """Note that a fault needs no undo any more."""

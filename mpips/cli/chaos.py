@@ -74,8 +74,8 @@ def _interruptible() -> Iterator[None]:
 
 @click.command(
     short_help="Inject faults into a run, and report how it survived them.",
-    epilog="Exit codes: 0 the promises held, 1 a promise is broken, 2 refused, 130 and 143 interrupted: all "
-    "faults were taken back.",
+    epilog="Exit codes: 0 the promises held, 1 a promise is broken or no fault was injected, 2 "
+    "refused, 130 and 143 interrupted: all faults were taken back.",
 )
 @run_argument()
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

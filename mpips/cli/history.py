@@ -46,8 +46,12 @@ def check(run: str, folder: str, attempt: int | None) -> None:
     from mpips.record.restarts import RecordedAttempt, check_restarts
 
     found = find_run(run, Path(folder))
-    numbers = recorded_attempts(found) if attempt is None else [attempt]
     attempts, total = [], Checked(breaks=[], notes=[])
+    if attempt is None:
+        recorded = recorded_attempts(found)
+        numbers, total.notes = recorded.numbers, recorded.notes()
+    else:
+        numbers = [attempt]
     for number in numbers:
         servers, workers = read_all(record_folder(found, number))
         attempts.append(RecordedAttempt(number, servers, workers))
@@ -57,7 +61,10 @@ def check(run: str, folder: str, attempt: int | None) -> None:
         total.notes += [f"{of}{note}" for note in checked.notes]
         total.n_records += checked.n_records
         total.n_pulls += checked.n_pulls
-    total.breaks += check_restarts(attempts)
+    if attempt is None:
+        restarts = check_restarts(attempts)
+        total.breaks += restarts.breaks
+        total.notes += restarts.notes
     _show(total, found.path.name + (f" in {n} attempts" if (n := len(numbers)) > 1 else ""))
 
 

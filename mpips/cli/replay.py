@@ -14,7 +14,7 @@ from mpips.cli.runs import folder_option, run_argument
 from mpips.config.schema import JobConfig, load_config
 from mpips.errors import ConfigError, LeavingError
 from mpips.monitor.runs import find_run
-from mpips.record.files import ReplayBreak, Replayed, ReplayOrder
+from mpips.record.files import ReplayBreak, Replayed, ReplayOrder, recorded_attempts
 from mpips.record.legs import AttemptLeg, legs_of
 from mpips.rundir.directory import RunFolder, read_json, replace_json
 from mpips.terminal.screen import say
@@ -83,6 +83,8 @@ def command(
     """
     found = find_run(run, Path(folder))
     legs = legs_of(found, attempt)
+    if attempt is None:
+        _show_newer(found, legs[-1].attempt)
     if start is not None:
         legs = _legs_from(found, legs, start)
     breaks = breaks_of(places, until, legs)
@@ -103,6 +105,13 @@ def command(
     if until is None:
         _report(found, new, legs)
     show_breaks(new, breaks, call, quiet)
+
+
+def _show_newer(run: RunFolder, last: int) -> None:
+    """Print why attempts after the last one that is repeated are left out."""
+    for number, why in recorded_attempts(run).left_out.items():
+        if number > last:
+            say(f"mpips replay: the replay ends with attempt {last}; {number} is left out: {why}")
 
 
 def _end_of(leg: AttemptLeg) -> str:

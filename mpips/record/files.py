@@ -13,6 +13,7 @@ record. The entries of all "data" blocks follow each other; docs/reference/recor
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from pathlib import Path
 from typing import Literal
@@ -172,39 +173,76 @@ class RecordContent(msgspec.Struct, frozen=True):
     data: bytes
     end: End | None
 
+    @property
+    def is_complete(self) -> bool:
+        """True if it has all entries of its rank."""
+        return self.end is not None and self.end.limited_at < 0
+
 
 def record_folder(run: RunFolder, generation: int) -> Path:
     """Return the folder of the record of an attempt."""
     return run.path / "record" / f"attempt-{generation}"
 
 
-def recorded_attempts(run: RunFolder) -> list[int]:
-    """Return the generation numbers of the attempts that have a record, ascending.
+class RecordedAttempts(msgspec.Struct, frozen=True):
+    """The attempts of a run that have a record, and those that have only a part of one.
 
-    An attempt that ended before all its ranks had begun to record has none.
+    Attributes:
+        numbers: Generation numbers of the attempts with the files of all ranks, ascending.
+        left_out: By generation number, why the record of another attempt cannot be read.
+    """
+
+    numbers: list[int]
+    left_out: dict[int, str]
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each attempt that is left out."""
+        return [f"attempt {n} is left out: {why}" for n, why in self.left_out.items()]
+
+
+def recorded_attempts(run: RunFolder) -> RecordedAttempts:
+    """Return the attempts that have begun a record. One whose ranks all ended before has none.
 
     Raises:
-        ConfigError: No attempt has one.
+        ConfigError: No attempt has a record that can be read.
     """
     parent = run.path / "record"
     names = [path.name.partition("-")[2] for path in parent.glob("attempt-*")]
-    found = sorted(int(name) for name in names if name.isdecimal())
-    found = [n for n in found if _has_all(record_folder(run, n))]
-    if not found:
-        raise ConfigError(
-            f"{parent}: contains no record; set monitor.record = true for a run to record"
-        )
+    numbers = sorted(int(name) for name in names if name.isdecimal())
+    reasons = {n: why_left_out(record_folder(run, n)) for n in numbers}
+    left_out = {n: why for n, why in reasons.items() if why}
+    found = RecordedAttempts([n for n in numbers if n not in left_out], left_out)
+    if not found.numbers:
+        why = "; ".join(found.notes()) or "set monitor.record = true for a run to record"
+        raise ConfigError(f"{parent}: contains no record; {why}")
     return found
 
 
-def _has_all(folder: Path) -> bool:
-    """Return True if every rank of an attempt has made its file."""
-    try:
-        head = read_record(record_file(folder, "server", 0)).head
-    except ConfigError:
-        return False
+def why_left_out(folder: Path) -> str:
+    """Return why the record of an attempt cannot be read; "" if each rank has begun its file."""
+    first = record_file(folder, "server", 0)
+    if why := _why_no_head(first):
+        return why
+    head = read_head(first)
     shape: list[tuple[Role, int]] = [("server", head.n_servers), ("worker", head.n_workers)]
-    return all(record_file(folder, role, i).exists() for role, n in shape for i in range(n))
+    files = [record_file(folder, role, i) for role, n in shape for i in range(n)]
+    return next((why for file in files if (why := _why_no_head(file))), "")
+
+
+def _why_no_head(path: Path) -> str:
+    """Return why a file has no head; "" if it has one."""
+    early = "its rank had not begun to record, or the file was"
+    try:
+        if not path.stat().st_size:
+            return f"{path}: is empty: {early} cut off"
+        read_head(path)
+    except FileNotFoundError:
+        return f"{path}: is missing: {early} removed"
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def break_folder(run: RunFolder, at: ReplayBreak) -> Path:
@@ -237,6 +275,36 @@ def _checksum(tag: bytes, data: bytes) -> int:
     return digest.digest()
 
 
+def read_head(path: Path) -> RecordHead:
+    """Return the first block of a file.
+
+    Raises:
+        ConfigError: The file cannot be read, has another format, or is damaged at its beginning.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(BLOCK.size)
+            if len(raw) == BLOCK.size:
+                raw += file.read(min(BLOCK.unpack(raw)[1], _MOST_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return _head_of(path, _blocks(raw))
+
+
+def _head_of(path: Path, blocks: list[tuple[bytes, bytes]]) -> RecordHead:
+    """Return the head in the blocks of a file.
+
+    Raises:
+        ConfigError: The first block is not a head of this format.
+    """
+    if blocks and blocks[0][0] == HEAD:
+        with contextlib.suppress(msgspec.MsgspecError):
+            head = msgspec.json.decode(blocks[0][1], type=RecordHead)
+            if head.format == FORMAT:
+                return head
+    raise ConfigError(f"{path}: is damaged, or no record of this version of mpips")
+
+
 def read_record(path: Path) -> RecordContent:
     """Return the content of a file, as far as its checksums are right.
 
@@ -247,23 +315,18 @@ def read_record(path: Path) -> RecordContent:
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    head: RecordHead | None = None
+    blocks = _blocks(raw)
+    head = _head_of(path, blocks)
     end: End | None = None
     data: list[bytes] = []
-    for tag, content in _blocks(raw):
-        try:
-            if head is None:
-                head = msgspec.json.decode(content, type=RecordHead) if tag == HEAD else None
-                if head is None or head.format != FORMAT:
-                    break
-            elif tag == DATA and end is None:
-                data.append(content)
-            elif tag == END and end is None:
+    for tag, content in blocks[1:]:
+        if tag == DATA and end is None:
+            data.append(content)
+        elif tag == END and end is None:
+            try:
                 end = msgspec.json.decode(content, type=End)
-        except msgspec.MsgspecError:
-            break
-    if head is None or head.format != FORMAT:
-        raise ConfigError(f"{path}: is damaged, or no record of this version of mpips")
+            except msgspec.MsgspecError:
+                break
     return RecordContent(path, head, b"".join(data), end)
 
 

@@ -78,8 +78,8 @@ def check_history(servers: Sequence[RecordContent], workers: Sequence[RecordCont
     for w, file in enumerate(workers):
         steps = read_steps(file)
         found.n_pulls += sum(isinstance(step, DensePull) for step in steps)
-        # A rank that was killed may lack its last entries.
-        ended = [file.end is not None and server.end is not None for server in servers]
+        # A rank that was killed may lack its last entries, and a server's file ends when it is full.
+        ended = [file.end is not None and server.is_complete for server in servers]
         found.breaks += _check_worker(file.head, w, steps, histories, ended)
     for file in (*servers, *workers):
         if file.end is None:
@@ -212,7 +212,7 @@ def _check_worker(
 ) -> Iterator[str]:
     """Return the rules that a worker's pulls and ticks break.
 
-    `ended`: for each server, whether its record and that of the worker are complete.
+    `ended`: for each server, whether its record is complete and that of the worker has its end.
     """
     seen: dict[tuple[int, int], tuple[int, int]] = {}  # version, and updates of the oldest block
     newest_own: dict[tuple[int, int], tuple[int, int]] = {}  # records looked at, version

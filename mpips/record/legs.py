@@ -23,6 +23,7 @@ from mpips.errors import ConfigError
 from mpips.record.files import (
     NO_STOP,
     RecordContent,
+    RecordedAttempts,
     RecordHead,
     read_all,
     record_folder,
@@ -62,26 +63,28 @@ def legs_of(run: RunFolder, attempt: int | None = None) -> list[AttemptLeg]:
     Raises:
         ConfigError: The record cannot be repeated; the message gives the reason.
     """
-    attempts = recorded_attempts(run)
+    recorded = recorded_attempts(run)
+    attempts = recorded.numbers
     if attempt is not None and attempt not in attempts:
+        why = recorded.left_out.get(attempt)
         raise ConfigError(
-            f"{record_folder(run, attempt)}: contains no record; there are records of the attempts "
-            f"{', '.join(map(str, attempts))}"
+            (why or f"{record_folder(run, attempt)}: contains no record")
+            + f"; there are records of the attempts {', '.join(map(str, attempts))}"
         )
     last = attempts[-1] if attempt is None else attempt
     folder = record_folder(run, last)
     servers, workers = read_all(folder)
     if why := why_not_whole([*servers, *workers]):
-        raise ConfigError(f"{folder}: {why}")
+        raise ConfigError("; ".join([f"{folder}: {why}", *recorded.notes()]))
     legs = [AttemptLeg(last, folder, servers[0].head, (), servers)]
     while legs[0].head.start != "new":
-        legs.insert(0, _leg_before(run, legs[0], attempts))
+        legs.insert(0, _leg_before(run, legs[0], recorded))
     return legs
 
 
-def _leg_before(run: RunFolder, leg: AttemptLeg, attempts: Sequence[int]) -> AttemptLeg:
+def _leg_before(run: RunFolder, leg: AttemptLeg, recorded: RecordedAttempts) -> AttemptLeg:
     """Return the leg that ends with the checkpoint from which another one begins."""
-    for attempt in reversed([n for n in attempts if n < leg.attempt]):
+    for attempt in reversed([n for n in recorded.numbers if n < leg.attempt]):
         folder = record_folder(run, attempt)
         servers, workers = read_all(folder)
         head = servers[0].head
@@ -98,8 +101,13 @@ def _leg_before(run: RunFolder, leg: AttemptLeg, attempts: Sequence[int]) -> Att
         _require_whole(servers, orders, workers, clocks, leg)
         return AttemptLeg(attempt, folder, head, stops_at(orders, clocks), servers)
     raise ConfigError(
-        f"{leg.folder}: attempt {leg.attempt} began from {leg.head.start}, which no recorded attempt of "
-        f"{run.path.name} has written"
+        "; ".join(
+            [
+                f"{leg.folder}: attempt {leg.attempt} began from {leg.head.start}, which no recorded attempt "
+                f"of {run.path.name} has written",
+                *recorded.notes(),
+            ]
+        )
     )
 
 

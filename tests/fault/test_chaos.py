@@ -123,6 +123,22 @@ def test_an_attempt_never_starts_from_a_checkpoint_with_a_changed_bit(tmp_path: 
         content(path)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_records_of_a_disturbed_run_are_checked_over_its_restarts(tmp_path: Path) -> None:
+    record = ["table.consistency=asp", "monitor.record=true", "checkpoint.every_steps=30"]
+    arguments = job(tmp_path, 100_000, *record)
+    faults = ["--kill", "any", "--every", "6s", "--intervals", "fixed", "--for", "30s"]
+    task = ["--launch", COUNTING[0], *faults, "--seed", "3", "--", "-n", "5", "--servers", "2"]
+    report = reported(chaos(tmp_path, *task, *arguments), 0)
+    assert report["faults"]
+    [found] = [p for p in report["promises"] if p["name"] == "the history of updates is right"]
+    assert found["outcome"] == "held"
+    # It restarts from checkpoints alone.
+    assert all("from step-" in fault["effect"] for fault in report["faults"])
+    assert f"{len(report['faults'])} restart" in found["detail"]
+
+
 @in_turn(2, 6)
 @pytest.mark.timeout(200)
 def test_ctrl_c_takes_back_a_pause_and_a_kill_of_the_command_ends_the_run(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def example() -> ChaosReport:
         )
         for at_s, kind, what, effect, down_s, repeated in _FAULTS
     ]
-    detail = "records are written in blocks, and no ended attempt has completed one"
+    detail = "set monitor.record = true to check that each update was applied exactly once"
     history = CheckedPromise(name=NAME, outcome="not checked", detail=detail)
     return ChaosReport(
         run="runs/clicks-20260102-030405-6b7a",

@@ -68,7 +68,7 @@ def test_a_paused_rank_continues_at_the_end_and_when_the_guard_ends(tmp_path: Pa
         assert injected.length_s == 2.5
         assert not injected.ends_attempt
         until_state(server, "T")
-        kind.end(injected)
+        kind.end()
         until_state(server, "S")
         kind.inject(fault("any"), seen_of(server))
         until_state(server, "T")
@@ -83,5 +83,5 @@ def test_a_pause_is_never_longer_than_the_longest(tmp_path: Path) -> None:
             kind = PausedRank(tmp_path, guard, longest_s)
             injected = kind.inject(fault("any", how_long=how_long), seen_of(server))
             assert injected.length_s == pytest.approx(expected)
-            kind.end(injected)
+            kind.end()
         os.kill(child, signal.SIGKILL)

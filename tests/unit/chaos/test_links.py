@@ -91,7 +91,7 @@ def test_a_link_of_the_run_is_changed_and_taken_back(name: str, kind: str, tmp_p
         assert own.queues("eth0") == own.queues("eth1") == [kind]
         assert injected.length_s == pytest.approx(3.0)
         assert "the link of node1 for 3.0 s" in injected.what
-        fault.end(injected)
+        fault.end()
         assert own.queues("eth0") == own.queues("eth1") == before
         # The guard takes back what is left.
         fault.inject(FAULT, own.seen)

@@ -134,7 +134,7 @@ class Effect:
     def hold(self) -> None:
         self.holds += 1
 
-    def end(self, injected: Injected) -> None:
+    def end(self) -> None:
         self.ends += 1
         self._back()
 
@@ -344,6 +344,40 @@ def test_what_lasts_is_taken_back_when_the_loop_is_interrupted() -> None:
         loop.run()
     assert pause.ends == 1
     assert only(loop).effect == INTERRUPTED
+
+
+@pytest.mark.parametrize("place", ["inject", "tell"])
+def test_what_inject_did_is_taken_back_wherever_a_signal_comes(place: str) -> None:
+    run = VirtualRun()
+
+    def stop() -> None:
+        run.paused = True
+        if place == "inject":
+            raise KeyboardInterrupt
+
+    def tell(text: str) -> None:
+        if run.paused and place == "tell":
+            raise KeyboardInterrupt
+
+    pause = Effect(
+        "pause", stop, lambda: setattr(run, "paused", False), Injected(what="p", length_s=3.0)
+    )
+    loop = ChaosLoop(
+        run.look,
+        {"pause": pause},
+        planned("pause", 10.0),
+        for_s=60.0,
+        back_s=30.0,
+        clock=run,
+        tell=tell,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert not run.paused
+    if place == "tell":
+        assert only(loop).effect == INTERRUPTED
+    else:
+        assert loop.left_out == ["pause at 0:10: interrupted while it was injected"]
 
 
 def test_a_fault_that_is_impossible_when_it_is_due_is_left_out() -> None:

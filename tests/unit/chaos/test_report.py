@@ -81,6 +81,9 @@ def test_each_broken_promise_is_named_once(
     # A run into which no fault was injected has shown nothing.
     assert report.held == (bool(results) and "broken" not in expected)
     assert ("no fault was injected" in report_lines(report, 0)) == (not results)
+    report = msgspec.structs.replace(report, state="done", seconds=2.0)
+    why = "no fault was injected: the run was done after 0:02; give it more steps"
+    assert (why in report_lines(report, 0)) == (not results)
 
 
 def test_the_json_of_a_report_has_all_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from mpips.chaos.observing import Observation
 from mpips.chaos.schedule import PlannedFault
 from mpips.chaos.storage import DiskFiller, FilledDisk, FlippedBit, why_not_fill
 from mpips.chaos.undo import FaultGuard
-from mpips.checkpoint import open_checkpoint
+from mpips.checkpoint import ManifestHead, open_checkpoint
 from mpips.errors import CheckpointError
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import RankPlace
@@ -89,6 +90,17 @@ def test_only_a_file_system_of_its_own_is_filled_without_leave(tmp_path: Path) -
         assert "is not the mount point" in why_not_fill(folder / "runs", run, 0)
         assert "has no file on this file system" in why_not_fill(tmp_path, run, 64)
         assert "has no file on this file system" in why_not_fill(folder, elsewhere, 0)
+        # A view of a folder on it would fill it for those who use the rest.
+        view = tmp_path / "view"
+        view.mkdir()
+        subprocess.run(["mount", "--bind", str(folder / "runs"), str(view)], check=True)
+        try:
+            bound = RunFolder(view / run.path.name)
+            assert "(it shows the folder /runs of a file system)" in why_not_fill(view, bound, 0)
+            assert f"({view} shows the same file system)" in why_not_fill(folder, run, 0)
+            assert why_not_fill(view, bound, 1) == ""
+        finally:
+            subprocess.run(["umount", "--lazy", str(view)], check=True)
 
 
 def test_file_systems_that_others_need_are_not_filled(
@@ -110,14 +122,32 @@ def test_a_full_disk_is_freed_at_its_end(tmp_path: Path) -> None:
         assert injected.what == f"fill {folder} for 3.4 s"
         assert injected.length_s == pytest.approx(3.4)
         assert free_mib(folder) < 0.01
-        kind.end(injected)
+        kind.end()
         assert free_mib(folder) > 7
-        kind.end(injected)
+        kind.end()
         # A longer one would let the lease become stale.
         long = FilledDisk(run, folder, 0, 500.0)
         injected = long.inject(FAULT, seen)
         assert injected.length_s == pytest.approx(1 + 11 * 0.6)
-        long.end(injected)
+        long.end()
+
+
+def test_a_disk_is_freed_if_a_signal_comes_while_it_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = DiskFiller.fill
+
+    def interrupted(filler: DiskFiller) -> None:
+        fill(filler)
+        assert free_mib(folder) < 0.01
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DiskFiller, "fill", interrupted)
+    with disk(tmp_path / "disk") as folder:
+        kind = FilledDisk(RunFolder.create(folder / "runs", "job"), folder, 0, 5.0)
+        with pytest.raises(KeyboardInterrupt):
+            kind.inject(FAULT, Observation(0.0, True, "running"))
+        assert free_mib(folder) > 7
 
 
 class RunAtWork:
@@ -175,7 +205,7 @@ def test_a_bit_is_changed_detected_and_changed_back(at_work: RunAtWork) -> None:
         # The next attempt must start from a checkpoint.
         assert [path.name for path in at_work.memory.iterdir()] == ["mpips-s0-signals"]
         assert at_work.process.wait(5) == -signal.SIGKILL
-        kind.end(injected)
+        kind.end()
         assert (newest / "state.h5").read_bytes() == before
 
 
@@ -209,6 +239,37 @@ def test_no_bit_is_changed_without_an_older_good_checkpoint(at_work: RunAtWork) 
     assert newest.read_bytes() == before
     assert at_work.process.poll() is None
     assert len(list(at_work.memory.iterdir())) == 3
+
+
+class OfRun(Contents):
+    """A checkpoint of a run with another name."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__()
+        self.run_id = run_id
+
+    def head(self, step: int = 1234, generation: int = 1) -> ManifestHead:
+        return dataclasses.replace(super().head(step, generation), run_id=self.run_id)
+
+
+@pytest.mark.parametrize("steps", [(10, 20), (20, 10)])
+def test_no_bit_of_the_checkpoint_of_another_run_is_changed(
+    steps: tuple[int, int], at_work: RunAtWork, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    own = at_work.folder.info().run_id
+    with FaultGuard() as guard:
+        kind = FlippedBit(at_work.folder, shared, False, guard)
+        for step, run_id in zip(steps, (own, "other"), strict=True):
+            OfRun(run_id).write(shared, step)
+        before = [path.read_bytes() for path in sorted(shared.glob("*/state.h5"))]
+        with pytest.raises(NotNowError, match=rf"step-0*{steps[1]} belongs to the run other: only"):
+            kind.inject(FAULT, at_work.seen)
+        assert [path.read_bytes() for path in sorted(shared.glob("*/state.h5"))] == before
+        assert at_work.process.poll() is None
+        for step in (30, 40):
+            OfRun(own).write(shared, step)
+        assert kind.inject(FAULT, at_work.seen).damaged.endswith("40")
 
 
 def test_no_bit_is_changed_where_the_run_continues_from_other_memory(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mpips.chaos import undo
 from mpips.chaos.errors import ChaosError
 from mpips.chaos.processes import RunProcess
 from mpips.chaos.undo import FaultGuard, Undo, take_back
@@ -120,6 +121,39 @@ def test_faults_are_taken_back_at_the_end_also_if_the_guard_was_killed(
         until(lambda: state_of(sleeper.pid) == "T")
         os.kill(guard.pid, signal.SIGKILL)
     until(lambda: state_of(sleeper.pid) == "S")
+
+
+def test_a_fault_whose_end_is_interrupted_is_taken_back_later(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(undo: Undo, fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with FaultGuard() as guard, RunProcess(sleeper.pid) as process:
+        number = guard.add(Undo(kind="continue"), process.fd)
+        process.send(signal.SIGSTOP)
+        until(lambda: state_of(sleeper.pid) == "T")
+        with monkeypatch.context() as patch:
+            patch.setattr(undo, "take_back", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                guard.undo(number)
+        guard.undo_faults()
+        until(lambda: state_of(sleeper.pid) == "S")
+
+
+def test_a_run_that_ends_with_the_command_goes_on_while_faults_are_taken_back(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    with FaultGuard() as guard, RunProcess(sleeper.pid) as process:
+        guard.add(Undo(kind="terminate"), process.fd)
+        guard.add(Undo(kind="continue"), process.fd)
+        process.send(signal.SIGSTOP)
+        until(lambda: state_of(sleeper.pid) == "T")
+        guard.undo_faults()
+        until(lambda: state_of(sleeper.pid) == "S")
+        guard.undo_faults()
+        assert sleeper.poll() is None
+    assert sleeper.wait(10) == -signal.SIGTERM
 
 
 def test_nothing_is_changed_without_a_guard(sleeper: subprocess.Popen[bytes]) -> None:

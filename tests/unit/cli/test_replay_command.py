@@ -47,6 +47,20 @@ def test_from_begins_with_the_attempt_that_began_from_the_checkpoint(runs):
         replay._legs_from(runs[0], LEGS[:1], "step-5")
 
 
+def test_a_newer_attempt_that_is_left_out_is_named(runs, capsys):
+    from attempts_rig import put, write
+
+    write(runs[0], 1, (4, 4), ended=True)
+    put(runs[0], 0, "server", 0, b"", None)
+    replay._show_newer(runs[0], 1)
+    assert capsys.readouterr().err == ""
+    put(runs[0], 2, "server", 0, b"", None)
+    replay._show_newer(runs[0], 1)
+    found = " ".join(capsys.readouterr().err.split())
+    assert "the replay ends with attempt 1; 2 is left out: " in found
+    assert "worker-0.rec: is missing" in found
+
+
 def test_the_checkpoint_of_from_is_copied_into_the_new_run(runs):
     source = runs[0].checkpoints / "step-4"
     source.mkdir()

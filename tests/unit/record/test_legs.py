@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
-from record_rig import Job, content, draw_tables, read_files, varint
+from attempts_rig import (
+    FINISH,
+    ONE,
+    PULL,
+    TICK,
+    entry,
+    from_checkpoint,
+    put,
+    steps_of,
+    write,
+)
+from record_rig import Job, content, draw_tables, read_files
 
 from mpips.errors import ConfigError, DifferenceError
 from mpips.model.consistency import ASP, SSP
 from mpips.model.optimizer import Adam
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.record.files import (
-    DATA,
-    END,
-    HEAD,
-    NO_STOP,
-    End,
-    RecordedTable,
-    block,
-    recorded_attempts,
-)
-from mpips.record.history import check_history
+from mpips.record.files import NO_STOP, End, recorded_attempts
 from mpips.record.legs import legs_of, stops_at
 from mpips.record.reading import read_order
-from mpips.record.restarts import RecordedAttempt, check_restarts
 from mpips.rundir.directory import RunFolder
 
 TABLES = [
@@ -78,14 +77,6 @@ def test_a_worker_that_finished_before_the_copy_ends_in_the_leg(tmp_path):
     assert found == [job.at_cut[0]]
 
 
-def entry(kind, worker, table=None):
-    return bytes([kind, worker]) + (varint(table) if table is not None else b"")
-
-
-PULL, TICK, FINISH = 0x73, 0x74, 0x75
-ONE = [RecordedTable("e", "embedding", "asp")]
-
-
 @pytest.mark.parametrize(
     ("order", "stops"),
     [
@@ -103,39 +94,6 @@ def test_a_worker_stops_at_its_clock_or_had_ended_before(order, stops):
 
 
 # Which attempts count.
-
-
-def order_of(clocks, pulls=1):
-    """The record of a server whose workers took turns, as far as these clocks."""
-    data = b""
-    for clock in range(max(clocks)):
-        for w, end in enumerate(clocks):
-            if clock < end:
-                data += entry(PULL, w, 0) * pulls + entry(TICK, w)
-    return data
-
-
-def steps_of(clock):
-    return b"".join(b"\x03" + varint(0) + varint(2) for _ in range(clock))
-
-
-def write(run, attempt, clocks, *, ended=False, n_servers=1, **head):
-    """Write the record of an attempt of one server and two workers."""
-    files = [("server", s, order_of(clocks)) for s in range(n_servers)]
-    files += [("worker", w, steps_of(clock)) for w, clock in enumerate(clocks)]
-    folder = run.path / "record" / f"attempt-{attempt}"
-    folder.mkdir(parents=True)
-    for role, index, data in files:
-        made = content(role, index, data, ONE, n_servers, 2).head
-        made = msgspec.structs.replace(made, writes=attempt, begin=(0, 0))
-        made = msgspec.structs.replace(made, **head)
-        blocks = block(HEAD, msgspec.json.encode(made)) + block(DATA, data)
-        blocks += block(END, msgspec.json.encode(End())) if ended else b""
-        (folder / f"{role}-{index}.rec").write_bytes(blocks)
-
-
-def from_checkpoint(origin, *begin):
-    return {"start": f"checkpoint step-{max(begin)}", "origin": origin, "begin": begin}
 
 
 @pytest.fixture
@@ -164,8 +122,9 @@ def test_an_attempt_without_all_files_has_no_record(run):
     write(run, 0, (2, 2), ended=True)
     write(run, 1, (2, 2))
     (run.path / "record" / "attempt-1" / "worker-1.rec").unlink()
-    assert recorded_attempts(run) == [0]
-    with pytest.raises(ConfigError, match=r"there are records of the attempts 0"):
+    found = recorded_attempts(run)
+    assert (found.numbers, list(found.left_out)) == ([0], [1])
+    with pytest.raises(ConfigError, match=r"worker-1\.rec: is missing: .* of the attempts 0"):
         legs_of(run, 1)
 
 
@@ -190,11 +149,38 @@ def test_a_chain_that_is_not_whole_is_refused_with_the_reason(change, named, run
 def test_a_worker_file_that_ends_before_the_checkpoint_is_named(run):
     write(run, 0, (6, 5))
     write(run, 1, (4, 4), ended=True, **from_checkpoint(0, 4, 3))
-    path = run.path / "record" / "attempt-0" / "worker-1.rec"
-    head = content("worker", 1, b"", ONE, 1, 2).head
-    made = msgspec.structs.replace(head, writes=0, begin=(0, 0))
-    path.write_bytes(block(HEAD, msgspec.json.encode(made)) + block(DATA, steps_of(2)))
+    put(run, 0, "worker", 1, steps_of(2), None)
     with pytest.raises(ConfigError, match=r"worker-1\.rec: ends before clock 3 of worker 1"):
+        legs_of(run)
+
+
+@pytest.mark.parametrize(
+    ("file", "size", "named"),
+    [
+        ("server-0", 40, r"server-0\.rec: is damaged"),
+        ("worker-1", 0, r"worker-1\.rec: is empty"),
+        ("worker-0", None, r"worker-0\.rec: is missing"),
+    ],
+)
+def test_the_file_is_named_without_which_a_start_has_no_attempt_before_it(file, size, named, run):
+    write(run, 0, (6, 5))
+    write(run, 1, (4, 4), ended=True, **from_checkpoint(0, 4, 3))
+    path = run.path / "record" / "attempt-0" / f"{file}.rec"
+    if size is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(
+        ConfigError, match=rf"no recorded attempt .* attempt 0 is left out: .*{named}"
+    ):
+        legs_of(run)
+
+
+def test_a_run_of_which_no_attempt_can_be_read_names_the_files(run):
+    with pytest.raises(ConfigError, match=r"contains no record; set monitor\.record = true"):
+        legs_of(run)
+    put(run, 3, "server", 0, b"", None)
+    with pytest.raises(ConfigError, match=r"attempt 3 is left out: .*worker-0\.rec: is missing"):
         legs_of(run)
 
 
@@ -202,51 +188,6 @@ def test_the_last_attempt_must_have_ended(run):
     write(run, 0, (2, 2))
     with pytest.raises(ConfigError, match="has no end"):
         legs_of(run)
-
-
-# The history check over restarts.
-
-
-def attempts_of(*data, **heads):
-    """Attempts of one server and two workers, from the entries of the server."""
-    found = []
-    for i, order in enumerate(data):
-        servers = [content("server", 0, order, ONE, 1, 2)]
-        workers = [content("worker", w, b"", ONE, 1, 2) for w in range(2)]
-        head = {"writes": i, "begin": (0, 0), **heads.get(f"head_{i}", {})}
-        made = [
-            msgspec.structs.replace(f, head=msgspec.structs.replace(f.head, **head))
-            for f in (*servers, *workers)
-        ]
-        found.append(RecordedAttempt(i, made[:1], made[1:]))
-    return found
-
-
-def test_a_restart_from_a_cut_has_no_break():
-    head = from_checkpoint(0, 2, 2)
-    assert check_restarts(attempts_of(order_of((4, 3)), order_of((2, 2)), head_1=head)) == []
-
-
-def test_a_record_of_a_lost_clock_is_a_gap():
-    head = from_checkpoint(0, 3, 4)
-    [found] = check_restarts(attempts_of(order_of((4, 3)), b"", head_1=head))
-    assert found.startswith("restart: server 0 of attempt 0 has not consumed the tick of clock 3")
-
-
-def test_a_start_before_the_attempt_is_a_gap():
-    early = {**from_checkpoint(0, 1, 2)}
-    attempts = attempts_of(order_of((2, 2)), b"", head_0={"begin": (2, 2)}, head_1=early)
-    assert "begins at clock 1, before attempt 0 began" in check_restarts(attempts)[0]
-
-
-def test_a_push_behind_the_cut_that_came_before_it_is_named():
-    # A store changes values as a push does.
-    ahead = entry(TICK, 0) + entry(0x18, 0, 0) + entry(TICK, 1) + entry(TICK, 0)
-    [found] = check_restarts(attempts_of(ahead, b"", head_1=from_checkpoint(0, 1, 1)))
-    assert "cut: server 0 of attempt 0 consumed record 1 of worker 0 (clock 1)" in found
-    assert "before record 0 of worker 1 (clock 0)" in found
-    behind = entry(TICK, 0) + entry(TICK, 1) + entry(0x18, 0, 0)
-    assert check_restarts(attempts_of(behind, b"", head_1=from_checkpoint(0, 1, 1))) == []
 
 
 def test_a_server_that_comes_to_its_checkpoint_too_early_is_named(tmp_path):
@@ -270,14 +211,3 @@ def test_flushed_entries_are_in_the_file(tmp_path):
         file.flush()
         assert read_record(Path(tmp_path / "worker-0.rec")).data == b"x" * n
     assert file.close(End()) == ""
-
-
-@pytest.mark.parametrize(("server_ended", "n_breaks"), [(True, 1), (False, 0)])
-def test_the_lost_end_of_a_killed_server_is_no_break(server_ended, n_breaks):
-    # The worker has ended two clocks; the file of the server has the first one.
-    tick = b"\x03" + varint(0) + varint(1)
-    server = content("server", 0, entry(TICK, 0), ONE, end=End() if server_ended else None)
-    first = b"\x03" + varint(0) + varint(0)
-    checked = check_history([server], [content("worker", 0, first + tick, ONE)])
-    assert len(checked.breaks) == n_breaks
-    assert bool(checked.notes) != server_ended
