@@ -27,6 +27,7 @@ class TableDifference:
         greatest: Greatest absolute difference of two finite values.
         only_first: Embedding: number of rows whose key only the first checkpoint has.
         only_second: Embedding: number of rows whose key only the second checkpoint has.
+        lacks: Embedding: columns that only one of the checkpoints has, in words; the others were compared.
     """
 
     table: str
@@ -36,12 +37,13 @@ class TableDifference:
     greatest: float = 0.0
     only_first: int = 0
     only_second: int = 0
+    lacks: list[str] = field(default_factory=list)
 
     @property
     def same(self) -> bool:
         """True if nothing differs."""
         rows = self.only_first + self.only_second
-        return not self.note and not rows and not any(self.changed.values())
+        return not self.note and not rows and not self.lacks and not any(self.changed.values())
 
     def add(self, first: dict[str, NDArray[Any]], second: dict[str, NDArray[Any]]) -> None:
         """Compare arrays of two checkpoints, and add what differs to the counts.
@@ -88,13 +90,19 @@ def _compare_table(
         ("kind", a.kind, b.kind),
         ("shape", shapes[0], shapes[1]),
         ("states", a.state, b.state),
-        ("steps of rows", a.counts_steps, b.counts_steps),
-        ("uses of rows", a.notes_uses, b.notes_uses),
+        ("hash_buckets", a.hash_buckets, b.hash_buckets),
     ):
         if one != other:
             found.note = f"different {what}: {one} and {other}"
             return found
     if a.kind == "embedding":
+        # Tables of bf16 count the updates of their rows, and those with limits note their uses.
+        for what, one, other in (
+            ("numbers of updates of rows", a.counts_steps, b.counts_steps),
+            ("uses of rows", a.notes_uses, b.notes_uses),
+        ):
+            if one != other:
+                found.lacks.append(f"{what} only in the {'first' if one else 'second'}")
         _compare_rows(first, second, found)
     else:
         _compare_elements(first, second, a, found)
@@ -153,7 +161,7 @@ def _compare_rows(first: Checkpoint, second: Checkpoint, found: TableDifference)
         common, i, j = np.intersect1d(
             mine["keys"], others["keys"], assume_unique=True, return_indices=True
         )
-        roles = [role for role in mine if role != "keys"]
+        roles = [role for role in mine if role != "keys" and role in others]
         found.add({r: mine[r][i] for r in roles}, {r: others[r][j] for r in roles})
         found.compared += len(common)
         found.only_first += len(mine["keys"]) - len(common)

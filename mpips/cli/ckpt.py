@@ -312,7 +312,8 @@ def _plain(d: TableDifference) -> dict[str, Any]:
 
 def _difference_row(d: TableDifference) -> tuple[str, ...]:
     state = [role.removeprefix("state/") for role, n in d.changed.items() if n and role != "values"]
-    note = d.note or (f"state differs: {', '.join(state)}" if state else "")
+    differs = [f"state differs: {', '.join(state)}"] if state else []
+    note = d.note or "; ".join([*differs, *d.lacks])
     numbers = (d.compared, d.changed.get("values", 0))
     rows = (d.only_first, d.only_second)
     middle = f"{d.greatest:.3g}"

@@ -179,6 +179,32 @@ def test_exports_have_int8_with_a_scale_for_each_row(written: Path, tmp_path: Pa
     assert (cells[:, 6].astype(np.float32) == expected("linear")["state/row_accumulator"]).all()
 
 
+def test_rows_of_two_formats_are_compared_in_what_both_have(tmp_path: Path) -> None:
+    of = [mpips.EmbeddingTable("users", 3, row_dtype=dtype) for dtype in ("bf16", "float32")]
+    contents = [Contents([table]) for table in of]
+    contents[1].columns["users"]["values"] = bf16_values(contents[0].columns["users"]["values"])
+    contents[1].columns["users"]["values"][2] += 1
+    paths = [c.write(tmp_path / f"{i}").path for i, c in enumerate(contents)]
+    for order in ((0, 1), (1, 0)):
+        with open_checkpoint(paths[order[0]]) as a, open_checkpoint(paths[order[1]]) as b:
+            (found,) = compare(a, b)
+        assert found.note == ""
+        assert found.compared == len(contents[0].columns["users"]["keys"])
+        assert found.changed == {"values": 1}
+        which = "first" if order[0] == 0 else "second"
+        assert found.lacks == [f"numbers of updates of rows only in the {which}"]
+        assert not found.same
+
+
+def test_rows_of_other_buckets_are_not_compared(tmp_path: Path) -> None:
+    tables = [mpips.EmbeddingTable("users", 3, hash_buckets=n) for n in (16, 17)]
+    paths = [Contents([t]).write(tmp_path / t.name / str(t.hash_buckets)).path for t in tables]
+    with open_checkpoint(paths[0]) as a, open_checkpoint(paths[1]) as b:
+        (found,) = compare(a, b)
+    assert found.note == "different hash_buckets: 16 and 17"
+    assert found.compared == 0
+
+
 def test_rows_that_int8_cannot_have(tmp_path: Path) -> None:
     contents = Contents([mpips.EmbeddingTable("users", 2)])
     contents.columns["users"]["values"][3] = [0, 0]
