@@ -398,6 +398,19 @@ def as_text(features: Sequence[Column], also: Collection[str]) -> str:
     return f"data.categorical = {as_json(names)}"
 
 
+class UnusableColumnsError(DataError):
+    """Columns of a typed table are neither numbers nor text.
+
+    Attributes:
+        names: These columns, which can be left out; empty: the label's is one of them.
+    """
+
+    def __init__(self, text: str, names: Sequence[str]) -> None:
+        """`text`: the sentence; `names`: see above."""
+        super().__init__(text)
+        self.names = tuple(names)
+
+
 def as_json(value: object) -> str:
     """Return a text or a list as JSON, which is valid TOML."""
     return json.dumps(value, ensure_ascii=False)

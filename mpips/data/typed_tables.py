@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,6 +34,8 @@ from mpips.data.columns import (
     FLOAT32_MAX,
     Column,
     TableColumns,
+    UnusableColumnsError,
+    as_json,
     as_text,
     choose_columns,
     exactly,
@@ -383,21 +386,35 @@ class TypedTable:
             for name in names
         ]
 
+    def _unusable(self, names: Sequence[str]) -> UnusableColumnsError:
+        """Return an error that names columns and what they contain."""
+        several = len(names) > 1
+        what = ", ".join(f"column '{name}' is {self._types[name]}" for name in names)
+        ignored = as_json([escape(name) for name in names])
+        how = f"leave {'them' if several else 'it'} out: data.ignore = {ignored}"
+        dates = [name for name in names if _is_date(self._types[name])]
+        if dates:
+            parts = ", ".join(f'"{name}" = "time_ymd"' for name in dates)
+            of = "the parts of dates" if several else "its parts"
+            how += f", or read {of}: data.convert = {{ {parts} }}"
+        label = self.columns.label
+        return UnusableColumnsError(
+            f"{self._path}: {what}, neither numbers nor text; {how}",
+            [] if label is not None and label.source in names else names,
+        )
+
     def _check_types(self, text: Sequence[str]) -> None:
         """Raise DataError for a column whose type cannot be used as it is meant to be."""
         label = self.columns.label
         used = [*self.columns.features, *([label] if label and self._options.labelled else [])]
+        kinds = {column.source: self._types[column.source] for column in used if not column.convert}
+        strange = [n for n, kind in kinds.items() if n not in text and not _is_number(kind)]
+        if strange:
+            raise self._unusable(strange)
         for column in used:
-            name, kind = column.source, self._types[column.source]
+            name = column.source
             if column.convert:
                 continue
-            if name not in text and not _is_number(kind):
-                how = f'leave it out: data.ignore = ["{name}"]'
-                if _is_date(kind):
-                    how += f', or read its parts: data.convert = {{ "{name}" = "time_ymd" }}'
-                raise DataError(
-                    f"{self._path}: column '{name}' is {kind}, neither numbers nor text; {how}"
-                )
             if name in text and column is not label and not column.categorical:
                 raise DataError(
                     f"{self._path}: column '{name}' contains text: features are finite numbers; to hash "

@@ -10,6 +10,7 @@ from msgspec.structs import replace as replace_struct
 
 from mpips.data import DataInfo, Part, ReadOptions, files_of, read
 from mpips.data.column_needs import LEAST_ROWS
+from mpips.data.columns import UnusableColumnsError
 from mpips.data.label_sets import LabelSets
 from mpips.data.readers import choose_reader
 from mpips.data.summary import summarise
@@ -45,7 +46,7 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         DataError: The data cannot be read, or no built-in task suits its labels.
     """
     columns = DraftColumns.of(train, label)
-    part = _read_all(train, test, columns, ReadOptions(label=label))
+    part, left_out = _read_all(train, test, columns, ReadOptions(label=label))
     info = part.info
     several = info.wants == "several"
     name, others = _tasks(train, info)
@@ -68,7 +69,7 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
     if columns is not None:
         lines += [*columns.lines(), *columns.section()]
     elif info.columns:
-        lines += _columns(info)
+        lines += _columns(info, left_out)
     elif label is not None:
         lines.append(f"label = {quoted(label)}")
     if several:
@@ -95,8 +96,12 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def _read_all(train: str, test: str, columns: DraftColumns | None, options: ReadOptions) -> Part:
-    """Read the training data, and the test data as data to evaluate on; return the former.
+def _read_all(
+    train: str, test: str, columns: DraftColumns | None, options: ReadOptions
+) -> tuple[Part, tuple[str, ...]]:
+    """Read the training data, and the test data as data to evaluate on.
+
+    Returns the former, and columns of a typed table that are left out: they are neither numbers nor text.
 
     Args:
         train: Files to train on.
@@ -108,6 +113,7 @@ def _read_all(train: str, test: str, columns: DraftColumns | None, options: Read
     Raises:
         DataError: The data cannot be read, or all labels are equal.
     """
+    left_out: tuple[str, ...] = ()
     while True:
         chosen = columns.options if columns is not None else options
         try:
@@ -117,7 +123,12 @@ def _read_all(train: str, test: str, columns: DraftColumns | None, options: Read
                 several = info.wants == "several"
                 like = replace(info, label_names=()) if several else info
                 read(test, options=chosen, like=like)
-            return part
+            return part, left_out
+        except UnusableColumnsError as error:
+            if not error.names:
+                raise
+            left_out += error.names
+            options = replace_struct(options, ignore=tuple(map(escape, left_out)))
         except DataError:
             files = [*files_of(train), *(files_of(test) if test else ())]
             if columns is None or not columns.widened(files):
@@ -205,12 +216,15 @@ def _tasks(train: str, info: DataInfo) -> tuple[str, Sequence[str]]:
     return "mlp", ("softmax",) if info.wants == "classes" else ()
 
 
-def _columns(info: DataInfo) -> list[str]:
-    """Return the lines about the columns of a CSV file."""
+def _columns(info: DataInfo, left_out: Sequence[str]) -> list[str]:
+    """Return the lines about the columns of a file with names. `left_out`: columns that cannot be used."""
     lines = [f"label = {quoted(info.label_column)}"]
     if info.categorical:
         names = ", ".join(quoted(escape(name)) for name in info.categorical)
         lines.append(f"categorical = [{names}]  # hashed; other columns are numbers")
+    if left_out:
+        names = ", ".join(quoted(escape(name)) for name in left_out)
+        return [*lines, f"ignore = [{names}]  # neither numbers nor text"]
     return [*lines, '# ignore = ["id"]  # columns to leave out, as names or patterns']
 
 

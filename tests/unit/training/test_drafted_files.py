@@ -356,6 +356,30 @@ def test_few_cells_that_come_late_are_missing_values(tmp_path: Path) -> None:
     assert "categorical" not in text
 
 
+def test_columns_of_a_typed_table_that_cannot_be_used_are_left_out(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    n, path = 80, str(tmp_path / "a.parquet")
+    days = [datetime(2024, 1, 1 + i % 28) for i in range(n)]
+    columns = {"a": [i / 7 for i in range(n)], "day[1]": days, "list": [[1, 2]] * n}
+    columns |= {"none": pyarrow.nulls(n), "y": [i % 2 for i in range(n)]}
+    parquet.write_table(pyarrow.table(columns), path)
+    text = draft(path)
+    assert 'ignore = ["day[[]1]", "list", "none"]  # neither numbers nor text' in text
+    (tmp_path / "job.toml").write_text(text)
+    config = load_config(str(tmp_path / "job.toml"), [])
+    assert read(path, options=read_options(config, "train")).info.n_features == 1
+    with pytest.raises(DataError) as error:
+        read(path)
+    assert str(error.value) == (
+        f"{path}: column 'day[1]' is timestamp[us], column 'list' is list<element: int64>, column 'none' is "
+        'null, neither numbers nor text; leave them out: data.ignore = ["day[[]1]", "list", "none"], or read '
+        'the parts of dates: data.convert = { "day[1]" = "time_ymd" }'
+    )
+    with pytest.raises(DataError, match=r"column 'day.1.' is timestamp"):
+        draft(path, label="day[1]")
+
+
 @pytest.mark.parametrize(
     "text",
     [
