@@ -380,6 +380,9 @@ def _with_files(content: dict[str, Any]) -> dict[str, Any]:
 
 def _check(manifest: Manifest, where: Path) -> None:
     """Raise CheckpointError for values that no writer writes, so that readers need not check them."""
+    name = manifest.file.name
+    if name in ("", ".", "..") or name != Path(name).name:
+        raise CheckpointError(f"{where}: names a file in another folder: {name}")
     for table in manifest.tables:
         _check_names(table, where)
         for entry in table.datasets:

@@ -231,6 +231,20 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(run: Path) -> No
         assert checkpoint.manifest.step == 300
 
 
+@pytest.mark.parametrize("name", ["../state.h5", "/etc/x", "a/b", "", ".", ".."])
+def test_a_manifest_of_a_file_elsewhere_is_refused_before_the_file_is_touched(
+    run: Path, name: str
+) -> None:
+    path = step(run, 300)
+    manifest = decode((path / MANIFEST).read_bytes(), path / MANIFEST)
+    forge(path, file=msgspec.structs.replace(manifest.file, name=name))
+    with pytest.raises(CheckpointError, match="names a file in another folder"):
+        # A delta holds a manifest as well, and makes the file that it names.
+        decode((path / MANIFEST).read_bytes(), path)
+    with pytest.raises(CheckpointError, match="names a file in another folder"):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/b", "", "a\nb", "a\0b"])
 def test_a_table_with_a_name_that_leads_elsewhere_is_refused(run: Path, name: str) -> None:
     path = step(run, 300)
