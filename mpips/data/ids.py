@@ -49,7 +49,7 @@ def ids(values: Any, column: str = "") -> Keys:
     Raises:
         DataError: A value is missing (empty, nan, None, "n/a", ...): a data file has no key for it.
         TypeError: A value is of another type, or text that has no form in UTF-8; `values` is a masked array,
-            a set, a dict or an iterator, or lists of different lengths; or `column` is no str.
+            a set, a dict or an iterator, or lists of different lengths; or `column` is not a str.
     """
     if not isinstance(column, str):
         raise TypeError(f"ids: column is {column!r}: must be a str, the name of the column")
@@ -57,7 +57,7 @@ def ids(values: Any, column: str = "") -> Keys:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("ids are a masked array: pass the ids to use, values.compressed()")
     if _is_array(type(values)):
-        dtypes = getattr(values, "dtypes", None)
+        dtypes: Any = getattr(values, "dtypes", None)
         if np.ndim(dtypes) == 1 and len({*dtypes}) > 1:
             raise TypeError("ids: the columns of a frame have different types: pass each by itself")
         return _of_array(np.asarray(values), column)
@@ -167,7 +167,7 @@ def _text(value: Any) -> str:
             return value.decode()
         except UnicodeDecodeError:
             raise TypeError(
-                f"ids: {reprlib.repr(value)} is no text in UTF-8: decode it first"
+                f"ids: {reprlib.repr(value)} is not text in UTF-8: decode it first"
             ) from None
     if _is_array(type(value)) and not isinstance(value, np.generic) and np.ndim(value) == 0:
         return _text(np.asarray(value)[()])
@@ -175,6 +175,6 @@ def _text(value: Any) -> str:
         return text_of(value)
     hint = ", or pass an array or a list of ids" if hasattr(value, "__iter__") else ""
     raise TypeError(
-        f"ids: {reprlib.repr(value)}, of type {type(value).__name__}, is no id: must be text or a real "
+        f"ids: {reprlib.repr(value)}, of type {type(value).__name__}, is not an id: must be text or a real "
         f"number{hint}"
     )

@@ -149,7 +149,10 @@ def test_missing_ids_are_refused(value) -> None:
     ],
 )
 def test_iterables_that_are_no_sequences_are_refused(values) -> None:
-    pattern = f"of type {type(values).__name__}, is no id: must be text or a real number, or pass an array or"
+    kind = type(values).__name__
+    pattern = (
+        f"of type {kind}, is not an id: must be text or a real number, or pass an array or a list"
+    )
     for passed in (values, [values], [[values]]):
         with pytest.raises(TypeError, match=pattern):
             mpips.ids(passed)
@@ -160,7 +163,9 @@ def test_iterables_that_are_no_sequences_are_refused(values) -> None:
 )
 def test_objects_are_refused(value) -> None:
     for passed in (value, [value], ["a", value], [[value]]):
-        with pytest.raises(TypeError, match=r"is no id: must be text or a real number|an array of"):
+        with pytest.raises(
+            TypeError, match=r"is not an id: must be text or a real number|an array of"
+        ):
             mpips.ids(passed)
 
 
@@ -209,13 +214,13 @@ def test_a_column_is_a_str(column) -> None:
 
 
 def test_other_values_are_refused() -> None:
-    with pytest.raises(TypeError, match="no text in UTF-8"):
+    with pytest.raises(TypeError, match="not text in UTF-8"):
         mpips.ids([b"\xff"])
     with pytest.raises(TypeError, match="masked array"):
         mpips.ids(np.ma.masked_array([1, 2], [True, False]))
     ragged = np.empty(1, object)
     ragged[0] = [1, 2]
-    with pytest.raises(TypeError, match="is no id"):
+    with pytest.raises(TypeError, match="is not an id"):
         mpips.ids(ragged)
     with pytest.raises(TypeError, match="nested in each other more than 32 times"):
         mpips.ids(UserString("abc"))
