@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def write_delta(first: Checkpoint, second: Checkpoint, out: Path, force: bool = 
     """
     h5py = load_hdf5("writing a delta")
     try:
-        _check_out(out, force, (first, second))
+        _check_out(out, force)
         # The name is short, because that of `out` may be the longest that the file system has.
         new = out.parent / f".delta-{uuid.uuid4().hex[:8]}"
         try:
@@ -114,7 +114,7 @@ def write_delta(first: Checkpoint, second: Checkpoint, out: Path, force: bool = 
     return Delta(str(out), n_bytes, second.manifest.file.n_bytes, tables)
 
 
-def _check_out(out: Path, force: bool, checkpoints: Sequence[Checkpoint]) -> None:
+def _check_out(out: Path, force: bool) -> None:
     """Raise ConfigError if a file must not be written, or replaced, there."""
     if out.is_dir():
         raise ConfigError(f"{out}: is a folder; give the name of a file")
@@ -124,14 +124,13 @@ def _check_out(out: Path, force: bool, checkpoints: Sequence[Checkpoint]) -> Non
         raise ConfigError(f"{out}: already exists; use --force to replace it")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out.absolute().parent}: there is no such folder; create it first")
-    check_place(out, checkpoints)
+    check_place(out)
 
 
-def check_place(out: Path, checkpoints: Sequence[Checkpoint]) -> None:
-    """Raise ConfigError for a path in one of these checkpoints, or in any other."""
-    own = [Path(os.path.realpath(checkpoint.path)) for checkpoint in checkpoints]
+def check_place(out: Path) -> None:
+    """Raise ConfigError for a path in a checkpoint."""
     for folder in (Path(os.path.realpath(out.parent)) / out.name).parents:
-        if folder in own or ((folder / MANIFEST).is_file() and (folder / STATE).is_file()):
+        if (folder / MANIFEST).is_file() and (folder / STATE).is_file():
             raise ConfigError(f"{out}: lies in the checkpoint {folder}; name a place outside")
 
 

@@ -90,7 +90,7 @@ def _apply(
         path = out / name if out.is_dir() else out
         if os.path.lexists(path):
             raise ConfigError(f"{path}: already exists; remove it, or name another folder")
-        check_place(path, [first])
+        check_place(path)
         # The name is short, because that of the result may be the longest that the file system has.
         new = path.parent / f".delta-{uuid.uuid4().hex[:8]}"
         try:

@@ -109,7 +109,11 @@ def test_equal_checkpoints_have_an_empty_delta(tmp_path: Path) -> None:
 
 
 def test_tables_that_are_new_or_have_another_form_are_there_as_a_whole(tmp_path: Path) -> None:
-    a = Contents([ALL[0], mpips.EmbeddingTable("users", 3)]).write(tmp_path / "a", 100).path
+    other = [
+        mpips.EmbeddingTable("users", 3),
+        mpips.EmbeddingTable("recent", 2, mpips.Adagrad(0.1)),
+    ]
+    a = Contents([ALL[0], *other]).write(tmp_path / "a", 100).path
     b = Contents(ALL).write(tmp_path / "b", 200).path
     found = made(a, b, tmp_path / "d.h5")
     assert [t.changed == t.total for t in found.tables] == [False, *[True] * (len(ALL) - 1)]

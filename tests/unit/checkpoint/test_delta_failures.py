@@ -189,6 +189,8 @@ def test_files_in_checkpoints_folders_and_devices_are_not_replaced(tmp_path) -> 
     shutil.copytree(b, other)
     link = tmp_path / "link"
     link.symlink_to(a)
+    (a / "folder").mkdir()
+    (tmp_path / "inner").symlink_to(a / "folder")
     os.mkfifo(tmp_path / "fifo")
     before = listing(tmp_path)
     inside = [
@@ -198,11 +200,14 @@ def test_files_in_checkpoints_folders_and_devices_are_not_replaced(tmp_path) -> 
         link / STATE,
         other / STATE,
         b / ".." / b.name / "x",
+        tmp_path / "inner" / "x",
     ]
     for out in inside:
         with pytest.raises(ConfigError, match=r"lies in the checkpoint .*; name a place outside"):
             made((a, b), out, force=True)
-    for out in (Path("/dev/full"), tmp_path / "fifo"):
+    # A link to a device, and not the device, which a failing test would replace.
+    (tmp_path / "device").symlink_to("/dev/full")
+    for out in (tmp_path / "device", tmp_path / "fifo"):
         with pytest.raises(
             ConfigError, match="is not a regular file; give the name of another file"
         ):
@@ -399,6 +404,40 @@ def test_files_of_another_structure_whose_checksum_is_right_are_refused(
         applied(pair[0], copy, out)
     assert str(caught.value).startswith(f"{copy}: ")
     assert [p.name for p in tmp_path.iterdir()] == ["d.h5"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            cut("tables/recent/uses", 3),
+            "is damaged: the datasets of /tables/recent have different le",
+        ),
+        (
+            cut("tables/vector/state/momentum"),
+            "is damaged: the datasets of /tables/vector have diff",
+        ),
+        (
+            put("tables/recent/uses", np.zeros((40, 3), np.uint32)),
+            r"uses has shape \(40, 3\) and dtype u",
+        ),
+        (
+            put("tables/users/removed", np.zeros((2, 1), np.int64)),
+            r"removed has shape \(2, 1\) and dt",
+        ),
+    ],
+)
+def test_the_dataset_of_another_length_or_shape_is_named(
+    pair, good, tmp_path, edit, message
+) -> None:
+    copy = tmp_path / "d.h5"
+    shutil.copy(good, copy)
+    with h5py.File(copy, "r+") as file:
+        edit(file)
+    with DeltaFile(copy, "r+b") as file:
+        file.seal()
+    with pytest.raises(CheckpointError, match=message):
+        applied(pair[0], copy, tmp_path / "c")
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", MANIFEST, "..", "", "a/b"])
