@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from mpips.process.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from mpips.checkpoint.delta import apply_delta, write_delta
+    from mpips.checkpoint.delta import write_delta
+    from mpips.checkpoint.delta_apply import apply_delta
     from mpips.checkpoint.find import Found, Refusal, find_newest
     from mpips.checkpoint.folder import CheckpointName, list_checkpoints
     from mpips.checkpoint.info import CheckpointInfo
@@ -54,7 +55,8 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "mpips.checkpoint.delta": ["apply_delta", "write_delta"],
+            "mpips.checkpoint.delta": ["write_delta"],
+            "mpips.checkpoint.delta_apply": ["apply_delta"],
             "mpips.checkpoint.find": ["Found", "Refusal", "find_newest"],
             "mpips.checkpoint.folder": ["CheckpointName", "list_checkpoints"],
             "mpips.checkpoint.info": ["CheckpointInfo"],

@@ -13,7 +13,8 @@ import click
 import msgspec
 
 from mpips.checkpoint.compare import TableDifference, compare
-from mpips.checkpoint.delta import apply_delta, write_delta
+from mpips.checkpoint.delta import write_delta
+from mpips.checkpoint.delta_apply import apply_delta
 from mpips.checkpoint.export import FORMATS, ROW_TYPES, export
 from mpips.checkpoint.find import choose_checkpoint, is_checkpoint, order
 from mpips.checkpoint.folder import find_folder, list_checkpoints

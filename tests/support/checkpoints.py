@@ -21,7 +21,7 @@ from mpips.checkpoint import (
     write_checkpoint,
 )
 from mpips.checkpoint.manifest import FORMAT, MANIFEST
-from mpips.checkpoint.shards import ShardData, counts_steps
+from mpips.checkpoint.shards import ShardData, counts_steps, notes_uses
 from mpips.data import Sampling, Shape
 from mpips.model.common_copy import stored_states
 from mpips.model.row_values import bf16_bits
@@ -42,10 +42,11 @@ ROW_TABLES: list[Table] = [
     EmbeddingTable("empty", 2, mpips.Adam(), row_dtype="bf16", hash_buckets=10),
 ]
 INT64 = np.iinfo(np.int64)
-KEYS = {
+KEYS: dict[str, Sequence[int]] = {
     "users": [INT64.min, INT64.max, -1, 0, 1, *range(1000, 1100)],
     "linear": [int(k) for k in np.random.default_rng(3).integers(INT64.min, INT64.max, 200)],
     "empty": [],
+    "recent": range(40),
 }
 
 
@@ -55,7 +56,7 @@ class Contents:
 
     tables: Sequence[Table] = field(default_factory=lambda: TABLES)
     seed: int = 0
-    keys: dict[str, Iterable[int]] = field(default_factory=lambda: dict(KEYS))
+    keys: dict[str, Iterable[int]] = field(default_factory=lambda: {**KEYS})
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
@@ -76,6 +77,8 @@ class Contents:
             columns[f"state/{name}"] = random.random(shape[0]).astype(np.float32)
         if counts_steps(table):
             columns["steps"] = random.integers(0, 99, shape[0]).astype(np.uint32)
+        if notes_uses(table):
+            columns["uses"] = random.integers(1, 99, (shape[0], 2)).astype(np.uint32)
         return columns
 
     def shards(self, server: int, n_servers: int) -> list[ShardData]:
@@ -94,8 +97,8 @@ class Contents:
             rows = np.random.default_rng(server).permutation(np.flatnonzero(mine))
             own = {role: column[rows] for role, column in columns.items()}
             states = {name: own[f"state/{name}"] for name in stored_states(t)}
-            steps = own.get("steps")
-            shards.append(EmbeddingShardData(t.name, own["keys"], own["values"], states, steps, 7))
+            parts = (own["keys"], own["values"], states, own.get("steps"))
+            shards.append(EmbeddingShardData(t.name, *parts, 7, own.get("uses")))
         return shards
 
     def head(self, step: int = 1234, generation: int = 1) -> ManifestHead:
