@@ -320,7 +320,7 @@ class Standbys:
     def keep(self, generation: int, layout: Layout, hurry: Callable[[], bool]) -> bool:
         """Return True if the attempt can have this number; end the standby launch if not. Blocks.
 
-        It can if the standby launch can be the attempt, or if there is none and no ranks have had the number.
+        A standby launch must be the attempt then; without one, no ranks may have had the number before.
         A launch that is not ready yet has a start: another one would not be ready before it.
         Processes that it leaves on other hosts have the number of the attempt, which then needs another one.
 
