@@ -30,9 +30,9 @@
                       what the ranks of a standby launch load, their hosts, and the mark that all wait;
                       written by the supervisor, and the last by rank 0
     logs/attempt-N/   rank-R.log, failure reports of ranks, output of the launcher; started-R.json, what a
-                      rank had loaded when the job began; `alive`, an empty file whose modification time the
-                      scheduler renews every second; `at-work`, an empty file that the scheduler removes at
-                      the end of the job
+                      rank had loaded when the job began; `alive`, an empty file that the supervisor makes
+                      when the attempt begins, and whose modification time the scheduler renews every
+                      second; `at-work`, an empty file that the scheduler removes at the end of the job
 
 An attempt is one launch of the run. Attempts are numbered from 0 over all supervisors of the directory; the
 number is the generation of the launch. Ranks get directory and generation from two environment variables.
@@ -41,8 +41,9 @@ Without these variables a job has no run directory.
 Every file except the logs and the .jsonl files is replaced by a rename, so a reader reads either all of the
 old content or all of the new content. Lines are appended to a .jsonl file in one write each; metrics.jsonl
 and history.jsonl with fewer old lines replace the old ones by a rename. Each file has one writer at a time:
-the supervisor writes `status.json` only when no process of an attempt is left, and a scheduler that finds
-another generation in `lease.json` has been replaced and does not write any more.
+the supervisor writes `status.json` only when no process of an attempt is left, or the ranks of the next one
+wait for `alive`. A scheduler that finds another generation in `lease.json` has been replaced and does not
+write any more.
 
 Files that grow with time: metrics.jsonl and history.jsonl, as `mpips.rundir.thinning` and
 `mpips.rundir.history` describe, events.jsonl by two lines for each restart, and logs/ by what the program
@@ -236,7 +237,10 @@ class RunFolder:
         return self.logs / f"attempt-{generation}"
 
     def alive_file(self, generation: int) -> Path:
-        """Return the path of the empty file whose modification time the scheduler renews."""
+        """Return the path of the empty file whose modification time the scheduler renews.
+
+        The supervisor makes it, as the last file before the ranks of the attempt may go to work.
+        """
         return self.attempt(generation) / "alive"
 
     def at_work_file(self, generation: int) -> Path:
@@ -382,13 +386,16 @@ class Supervised(msgspec.Struct, frozen=True):
                 path.unlink(missing_ok=True)
 
     def is_early(self) -> bool:
-        """Return True while the lease still names the attempt before this one.
+        """Return True until the supervisor has begun this attempt; see `mpips.supervisor.early_start`.
 
         Raises:
             ConfigError: The lease is damaged.
         """
         lease = self.folder.lease()
-        return lease is not None and lease.generation == self.generation - 1
+        if lease is None or lease.generation != self.generation:
+            return lease is not None and lease.generation == self.generation - 1
+        # Between the lease and this file the supervisor ends what is left, and chooses the hosts.
+        return not self.folder.alive_file(self.generation).exists()
 
     def holds_lease(self) -> bool:
         """Return True while the lease names this generation, so that no later attempt has started."""

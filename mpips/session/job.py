@@ -486,17 +486,30 @@ def _await_lease(cluster: Cluster, run: Supervised, timeout_s: float) -> None:
 
     Raises:
         StallError: It takes longer.
+        MpipsError: A later attempt, or one of another supervisor, has the run meanwhile.
     """
 
     def wait() -> None:
-        limit = Patience(timeout_s)
-        while cluster.is_scheduler and run.is_early():
+        if not cluster.is_scheduler:
+            return
+        limit, first = Patience(timeout_s), run.folder.lease()
+        while run.is_early():
             if limit.is_over:
                 raise StallError(
                     f"`mpips run` has not begun attempt {run.generation} of {run.folder.path} within "
-                    f"{timeout_s:g} s of the death of a rank: the lease still names the attempt before"
+                    f"{timeout_s:g} s of the death of a rank"
                 )
             time.sleep(_LEASE_PAUSE_S)
+        # Read the lease again: it is that with which the wait has ended, or a later one.
+        last = run.folder.lease()
+        if first is None or last is None:
+            return
+        is_other = (first.host, first.pid) != (last.host, last.pid)
+        if is_other or last.generation > run.generation:
+            raise MpipsError(
+                f"these ranks of attempt {run.generation} of {run.folder.path} were replaced before they "
+                f"began: process {last.pid} on {last.host} has started attempt {last.generation}"
+            )
 
     cluster.agree("waiting for the end of the attempt before", wait, lengthy=True)
 

@@ -79,9 +79,14 @@ class Conclusion:
         return self._record.restarts - self._killed_starts < self._plan.max_restarts
 
     @property
+    def is_futile(self) -> bool:
+        """True if the last attempt that has failed brought the run no further."""
+        return self._restarts.is_futile
+
+    @property
     def expects_restart(self) -> bool:
         """True if the death of a rank at work now is followed by another attempt, most probably."""
-        return self.may_restart and not self._restarts.is_futile
+        return self.may_restart and not self.is_futile
 
     def begin(self) -> None:
         """Note what is saved before the first attempt; the lease of the run is held."""

@@ -11,9 +11,14 @@ restart. As soon as it is at work, the supervisor changes its size to what the s
 the rest of the epoch among its workers. Every update and every sample therefore count exactly once, under
 every consistency, and nothing but the clock at hand is done on crowded hosts.
 
+If a request of the user for another size had not taken place when the host was lost, and is possible on the
+hosts that are left, the attempt changes to that size at once.
+
 Nothing of it is needed where the memory cannot survive: a server was on the lost host and has no partner.
 Then the next attempt starts from the newest checkpoint, with fewer workers at once. So it does if an attempt
-on crowded hosts fails before it is at work, for want of memory, for example.
+on crowded hosts fails before it is at work, for want of memory, for example, and if it fails at work without
+progress or when a process was killed for want of memory: on the same hosts the next one would fail alike,
+until the run is given up.
 """
 
 from __future__ import annotations
@@ -46,15 +51,21 @@ class Crowding:
         self._may = not (plan.config.run.is_elastic or in_allocation(env))
         self._places: Sequence[RankPlace] = ()  # of the failed attempt; empty: none was at work
         self._fewer: Layout | None = None  # ranks and hosts without crowding, of the next attempt
+        self._in_vain: Layout | None = (
+            None  # `_fewer` of the last crowded attempt, if that was in vain
+        )
         self._proposed: Change | None = None
 
-    def ended(self, places: Sequence[RankPlace] = ()) -> None:
+    def ended(self, places: Sequence[RankPlace] = (), in_vain: bool = False) -> None:
         """Note that an attempt has ended.
 
         Args:
             places: Its ranks, if it has failed at work; else none.
+            in_vain: It has failed without progress, or for want of memory.
         """
         self._places = places
+        if self._fewer is not None:
+            self._in_vain = self._fewer if in_vain else None
 
     def choose(self, layout: Layout) -> Layout:
         """Return the ranks and hosts of the next attempt.
@@ -63,7 +74,8 @@ class Crowding:
             layout: Those of the slots that are left.
         """
         self._fewer = None
-        if not self._may or not self._can_continue(layout):
+        is_tried = self._in_vain is not None and self._in_vain.hosts == layout.hosts
+        if not self._may or is_tried or not self._can_continue(layout):
             return layout
         self._fewer = layout
         return self._plan.pool.crowded(layout)
@@ -80,12 +92,17 @@ class Crowding:
         left = {host.name for host in layout.hosts}
         return plan.config.redundancy.partner or left.issuperset(servers)
 
-    def begin(self) -> None:
-        """Let the attempt that begins change its size as soon as it is at work, if its hosts are crowded."""
+    def begin(self, generation: int) -> None:
+        """Let the attempt that begins change its size as soon as it is at work, if its hosts are crowded.
+
+        Args:
+            generation: Its generation number.
+        """
         if self._proposed is not None:
             self._scaling.withdraw(self._proposed)
             self._proposed = None
-        if self._fewer is None:
+        # What is left is a request of the user, whose layout has no more ranks than slots either.
+        if self._fewer is None or self._scaling.retry(generation):
             return
         plan, fewer = self._plan, self._fewer
         shape = JobSize(ranks=fewer.n_ranks, servers=plan.config.cluster.servers)

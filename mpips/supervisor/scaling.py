@@ -10,7 +10,9 @@
 4. The new launch begins from it. Samples of the epoch that no worker had read are divided among the new
    workers, each once; tables and optimizer states are divided among the new servers.
 
-An attempt that fails in between is followed by one of the old shape, and the change is tried again there.
+An attempt that fails in between is followed by one of the old shape, and the change is tried again there. On
+crowded hosts (`mpips.supervisor.crowding`) it is planned anew for the hosts that are left, and refused if it
+is impossible there.
 The configuration of the run has the new shape from step 4 on, for all attempts that follow.
 """
 
@@ -127,6 +129,24 @@ class Scaling:
     def propose(self, change: Change) -> None:
         """Take a change that the supervisor itself has decided; it replaces an earlier one."""
         self._change, self._since = change, 0.0
+
+    def retry(self, generation: int) -> bool:
+        """Plan the change that has not taken place anew, for the hosts that are left, or refuse it.
+
+        Args:
+            generation: Generation number of the attempt that begins.
+
+        Returns:
+            True if there is such a change, and it is possible.
+        """
+        if self._change is None:
+            return False
+        try:
+            self._change = change_of(self._plan, self._change.shape)
+        except (ConfigError, HostsError) as error:
+            self._change = None
+            self._answer(generation, str(error))
+        return self._change is not None
 
     def withdraw(self, change: Change | None = None) -> None:
         """Forget a change that has not taken place. `change`: only this one; None: any."""

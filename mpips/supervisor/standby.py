@@ -56,8 +56,21 @@ def marker(run: RunFolder, generation: int) -> Path:
     return run.path / f"standby-{generation}"
 
 
+def is_used(run: RunFolder, generation: int) -> bool:
+    """Return True if ranks have begun with a generation number that no attempt had.
+
+    A launch that begins early makes the folder of its attempt. If it ends before its attempt, or with its
+    supervisor, its failure reports and logs stay there. Those of other ranks would be mixed with them.
+    """
+    return run.attempt(generation).exists()
+
+
 class Standby:
-    """A launch that waits. Main thread only."""
+    """A launch that waits. Main thread only.
+
+    Attributes:
+        has_begun: Its ranks were let begin with the program.
+    """
 
     def __init__(
         self,
@@ -84,7 +97,7 @@ class Standby:
         self._run = plan.run
         self._layout = layout
         self._text = b""
-        self._has_begun = False
+        self.has_begun = False
         self._hostfile = _hostfile(plan.run)
         launching.write_hostfile(plan.launcher, layout.hosts, self._hostfile)
         replace_json(record_file(plan.run), record)
@@ -112,7 +125,7 @@ class Standby:
         stderr is kept, up to `_TEXT_BYTES`; what libraries print on stdout while they are loaded is not. The
         output of ranks that have begun is left for the reader of the attempt.
         """
-        if self._has_begun:
+        if self.has_begun:
             return
         for pipe in (self._process.stderr, self._process.stdout):
             # A process that a rank left may hold a pipe open.
@@ -132,7 +145,8 @@ class Standby:
     def fits(self, generation: int, layout: Layout) -> bool:
         """Return True if the launch can be, once it is ready, the attempt with this number on these hosts."""
         same = (layout.n_ranks, layout.hosts) == (self._layout.n_ranks, self._layout.hosts)
-        return not self.has_ended() and generation == self.generation and same
+        is_first = self.has_begun or not is_used(self._run, generation)
+        return not self.has_ended() and generation == self.generation and same and is_first
 
     def begin(self) -> None:
         """Let the ranks begin with the program; they wait at the start of the job until `release`.
@@ -145,7 +159,7 @@ class Standby:
         self._run.attempt(self.generation).mkdir(parents=True, exist_ok=True)
         self.drain()
         assert self._process.stdin is not None
-        self._has_begun = True
+        self.has_begun = True
         with self._process.stdin as stdin:
             stdin.write(GO)
 
@@ -158,7 +172,7 @@ class Standby:
         Raises:
             OSError: Rank 0 has ended.
         """
-        if not self._has_begun:
+        if not self.has_begun:
             self.begin()
         log = self._run.attempt(self.generation) / LAUNCHER_LOG
         with contextlib.suppress(OSError), log.open("ab", buffering=0) as file:
@@ -304,8 +318,9 @@ class Standbys:
         return standby is not None and not standby.has_ended() and not standby.is_ready()
 
     def keep(self, generation: int, layout: Layout, hurry: Callable[[], bool]) -> bool:
-        """Return True if no standby launch is there or it can be this attempt; end it otherwise. Blocks.
+        """Return True if the attempt can have this number; end the standby launch if not. Blocks.
 
+        A standby launch must be the attempt then; without one, no ranks may have had the number before.
         A launch that is not ready yet has a start: another one would not be ready before it.
         Processes that it leaves on other hosts have the number of the attempt, which then needs another one.
 
@@ -315,7 +330,7 @@ class Standbys:
             hurry: Returns True if a signal asks for the end of the run. Called several times a second.
         """
         if self._standby is None:
-            return True
+            return not is_used(self._plan.run, generation)
         until = time.monotonic() + _READY_S
         while self._standby.fits(generation, layout):
             self._standby.drain()
@@ -350,6 +365,11 @@ class Standbys:
             self._standby.begin()
         except OSError:
             self.end()
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the ranks of the standby launch have begun before `release`."""
+        return self._standby is not None and self._standby.has_begun
 
     @property
     def waits(self) -> bool:

@@ -146,7 +146,7 @@ class Supervisor:
             try:
                 self._pause(self._conclusion.pause_s)
                 generation, layout = self._prepare(lease)
-                if not self._standbys.keep(generation, layout, self._must_end):
+                while not self._standbys.keep(generation, layout, self._must_end):
                     generation, layout = self._prepare(lease)
                 write = functools.partial(self._write_attempt, generation, layout)
                 command = self._when_there_is_room(lease, write)
@@ -161,8 +161,6 @@ class Supervisor:
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
             held = verdict.saved or verdict.in_memory
             left = verdict.kind == PREEMPTED and held and not ended.interrupted
-            # All ranks of an attempt that has failed at work must come back, to continue in memory.
-            self._crowding.ended(ended.status.ranks if ended.status and not left else ())
             if self._scaling.is_asked and left:
                 self._scale(generation, ended, verdict)
                 continue
@@ -172,6 +170,9 @@ class Supervisor:
             code = self._conclusion.conclude(generation, verdict, ended)
             if code is not None:
                 return code
+            # All ranks of an attempt that has failed at work must come back, to continue in memory.
+            places = ended.status.ranks if ended.status is not None else ()
+            self._crowding.ended(places, self._conclusion.is_futile or ended.out_of_memory > 0)
             if self._elastic is not None and (death := verdict.death) is not None and death.host:
                 self._elastic.failed(death.host, death.cause, is_lost=death.rank < 0)
 
@@ -198,6 +199,7 @@ class Supervisor:
 
     def _scale(self, generation: int, ended: Ended, verdict: Verdict) -> None:
         """Give the run its new size, after an attempt that has left the job for it."""
+        self._crowding.ended()
         change = self._scaling.apply()
         verdict = replace(verdict, by_file=verdict.by_file or change.by_file)
         size = plural(change.layout.n_ranks, "rank")
@@ -310,6 +312,8 @@ class Supervisor:
     def _write_attempt(self, generation: int, layout: Layout) -> list[str]:
         """Make the folder of an attempt with the files that its start needs; return its command.
 
+        From the last of them on, ranks that have begun early are at work.
+
         Raises:
             OSError: A file cannot be written; the call may be repeated.
         """
@@ -320,6 +324,8 @@ class Supervisor:
         command = self._plan.command(generation, layout, hostfile)
         replace_json(logs / "command.json", command)
         (logs / LAUNCHER_LOG).touch()
+        # Ranks that have begun early go to work at this file, and their scheduler then writes the status.
+        self._record.write_status(STARTING, generation)
         self._run.alive_file(generation).touch()
         return command
 
@@ -356,7 +362,6 @@ class Supervisor:
         self, lease: LeaseHolder, generation: int, layout: Layout, command: list[str]
     ) -> Ended:
         """Run one attempt to its end. Blocks."""
-        self._record.write_status(STARTING, generation)
         attempt = Attempt(
             self._run,
             generation,
@@ -369,7 +374,7 @@ class Supervisor:
         )
         self._standbys.begin(generation, layout)
         self._scaling.begin()
-        self._crowding.begin()
+        self._crowding.begin(generation)
         if self._elastic is not None:
             self._elastic.began()
             self._scaling.withdraw()
@@ -388,6 +393,9 @@ class Supervisor:
         def tick(status: Status | None) -> None:
             nonlocal printed
             self._record.warn(lease.renew())
+            # Only the launcher of this attempt is left: nothing can change its size or its next launch.
+            if self._standbys.has_begun:
+                return
             if attempt.is_suspended and not printed:
                 self._record.tell(
                     "mpips run: all ranks on this host are suspended (SIGSTOP, or a frozen control group): "

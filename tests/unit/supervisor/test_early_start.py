@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
+from supervisor_rig import Case
 
 from mpips.config.schema import load_config
-from mpips.errors import StallError
+from mpips.errors import MpipsError, StallError
 from mpips.rundir.directory import RunFolder, Supervised, replace_json
 from mpips.rundir.files import Lease, Progress, RankPlace, Status
+from mpips.rundir.requests import JobSize
 from mpips.session import job
-from mpips.supervisor.attempt import Attempt, Ended, start_launcher
+from mpips.supervisor import supervise
+from mpips.supervisor.attempt import STARTING, Attempt, Ended, start_launcher
 from mpips.supervisor.early_start import EarlyStart
 from mpips.supervisor.hosts import HostPool
 from mpips.supervisor.launcher import Launcher
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.reap import is_dead
+from mpips.supervisor.record import RunRecord
 from mpips.supervisor.restarts import Restarts
+from mpips.supervisor.standby import Standbys
+from mpips.supervisor.supervise import Supervisor
 from mpips.supervisor.verdict import CRASHED, Verdict
 
 # Starts ranks that have a child each, and waits for one; then for the end of its own stdin.
@@ -170,39 +178,157 @@ class Ranks:
         work()
 
 
-def write_lease(run: RunFolder, generation: int) -> None:
-    replace_json(run.lease_file, Lease(generation=generation, host="h", pid=1, time_s=0.0))
+def write_lease(run: RunFolder, generation: int, pid: int = 1) -> None:
+    replace_json(run.lease_file, Lease(generation=generation, host="h", pid=pid, time_s=0.0))
 
 
-def test_a_rank_that_is_early_waits_for_the_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Early:
+    """A rank of attempt 4 that waits, and what happens during its pauses.
+
+    Attributes:
+        waits: Number of its pauses.
+    """
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.run = RunFolder.create(folder, "r")
+        self.run.attempt(4).mkdir()
+        self.waits = 0
+        self._events: list[Callable[[], None]] = []
+        patch.setattr(job.time, "sleep", self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        self.waits += 1
+        self._events.pop(0)()
+
+    def begun(self) -> None:
+        self.run.alive_file(4).touch()
+
+    def wait(self, *events: Callable[[], None]) -> None:
+        self._events = list(events)
+        job._await_lease(Ranks(), Supervised(self.run, "r", "t", 4), 60.0)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Early:
+    return Early(tmp_path, monkeypatch)
+
+
+def test_a_rank_that_is_early_waits_until_the_supervisor_has_begun_its_attempt(
+    early: Early,
 ) -> None:
+    write_lease(early.run, 3)
+    # With the number in the lease, the supervisor may still choose other hosts, or be asked to end the run.
+    early.wait(lambda: None, lambda: write_lease(early.run, 4), lambda: None, early.begun)
+    assert early.waits == 4
+    # Without a lease, or in an attempt that has begun, nothing is awaited.
+    early.wait()
+    early.run.lease_file.unlink()
+    early.wait()
+    assert early.waits == 4
+
+
+def test_a_rank_does_not_begin_for_another_supervisor_or_behind_a_later_attempt(
+    early: Early,
+) -> None:
+    def taken_over() -> None:
+        write_lease(early.run, 4, pid=2)
+        early.begun()
+
+    write_lease(early.run, 3)
+    text = r"ranks of attempt 4 of .* were replaced before they began: process 2 on h has started attempt 4"
+    with pytest.raises(MpipsError, match=text):
+        early.wait(taken_over)
+    write_lease(early.run, 3)
+    with pytest.raises(MpipsError, match="process 1 on h has started attempt 5"):
+        early.wait(lambda: write_lease(early.run, 5))
+
+
+@pytest.mark.parametrize("lease", [3, 4])
+def test_a_supervisor_that_does_not_begin_the_attempt_is_named(tmp_path: Path, lease: int) -> None:
     run = RunFolder.create(tmp_path, "r")
-    supervised, waits = Supervised(run, "r", "t", 4), []
-
-    def pause(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 3:
-            write_lease(run, 4)
-
-    monkeypatch.setattr(job.time, "sleep", pause)
-    write_lease(run, 3)
-    job._await_lease(Ranks(), supervised, 1.0)  # type: ignore[arg-type]
-    assert len(waits) == 3
-    # Without a lease, or with that of its own or of a later attempt, nothing is awaited.
-    job._await_lease(Ranks(), supervised, 1.0)  # type: ignore[arg-type]
-    write_lease(run, 5)
-    job._await_lease(Ranks(), supervised, 1.0)  # type: ignore[arg-type]
-    run.lease_file.unlink()
-    job._await_lease(Ranks(), supervised, 1.0)  # type: ignore[arg-type]
-    assert len(waits) == 3
-
-
-def test_a_supervisor_that_does_not_begin_the_attempt_is_named(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path, "r")
-    write_lease(run, 3)
+    write_lease(run, lease)
     with pytest.raises(StallError, match=r"has not begun attempt 4 of .* within 0\.01 s"):
         job._await_lease(Ranks(), Supervised(run, "r", "t", 4), 0.01)  # type: ignore[arg-type]
+
+
+def test_an_attempt_begins_after_the_choice_of_its_ranks_and_behind_its_first_status(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def see(kind: type, name: str, what: Callable[..., str | None]) -> None:
+        method = getattr(kind, name)
+
+        def seeing(*args: Any, **named: Any) -> Any:
+            if label := what(*args[1:]):
+                lease = case.run_folder.lease()
+                assert lease is not None
+                early = Supervised(case.run_folder, "r", "t", lease.generation).is_early()
+                seen.append((f"{label} {lease.generation}", early))
+            return method(*args, **named)
+
+        monkeypatch.setattr(kind, name, seeing)
+
+    see(Supervisor, "_layout", lambda *args: "layout")
+    see(Standbys, "keep", lambda *args: "keep")
+    see(RunRecord, "write_status", lambda state, *args: state if state == STARTING else None)
+    see(Standbys, "release", lambda *args: "release")
+    assert case.run({"code": 1, "words": [{}], "recoverable": 9}, {"finish": True}) == 0
+    steps = [("layout", True), ("keep", True), (STARTING, True), ("release", False)]
+    assert seen == [(f"{what} {n}", early) for n in (0, 1) for what, early in steps]
+
+
+class Begun:
+    """A standby launch that has begun, and must be left alone."""
+
+    has_begun = True
+
+    def end(self, lost: bool = False) -> None:
+        """The run has ended."""
+
+
+def test_nothing_changes_the_next_launch_once_it_has_begun(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisors: list[Supervisor] = []
+    make = Supervisor.__init__
+
+    def note(self: Supervisor, *args: Any) -> None:
+        make(self, *args)
+        supervisors.append(self)
+
+    def drive(attempt: Attempt, requests: object, limit_s: float, tick: Any, look: object) -> str:
+        status = Status(state="running", generation=0, time_s=0.0)
+        supervisors[0]._signals._shapes.append(JobSize(ranks=5, servers=1))
+        with monkeypatch.context() as patch:
+            patch.setattr(supervisors[0], "_standbys", Begun())
+            tick(status)
+        assert not supervisors[0]._scaling.is_asked
+        # The request is there for the next attempt.
+        assert supervisors[0]._signals.take_shapes() == [JobSize(ranks=5, servers=1)]
+        attempt.kill()
+        return "ended by the test"
+
+    monkeypatch.setattr(Supervisor, "__init__", note)
+    monkeypatch.setattr(supervise, "drive", drive)
+    case.max_restarts = 0
+    assert case.run({"sleep": 60}) == 124
+
+
+def test_a_number_with_which_ranks_have_begun_is_not_used_again(case: Case) -> None:
+    # A launch that has begun early, and has ended with its supervisor, leaves its reports.
+    report = {"rank": 0, "about": 0, "host": "h", "pid": 9, "kind": "StallError", "message": "late"}
+    used = [case.run_folder.attempt(n) for n in (1, 2)]
+    for folder in used:
+        folder.mkdir()
+        (folder / "words-0.json").write_text(json.dumps({**report, "exit_code": 2, "time_s": 0.5}))
+    failing = {"code": 1, "words": [{}], "recoverable": 9}
+    assert case.run(failing, failing, failing, {"finish": True}) == 0
+    assert [path.name for folder in used for path in folder.iterdir()] == 2 * ["words-0.json"]
+    assert "late" not in case.text
+    status = case.run_folder.status()
+    assert status is not None
+    assert (case.attempts, status.generation) == (4, 3)
 
 
 class DyingSlowly:

@@ -61,8 +61,7 @@ class Kept:
         self.said: list[str] = []
         self.may_restart = True
         self.standbys = Standbys(plan, lambda: self.may_restart, self.said.append, False)
-        for generation in (0, 1):
-            plan.run.attempt(generation).mkdir(parents=True)
+        plan.run.attempt(0).mkdir(parents=True)
         replace_json(started.started_file(plan.run, 0, 0), record)
         self.standbys.begin(0, LAYOUT)
 
@@ -113,8 +112,9 @@ def test_a_launch_that_begins_early_is_released_once_and_its_text_is_that_of_the
     assert kept.standbys.is_ready(1, LAYOUT)
     assert not kept.standbys.is_ready(2, LAYOUT)
     assert not kept.standbys.is_ready(1, Layout(2, (), ()))
-    kept.plan.run.attempt(1).rmdir()
     kept.standbys.begin_early()
+    assert kept.standbys.has_begun
+    assert kept.keep()
     inner = kept.standbys._standby
     assert inner is not None
     # It ends by itself, before it is released.
@@ -126,6 +126,28 @@ def test_a_launch_that_begins_early_is_released_once_and_its_text_is_that_of_the
     assert process.stderr is not None
     with process.stderr:
         assert process.stderr.read() == b"read ''"
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_launch_that_has_begun_and_ended_leaves_no_start_with_its_number(
+    tmp_path: Path, again: bool
+) -> None:
+    kept = Kept(plan_of(tmp_path, "import os; os._exit(7)"))
+    assert kept.waits()
+    kept.standbys.begin_early()
+    inner = kept.standbys._standby
+    assert inner is not None
+    assert processes.until(inner.has_ended, 20.0)
+    if again:
+        # Another one with its number waits.
+        kept.standbys.start(kept.plan, 0, LAYOUT, NOTHING)
+        assert processes.until((kept.plan.run.path / "standby-1").exists, 20.0)
+        assert not kept.standbys.is_ready(1, LAYOUT)
+    # Also when the launch itself is forgotten.
+    assert not kept.keep()
+    assert not kept.standbys.waits
+    assert not kept.keep()
+    assert kept.keep(generation=2)
 
 
 def fractions_file() -> str:
