@@ -70,6 +70,11 @@ class RowSets {
   bool waits(std::size_t set) const noexcept { return waits_[set] != 0; }
   // Return an overfull set and take it off the list.
   std::size_t next_overfull() noexcept;
+  // Prefetch what the next calls of `next_overfull` return.
+  void prefetch_overfull() const noexcept;
+  // Prefetch where a set's members are noted; with that in the cache, prefetch its members.
+  void prefetch_place(std::size_t set) const noexcept { __builtin_prefetch(&members_[set]); }
+  void prefetch_members(std::size_t set) const noexcept;
   std::size_t memory_bytes() const noexcept { return bytes_; }
 
  private:
@@ -111,8 +116,11 @@ class RowLimits {
   RowUse use(std::size_t row) const noexcept;
   void set_use(std::size_t row, RowUse use) noexcept;
   void move_use(std::size_t from, std::size_t to) noexcept { set_use(to, use(from)); }
-  // Note a push of a row that is alive.
-  void touch(std::size_t row) noexcept;
+  // Note a push of a row that is alive and has this use.
+  void touch(std::size_t row, RowUse before) noexcept;
+  void prefetch_use(std::size_t row) const noexcept {
+    __builtin_prefetch(uses_->data() + row * sizeof(RowUse), 1);
+  }
   void grow_uses(std::size_t n_rows);
   void shrink_uses(std::size_t n_rows);
 
@@ -122,6 +130,22 @@ class RowLimits {
     return has_idle() && use.count != 0 && at > use.last + config_.idle;
   }
   bool is_dead(std::size_t row) const noexcept { return has_idle() && is_dead(use(row), now); }
+
+  // A row that may leave its set; rows with a lower rank leave first.
+  struct Candidate {
+    std::uint64_t rank;
+    std::uint32_t last, row;
+  };
+  // Memory for the candidates of one set.
+  std::vector<Candidate>& candidates() noexcept { return candidates_; }
+  // Keys whose rows are removed next.
+  std::vector<std::int64_t>& leaving() noexcept { return leaving_; }
+
+  // A part of an update all of whose keys have rows: the first key, and the number of keys.
+  struct Run {
+    std::size_t from, n;
+  };
+  std::vector<Run>& runs() noexcept { return runs_; }
 
   // Count a push of a key without a row; return true if it gets one.
   bool admit(std::int64_t key) noexcept;
@@ -146,6 +170,9 @@ class RowLimits {
   unsigned block_shift_ = 64;
   std::vector<RowSets> sets_;  // one, or none without a limit of rows
   std::vector<std::uint32_t> removed_;
+  std::vector<Candidate> candidates_;
+  std::vector<std::int64_t> leaving_;
+  std::vector<Run> runs_;
 };
 
 // Return the number of clocks as a row's use has it.
