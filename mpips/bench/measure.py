@@ -59,6 +59,10 @@ BARS: Bars = {
     "overlap": ("<=", 0.4),
     "goodput_mtbf_10s": (">=", 0.8),
     "stream_overhead": ("<=", 1.2),
+    "admit_cost": (">=", 0.93),
+    **{f"evict_cost_{how}": (">=", 0.93) for how in ("idle", "lru", "lfu")},
+    "memory_growth": ("within", 1.02),
+    **{f"evict_hit_rate_{by}": ("within", 1.01) for by in ("lru", "lfu")},
 }
 
 
