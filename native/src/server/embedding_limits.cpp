@@ -68,7 +68,10 @@ void EmbeddingShard::apply_limited(const Update& update, const Weight& weight, s
   }
   const std::size_t before = map_.size();
   const Update taken = admitted(update);
-  find_rows(taken.keys, taken.count);
+  if (limits_->admits_all())
+    find_rows(taken.keys, taken.count);
+  else
+    make_admitted(taken);
   note_pushed(taken, before);
   if (rule_.python && taken.count != 0)
     apply_python(taken, weight, step);
@@ -81,6 +84,7 @@ void EmbeddingShard::apply_limited(const Update& update, const Weight& weight, s
 
 // Return the part of an update whose keys have rows or get them. If only few keys are refused and
 // there is no journal, its values are those of the whole update, and `runs` has its parts there.
+// With admission `rows_` has the row of each key of the part, or npos.
 Update EmbeddingShard::admitted(const Update& update) {
   limits_->runs().clear();
   if (limits_->admits_all()) return update;
@@ -99,6 +103,7 @@ Update EmbeddingShard::admitted(const Update& update) {
       follows = false;
       continue;
     }
+    rows_[admitted_keys_.size()] = rows_[i];
     admitted_keys_.push_back(update.keys[i]);
     if (follows)
       ++runs.back().n;
@@ -109,6 +114,7 @@ Update EmbeddingShard::admitted(const Update& update) {
   Update taken = update;
   taken.count = admitted_keys_.size();
   taken.keys = admitted_keys_.data();
+  rows_.resize(taken.count);
   if (taken.count == update.count) {
     runs.clear();
   } else if (durable_.journal != nullptr || rule_.python ||
@@ -121,6 +127,20 @@ Update EmbeddingShard::admitted(const Update& update) {
     runs.clear();
   }
   return taken;
+}
+
+// Make the rows of the keys that have npos in `rows_`.
+void EmbeddingShard::make_admitted(const Update& taken) {
+  std::vector<std::int64_t> new_keys;
+  for (std::size_t i = 0; i < taken.count; ++i)
+    if (rows_[i] == RowMap::npos) new_keys.push_back(taken.keys[i]);
+  if (new_keys.empty()) return;
+  std::vector<std::uint32_t> made(new_keys.size());
+  take_memory(new_keys.size());
+  find_or_make(new_keys.data(), new_keys.size(), made.data());
+  auto next = made.begin();
+  for (std::uint32_t& r : rows_)
+    if (r == RowMap::npos) r = *next++;
 }
 
 // Apply an admitted part whose values are still those of the whole update.
@@ -327,6 +347,9 @@ bool EmbeddingShard::remove_rows(double max_s) {
     for (std::size_t i = 0; i < sets_per_look && limits.sets().overfull() != 0; ++i) {
       const std::size_t set = limits.sets().next_overfull();
       limits.sets().prefetch_overfull();
+      if (limits.sets().overfull() != 0)
+        for (const std::uint32_t r : limits.sets().members(limits.sets().coming_overfull()))
+          limits.prefetch_use(r);
       choose_leaving(set);
     }
     remove_leaving();

@@ -147,6 +147,7 @@ class EmbeddingShard final : public Shard {
 
   void apply_limited(const Update& update, const Weight& weight, std::uint64_t step);
   Update admitted(const Update& update);
+  void make_admitted(const Update& taken);
   void apply_runs(const Update& update, const Update& taken, const Weight& weight,
                   std::uint64_t step);
   void note_pushed(const Update& update, std::size_t n_before);

@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
+#include "journal/journal.hpp"
 #include "server/shard.hpp"
 #include "shm/shared_memory.hpp"
 
@@ -33,6 +35,12 @@ struct RowUse {
   std::uint32_t count;  // clocks with a push since the row was made; 0: nothing is known of the row
 };
 static_assert(sizeof(RowUse) == sizeof(std::uint64_t));
+
+// Return the number of clocks as a row's use has it.
+inline std::uint32_t as_use_clock(std::uint64_t clock) noexcept {
+  constexpr std::uint64_t most = std::numeric_limits<std::uint32_t>::max();
+  return static_cast<std::uint32_t>(clock < most ? clock : most);
+}
 
 enum class Admission : std::uint8_t { all, counted, random };
 enum class Eviction : std::uint8_t { none, idle, recent, frequent };
@@ -70,7 +78,9 @@ class RowSets {
   bool waits(std::size_t set) const noexcept { return waits_[set] != 0; }
   // Return an overfull set and take it off the list.
   std::size_t next_overfull() noexcept;
-  // Prefetch what the next calls of `next_overfull` return.
+  // The set that the next call returns, which must be there.
+  std::size_t coming_overfull() const noexcept { return waiting_.back(); }
+  // Prefetch the members of the sets behind the coming one.
   void prefetch_overfull() const noexcept;
   // Prefetch where a set's members are noted; with that in the cache, prefetch its members.
   void prefetch_place(std::size_t set) const noexcept { __builtin_prefetch(&members_[set]); }
@@ -113,11 +123,26 @@ class RowLimits {
   // value.
   std::uint64_t removed_at = 0;
 
-  RowUse use(std::size_t row) const noexcept;
-  void set_use(std::size_t row, RowUse use) noexcept;
+  RowUse use(std::size_t row) const noexcept {
+    RowUse found;
+    std::memcpy(&found, uses_->data() + row * sizeof found, sizeof found);
+    return found;
+  }
+  void set_use(std::size_t row, RowUse use) noexcept {
+    std::uint64_t word = 0;
+    std::memcpy(&word, &use, sizeof word);
+    Journal::barrier();
+    reinterpret_cast<std::uint64_t*>(uses_->data())[row] = word;
+    Journal::barrier();
+  }
   void move_use(std::size_t from, std::size_t to) noexcept { set_use(to, use(from)); }
   // Note a push of a row that is alive and has this use.
-  void touch(std::size_t row, RowUse before) noexcept;
+  void touch(std::size_t row, RowUse before) noexcept {
+    const std::uint32_t clock = as_use_clock(now);
+    if (before.last == clock && before.count != 0) return;
+    const std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
+    set_use(row, {clock, before.count < most ? before.count + 1 : most});
+  }
   void prefetch_use(std::size_t row) const noexcept {
     __builtin_prefetch(uses_->data() + row * sizeof(RowUse), 1);
   }
@@ -174,11 +199,5 @@ class RowLimits {
   std::vector<std::int64_t> leaving_;
   std::vector<Run> runs_;
 };
-
-// Return the number of clocks as a row's use has it.
-inline std::uint32_t as_use_clock(std::uint64_t clock) noexcept {
-  constexpr std::uint64_t most = std::numeric_limits<std::uint32_t>::max();
-  return static_cast<std::uint32_t>(clock < most ? clock : most);
-}
 
 }  // namespace mpips
