@@ -16,6 +16,10 @@ SUITES: Suites = {
     "push": ("mpips.bench.node", "dense pushes of 4 KiB to 64 MiB on a node"),
     "pull": ("mpips.bench.node", "dense pulls of 4 KiB to 64 MiB on a node"),
     "embedding": ("mpips.bench.node", "pushes and pulls of rows on a node"),
+    "limits": (
+        "mpips.bench.row_limits",
+        "embedding tables whose rows come and go: costs, memory, hit rates",
+    ),
     "transport": ("mpips.bench.transport", "pushes and pulls between nodes"),
     "checkpoint": (
         "mpips.bench.checkpoint",
@@ -43,7 +47,7 @@ SUITES: Suites = {
         "copies and steps with parameters on a CUDA device; plain torch there",
     ),
 }
-ALL = ("kernels", "push", "pull", "embedding", "transport", "checkpoint")
+ALL = ("kernels", "push", "pull", "embedding", "limits", "transport", "checkpoint")
 
 # Suites of earlier versions that are in tests/bench of the repository now.
 MOVED = (

@@ -182,6 +182,10 @@ void RowMap::rebuild(std::size_t n) {
   *this = std::move(grown);
 }
 
+void RowMap::prefetch(std::int64_t key) const noexcept {
+  __builtin_prefetch(&buckets_[home(key)], 1);
+}
+
 void RowMap::set_row(std::int64_t key, std::uint32_t row) noexcept {
   for (std::size_t b = home(key);; b = (b + 1) & (n_buckets_ - 1)) {
     Bucket& bucket = buckets_[b];

@@ -57,6 +57,8 @@ class RowMap {
   // caller must give the row with the number size() (the last one before the call) to another key
   // with `set_row`, unless it is the removed one: the next insertion uses that number again.
   std::uint32_t erase(std::int64_t key) noexcept;
+  // Prefetch where a key is, or would be.
+  void prefetch(std::int64_t key) const noexcept;
   // Set the row of a key that is present.
   void set_row(std::int64_t key, std::uint32_t row) noexcept;
   // Give memory back if less than an eighth of it is in use. Throws std::bad_alloc and then changes

@@ -37,6 +37,9 @@ namespace mpips {
 namespace {
 
 constexpr std::size_t rows_per_look = 64;  // rows visited between two reads of the time
+constexpr std::size_t sets_per_look = 8;   // sets reduced between two reads of the time
+constexpr std::size_t uses_ahead = 32;     // rows whose use is prefetched
+constexpr std::size_t few_leaving = 8;     // rows of a set up to which a heap finds them fastest
 // Idle rows that are visited for each row that is made: the share of removable rows in memory is
 // then at most about the inverse. Some more are visited at each tick, so that a table to which
 // nothing is added becomes empty as well: at least so many, and this share of the table.
@@ -65,40 +68,93 @@ void EmbeddingShard::apply_limited(const Update& update, const Weight& weight, s
   }
   const std::size_t before = map_.size();
   const Update taken = admitted(update);
-  find_rows(taken.keys, taken.count);
+  if (limits_->admits_all())
+    find_rows(taken.keys, taken.count);
+  else
+    make_admitted(taken);
   note_pushed(taken, before);
   if (rule_.python && taken.count != 0)
     apply_python(taken, weight, step);
+  else if (!limits_->runs().empty())
+    apply_runs(update, taken, weight, step);
   else
     apply_rows(rows_.data(), taken, weight, step);
   if (notes_changes_) note_changes(taken);
 }
 
-// Return the part of an update whose keys have rows or get them.
+// Return the part of an update whose keys have rows or get them. If only few keys are refused and
+// there is no journal, its values are those of the whole update, and `runs` has its parts there.
+// With admission `rows_` has the row of each key of the part, or npos.
 Update EmbeddingShard::admitted(const Update& update) {
+  limits_->runs().clear();
   if (limits_->admits_all()) return update;
-  constexpr std::size_t n_ahead = 16;
+  constexpr std::size_t n_ahead = 16, least_run = 64;
   rows_.resize(update.count);
   map_.find(update.keys, update.count, rows_.data());
   admitted_keys_.clear();
-  admitted_values_.clear();
+  std::vector<RowLimits::Run>& runs = limits_->runs();
+  bool follows = false;  // the key before is admitted
   for (std::size_t i = 0; i < update.count; ++i) {
     if (i + n_ahead < update.count && rows_[i + n_ahead] == RowMap::npos)
       limits_->prefetch(update.keys[i + n_ahead]);
     const bool is_there = rows_[i] != RowMap::npos && !limits_->is_dead(rows_[i]);
     if (!is_there && !limits_->admit(update.keys[i])) {
       ++stats_->rows_refused;
+      follows = false;
       continue;
     }
+    rows_[admitted_keys_.size()] = rows_[i];
     admitted_keys_.push_back(update.keys[i]);
-    admitted_values_.insert(admitted_values_.end(), update.values + i * dim_,
-                            update.values + (i + 1) * dim_);
+    if (follows)
+      ++runs.back().n;
+    else
+      runs.push_back({i, 1});
+    follows = true;
   }
   Update taken = update;
   taken.count = admitted_keys_.size();
   taken.keys = admitted_keys_.data();
-  taken.values = admitted_values_.data();
+  rows_.resize(taken.count);
+  if (taken.count == update.count) {
+    runs.clear();
+  } else if (durable_.journal != nullptr || rule_.python ||
+             update.count < least_run * runs.size()) {
+    admitted_values_.resize(taken.count * dim_);
+    float* out = admitted_values_.data();
+    for (const RowLimits::Run& run : runs)
+      out = std::copy_n(update.values + run.from * dim_, run.n * dim_, out);
+    taken.values = admitted_values_.data();
+    runs.clear();
+  }
   return taken;
+}
+
+// Make the rows of the keys that have npos in `rows_`.
+void EmbeddingShard::make_admitted(const Update& taken) {
+  std::vector<std::int64_t> new_keys;
+  for (std::size_t i = 0; i < taken.count; ++i)
+    if (rows_[i] == RowMap::npos) new_keys.push_back(taken.keys[i]);
+  if (new_keys.empty()) return;
+  std::vector<std::uint32_t> made(new_keys.size());
+  take_memory(new_keys.size());
+  find_or_make(new_keys.data(), new_keys.size(), made.data());
+  auto next = made.begin();
+  for (std::uint32_t& r : rows_)
+    if (r == RowMap::npos) r = *next++;
+}
+
+// Apply an admitted part whose values are still those of the whole update.
+void EmbeddingShard::apply_runs(const Update& update, const Update& taken, const Weight& weight,
+                                std::uint64_t step) {
+  std::size_t done = 0;
+  for (const RowLimits::Run& run : limits_->runs()) {
+    Update part = update;
+    part.count = run.n;
+    part.keys = taken.keys + done;
+    part.values = update.values + run.from * dim_;
+    apply_rows(rows_.data() + done, part, weight, step);
+    done += run.n;
+  }
 }
 
 // Note the use of the rows of an update, which are in `rows_`; the rows from `n_before` on are new.
@@ -108,10 +164,14 @@ void EmbeddingShard::note_pushed(const Update& update, std::size_t n_before) {
   stats_->rows_made += map_.size() - n_before;
   if (!limits.evicts()) return;
   for (std::size_t i = 0; i < update.count; ++i) {
+    if (i + uses_ahead < update.count) limits.prefetch_use(rows_[i + uses_ahead]);
     const std::uint32_t r = rows_[i];
     if (r >= n_before) {
       stats_->rows_returned += limits.comes_back(update.keys[i]);
-    } else if (limits.is_dead(r)) {
+      continue;
+    }
+    const RowUse use = limits.use(r);
+    if (limits.is_dead(use, limits.now)) {
       reset_row(r, update.keys[i]);
       fault::at(fault::Point::rows_made);
       limits.set_use(r, {as_use_clock(limits.now), 1});
@@ -119,15 +179,24 @@ void EmbeddingShard::note_pushed(const Update& update, std::size_t n_before) {
       ++stats_->rows_returned;
       ++stats_->rows_made;
     } else {
-      limits.touch(r);
+      limits.touch(r, use);
     }
   }
-  const std::int64_t* stored = keys();
-  for (std::size_t r = n_before; limits.has_sets() && r < map_.size(); ++r)
-    limits.sets().add(limits.sets().set_of(stored[r]), static_cast<std::uint32_t>(r));
+  if (limits.has_sets()) add_to_sets(n_before);
   if (limits.has_idle())
     limits.to_visit =
         std::min(map_.size(), limits.to_visit + visits_per_row * (map_.size() - n_before));
+}
+
+// Add the rows from `n_before` on to their sets.
+void EmbeddingShard::add_to_sets(std::size_t n_before) {
+  constexpr std::size_t n_ahead = 8;
+  RowSets& sets = limits_->sets();
+  const std::int64_t* stored = keys();
+  for (std::size_t r = n_before; r < map_.size(); ++r) {
+    if (r + n_ahead < map_.size()) sets.prefetch_place(sets.set_of(stored[r + n_ahead]));
+    sets.add(sets.set_of(stored[r]), static_cast<std::uint32_t>(r));
+  }
 }
 
 void EmbeddingShard::pull_limited(const std::int64_t* keys, std::size_t n, float* out) {
@@ -139,6 +208,8 @@ void EmbeddingShard::pull_limited(const std::int64_t* keys, std::size_t n, float
   for (std::size_t i = 0; i < n; ++i) {
     if (i + ahead_ < n && rows_[i + ahead_] != RowMap::npos)
       prefetch<0>(rows_[i + ahead_], value_lines_);
+    if (limits_->has_idle() && i + ahead_ < n && rows_[i + ahead_] != RowMap::npos)
+      limits_->prefetch_use(rows_[i + ahead_]);
     if (rows_[i] == RowMap::npos || limits_->is_dead(rows_[i]))
       make_initial(keys[i], out + i * dim_);
     else
@@ -152,7 +223,8 @@ void EmbeddingShard::make_room_in(const std::int64_t* keys, std::size_t n) {
   RowSets& sets = limits_->sets();
   for (std::size_t i = 0; i < n; ++i) {
     const std::size_t set = sets.set_of(keys[i]);
-    if (sets.waits(set)) reduce_set(set);
+    if (sets.waits(set)) choose_leaving(set);
+    if (!limits_->leaving().empty()) remove_leaving();
   }
 }
 
@@ -169,34 +241,73 @@ bool EmbeddingShard::is_changed(std::uint32_t r, std::uint64_t since,
   return changed_[r] > since;
 }
 
-// Remove the rows of a set that were used least, until it has as many as it may.
-void EmbeddingShard::reduce_set(std::size_t set) {
-  // In this order they leave. A frequent row stays before one of the clock at hand only if the rows
-  // of that clock are too many for the set by themselves.
-  using Rank = std::tuple<bool, std::uint32_t, std::uint32_t, std::uint64_t, std::int64_t>;
+// Add the keys of the rows of a set that were used least to `leaving`, so many that the rest is as
+// large as the set may be.
+void EmbeddingShard::choose_leaving(std::size_t set) {
+  using Candidate = RowLimits::Candidate;
   RowSets& sets = limits_->sets();
   const std::vector<std::uint32_t>& members = sets.members(set);
   if (members.size() <= sets.most()) return;
   const bool by_count = limits_->config().eviction == Eviction::frequent;
   const std::uint32_t clock = as_use_clock(limits_->applied_at);
-  std::vector<Rank> ranks;
-  ranks.reserve(members.size());
-  for (const std::uint32_t r : members) {
-    const RowUse use = limits_->use(r);
-    const std::int64_t key = keys()[r];
-    ranks.emplace_back(use.last == clock, by_count ? use.count : 0, use.last,
-                       mix_splitmix(static_cast<std::uint64_t>(key)), key);
+  std::vector<Candidate>& candidates = limits_->candidates();
+  candidates.resize(members.size());
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    // A frequent row stays before one of the clock at hand only if the rows of that clock are too
+    // many for the set by themselves.
+    const RowUse use = limits_->use(members[i]);
+    const std::uint64_t is_new = use.last == clock ? 1 : 0;
+    candidates[i] = {by_count ? is_new << 32 | use.count : 0, use.last, members[i]};
   }
+  const auto is_used_less = [](const Candidate& a, const Candidate& b) {
+    return a.rank != b.rank ? a.rank < b.rank : a.last < b.last;
+  };
   const std::size_t n_leaving = members.size() - sets.most();
-  std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(n_leaving),
-                   ranks.end());
-  for (std::size_t i = 0; i < n_leaving; ++i) remove_row(std::get<4>(ranks[i]));
+  const auto first = candidates.begin(), end = candidates.end();
+  const auto middle = first + static_cast<std::ptrdiff_t>(n_leaving);
+  if (n_leaving <= few_leaving)
+    std::partial_sort(first, middle, end, is_used_less);
+  else
+    std::nth_element(first, middle - 1, end, is_used_less);
+  // Of the rows that are used as much as the last one of these, those leave whose keys have the
+  // lowest hashes. Different keys have different hashes.
+  const std::int64_t* stored = keys();
+  const Candidate bound = *(middle - 1);
+  const auto equal =
+      std::partition(first, end, [&](const Candidate& c) { return is_used_less(c, bound); });
+  const auto behind =
+      std::partition(equal, end, [&](const Candidate& c) { return !is_used_less(bound, c); });
+  if (behind > middle) {
+    for (auto c = equal; c != behind; ++c)
+      c->rank = mix_splitmix(static_cast<std::uint64_t>(stored[c->row]));
+    std::nth_element(equal, middle, behind,
+                     [](const Candidate& a, const Candidate& b) { return a.rank < b.rank; });
+  }
+  for (std::size_t i = 0; i < n_leaving; ++i) {
+    prefetch<1>(candidates[i].row, row_lines_);
+    limits_->leaving().push_back(stored[candidates[i].row]);
+    map_.prefetch(limits_->leaving().back());
+  }
+}
+
+void EmbeddingShard::remove_leaving() {
+  for (const std::int64_t key : limits_->leaving()) remove_row(key);
+  limits_->leaving().clear();
 }
 
 void EmbeddingShard::remove_row(std::int64_t key) {
   auto* stored = reinterpret_cast<std::int64_t*>(key_memory_.data());
   Journal* journal = durable_.journal;
-  const std::size_t last = map_.size() - 1, r = map_.erase(key);
+  const std::size_t last = map_.size() - 1;
+  // The last rows are those that move at the next calls.
+  if (last >= 2) {
+    map_.prefetch(stored[last - 1]);
+    if (limits_->has_sets()) {
+      limits_->sets().prefetch_members(limits_->sets().set_of(stored[last - 1]));
+      limits_->sets().prefetch_place(limits_->sets().set_of(stored[last - 2]));
+    }
+  }
+  const std::size_t r = map_.erase(key);
   if (journal != nullptr && r != last)
     journal->set(journal->of_table(durable_.table, Journal::moving), last << 32 | (r + 1));
   fault::at(fault::Point::row_moving);
@@ -233,7 +344,15 @@ bool EmbeddingShard::remove_rows(double max_s) {
   if (end == 0.0 && limits.has_idle())
     limits.to_visit += std::max(visits_per_tick, map_.size() / share_per_tick);
   while (limits.has_sets() && limits.sets().overfull() != 0) {
-    reduce_set(limits.sets().next_overfull());
+    for (std::size_t i = 0; i < sets_per_look && limits.sets().overfull() != 0; ++i) {
+      const std::size_t set = limits.sets().next_overfull();
+      limits.sets().prefetch_overfull();
+      if (limits.sets().overfull() != 0)
+        for (const std::uint32_t r : limits.sets().members(limits.sets().coming_overfull()))
+          limits.prefetch_use(r);
+      choose_leaving(set);
+    }
+    remove_leaving();
     if (end != 0.0 && now_s() >= end) return limits.sets().overfull() != 0;
   }
   for (std::size_t i = 1; limits.to_visit != 0; ++i) {
@@ -299,8 +418,7 @@ void EmbeddingShard::take_over_limits() {
 // Add the rows from `n_before` on, which `load` or `set` has made, to their sets.
 void EmbeddingShard::note_loaded(std::size_t n_before) {
   limits_->applied_at = limits_->now - std::min<std::uint64_t>(limits_->now, 1);
-  for (std::size_t r = n_before; limits_->has_sets() && r < map_.size(); ++r)
-    limits_->sets().add(limits_->sets().set_of(keys()[r]), static_cast<std::uint32_t>(r));
+  if (limits_->has_sets()) add_to_sets(n_before);
 }
 
 void EmbeddingShard::set_uses(const std::int64_t* keys, std::size_t n, const std::uint32_t* last,

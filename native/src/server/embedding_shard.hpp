@@ -147,11 +147,16 @@ class EmbeddingShard final : public Shard {
 
   void apply_limited(const Update& update, const Weight& weight, std::uint64_t step);
   Update admitted(const Update& update);
+  void make_admitted(const Update& taken);
+  void apply_runs(const Update& update, const Update& taken, const Weight& weight,
+                  std::uint64_t step);
   void note_pushed(const Update& update, std::size_t n_before);
   void reset_row(std::size_t index, std::int64_t key);
+  void add_to_sets(std::size_t n_before);
   void pull_limited(const std::int64_t* keys, std::size_t n, float* out);
   void make_room_in(const std::int64_t* keys, std::size_t n);
-  void reduce_set(std::size_t set);
+  void choose_leaving(std::size_t set);
+  void remove_leaving();
   void remove_row(std::int64_t key);
   bool is_changed(std::uint32_t row, std::uint64_t since, std::uint64_t now) const noexcept;
   void finish_move();

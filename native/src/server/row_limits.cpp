@@ -54,6 +54,21 @@ void RowSets::rename(std::size_t set, std::uint32_t from, std::uint32_t to) noex
   *std::find(rows.begin(), rows.end(), from) = to;
 }
 
+void RowSets::prefetch_overfull() const noexcept {
+  const std::size_t n = waiting_.size();
+  if (n > 1) prefetch_members(waiting_[n - 2]);
+  if (n > 2) prefetch_place(waiting_[n - 3]);
+}
+
+void RowSets::prefetch_members(std::size_t set) const noexcept {
+  constexpr std::size_t most_lines = 8;
+  const std::vector<std::uint32_t>& rows = members_[set];
+  const auto* at = reinterpret_cast<const char*>(rows.data());
+  const std::size_t n_bytes = rows.size() * sizeof(std::uint32_t);
+  for (std::size_t k = 0; k < std::min(n_bytes, most_lines * line_bytes); k += line_bytes)
+    __builtin_prefetch(at + k, 1);
+}
+
 std::size_t RowSets::next_overfull() noexcept {
   const std::size_t set = waiting_.back();
   waiting_.pop_back();
@@ -67,28 +82,6 @@ RowLimits::RowLimits(const LimitsConfig& config, SharedMemory* uses, SharedMemor
     sets_.emplace_back(config.most_rows);
   if (counts_ == nullptr) return;
   for (std::size_t n = counts_->size() / line_bytes; n > 1; n /= 2) --block_shift_;
-}
-
-RowUse RowLimits::use(std::size_t row) const noexcept {
-  RowUse found;
-  std::memcpy(&found, uses_->data() + row * sizeof found, sizeof found);
-  return found;
-}
-
-void RowLimits::set_use(std::size_t row, RowUse use) noexcept {
-  std::uint64_t word = 0;
-  std::memcpy(&word, &use, sizeof word);
-  Journal::barrier();
-  reinterpret_cast<std::uint64_t*>(uses_->data())[row] = word;
-  Journal::barrier();
-}
-
-void RowLimits::touch(std::size_t row) noexcept {
-  const RowUse before = use(row);
-  const std::uint32_t clock = as_use_clock(now);
-  if (before.last == clock && before.count != 0) return;
-  const std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
-  set_use(row, {clock, before.count < most ? before.count + 1 : most});
 }
 
 void RowLimits::grow_uses(std::size_t n_rows) { uses_->grow(n_rows * sizeof(RowUse)); }

@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
+#include "journal/journal.hpp"
 #include "server/shard.hpp"
 #include "shm/shared_memory.hpp"
 
@@ -33,6 +35,12 @@ struct RowUse {
   std::uint32_t count;  // clocks with a push since the row was made; 0: nothing is known of the row
 };
 static_assert(sizeof(RowUse) == sizeof(std::uint64_t));
+
+// Return the number of clocks as a row's use has it.
+inline std::uint32_t as_use_clock(std::uint64_t clock) noexcept {
+  constexpr std::uint64_t most = std::numeric_limits<std::uint32_t>::max();
+  return static_cast<std::uint32_t>(clock < most ? clock : most);
+}
 
 enum class Admission : std::uint8_t { all, counted, random };
 enum class Eviction : std::uint8_t { none, idle, recent, frequent };
@@ -70,6 +78,13 @@ class RowSets {
   bool waits(std::size_t set) const noexcept { return waits_[set] != 0; }
   // Return an overfull set and take it off the list.
   std::size_t next_overfull() noexcept;
+  // The set that the next call returns, which must be there.
+  std::size_t coming_overfull() const noexcept { return waiting_.back(); }
+  // Prefetch the members of the sets behind the coming one.
+  void prefetch_overfull() const noexcept;
+  // Prefetch where a set's members are noted; with that in the cache, prefetch its members.
+  void prefetch_place(std::size_t set) const noexcept { __builtin_prefetch(&members_[set]); }
+  void prefetch_members(std::size_t set) const noexcept;
   std::size_t memory_bytes() const noexcept { return bytes_; }
 
  private:
@@ -108,11 +123,29 @@ class RowLimits {
   // value.
   std::uint64_t removed_at = 0;
 
-  RowUse use(std::size_t row) const noexcept;
-  void set_use(std::size_t row, RowUse use) noexcept;
+  RowUse use(std::size_t row) const noexcept {
+    RowUse found;
+    std::memcpy(&found, uses_->data() + row * sizeof found, sizeof found);
+    return found;
+  }
+  void set_use(std::size_t row, RowUse use) noexcept {
+    std::uint64_t word = 0;
+    std::memcpy(&word, &use, sizeof word);
+    Journal::barrier();
+    reinterpret_cast<std::uint64_t*>(uses_->data())[row] = word;
+    Journal::barrier();
+  }
   void move_use(std::size_t from, std::size_t to) noexcept { set_use(to, use(from)); }
-  // Note a push of a row that is alive.
-  void touch(std::size_t row) noexcept;
+  // Note a push of a row that is alive and has this use.
+  void touch(std::size_t row, RowUse before) noexcept {
+    const std::uint32_t clock = as_use_clock(now);
+    if (before.last == clock && before.count != 0) return;
+    const std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
+    set_use(row, {clock, before.count < most ? before.count + 1 : most});
+  }
+  void prefetch_use(std::size_t row) const noexcept {
+    __builtin_prefetch(uses_->data() + row * sizeof(RowUse), 1);
+  }
   void grow_uses(std::size_t n_rows);
   void shrink_uses(std::size_t n_rows);
 
@@ -122,6 +155,22 @@ class RowLimits {
     return has_idle() && use.count != 0 && at > use.last + config_.idle;
   }
   bool is_dead(std::size_t row) const noexcept { return has_idle() && is_dead(use(row), now); }
+
+  // A row that may leave its set; rows with a lower rank leave first.
+  struct Candidate {
+    std::uint64_t rank;
+    std::uint32_t last, row;
+  };
+  // Memory for the candidates of one set.
+  std::vector<Candidate>& candidates() noexcept { return candidates_; }
+  // Keys whose rows are removed next.
+  std::vector<std::int64_t>& leaving() noexcept { return leaving_; }
+
+  // A part of an update all of whose keys have rows: the first key, and the number of keys.
+  struct Run {
+    std::size_t from, n;
+  };
+  std::vector<Run>& runs() noexcept { return runs_; }
 
   // Count a push of a key without a row; return true if it gets one.
   bool admit(std::int64_t key) noexcept;
@@ -146,12 +195,9 @@ class RowLimits {
   unsigned block_shift_ = 64;
   std::vector<RowSets> sets_;  // one, or none without a limit of rows
   std::vector<std::uint32_t> removed_;
+  std::vector<Candidate> candidates_;
+  std::vector<std::int64_t> leaving_;
+  std::vector<Run> runs_;
 };
-
-// Return the number of clocks as a row's use has it.
-inline std::uint32_t as_use_clock(std::uint64_t clock) noexcept {
-  constexpr std::uint64_t most = std::numeric_limits<std::uint32_t>::max();
-  return static_cast<std::uint32_t>(clock < most ? clock : most);
-}
 
 }  // namespace mpips

@@ -5,7 +5,7 @@
 `cluster.py` the ranks as start-up sees them, `network.py` and `links.py` the channels between workers and
 servers, `messages.py` the messages of the scheduler, `disk.py` the checkpoints. `launch.py` starts the ranks
 of one launch and plays their roles, `program.py` computes what workers do and what must come out,
-`history.py` runs launches one after the other until the job is done, and `planted.py` has defects that must
-be found.
+`history.py` runs launches one after the other until the job is done, `search.py` many histories, and
+`planted.py` has defects that must be found.
 docs/design/simulation.md lists what is real and what is imitated.
 """

@@ -8,7 +8,7 @@ import mpi4py
 def main() -> int:
     """Run histories without MPI: processes are forked."""
     mpi4py.rc.initialize = False
-    from simulation.history import main as run
+    from simulation.search import main as run
 
     return run()
 

@@ -16,6 +16,7 @@ from mpips.model.adaptive_bound import BoundChoice
 from mpips.model.consistency import BSP
 from mpips.server.bound_control import BoundControl
 from simulation.program import Shape, may_group
+from simulation.row_limits import is_limited
 
 # Share of the histories; the salt is chosen so that no test's seed is one of them.
 SHARE, SALT = 0.12, 207
@@ -25,7 +26,7 @@ ADAPTIVE = "adaptive"  # name of these histories
 def is_adaptive(seed: int, feature: str) -> bool:
     """Return True if the tables of a history with this feature are under SSP("auto")."""
     found = random.Random(f"adaptive {SALT} {seed}").random() < SHARE
-    return found and feature in ("", "gathers")
+    return found and feature in ("", "gathers") and not is_limited(seed, feature)
 
 
 def draws_of(seed: int, feature: str) -> random.Random | None:

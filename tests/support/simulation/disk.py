@@ -29,6 +29,7 @@ class Checkpoint(NamedTuple):
         head: Its description of the job, with the states of the workers.
         dense: Values of dense tables, by name, flat.
         rows: Rows of embedding tables, by name and key.
+        uses: Uses of the rows of tables that evict rows, by name and key: last clock, and number of clocks.
         versions: Number of updates of each table, by name.
         era: Number of the era in which it was written.
         path: Its folder.
@@ -37,6 +38,7 @@ class Checkpoint(NamedTuple):
     head: ManifestHead
     dense: dict[str, np.ndarray]
     rows: dict[str, dict[int, np.ndarray]]
+    uses: dict[str, dict[int, tuple[int, int]]]
     versions: dict[str, int]
     era: int
     path: Path
@@ -88,6 +90,10 @@ class Disk:
             keys = np.array([k for k in rows if partitioner.owner(k) == server.index], np.int64)
             if len(keys):
                 server.core.load_rows(i, keys, np.stack([rows[int(k)] for k in keys]))
+                if table.evict is not None and table.name in start.uses:
+                    uses = [start.uses[table.name][int(k)] for k in keys]
+                    last, count = np.ascontiguousarray(np.array(uses, np.uint32).T)
+                    server.core.set_uses(i, keys, last, count)
 
     def forget(self) -> None:
         """Drop what was not published when the launch ended."""
@@ -170,7 +176,7 @@ def joined(
     path: Path,
 ) -> Checkpoint:
     """Return a checkpoint with copies of all shards."""
-    found = Checkpoint(head, {}, {}, {}, era, path)
+    found = Checkpoint(head, {}, {}, {}, {}, era, path)
     for shard in (each for part in parts for each in part):
         before = found.versions.setdefault(shard.table, shard.version)
         found.versions[shard.table] = max(before, shard.version)
@@ -183,6 +189,11 @@ def joined(
         for key, row in zip(shard.keys.tolist(), shard.values, strict=True):
             assert key not in rows, f"two servers have the row {key}"
             rows[key] = np.array(row)
+        if shard.uses is not None:
+            pairs = (tuple(pair) for pair in shard.uses.tolist())
+            found.uses.setdefault(shard.table, {}).update(
+                zip(shard.keys.tolist(), pairs, strict=True)
+            )
     return found
 
 

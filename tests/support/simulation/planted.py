@@ -33,6 +33,7 @@ from mpips.worker.image import memory as image_memory
 from mpips.worker.local import tables as local_tables
 from mpips.worker.replicated import tables as replicated_tables
 from simulation import disk, links
+from simulation.planted_limits import LIMIT_DEFECTS
 
 
 def _tick_before_position() -> list[Any]:
@@ -523,6 +524,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _bound_before_its_clock,
         _knows_the_bound_for_too_long,
         _rows_of_the_greatest_bound,
+        *LIMIT_DEFECTS,
     )
 }
 

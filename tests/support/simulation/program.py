@@ -26,6 +26,7 @@ from mpips.model.codec import RandomK, TopK
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
 from mpips.model.served import is_local, local_tables, times_of
 from mpips.model.table import Table, feedback_tables
+from simulation.row_limits import LimitedRows, Present, whole
 
 KEYS = 6  # keys of an embedding table
 # Where servers may drop pushes, each element has a digit to this base for each clock of its worker: the
@@ -223,10 +224,14 @@ def _groups(draws: random.Random, n_workers: int) -> Any:
 
 
 class Contents:
-    """The values of all tables: dense ones by index, rows by index and key. Not found: zeros."""
+    """The values of all tables: dense ones by index, rows by index and key. Not found: zeros.
+
+    `limited` has the rows of tables with limits as well, where these are values at the end of a clock.
+    """
 
     def __init__(self, dense: dict[int, np.ndarray], rows: dict[int, np.ndarray]) -> None:
         self.dense, self.rows = dense, rows
+        self.limited: dict[int, Present] = {}
 
     def add(self, other: Contents) -> Contents:
         """Return the sum."""
@@ -252,6 +257,7 @@ class Era:
         applied: What servers have applied, where they may drop pushes; else None.
         rounds: The values of tables with synchronous outer steps, where there are any; else None.
         bounds: The bound of SSP("auto") in force at each clock of this launch; None: the greatest one is.
+        limited: The rows of tables with limits, by index.
     """
 
     applied: Any = None
@@ -276,6 +282,11 @@ class Era:
         self._in_groups = {worker for group in groups for worker in group}
         self._summed = grouped_tables(shape.tables).keys()
         self._prefix = [self._sums(w) for w in range(shape.n_workers)]
+        self.limited = {
+            i: LimitedRows(self, i, self.base.limited.get(i))
+            for i, t in enumerate(shape.tables)
+            if isinstance(t, EmbeddingTable) and (t.admit is not None or t.evict is not None)
+        }
 
     def is_summed(self, worker: int, table: int) -> bool:
         """Return whether a group sends a worker's updates of a dense table, at the end of the clock."""
@@ -415,6 +426,8 @@ class Era:
 
     def values(self, table: int, clocks: Sequence[int]) -> np.ndarray:
         """Return what a table holds after all clocks of the workers before these ones."""
+        if table in self.limited:
+            return whole(self.limited[table].at(clocks), KEYS)
         found = self.base.of(table).copy()
         for worker, clock in enumerate(clocks):
             found += self.added(table, worker, clock)
@@ -427,6 +440,7 @@ class Era:
             found.dense[i] = self.values(i, clocks)
         for i in found.rows:
             found.rows[i] = self.values(i, clocks)
+        found.limited = {i: rows.at(clocks) for i, rows in self.limited.items()}
         return found
 
 

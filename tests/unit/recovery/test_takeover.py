@@ -28,10 +28,18 @@ class WarmServer:
         return 1
 
 
+MEMORY: Any = SimpleNamespace(step=7)
+
+
 def takeover(server: WarmServer, copied: list[int]) -> Any:
     assignment = SimpleNamespace(servers=[0], workers=[1])
     cluster = SimpleNamespace(server=0, assignment=assignment, token="t")
-    arguments: Any = (cluster, None, SimpleNamespace(copied=copied), "", lambda: server)
+
+    def make(step: int) -> WarmServer:
+        server.calls.append(f"at step {step}")
+        return server
+
+    arguments: Any = (cluster, None, SimpleNamespace(copied=copied), "", make)
     return Takeover(*arguments, None, False, None)  # type: ignore[arg-type]
 
 
@@ -41,10 +49,11 @@ def takeover(server: WarmServer, copied: list[int]) -> Any:
 def test_a_server_from_a_copy_consumes_what_the_lost_one_had_before_any_worker_pulls(copied, calls):
     # The copy may have records in its rings that the lost server had consumed, and that pulls have returned.
     server = WarmServer()
-    assert takeover(server, copied)._attach() == {"reason": "", "staging": []}
-    assert server.calls == calls
+    assert takeover(server, copied)._attach(MEMORY) == {"reason": "", "staging": []}
+    # Limits of rows count the clocks of the run.
+    assert server.calls == ["at step 7", *calls]
 
 
 def test_memory_with_a_wrong_record_in_a_copy_is_not_used():
-    found = takeover(WarmServer(is_refused=True), [0])._attach()
+    found = takeover(WarmServer(is_refused=True), [0])._attach(MEMORY)
     assert found == {"reason": "server 0: a gap", "staging": []}

@@ -213,6 +213,29 @@ def test_probability_admits_its_share_of_keys():
     assert rig.core.stats(0)["rows_refused"] == 20_000 - rig.core.n_rows(0)
 
 
+def test_a_few_refused_keys_among_many_change_no_other_row():
+    # A rule with a state per row; so few refused keys leave the values where they are.
+    table = limited(admit=MinCount(2, memory_mib=1), optimizer=Adagrad(1.0))
+    rig = Rig(table, slot_bytes=1 << 16, n_slots=16)
+    every = Rig(limited(optimizer=Adagrad(1.0)), slot_bytes=1 << 16, n_slots=16)
+    known = np.arange(0, 4000, 2)
+    pushed = [known, known, np.union1d(known, [1, 777, 778, 3001, 3003, 5001])]
+    pushed.append(np.union1d(known, [777, 779]))
+    # The first push of a key is dropped where keys are counted.
+    taken = [known[:0], known, known, np.union1d(known, [777])]
+    worker, free = rig.worker(), every.worker()
+    for clock, keys in enumerate(pushed):
+        updates = np.repeat((keys % 7 + clock + 1)[:, None], DIM, 1).astype(np.float32)
+        is_taken = np.isin(keys, taken[clock])
+        worker.table("e").push(keys, updates)
+        free.table("e").push(keys[is_taken], updates[is_taken])
+        worker.clock()
+        free.clock()
+    assert len(rig.table_rows()) == 2001
+    assert rig.table_rows() == every.table_rows()
+    assert rig.core.stats(0)["rows_refused"] == 2000 + 5 + 1
+
+
 def test_many_sets_hold_no_more_rows_than_the_table_may():
     rig = Rig(limited(evict=MaxRows(1000)), n_slots=64, slot_bytes=4096)
     worker = rig.worker()

@@ -100,6 +100,12 @@ SHOWN_BY = {
     "bound-before-its-clock": 59,
     "knows-the-bound-for-too-long": 169,
     "rows-of-the-greatest-bound": 110,
+    "removes-idle-rows-late": 45,
+    "counts-clocks-of-this-job-alone": 45,
+    "counts-clocks-of-this-memory-alone": 205,
+    "uses-of-the-cut": 45,
+    "counts-keys-again": 45,
+    "keeps-rows-that-left": 420,
 }
 
 
