@@ -73,7 +73,7 @@ class Takeover:
         run: Supervised,
         partnership: Partnership,
         tables: str,
-        make_server: Callable[[], Server],
+        make_server: Callable[[int], Server],
         make_copy: Callable[[int, str], Server],
         skips_clocks: bool,
         reopen: Callable[[int, int, Memory], None],
@@ -86,7 +86,7 @@ class Takeover:
             run: The run.
             partnership: Partners of this launch, and the sets in memory.
             tables: Checksum of tables and options.
-            make_server: Attaches this rank's server to existing memory.
+            make_server: Attaches this rank's server to existing memory (clocks of the run before it).
             make_copy: Attaches the copy of a server (index) to existing memory (name of the set).
             skips_clocks: True if there are backup workers, so that a worker may skip clocks.
             reopen: `reopen(worker, clock, memory)` takes over what this worker has in memory of its own at a
@@ -207,7 +207,7 @@ class Takeover:
         except RegionError as error:
             return str(error)
         # Attach the servers.
-        found = c.agree("continuing in memory", self._attach, lengthy=True)
+        found = c.agree("continuing in memory", lambda: self._attach(memory.step), lengthy=True)
         if reason := next((row["reason"] for row in found if row["reason"]), ""):
             return reason
         if reason := self._find_places(memory):
@@ -271,8 +271,8 @@ class Takeover:
         received = c.deliver("exchanging the workers' positions", mine)
         return [msgspec.convert(received[r], At) for r in c.assignment.servers if r in received]
 
-    def _attach(self) -> dict[str, Any]:
-        """Attach this rank's server to its memory.
+    def _attach(self, clocks_before: int) -> dict[str, Any]:
+        """Attach this rank's server to its memory, which counts clocks from `clocks_before` of the run on.
 
         Returns:
             "reason": why this is impossible, or ""; "staging": the parts of the workers' old staging memory
@@ -288,7 +288,7 @@ class Takeover:
             return attach(c.token, staging[-1], 0)
 
         try:
-            self.server = self._make_server()
+            self.server = self._make_server(clocks_before)
             self.server.finish_recovery(attach_staging)
             if c.server in self._partnership.copied:
                 # The lost server had consumed what it acknowledged, and pulls have returned it. The copy may

@@ -276,7 +276,7 @@ class _StartUp:
             p.run,
             p.partnership,
             self._prints,
-            lambda: self._make_server(warm=True),
+            lambda clocks_before: self._make_server(True, clocks_before),
             self._make_copy,
             p.skips_clocks,
             lambda worker, clock, memory: take_over(p, worker, clock, memory),
@@ -323,7 +323,7 @@ class _StartUp:
     def _make_regions(self) -> None:
         p, c = self._parts, self._parts.ranks
         if c.server is not None and p.server is None:
-            p.server = self._make_server(warm=False)
+            p.server = self._make_server(False, p.saving.steps_before)
             if p.saving.start is not None:
                 from mpips.recovery.restore import restore
 
@@ -335,20 +335,21 @@ class _StartUp:
         p = self._parts
         return staging_part(worker, p.generation) if p.warm else f"w{worker}"
 
-    def _make_server(self, warm: bool) -> Server:
+    def _make_server(self, warm: bool, clocks_before: int) -> Server:
         p = self._parts
         index = p.ranks.server
         assert index is not None
-        return self._server(index, Durability(p.generation, p.warm, warm))
+        return self._server(index, Durability(p.generation, p.warm, warm), clocks_before)
 
     def _make_copy(self, index: int, name: str) -> Server:
         """Return the replica of another server, made from memory of this name."""
         p = self._parts
-        copy = self._server(index, Durability(p.generation, journal=True, warm=True, name=name))
+        durability = Durability(p.generation, journal=True, warm=True, name=name)
+        copy = self._server(index, durability, p.saving.steps_before)
         copy.finish_recovery(lambda w, g: attach(p.cluster.token, staging_part(w, g), 0))
         return copy
 
-    def _server(self, index: int, durability: Durability) -> Server:
+    def _server(self, index: int, durability: Durability, clocks_before: int) -> Server:
         from mpips.server.server import Server
 
         p = self._parts
@@ -362,7 +363,7 @@ class _StartUp:
                 p.oversubscribed,
                 p.links.progress,
                 durability,
-                p.saving.steps_before,
+                clocks_before,
             )
         except RegionError as error:
             if durability.warm or isinstance(p.ranks, OneRank):

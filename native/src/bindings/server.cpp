@@ -121,6 +121,7 @@ void bind_counters(py::class_<Server>& server) {
           "set_bound", [](Server& s, std::uint64_t bound) { return s.core().set_bound(bound); },
           py::arg("bound"))
       .def("min_clock", [](Server& s) { return s.core().clocks().min_clock(); })
+      .def("has_switched", [](Server& s) { return s.core().has_switched(); })
       // Return (clocks, seconds) of each worker since the last call.
       .def("take_intervals", [](Server& s) { return pairs_of(s.core().take_intervals()); })
       // Return (threshold, |grad f|^2, sigma^2) of Reject("auto"); None: the table has no such

@@ -65,6 +65,7 @@ from simulation.program import (
     with_drops,
     with_gathers,
 )
+from simulation.switching import switch_of, with_switch
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
@@ -143,6 +144,7 @@ class History:
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
         self._adaptive = draws_of(seed, self._feature)
+        self._switch = switch_of(seed, self._feature, self.clocks)
         self._is_losing = has_losing(seed)
         may_scale = self._is_losing or has_scaling(seed)
         self._scaling = random.Random(f"changes {seed}") if may_scale else None
@@ -275,7 +277,11 @@ class History:
         # With synchronous outer steps values are fractions, which other tables would round.
         if self._local is not None and (self._more.random() < 0.9 or not is_exact(self._local)):
             shape = with_local(shape, self._local)
-        if self._adaptive is not None:
+        if self._switch is not None:
+            is_gathering = self._feature == "gathers"
+            shape = with_gathers(shape, self._more) if is_gathering else shape
+            shape = with_switch(shape, self._switch)
+        elif self._adaptive is not None:
             shape = with_adaptive(shape, self._adaptive)
         elif self._feature == "gathers":
             shape = with_gathers(shape, self._more)

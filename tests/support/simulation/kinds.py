@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from simulation.adaptive import ADAPTIVE, is_adaptive
+from simulation.switching import SWITCHING, is_switching
 
 MAY_GATHER = ("reject", "local")
 SCALING_SHARE, SCALING_SALT = (
@@ -17,7 +18,7 @@ SCALING = "scaling"  # name of these, beside the features
 LOSING_SHARE, LOSING_SALT = 0.06, 12
 LOSING = "losing"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
-NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE} - {""})
+NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE, SWITCHING} - {""})
 
 
 def feature_of(seed: int) -> str:
@@ -40,6 +41,8 @@ def has(seed: int, feature: str) -> bool:
     """Return True if a history has this feature."""
     if feature == ADAPTIVE:
         return is_adaptive(seed, feature_of(seed))
+    if feature == SWITCHING:
+        return is_switching(seed, feature_of(seed))
     if feature in (SCALING, LOSING):
         return has_scaling(seed) if feature == SCALING else has_losing(seed)
     return feature_of(seed) == feature

@@ -217,6 +217,7 @@ class Launch:
             self.is_warm = bool(parts.saving.places)
             self.era, self._watches = self._begin(parts)
             self.era.bounds = None
+            self.era.clocks_before = parts.saving.steps_before
         self._parts[cluster.rank] = parts
         if cluster.worker is not None:
             self._work(cluster.worker, parts)

@@ -31,20 +31,29 @@ class WarmServer:
 def takeover(server: WarmServer, copied: list[int]) -> Any:
     assignment = SimpleNamespace(servers=[0], workers=[1])
     cluster = SimpleNamespace(server=0, assignment=assignment, token="t")
-    arguments: Any = (cluster, None, SimpleNamespace(copied=copied), "", lambda: server)
+
+    def make(clocks_before: int) -> WarmServer:
+        server.calls.append(f"counts from {clocks_before}")
+        return server
+
+    arguments: Any = (cluster, None, SimpleNamespace(copied=copied), "", make)
     return Takeover(*arguments, None, False, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("copied", "calls"), [([0], ["finish_recovery", "drain"]), ([], ["finish_recovery"])]
+    ("copied", "calls"),
+    [
+        ([0], ["counts from 7", "finish_recovery", "drain"]),
+        ([], ["counts from 7", "finish_recovery"]),
+    ],
 )
 def test_a_server_from_a_copy_consumes_what_the_lost_one_had_before_any_worker_pulls(copied, calls):
     # The copy may have records in its rings that the lost server had consumed, and that pulls have returned.
     server = WarmServer()
-    assert takeover(server, copied)._attach() == {"reason": "", "staging": []}
+    assert takeover(server, copied)._attach(7) == {"reason": "", "staging": []}
     assert server.calls == calls
 
 
 def test_memory_with_a_wrong_record_in_a_copy_is_not_used():
-    found = takeover(WarmServer(is_refused=True), [0])._attach()
+    found = takeover(WarmServer(is_refused=True), [0])._attach(7)
     assert found == {"reason": "server 0: a gap", "staging": []}

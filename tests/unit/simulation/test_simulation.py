@@ -100,6 +100,9 @@ SHOWN_BY = {
     "bound-before-its-clock": 59,
     "knows-the-bound-for-too-long": 169,
     "rows-of-the-greatest-bound": 110,
+    "workers-switch-early": 12,
+    "servers-switch-early": 12,
+    "switches-by-the-clock-of-the-launch": 12,
 }
 
 
