@@ -4,7 +4,7 @@ Three workers sleep for some milliseconds in each step, in place of computing, s
 then they push a real gradient. In the job `slow_worker` one worker needs three times as long for each step.
 In `stalls` one worker stops for as long, in proportion, as 5 s a minute. In `even` all are equally
 fast. BSP makes a fixed number of steps. Its loss at the end is the target, and the figure of a model is the
-time until worker 0 has seen a loss that is no greater.
+time until worker 0 has seen a loss at or below it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ AutoStaleness: TypeAlias = Annotated[
 # float32 arithmetic multiplies with it.
 Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
 SwitchClock: TypeAlias = Annotated[
-    int, Meta(ge=1, le=2**53, description="clocks since the begin of the run")
+    int, Meta(ge=1, le=2**53, description="clocks since the start of the run")
 ]
 SwitchRate: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
 OwnSwitchRate: TypeAlias = Annotated[SwitchRate | None, Meta(description="factor")]
@@ -284,7 +284,7 @@ def of_name(name: str) -> Consistency:
 
 
 def common_reduction(consistency: Consistency) -> Reduction | None:
-    """Return how updates of a clock are reduced: under BSP and at the begin of Switch; None: they are not."""
+    """Return how updates of a clock are reduced: under BSP, also that of Switch; None: they are not."""
     if isinstance(consistency, Switch):
         consistency = consistency.first
     return consistency.reduce if isinstance(consistency, BSP) else None

@@ -33,7 +33,7 @@ _SWITCH_SHARE = 16
 
 
 class Progress(NamedTuple):
-    """What worker 0 has seen: seconds since the start and the loss, by step."""
+    """The seconds since the start and the loss after each step, as worker 0 sees them."""
 
     seconds: list[float]
     losses: list[float]
@@ -103,7 +103,7 @@ def _measure(ranks: BenchRanks, name: str, site: Site, times: dict[str, list[flo
 
 
 def seconds_to(progress: Progress, target: float) -> float:
-    """Return when the loss was no greater than the target for the first time; infinite: it never was."""
+    """Return when the loss was at or below the target for the first time; infinite: it never was."""
     pairs = zip(progress.seconds, progress.losses, strict=True)
     return next((at for at, loss in pairs if loss <= target), float("inf"))
 
