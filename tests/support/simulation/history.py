@@ -31,7 +31,6 @@ from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
-from simulation.adaptive import draws_of, with_adaptive
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.kinds import (
@@ -65,7 +64,7 @@ from simulation.program import (
     with_drops,
     with_gathers,
 )
-from simulation.switching import switch_of, with_switch
+from simulation.switching import change_of_models
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
@@ -143,8 +142,7 @@ class History:
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
-        self._adaptive = draws_of(seed, self._feature)
-        self._switch = switch_of(seed, self._feature, self.clocks)
+        self._adaptive = change_of_models(seed, self._feature, self.clocks)
         self._is_losing = has_losing(seed)
         may_scale = self._is_losing or has_scaling(seed)
         self._scaling = random.Random(f"changes {seed}") if may_scale else None
@@ -277,12 +275,8 @@ class History:
         # With synchronous outer steps values are fractions, which other tables would round.
         if self._local is not None and (self._more.random() < 0.9 or not is_exact(self._local)):
             shape = with_local(shape, self._local)
-        if self._switch is not None:
-            is_gathering = self._feature == "gathers"
-            shape = with_gathers(shape, self._more) if is_gathering else shape
-            shape = with_switch(shape, self._switch)
-        elif self._adaptive is not None:
-            shape = with_adaptive(shape, self._adaptive)
+        if self._adaptive is not None:
+            shape = self._adaptive(shape, self._more)
         elif self._feature == "gathers":
             shape = with_gathers(shape, self._more)
         elif shape.drops != "backup" and self._feature in MAY_GATHER:
