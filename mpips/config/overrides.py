@@ -14,7 +14,7 @@ from mpips.model.consistency import (
     ASP,
     AUTO,
     BSP,
-    MODELS,
+    PLAIN_MODELS,
     POLICIES,
     SSP,
     Consistency,
@@ -217,7 +217,7 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
             )
     if model == "switch":
         return _switch(options, default)
-    same = default if default.name == model else MODELS[model]()
+    same = default if default.name == model else PLAIN_MODELS[model]()
     assert not isinstance(same, Switch)
     if isinstance(same, LocalSGD | DiLoCo):
         given = {name: getattr(options, name) for name in _OPTIONS[model]}
@@ -243,7 +243,8 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
 def _switch(options: TableConfig, default: Consistency) -> Switch:
     """Return BSP and ASP as the options, else the task, describe them."""
     same = default if isinstance(default, Switch) else None
-    at = options.switch_at if options.switch_at is not None else same and same.at
+    own_at, own_rate = (same.at, same.rate) if same is not None else (None, None)
+    at = options.switch_at if options.switch_at is not None else own_at
     if at is None:
         raise ConfigError(
             "consistency = 'switch': add switch_at, the number of clocks of the run under BSP"
@@ -252,7 +253,7 @@ def _switch(options: TableConfig, default: Consistency) -> Switch:
     if options.reduce is not None:
         first = BSP(reduce=options.reduce)
     then = same.then if same is not None else default if isinstance(default, ASP) else ASP()
-    rate = options.switch_rate if options.switch_rate is not None else same and same.rate
+    rate = options.switch_rate if options.switch_rate is not None else own_rate
     return Switch(first, ASP(_policy(options, then.policy)), at, rate)
 
 

@@ -262,9 +262,11 @@ class Switch:
 
 
 Consistency = BSP | SSP | ASP | LocalSGD | DiLoCo | Switch
-MODELS: dict[str, type[Consistency]] = {
-    c.name: c for c in (BSP, SSP, ASP, LocalSGD, DiLoCo, Switch)
+# The models with defaults for all options.
+PLAIN_MODELS: dict[str, type[BSP | SSP | ASP | LocalSGD | DiLoCo]] = {
+    c.name: c for c in (BSP, SSP, ASP, LocalSGD, DiLoCo)
 }
+MODELS: dict[str, type[Consistency]] = {**PLAIN_MODELS, Switch.name: Switch}
 
 
 def of_name(name: str) -> Consistency:
@@ -275,12 +277,11 @@ def of_name(name: str) -> Consistency:
     """
     if name.lower() not in MODELS:
         raise unknown_name("consistency", name, MODELS)
-    made = MODELS[name.lower()]
-    if made is Switch:
+    if name.lower() == Switch.name:
         raise ConfigError(
             "consistency = 'switch' needs the clock of the switch: use Switch(BSP(), ASP(), at=1000)"
         )
-    return made()
+    return PLAIN_MODELS[name.lower()]()
 
 
 def common_reduction(consistency: Consistency) -> Reduction | None:
