@@ -54,6 +54,7 @@ if _TYPE_CHECKING:
         LocalSGD,
         Reject,
         Scale,
+        Switch,
     )
     from mpips.model.initializer import Initializer
     from mpips.model.optimizer import (
@@ -159,6 +160,7 @@ __all__ = [
     "Scale",
     "SharedInt8",
     "StallError",
+    "Switch",
     "TopK",
     "TransportError",
     "Worker",
@@ -200,6 +202,7 @@ if not _TYPE_CHECKING:
                 "LocalSGD",
                 "Reject",
                 "Scale",
+                "Switch",
             ],
             "mpips.model.initializer": ["Initializer"],
             "mpips.model.optimizer": [

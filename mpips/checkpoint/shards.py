@@ -141,7 +141,7 @@ def settings_of(value: Any) -> dict[str, Any]:
     """
     options = {
         f.name: settings_of(getattr(value, f.name))
-        if f.name == "policy"
+        if dataclasses.is_dataclass(getattr(value, f.name))
         else getattr(value, f.name)
         for f in dataclasses.fields(value)
         if f.name != "max" or is_adaptive(value)

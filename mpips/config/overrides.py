@@ -10,7 +10,17 @@ from mpips.config.schema import JobConfig
 from mpips.config.table_section import TableConfig
 from mpips.errors import ConfigError
 from mpips.model.accepted import unknown_name
-from mpips.model.consistency import ASP, AUTO, BSP, MODELS, POLICIES, SSP, Consistency, Policy
+from mpips.model.consistency import (
+    ASP,
+    AUTO,
+    BSP,
+    PLAIN_MODELS,
+    POLICIES,
+    SSP,
+    Consistency,
+    Policy,
+    Switch,
+)
 from mpips.model.job_tables import check_tables
 from mpips.model.local_sgd import DiLoCo, LocalSGD
 from mpips.model.optimizer import Optimizer, PythonRule
@@ -141,7 +151,9 @@ def _partition(
 
 # The model or policy that has the option.
 _HOMES = {
-    "reduce": "BSP",
+    "reduce": "BSP and switch",
+    "switch_at": "switch",
+    "switch_rate": "switch",
     "backup": "BSP",
     "bound": "SSP and asynchronous diloco",
     "max_bound": "SSP with bound 'auto'",
@@ -152,7 +164,7 @@ _HOMES = {
     "mix": "diloco",
     "asynchronous": "diloco",
     "steps_by_speed": "diloco",
-    "policy": "SSP and ASP",
+    "policy": "SSP, ASP and switch",
     "max_staleness": "policy 'reject'",
     "lambda_": "policy 'compensate'",
 }
@@ -163,6 +175,7 @@ _OPTIONS: dict[str, set[str]] = {
     "bsp": {"reduce", "backup"},
     "ssp": {"bound", "policy"},
     "asp": {"policy"},
+    "switch": {"switch_at", "switch_rate", "reduce", "policy"},
     "local_sgd": {"steps"},
     "diloco": {
         "steps",
@@ -202,7 +215,10 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
                 f"{option} = {value!r} applies only to {_HOMES[option]}: remove it "
                 f"({model.upper()} takes {' and '.join(sorted(allowed))})"
             )
-    same = default if default.name == model else MODELS[model]()
+    if model == "switch":
+        return _switch(options, default)
+    same = default if default.name == model else PLAIN_MODELS[model]()
+    assert not isinstance(same, Switch)
     if isinstance(same, LocalSGD | DiLoCo):
         given = {name: getattr(options, name) for name in _OPTIONS[model]}
         given = {k: v for k, v in given.items() if v is not None}
@@ -222,6 +238,23 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
         most = options.max_bound if options.max_bound is not None else same.max
         return SSP(_bound(options, same), policy, most)
     return ASP(policy)
+
+
+def _switch(options: TableConfig, default: Consistency) -> Switch:
+    """Return BSP and ASP as the options, else the task, describe them."""
+    same = default if isinstance(default, Switch) else None
+    own_at, own_rate = (same.at, same.rate) if same is not None else (None, None)
+    at = options.switch_at if options.switch_at is not None else own_at
+    if at is None:
+        raise ConfigError(
+            "consistency = 'switch': add switch_at, the number of clocks of the run under BSP"
+        )
+    first = same.first if same is not None else default if isinstance(default, BSP) else BSP()
+    if options.reduce is not None:
+        first = BSP(reduce=options.reduce)
+    then = same.then if same is not None else default if isinstance(default, ASP) else ASP()
+    rate = options.switch_rate if options.switch_rate is not None else own_rate
+    return Switch(first, ASP(_policy(options, then.policy)), at, rate)
 
 
 def _bound(options: TableConfig, default: Consistency) -> int | Literal["auto"]:

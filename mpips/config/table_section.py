@@ -16,6 +16,8 @@ from mpips.model.consistency import (
     MostBound,
     PolicyName,
     Reduction,
+    SwitchClock,
+    SwitchRate,
 )
 from mpips.model.hash_buckets import HashBuckets
 from mpips.model.local_sgd import Delay, Fragments, InnerSteps, Mix
@@ -45,14 +47,27 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = None
     reduce: Annotated[
         Reduction | None,
-        Meta(description="BSP: an update is the mean or the sum of the pushes of all workers."),
+        Meta(
+            description="BSP and switch: an update under BSP is the mean or the sum of all workers' pushes."
+        ),
+    ] = None
+    switch_at: Annotated[
+        SwitchClock | None,
+        Meta(description="switch: number of clocks of the run under BSP; ASP begins then."),
+    ] = None
+    switch_rate: Annotated[
+        SwitchRate | None,
+        Meta(
+            description="switch: factor of the learning rate under ASP; 1 / number of workers by default "
+            'with reduce = "mean", else 1.'
+        ),
     ] = None
     backup: Annotated[
         Backup | None,
         Meta(description="BSP: number of backup workers, whose pushes a clock does not wait for."),
     ] = None
     policy: Annotated[
-        PolicyName | None, Meta(description="SSP and ASP: what happens to a stale update.")
+        PolicyName | None, Meta(description="SSP, ASP and switch: what happens to a stale update.")
     ] = None
     max_staleness: Annotated[
         AutoStaleness | None,

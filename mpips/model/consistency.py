@@ -33,6 +33,7 @@ __all__ = [
     "LocalSGD",
     "Reject",
     "Scale",
+    "Switch",
 ]
 
 Reduction: TypeAlias = Literal["mean", "sum"]
@@ -48,8 +49,14 @@ AutoStaleness: TypeAlias = Annotated[
 ]
 # float32 arithmetic multiplies with it.
 Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
+SwitchClock: TypeAlias = Annotated[
+    int, Meta(ge=1, le=2**53, description="clocks since the start of the run")
+]
+SwitchRate: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
+OwnSwitchRate: TypeAlias = Annotated[SwitchRate | None, Meta(description="factor")]
+NEVER = 2**64 - 1  # a clock that no run reaches
 # The keys of MODELS and of POLICIES.
-ConsistencyName: TypeAlias = Literal["bsp", "ssp", "asp", "local_sgd", "diloco"]
+ConsistencyName: TypeAlias = Literal["bsp", "ssp", "asp", "local_sgd", "diloco", "switch"]
 PolicyName: TypeAlias = Literal["accept", "scale", "reject", "compensate"]
 
 
@@ -198,25 +205,120 @@ def _check_policy(policy: object) -> None:
     check_value("policy", policy, tuple(POLICIES.values()), "Scale()")
 
 
-Consistency = BSP | SSP | ASP | LocalSGD | DiLoCo
-MODELS: dict[str, type[Consistency]] = {c.name: c for c in (BSP, SSP, ASP, LocalSGD, DiLoCo)}
+@dataclass(frozen=True)
+class Switch:
+    """BSP for the first clocks of a run, and ASP from clock `at` on.
+
+    After Li et al., "Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep Learning", ICDCS
+    2021: a run that begins under BSP and goes on under ASP is as accurate as one under BSP, and faster where
+    workers differ. As there, the learning rate is corrected at the switch and the momentum coefficient is
+    not. With the mean of n workers BSP moves the values once per clock, and ASP moves them n times. So from
+    clock `at` on each update is applied with the rate divided by n, if `reduce` is "mean"; then a clock of n
+    workers moves the values as far as before. With "sum" the rate stays. A velocity stays as it is: the rate
+    is a factor of what enters it.
+
+    All workers use ASP from the same clock of the run on, in every launch. A pull at clock c sees all updates
+    of the first min(c, at) clocks. All tables of a job must have the same `at`.
+
+    Attributes:
+        first: BSP without backup workers.
+        then: ASP with the policy Accept, Scale or Reject with a number.
+        at: Clock of the run at which ASP begins, so the number of clocks under BSP.
+        rate: Factor of the learning rate from that clock on; None: as above.
+    """
+
+    first: BSP
+    then: ASP
+    at: SwitchClock
+    rate: OwnSwitchRate = None
+    name: ClassVar[str] = "switch"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for models, a clock or a factor that are not accepted."""
+        check_value("first", self.first, (BSP,), "BSP()")
+        check_value("then", self.then, (ASP,), "ASP()")
+        check_fields(self)
+        if self.first.backup:
+            raise ConfigError(
+                f"Switch with backup = {self.first.backup}: backup workers let workers skip clocks; set "
+                "backup = 0"
+            )
+        policy = self.then.policy
+        if isinstance(policy, Compensate):
+            raise ConfigError(
+                "Switch with the policy Compensate: updates under BSP have no base; use Accept, Scale or "
+                "Reject with a number"
+            )
+        if isinstance(policy, Reject) and isinstance(policy.max_staleness, str):
+            raise ConfigError(
+                "Switch with Reject('auto'): its estimate begins with the launch; give a number"
+            )
+
+    def rate_of(self, n_workers: int) -> float:
+        """Return the factor of the learning rate under ASP in a job with this number of workers."""
+        if self.rate is not None:
+            return self.rate
+        return 1.0 / n_workers if self.first.reduce == "mean" else 1.0
+
+
+Consistency = BSP | SSP | ASP | LocalSGD | DiLoCo | Switch
+# The models with defaults for all options.
+PLAIN_MODELS: dict[str, type[BSP | SSP | ASP | LocalSGD | DiLoCo]] = {
+    c.name: c for c in (BSP, SSP, ASP, LocalSGD, DiLoCo)
+}
+MODELS: dict[str, type[Consistency]] = {**PLAIN_MODELS, Switch.name: Switch}
 
 
 def of_name(name: str) -> Consistency:
     """Return the model of this name, in any case, with its defaults.
 
     Raises:
-        ConfigError: There is no such model; lists the names.
+        ConfigError: There is no such model; lists the names. Or it has no defaults.
     """
     if name.lower() not in MODELS:
         raise unknown_name("consistency", name, MODELS)
-    return MODELS[name.lower()]()
+    if name.lower() == Switch.name:
+        raise ConfigError(
+            "consistency = 'switch' needs the clock of the switch: use Switch(BSP(), ASP(), at=1000)"
+        )
+    return PLAIN_MODELS[name.lower()]()
 
 
-def native(consistency: Consistency) -> _native.ConsistencyConfig:
+def common_reduction(consistency: Consistency) -> Reduction | None:
+    """Return how updates of a clock are reduced: under BSP, also that of Switch; None: they are not."""
+    if isinstance(consistency, Switch):
+        consistency = consistency.first
+    return consistency.reduce if isinstance(consistency, BSP) else None
+
+
+def bsp_until(consistency: Consistency, clocks_before: int) -> int:
+    """Return the clock of this launch at which a table's BSP ends: NEVER under BSP, 0 under SSP and ASP.
+
+    Args:
+        consistency: The table's model.
+        clocks_before: Clocks of the run at the launch's clock 0.
+    """
+    if isinstance(consistency, Switch):
+        return max(0, consistency.at - clocks_before)
+    return NEVER if isinstance(consistency, BSP) else 0
+
+
+def native(consistency: Consistency, n_workers: int) -> _native.ConsistencyConfig:
     """Return the value that the C++ server takes. Servers have no LocalSGD and no DiLoCo: see `served`."""
     assert not isinstance(consistency, Local)
-    policy: Policy = Accept() if isinstance(consistency, BSP) else consistency.policy
+    if isinstance(consistency, Switch):
+        policy = consistency.then.policy
+        return _native.ConsistencyConfig(
+            model=_native.Model.BSP,
+            bound=0,
+            policy=policy.name,
+            max_staleness=_max_staleness(policy),
+            lambda_=0.0,
+            mean=consistency.first.reduce == "mean",
+            switch_at=consistency.at,
+            rate=consistency.rate_of(n_workers),
+        )
+    policy = Accept() if isinstance(consistency, BSP) else consistency.policy
     return _native.ConsistencyConfig(
         model=_native.Model.__members__[consistency.name.upper()],
         bound=consistency.most_bound if isinstance(consistency, SSP) else 0,
@@ -248,6 +350,8 @@ def is_adaptive(consistency: Consistency) -> bool:
 
 def judges_staleness(consistency: Consistency) -> bool:
     """Return True if the staleness of a push decides what happens to it."""
+    if isinstance(consistency, Switch):
+        consistency = consistency.then
     return isinstance(consistency, SSP | ASP) and not isinstance(consistency.policy, Accept)
 
 

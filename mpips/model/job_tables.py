@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP, SSP, estimates_staleness
+from mpips.model.consistency import BSP, SSP, Switch, estimates_staleness
 from mpips.model.served import check_together
 from mpips.model.table import EmbeddingTable, Table
 
@@ -38,6 +39,7 @@ def check_tables(tables: list[Table]) -> None:
         )
     if backups - {0} and any(not isinstance(t.consistency, BSP) for t in tables):
         raise ConfigError("backup workers need every table to be BSP; set backup = 0 or use BSP")
+    _check_switch(tables)
     for table in tables:
         if isinstance(table, EmbeddingTable) and estimates_staleness(table.consistency):
             raise ConfigError(
@@ -53,6 +55,30 @@ def check_tables(tables: list[Table]) -> None:
         raise ConfigError(
             f"tables under SSP('auto') with different greatest bounds {sorted(most)}: a job has one bound "
             "for all of them, so give all of them the same max"
+        )
+
+
+def switch_clock(tables: Sequence[Table]) -> int | None:
+    """Return the clock of the run at which the job's tables go to ASP; None: they are not under Switch."""
+    found = (t.consistency.at for t in tables if isinstance(t.consistency, Switch))
+    return next(found, None)
+
+
+def _check_switch(tables: list[Table]) -> None:
+    """Raise ConfigError for tables that cannot be in one job with a table under Switch."""
+    first = next((t for t in tables if isinstance(t.consistency, Switch)), None)
+    if first is None:
+        return
+    assert isinstance(first.consistency, Switch)
+    at = first.consistency.at
+    for other in tables:
+        model = other.consistency
+        if isinstance(model, Switch) and model.at == at:
+            continue
+        has = f"Switch at clock {model.at}" if isinstance(model, Switch) else model.name.upper()
+        raise ConfigError(
+            f"table {other.name!r} is under {has} beside {first.name!r} under Switch at clock {at}: all "
+            "tables of a job switch at one clock, so give all of them the same at"
         )
 
 

@@ -25,7 +25,7 @@ from mpips.model.codec import (
     codec_of,
     pull_codec_of,
 )
-from mpips.model.consistency import BSP, Consistency, needs_base
+from mpips.model.consistency import BSP, Consistency, Switch, needs_base
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local, check_local, settle_codec
 from mpips.model.optimizer import Optimizer, PythonRule
@@ -98,7 +98,7 @@ def _settle_rules(table: Table, is_dense: bool) -> None:
         if what == "consistency" and not isinstance(value, Consistency):
             raise ConfigError(
                 f"table {name!r}: {what} = {shown}: must be BSP(), SSP(bound=2), ASP(), LocalSGD() or "
-                "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco"
+                "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco; or Switch(BSP(), ASP(), at=1000)"
             )
         object.__setattr__(table, what, value)
     if is_dense and table.optimizer.n_row_state:
@@ -144,6 +144,10 @@ def _settle_compression(table: Table, is_dense: bool) -> None:
         object.__setattr__(table, "pull_compression", pulls)
         is_bsp = isinstance(table.consistency, BSP)
         check_differences(pulls, is_dense, is_bsp)
+        if pulls is not None and isinstance(table.consistency, Switch):
+            raise ConfigError(
+                f"pull_compression = {pulls} with Switch: applies to one consistency model; remove it"
+            )
     except ConfigError as error:
         named = str(error).startswith("table ")
         raise error if named else ConfigError(f"table {table.name!r}: {error}") from None
@@ -157,6 +161,11 @@ def _check_codec(table: Table, codec: PushCodec) -> None:
         raise ConfigError(
             f"table {table.name!r}: compression = {codec} with the policy Compensate: pushes then also carry "
             "the values that an update was computed on; use Accept, Scale or Reject"
+        )
+    if isinstance(codec, Biased) and isinstance(table.consistency, Switch):
+        raise ConfigError(
+            f"table {table.name!r}: compression = {codec} with Switch: its residuals belong to one "
+            "consistency model; use 'bf16', 'fp16' or 'int8'"
         )
     if isinstance(codec, Biased) and isinstance(table.consistency, Local):
         raise ConfigError(

@@ -163,7 +163,7 @@ def curves(view: TopView, width: int, levels: str = BLOCKS) -> list[str]:
 
 
 def loads(view: TopView, width: int) -> list[str]:
-    """Return a line each for the bound of SSP("auto"), busy tables, those with limits, rows and links.
+    """Return a line each for consistency that changes, busy tables, those with limits, rows and links.
 
     There is no line without any of its kind. A row is named by table and key, with its pulls and pushes per
     second and its part of all rows of the table. A link is a pair of hosts; its bytes are those of pushes and
@@ -195,8 +195,10 @@ def loads(view: TopView, width: int) -> list[str]:
     for link in view.load.links:
         moved = link.push_bytes_per_s + link.pull_bytes_per_s
         links.append((f"{link.worker_host} - {link.server_host} {_short(moved / 1e6)} MB/s", moved))
-    bound = view.load.bound
+    bound, switched = view.load.bound, view.load.switched
+    now = "ASP, after the switch" if switched else "BSP, before the switch"
     found = (
+        "" if switched is None else f"{'model':<10}{now}"[:width],
         "" if bound is None else f"{'bound':<10}{plural(bound, 'clock')}, of SSP('auto')"[:width],
         _listed("tables", tables, width),
         _listed("limits", limits, width),

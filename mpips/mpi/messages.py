@@ -55,6 +55,7 @@ class Figures(msgspec.Struct, array_like=True):
         rows: Accesses to rows by the index of their table, for the embedding tables with most of them
             (servers); empty if the job is not observed.
         bound: The bound of SSP("auto") that was decided on last (server 0); -1: no table has such a bound.
+        switched: Tables under Switch are under ASP (1) or under BSP (0) at this server; -1: no such table.
     """
 
     at: float = 0.0
@@ -83,6 +84,7 @@ class Figures(msgspec.Struct, array_like=True):
     rows: dict[int, TableRows] = {}
     limits: dict[int, tuple[int, int, int, int]] = {}
     bound: int = -1
+    switched: int = -1
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):

@@ -11,7 +11,7 @@ import msgspec
 from mpips import _native
 from mpips.data import DenseData, SparseData
 from mpips.model.common_copy import has_common
-from mpips.model.consistency import BSP
+from mpips.model.consistency import BSP, common_reduction
 from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.mpi.roles import Assignment
@@ -162,11 +162,12 @@ def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> in
     """Return the bytes of the sums of a clock's updates: one for each worker where backup workers exist."""
     total = 0
     for table in tables:
-        if not isinstance(table, DenseTable) or not isinstance(table.consistency, BSP):
+        if not isinstance(table, DenseTable) or not common_reduction(table.consistency):
             continue
         if table.is_replicated:
             continue
-        each = placement.layouts[server].n_workers if table.consistency.backup else 1
+        backup = isinstance(table.consistency, BSP) and table.consistency.backup
+        each = placement.layouts[server].n_workers if backup else 1
         parts = [p for p in placement.dense[table.name] if p.server == server]
         total += 4 * each * sum(p.stop - p.start for p in parts)
     return total

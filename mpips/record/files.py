@@ -41,11 +41,12 @@ class RecordedTable(msgspec.Struct, frozen=True):
     Attributes:
         name: Its name.
         kind: "dense" or "embedding".
-        consistency: "bsp", "ssp" or "asp".
+        consistency: "bsp", "ssp", "asp" or "switch".
         bound: Bound of SSP, in clocks; 0 under other models.
         max_staleness: The policy reject drops staler updates; -1: another policy; -2: the servers estimate
             it from the updates, as a replay does again.
         is_adaptive: SSP("auto"): `bound` is the greatest one.
+        switch_at: Switch: clock of this attempt at which BSP ends; -1: another model.
     """
 
     name: str
@@ -54,6 +55,7 @@ class RecordedTable(msgspec.Struct, frozen=True):
     bound: int = 0
     max_staleness: int = -1
     is_adaptive: bool = False
+    switch_at: int = -1
 
 
 class RecordHead(msgspec.Struct, frozen=True, kw_only=True):

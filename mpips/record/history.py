@@ -136,7 +136,8 @@ class ServerHistory:
             if record.changes:
                 self.versions[record.table].append(at)
                 pushes = self._pushes.setdefault((w, record.table), [])
-                pushes.append((record.sequence, len(self.versions[record.table])))
+                version = self._closed(record.table, at) + len(self.versions[record.table])
+                pushes.append((record.sequence, version))
             if record.kind == TICK:
                 clocks[w] = record.clock + 1
             elif record.kind == FINISH:
@@ -162,10 +163,12 @@ class ServerHistory:
             return
         table = self._head.tables[record.table]
         is_push = record.kind in (PUSH_DENSE, PUSH_ROWS)
-        if is_push and table.consistency == "bsp" and record.clock > least:
+        under_bsp = table.consistency == "bsp" or table.switch_at >= 0
+        if is_push and under_bsp and self._needed(table, record.clock) > least:
             self._note("bsp", record, f"was consumed while a worker was at clock {least:g}")
         if record.kind == PULL_ROWS and self.is_ahead(table, record.clock, least):
-            self._note("ssp", record, f"was answered while a worker was at clock {least:g}")
+            rule = "ssp" if table.switch_at < 0 else "bsp"
+            self._note(rule, record, f"was answered while a worker was at clock {least:g}")
         if record.staleness < 0 or table.max_staleness == ESTIMATED:
             return
         is_stale = 0 <= table.max_staleness < record.staleness
@@ -179,17 +182,31 @@ class ServerHistory:
             )
 
     def version_before(self, table: int, at: int) -> int:
-        """Return the number of updates of a table by the records before position `at`."""
-        return bisect.bisect_left(self.versions[table], at)
+        """Return the version of a table after the records before position `at`.
+
+        That is the number of these records that changed it; under Switch also of clocks under BSP.
+        """
+        return self._closed(table, at) + bisect.bisect_left(self.versions[table], at)
+
+    def _closed(self, table: int, at: int) -> int:
+        """Return the number of clocks under BSP before position `at` of a table under Switch, else 0."""
+        return int(min(self.least[at], max(0, self._head.tables[table].switch_at)))
+
+    @staticmethod
+    def _needed(table: RecordedTable, clock: int) -> int:
+        """Return the clock that all workers must have reached, under BSP or Switch."""
+        return min(clock, table.switch_at) if table.switch_at >= 0 else clock
 
     def is_ahead(self, table: RecordedTable, clock: int, least: float) -> bool:
-        """Return True if a pull at this clock breaks the bound of SSP that is in force.
+        """Return True if a pull at this clock breaks the bound of SSP in force, or the rule of Switch.
 
         Args:
             table: The table.
             clock: Clock of the worker.
             least: Lowest clock of all workers.
         """
+        if table.switch_at >= 0:
+            return self._needed(table, clock) > least
         bound = table.bound
         if table.is_adaptive and self._bounds is not None:
             i = bisect.bisect_right(self._bounds, clock, key=operator.itemgetter(0))
@@ -276,6 +293,12 @@ def _check_pull(
     table = head.tables[pull.table]
     where = f"pull of table {table.name!r} from server {pull.server} at clock {pull.clock} of worker {worker}"
     least, most = (f(updates for _, updates in pull.runs) for f in (min, max))
+    if table.switch_at >= 0:
+        # Clocks without a push change no block, so blocks may have fewer updates than the head.
+        least = most = pull.version
+        whole = min(pull.clock, table.switch_at)
+        if pull.version < whole or pull.version > whole == pull.clock < table.switch_at:
+            yield f"bsp: the {where} has seen version {pull.version}, it needs that of {whole} clocks"
     key = pull.table, pull.server
     version_before, least_before = seen.get(key, (0, 0))
     if pull.version < version_before or least < least_before:
@@ -296,4 +319,5 @@ def _check_pull(
     if most > (newest := server.version_before(pull.table, at)):
         yield f"future: the {where} has seen version {most}, its next record came at version {newest}"
     if server.is_ahead(table, pull.clock, server.least[at]):
-        yield f"ssp: the {where} had values while a worker was at clock {server.least[at]:g}"
+        rule = "ssp" if table.switch_at < 0 else "bsp"
+        yield f"{rule}: the {where} had values while a worker was at clock {server.least[at]:g}"

@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpips.errors import ConfigError
-from mpips.model.consistency import ASP, BSP, SSP, Reject
+from mpips.model.consistency import ASP, BSP, SSP, Reject, Switch
 from mpips.model.table import Table
 
 
@@ -77,7 +77,7 @@ def check_tables(tables: Sequence[Table]) -> None:
     """Raise ConfigError for tables whose updates a copy may apply otherwise than its server.
 
     Raises:
-        ConfigError: A table has backup workers or policy "reject".
+        ConfigError: A table has backup workers, policy "reject" or Switch.
     """
     for table in tables:
         model = table.consistency
@@ -85,6 +85,8 @@ def check_tables(tables: Sequence[Table]) -> None:
             what, rest = f"backup = {model.backup}", "backup = 0"
         elif isinstance(model, SSP | ASP) and isinstance(model.policy, Reject):
             what, rest = "policy = 'reject'", "policy 'accept', 'scale' or 'compensate'"
+        elif isinstance(model, Switch):
+            what, rest = f"Switch at clock {model.at}", "BSP, SSP or ASP"
         else:
             continue
         raise ConfigError(

@@ -129,6 +129,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         links: The links with most bytes lately, these first; empty with very many servers.
         staleness: Number of updates by their staleness from 0 on, since the start of this launch.
         bound: The bound of SSP("auto") that was decided on last; None: no table has such a bound.
+        switched: True: tables under Switch are under ASP, False: under BSP; None: no table is under Switch.
     """
 
     tables: tuple[TableLoad, ...] = ()
@@ -136,6 +137,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     staleness: tuple[int, ...] = ()
     rows: tuple[RowLoad, ...] = ()
     bound: int | None = None
+    switched: bool | None = None
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from mpips import _native
 from mpips.errors import DifferenceError, MpipsError, ProtocolError, RecoveryError, RegionError
 from mpips.model.consistency import BSP, SSP, estimates_staleness, native
 from mpips.model.initializer import Initializer, table_seed
+from mpips.model.job_tables import switch_clock
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.row_limits import native_limits, sketch_bytes
@@ -178,6 +179,8 @@ class Server:
                 self.core.attach()
             except _native.RecoveryError as error:
                 raise RecoveryError(f"server {index}: {error}") from None
+        self._switch_at = switch_clock(tables)
+        self._has_switched = self.core.has_switched()
         self.bound_control = self._make_bound_control()
         self.threshold_control: ThresholdControl | None = None
         if any(estimates_staleness(table.consistency) for table in tables):
@@ -189,6 +192,12 @@ class Server:
     def poll_decisions(self) -> list[str]:
         """Take decisions that are due; return lines for people about those that have changed anything."""
         lines = [] if self.threshold_control is None else self.threshold_control.poll()
+        if self._switch_at is not None and not self._has_switched and self.core.has_switched():
+            self._has_switched = True
+            lines.append(
+                f"consistency is ASP from step {self._switch_at} of the run on, BSP before it: all workers "
+                "have come to the clock of the switch"
+            )
         if self.bound_control is not None and (line := self.bound_control.poll()):
             lines.append(line)
         return lines
@@ -196,7 +205,8 @@ class Server:
     @property
     def decides(self) -> bool:
         """True if `poll_decisions` is to be called."""
-        return self.bound_control is not None or self.threshold_control is not None
+        controls = (self.bound_control, self.threshold_control, self._switch_at)
+        return any(control is not None for control in controls)
 
     def _make_bound_control(self) -> BoundControl | None:
         """Make the control of SSP("auto") on server 0; None: it has nothing to decide."""
@@ -281,7 +291,7 @@ class Server:
         rule = table.optimizer
         python = rule if isinstance(rule, PythonRule) else None
         optimizer = SGD().native() if isinstance(rule, PythonRule) else rule.native()
-        consistency = native(table.consistency)
+        consistency = native(table.consistency, self.layout.n_workers)
         init = table.init
         seed = table_seed(self._seed, table.name)
         codec = native_codec(table)
@@ -478,6 +488,8 @@ class Server:
             found.rows = heartbeat.hot_rows(self.core, len(self._tables))
         if self.bound_control is not None:
             found.bound = self.bound_control.bound
+        if self._switch_at is not None:
+            found.switched = int(self.core.has_switched())
         return found
 
     def observe_rows(self) -> None:

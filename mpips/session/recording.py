@@ -15,7 +15,7 @@ from mpips import _native
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.triggers import Triggers
 from mpips.errors import ConfigError, DifferenceError
-from mpips.model.consistency import BSP, SSP, Reject, is_adaptive
+from mpips.model.consistency import BSP, SSP, Reject, Switch, bsp_until, is_adaptive
 from mpips.model.served import local_tables
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
 from mpips.record.files import (
@@ -187,7 +187,7 @@ def _head(p: Parts, role: Role, index: int, fingerprint: str) -> RecordHead:
         index=index,
         n_servers=len(a.servers),
         n_workers=len(a.workers),
-        tables=tuple(_recorded(table) for table in p.tables),
+        tables=tuple(_recorded(table, saving.steps_before) for table in p.tables),
         start=start,
         fingerprint=fingerprint,
         begin=begin,
@@ -196,9 +196,10 @@ def _head(p: Parts, role: Role, index: int, fingerprint: str) -> RecordHead:
     )
 
 
-def _recorded(table: Table) -> RecordedTable:
+def _recorded(table: Table, clocks_before: int = 0) -> RecordedTable:
     model = table.consistency
-    policy = None if isinstance(model, BSP) else getattr(model, "policy", None)
+    is_switch = isinstance(model, Switch)
+    policy = model.then.policy if isinstance(model, Switch) else getattr(model, "policy", None)
     return RecordedTable(
         table.name,
         "embedding" if isinstance(table, EmbeddingTable) else "dense",
@@ -206,6 +207,7 @@ def _recorded(table: Table) -> RecordedTable:
         model.most_bound if isinstance(model, SSP) else 0,
         _recorded_staleness(policy),
         is_adaptive(model),
+        bsp_until(model, clocks_before) if is_switch else -1,
     )
 
 

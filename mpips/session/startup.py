@@ -276,7 +276,7 @@ class _StartUp:
             p.run,
             p.partnership,
             self._prints,
-            lambda steps: self._make_server(True, steps),
+            lambda clocks_before: self._make_server(True, clocks_before),
             self._make_copy,
             p.skips_clocks,
             lambda worker, clock, memory: take_over(p, worker, clock, memory),
@@ -335,11 +335,11 @@ class _StartUp:
         p = self._parts
         return staging_part(worker, p.generation) if p.warm else f"w{worker}"
 
-    def _make_server(self, warm: bool, steps_before: int) -> Server:
+    def _make_server(self, warm: bool, clocks_before: int) -> Server:
         p = self._parts
         index = p.ranks.server
         assert index is not None
-        return self._server(index, Durability(p.generation, p.warm, warm), steps_before)
+        return self._server(index, Durability(p.generation, p.warm, warm), clocks_before)
 
     def _make_copy(self, index: int, name: str) -> Server:
         """Return the replica of another server, made from memory of this name."""
@@ -349,7 +349,7 @@ class _StartUp:
         copy.finish_recovery(lambda w, g: attach(p.cluster.token, staging_part(w, g), 0))
         return copy
 
-    def _server(self, index: int, durability: Durability, steps_before: int) -> Server:
+    def _server(self, index: int, durability: Durability, clocks_before: int) -> Server:
         from mpips.server.server import Server
 
         p = self._parts
@@ -363,7 +363,7 @@ class _StartUp:
                 p.oversubscribed,
                 p.links.progress,
                 durability,
-                steps_before,
+                clocks_before,
             )
         except RegionError as error:
             if durability.warm or isinstance(p.ranks, OneRank):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from socket import gethostname
 from typing import Literal
 
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpips.model.consistency import BSP, Consistency
+from mpips.model.consistency import BSP, Consistency, Switch
 from mpips.model.python_rule import PythonRule, replace_values
 from mpips.model.table import DenseTable
 from mpips.torch.device import device_errors, place_of
@@ -71,6 +72,10 @@ class BufferTable:
         if isinstance(consistency, BSP):
             reduce: Literal["mean", "sum"] = "mean" if self._averages else "sum"
             consistency = BSP(reduce=reduce, backup=consistency.backup)
+        elif isinstance(consistency, Switch):
+            # Values that replace others have no learning rate.
+            reduce = "mean" if self._averages else "sum"
+            consistency = replace(consistency, first=BSP(reduce=reduce), rate=1.0)
         return DenseTable(
             self.name,
             self._values.shape,

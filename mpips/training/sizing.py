@@ -13,7 +13,7 @@ from mpips.config.schema import JobConfig
 from mpips.data import Sampling
 from mpips.data.words import SCALED, TEXTS
 from mpips.errors import MpipsError
-from mpips.model.consistency import BSP
+from mpips.model.consistency import common_reduction
 from mpips.model.local_sgd import Local
 from mpips.model.partition import FrequencyPartition
 from mpips.model.table import Table
@@ -79,8 +79,7 @@ class Sizing(msgspec.Struct, frozen=True):
         averaged = frozenset(
             table.name
             for table in tables
-            if isinstance(table.consistency, Local)
-            or (isinstance(table.consistency, BSP) and table.consistency.reduce == "mean")
+            if isinstance(table.consistency, Local) or common_reduction(table.consistency) == "mean"
         )
         size = self.batch_size(task, n_workers)
         task.schedule(Schedule(self.n_epochs, size, n_workers, averaged))

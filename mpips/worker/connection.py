@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpips import _native
 from mpips.checkpoint.position import Position
 from mpips.errors import EndedError, MpipsError
-from mpips.model.consistency import BSP
+from mpips.model.consistency import BSP, Switch
 from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
@@ -123,7 +123,7 @@ class Connection:
         self.residuals = settled(made.residuals, channels)
         self.channels = list(channels)
         for i, table in enumerate(tables):
-            if isinstance(table.consistency, BSP):
+            if isinstance(table.consistency, BSP | Switch):
                 for channel in channels:
                     channel.counting_writer.require_whole(i, table.name)
         self.control = control

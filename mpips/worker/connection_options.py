@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from mpips.checkpoint.position import Position
-from mpips.model.consistency import BSP, SSP
+from mpips.model.consistency import BSP, SSP, Switch
 from mpips.model.grouping import Groups
 from mpips.model.table import Table
 from mpips.recovery.replica import Partners
@@ -23,7 +23,7 @@ def needs_common_clock(tables: Sequence[Table], groups: Groups = ()) -> bool:
     In a group one worker pushes for others. A cut at a later clock of that worker than theirs would contain
     updates that they repeat, and a cut at an earlier one would lack updates that they do not.
     """
-    return bool(groups) or any(isinstance(t.consistency, BSP | SSP) for t in tables)
+    return bool(groups) or any(isinstance(t.consistency, BSP | SSP | Switch) for t in tables)
 
 
 class ConnectionOptions(msgspec.Struct, frozen=True):

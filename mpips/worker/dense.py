@@ -13,7 +13,7 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.codec import Biased, SharedInt8
-from mpips.model.consistency import BSP, needs_base
+from mpips.model.consistency import BSP, Switch, needs_base
 from mpips.model.grouping import can_sum
 from mpips.model.optimizer import Optimizer
 from mpips.model.table import DenseTable, native_codec
@@ -458,7 +458,7 @@ class DenseHandle(OrderedAccess):
         return ends
 
     def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:
-        """Push an update, end the clock under BSP, and pull the new values. Blocks like `pull`.
+        """Push an update, end the clock under BSP and Switch, and pull the new values. Blocks like `pull`.
 
         The update counts as computed on the newest pull. Arguments and errors are those of `push` and `pull`.
         """
@@ -466,6 +466,6 @@ class DenseHandle(OrderedAccess):
             check_out(out, self.shape, contiguous=True)
         self.push(update)
         with Whole(self._connection, f"push_pull of table {self.name!r}"):
-            if isinstance(self._table.consistency, BSP):
+            if isinstance(self._table.consistency, BSP | Switch):
                 self._connection.clock()
             return self.pull(out)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
-from mpips.model.consistency import BSP, needs_base
+from mpips.model.consistency import BSP, Switch, needs_base
 from mpips.model.row_values import initial_rows
 from mpips.model.table import EmbeddingTable
 from mpips.worker.ahead.planned_rows import PlannedRows
@@ -265,7 +265,7 @@ class EmbeddingHandle(Handle):
         return request
 
     def push_pull(self, keys: Int64, rows: Float32, out: Float32 | None = None) -> Float32:
-        """Push updates, end the clock under BSP, and pull the new rows of the same keys.
+        """Push updates, end the clock under BSP and Switch, and pull the new rows of the same keys.
 
         Arguments and errors are those of `push` and `pull`.
         """
@@ -274,7 +274,7 @@ class EmbeddingHandle(Handle):
         # The clock, where there is one, writes what is held.
         plan, _, _ = self._send(keys, rows, None)
         with Whole(self._connection, f"push_pull of table {self.name!r}"):
-            if isinstance(self._table.consistency, BSP):
+            if isinstance(self._table.consistency, BSP | Switch):
                 self._connection.clock()
             return self._filled(out, self._pull(plan, direct))
 

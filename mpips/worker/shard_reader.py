@@ -26,6 +26,7 @@ from mpips.model.consistency import BSP
 from mpips.model.table import DenseTable
 from mpips.transport.batched_reads import TABLE_BYTES
 from mpips.transport.channel import MemoryChannel
+from mpips.worker.waits import end_of_bsp
 
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
@@ -224,10 +225,10 @@ class ShardReader:
     def _unsettled(self, max_s: float, shards: Sequence[ShardRange]) -> ShardRange | None:
         """Return the first of these parts that is not settled after `max_s` seconds; None: all are."""
         version, clock = self._connection.minimum_clock(self._table)
+        bsp = self._connection.now < end_of_bsp(self._connection, self._table)
         for part in shards:
             channel = self._connection.channels[part.server]
             pushed = channel.writer.pushed_before(self._index)
-            bsp = isinstance(self._table.consistency, BSP)
             if pushed and not bsp and not channel.wait_applied(pushed, max_s):
                 return part
             if self._applied is not None and not self._applied.is_applied(part.server, max_s):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.errors import StallError
-from mpips.model.consistency import BSP, SSP
+from mpips.model.consistency import SSP, Switch, bsp_until
 from mpips.model.grouping import Groups
 from mpips.model.table import Table
 from mpips.process.patience import Patience
@@ -163,15 +163,21 @@ def settled(connection: Connection, server: int) -> None:
 
 def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
     """Return (version, minimum clock) that a pull of a table must see at this clock; 0: any."""
-    if isinstance(table.consistency, BSP):
-        return connection.now, 0
+    version = min(connection.now, end_of_bsp(connection, table))
     if isinstance(table.consistency, SSP):
-        return 0, max(0, connection.now - bound(connection, table.consistency))
-    return 0, 0
+        return version, max(0, connection.now - bound(connection, table.consistency))
+    return version, 0
 
 
-def bound(connection: Connection, consistency: SSP) -> int:
-    """Return the bound that is in force at the worker's clock."""
+def end_of_bsp(connection: Connection, table: Table) -> int:
+    """Return the clock at which BSP ends for a table; see `bsp_until`."""
+    return bsp_until(table.consistency, connection.position.steps_before)
+
+
+def bound(connection: Connection, consistency: SSP | Switch) -> int:
+    """Return the bound that is in force at the worker's clock. After a switch that is its distance."""
+    if isinstance(consistency, Switch):
+        return max(0, connection.now - bsp_until(consistency, connection.position.steps_before))
     if connection.agreed_bound is not None and consistency.is_adaptive:
         return connection.agreed_bound.bound
     return consistency.most_bound

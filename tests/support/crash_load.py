@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpips.model.consistency import BSP
+from mpips.model.consistency import BSP, Switch
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 
@@ -58,7 +58,9 @@ class Load:
     def steps(self) -> Iterator[Step]:
         """All steps in order. Without backup workers BSP takes in one worker after the other."""
         by_turns = any(
-            isinstance(t.consistency, BSP) and not t.consistency.backup for t in self.tables
+            isinstance(t.consistency, Switch)
+            or (isinstance(t.consistency, BSP) and not t.consistency.backup)
+            for t in self.tables
         )
         for clock in range(self.clocks):
             if self.pulls:

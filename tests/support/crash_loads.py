@@ -5,7 +5,7 @@ from __future__ import annotations
 from crash_load import Load, dense, python_rule, rows
 
 from mpips.model.codec import OneBit, RandomK, SharedInt8, TopK
-from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
+from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale, Switch
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule, RowAdagrad
 from mpips.model.row_limits import Idle, MaxRows, MinCount, Probability
 from mpips.model.served import served
@@ -57,6 +57,17 @@ def _of_policies() -> dict[str, Load]:
     ]
     sizes = [(0, 600, "base"), (1, 40, ""), (2, 40, ""), (2, 40, "")]
     found["policies"] = Load(tables, sizes)
+    return found
+
+
+def _switching() -> dict[str, Load]:
+    """Tables that go from BSP to ASP: sums, then single pushes."""
+    model = Switch(BSP(), ASP(Scale()), at=2)
+    tables = [dense(600, "d", Momentum(0.5), model), rows(4, "e", Adam(0.1), model)]
+    sizes = [(0, 600, ""), (1, 40, ""), (0, 600, "staged"), (1, 9, "")]
+    found = {"switch": Load(tables, sizes, clocks=4)}
+    tables = [dense(20, "d", Adam(0.1), model), rows(4, "e", SGD(0.5), model)]
+    found["small-switch"] = Load(tables, [(0, 20, ""), (1, 7, "")], clocks=4)
     return found
 
 
@@ -241,6 +252,7 @@ def loads() -> dict[str, Load]:
         **_of_rules(),
         **_queued(),
         **_of_policies(),
+        **_switching(),
         **_of_sizes(),
         **_of_whole_rows(),
         **_with_partner(),

@@ -8,6 +8,7 @@ turns of another seed, and must end with the bits of the recorded job.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ import numpy as np
 from mpips import _native
 from mpips.errors import StallError
 from mpips.model.common_copy import stored_states
-from mpips.model.consistency import ASP, SSP, Compensate, Reject, Scale
+from mpips.model.consistency import (
+    ASP,
+    BSP,
+    SSP,
+    Compensate,
+    Reject,
+    Scale,
+    Switch,
+    bsp_until,
+    needs_base,
+)
 from mpips.model.optimizer import SGD, Adagrad, Adam, Momentum
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -57,6 +68,15 @@ def draw_tables(rng: np.random.Generator) -> list[Table]:
             dim = int(rng.integers(1, 9))
             tables.append(EmbeddingTable(f"e{i}", dim, optimizer=rule, consistency=consistency))
     return tables
+
+
+def switching(tables: Sequence[Table], at: int) -> list[Table]:
+    """Return the tables under Switch at this clock; updates that ASP drops or scales depend on the order."""
+    policies: list[Any] = [Scale(), Reject(0)]
+    return [
+        replace(table, consistency=Switch(BSP(), ASP(policies[i % 2]), at))
+        for i, table in enumerate(tables)
+    ]
 
 
 class Job:
@@ -215,8 +235,11 @@ class Job:
 
     def _settled(self, channel: ShmChannel, i: int, table: Table, clock: int) -> bool:
         least = max(0, clock - table.consistency.bound) if isinstance(table.consistency, SSP) else 0
-        pushed = channel.writer.pushed_before(i)
-        return channel.writer.applied >= pushed and channel.wait_head(i, 0, least, 0.0)
+        until = bsp_until(table.consistency, 0)
+        pushed = channel.writer.pushed_before(i) if clock >= until else 0
+        return channel.writer.applied >= pushed and channel.wait_head(
+            i, min(clock, until), least, 0.0
+        )
 
     def _dense_step(self, w, clock, i, table, rng, record) -> Iterator[None]:
         parts = self.placement.dense[table.name]
@@ -232,10 +255,10 @@ class Job:
         if rng.random() < 0.2:
             return
         update = (np.sin(values + w) + rng.random(len(values))).astype(np.float32)
-        needs_base = isinstance(table.consistency.policy, Compensate)
+        has_base = needs_base(table.consistency)
         for part in parts:
             low = slice(part.start, part.stop)
-            base = values[low] if needs_base else None
+            base = values[low] if has_base else None
             yield from self._push(self.channels[w][part.server], i, clock, update[low], base)
             yield
 
@@ -268,7 +291,7 @@ class Job:
             if rng.random() < 0.2:
                 continue
             update = (np.cos(rows + w) + rng.random(rows.shape)).astype(np.float32)
-            base = rows.copy() if isinstance(table.consistency.policy, Compensate) else None
+            base = rows.copy() if needs_base(table.consistency) else None
             done = 0
             while done < len(mine):
                 done = channel.writer.push_rows(i, clock, mine, update, base, done)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.model.consistency import BSP, SSP
+from mpips.model.consistency import BSP, SSP, Switch
 from mpips.transport.waiting import wait_for
 from mpips.worker import waits
 from mpips.worker.ahead.row_cache import NEVER, Numbers, RowCache
@@ -55,7 +55,7 @@ class TableAhead:
         self._connection = access.connection
         consistency = access.table.consistency
         self._is_bsp = isinstance(consistency, BSP)
-        self._ssp = consistency if isinstance(consistency, SSP) else None
+        self._ssp = consistency if isinstance(consistency, SSP | Switch) else None
         self._depth = depth
         # Only this worker changes rows: no other one pushes, and the table removes none.
         self._alone = self._connection.n_workers == 1 and access.table.evict is None
@@ -71,7 +71,7 @@ class TableAhead:
 
     @property
     def _bound(self) -> int | None:
-        """Bound of SSP that is in force at the worker's clock; None: another model."""
+        """Bound of SSP or Switch that is in force at the worker's clock; None: another model."""
         return None if self._ssp is None else waits.bound(self._connection, self._ssp)
 
     @property

@@ -19,6 +19,7 @@ from mpips.transport.channel import ShmChannel
 from mpips.worker.paths import has_direct_path
 from mpips.worker.paths.path import Float32
 from mpips.worker.requests import PushResult, Request, stalled_after
+from mpips.worker.waits import end_of_bsp
 
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
@@ -163,7 +164,7 @@ def direct_path(
         index,
         list(table.shape),
         parts,
-        isinstance(model, BSP),
+        end_of_bsp(connection, table),
         model.most_bound if isinstance(model, SSP) else -1,
         table.check_finite,
         oversubscribed,

@@ -22,7 +22,7 @@ void register_consistency(py::module_& m) {
   py::class_<ConsistencyConfig>(m, "ConsistencyConfig")
       .def(py::init([](Model model, std::uint32_t bound, const std::string& policy,
                        std::uint32_t max_staleness, float lambda, bool mean, bool adaptive,
-                       bool estimates) {
+                       bool estimates, std::uint64_t switch_at, float rate) {
              ConsistencyConfig config;
              config.model = model;
              config.bound = bound;
@@ -32,11 +32,13 @@ void register_consistency(py::module_& m) {
              config.estimates = estimates;
              config.lambda = lambda;
              config.mean = mean;
+             config.switch_at = switch_at;
+             config.rate = rate;
              return config;
            }),
            py::arg("model"), py::arg("bound"), py::arg("policy"), py::arg("max_staleness"),
            py::arg("lambda_"), py::arg("mean"), py::arg("adaptive") = false,
-           py::arg("estimates") = false);
+           py::arg("estimates") = false, py::arg("switch_at") = 0, py::arg("rate") = 1.0F);
   py::class_<PushIntervals>(m, "PushIntervals")
       .def(py::init<std::size_t, std::uint64_t>(), py::arg("n_workers"), py::arg("most"))
       .def(

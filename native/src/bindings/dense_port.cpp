@@ -177,7 +177,7 @@ using PartTuple = std::tuple<py::object, py::object, py::object, std::size_t, st
 
 std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
                                      std::vector<py::ssize_t> shape,
-                                     const std::vector<PartTuple>& list, bool bsp,
+                                     const std::vector<PartTuple>& list, std::uint64_t bsp_until,
                                      std::int64_t bound, bool check_finite, bool oversubscribed,
                                      const py::object& staging, py::object result_type) {
   std::vector<DensePort::Part> parts;
@@ -195,7 +195,7 @@ std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
     owners.insert(owners.end(), {memory, writer});
   }
   auto port = std::make_unique<BoundPort>(
-      BoundPort{DensePort(clock.cast<WorkerClock*>(), table, std::move(parts), bsp, bound,
+      BoundPort{DensePort(clock.cast<WorkerClock*>(), table, std::move(parts), bsp_until, bound,
                           check_finite, oversubscribed),
                 std::move(shape), clock, std::move(result_type), std::move(owners)});
   if (!staging.is_none()) {
@@ -279,7 +279,7 @@ void register_port(py::module_& m) {
       py::arg("result_type"), py::arg("ends"));
   py::class_<BoundPort>(m, "DensePort")
       .def(py::init(&make_port), py::arg("clock"), py::arg("table"), py::arg("shape"),
-           py::arg("parts"), py::arg("bsp"), py::arg("bound"), py::arg("check_finite"),
+           py::arg("parts"), py::arg("bsp_until"), py::arg("bound"), py::arg("check_finite"),
            py::arg("oversubscribed"), py::arg("staging"), py::arg("result_type"))
       .def(
           "add_bounce", [](BoundPort& bound, std::size_t offset) { bound.port.add_bounce(offset); },

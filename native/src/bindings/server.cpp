@@ -122,6 +122,7 @@ void bind_counters(py::class_<Server>& server) {
           py::arg("bound"))
       .def("reached_break", [](Server& s) { return s.core().reached_break(); })
       .def("min_clock", [](Server& s) { return s.core().clocks().min_clock(); })
+      .def("has_switched", [](Server& s) { return s.core().has_switched(); })
       // Return (clocks, seconds) of each worker since the last call.
       .def("take_intervals", [](Server& s) { return pairs_of(s.core().take_intervals()); })
       // Return (threshold, |grad f|^2, sigma^2) of Reject("auto"); None: the table has no such

@@ -115,15 +115,17 @@ bool DensePort::wait_short(Done done) noexcept {
   return wait_until(done, short_wait_s, oversubscribed_, &clock_->wait_s);
 }
 
-// Condition of a pull. BSP: the values have all workers' previous clocks. SSP: no worker is more
-// clocks behind than the bound. SSP and ASP: this worker's own pushes are applied.
+// Condition of a pull. BSP: the values have all workers' previous clocks, those before its end.
+// SSP: no worker is more clocks behind than the bound. SSP and ASP: this worker's own pushes are
+// applied.
 bool DensePort::settled() noexcept {
-  const std::uint64_t version = bsp_ ? clock_->now : 0;
+  const bool bsp = clock_->now < bsp_until_;
+  const std::uint64_t version = bsp ? clock_->now : bsp_until_;
   const std::int64_t behind = static_cast<std::int64_t>(clock_->now) - bound_;
   const std::uint64_t least = bound_ >= 0 && behind > 0 ? static_cast<std::uint64_t>(behind) : 0;
   for (const Part& part : parts_) {
     const std::uint64_t pushed = part.writer->pushed_before(table_);
-    if (!bsp_ && pushed > 0 && !wait_short([&] { return part.writer->applied() >= pushed; }))
+    if (!bsp && pushed > 0 && !wait_short([&] { return part.writer->applied() >= pushed; }))
       return false;
     if (version == 0 && least == 0) continue;
     const auto* head = reinterpret_cast<const TableHead*>(part.region + part.head);

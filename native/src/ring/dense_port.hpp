@@ -81,12 +81,12 @@ class DensePort {
     std::size_t head, versions, values;  // head, versions, values: offsets into the region
   };
 
-  DensePort(WorkerClock* clock, std::uint16_t table, std::vector<Part> parts, bool bsp,
-            std::int64_t bound, bool check_finite, bool oversubscribed)
+  DensePort(WorkerClock* clock, std::uint16_t table, std::vector<Part> parts,
+            std::uint64_t bsp_until, std::int64_t bound, bool check_finite, bool oversubscribed)
       : clock_(clock),
         table_(table),
         parts_(std::move(parts)),
-        bsp_(bsp),
+        bsp_until_(bsp_until),
         bound_(bound),
         check_finite_(check_finite),
         oversubscribed_(oversubscribed) {
@@ -161,7 +161,8 @@ class DensePort {
   std::uint16_t table_;
   std::vector<Part> parts_;
   std::size_t n_ = 0;
-  bool bsp_;
+  // clock at which BSP ends: 0 under SSP and ASP, the largest number under BSP
+  std::uint64_t bsp_until_;
   std::int64_t bound_;  // SSP: clocks that a worker may run ahead; negative: no bound
   bool check_finite_, oversubscribed_;
   std::int64_t closed_at_ = -1;  // the clock of the last push that closed the table; -1: none

@@ -80,6 +80,7 @@ void ServerCore::close_clock() {
   }
   clocks_.next_clock();
   ++counters_.clocks;
+  switch_if_due();
 }
 
 // Apply the sum of a table's pushes of the open clock, and publish the table's new version.

@@ -42,6 +42,7 @@ void ServerCore::add_dense(std::uint16_t table, std::unique_ptr<Shard> shard,
   t.pending.assign(layout_.n_workers(), 0);
   t.head = reinterpret_cast<TableHead*>(region_ + layout_.head(table));
   any_bsp_ = any_bsp_ || consistency.model == Model::bsp;
+  switch_at_ = std::max(switch_at_, consistency.switch_at);
   if (consistency.estimates) t.delays = std::make_unique<DelayThreshold>(layout_.n_workers());
 }
 
@@ -71,6 +72,7 @@ void ServerCore::start() {
     publish_updates(t);
     publish(&t.head->version, 0);
   }
+  switch_if_due();
   publish_clocks();
   for (std::size_t w = 0; w < rings_.size(); ++w) publish_clock(w);
   for (Ring& ring : rings_) publish(&ring.box.ack->applied, 0);

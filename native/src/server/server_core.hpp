@@ -251,6 +251,8 @@ class ServerCore {
     return tables_.at(table).change.configured_at;
   }
   const Clocks& clocks() const { return clocks_; }
+  // Return true if tables that begin under BSP are under ASP now; see server_switch.cpp.
+  bool has_switched() const noexcept { return has_switched_; }
 
  private:
   // The place of a change of hyperparameters in the worker's program; the later change counts.
@@ -389,6 +391,7 @@ class ServerCore {
   Update parse_encoded(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();
+  void switch_if_due() noexcept;
   bool remove_rows(double max_s);
   void apply_sum(Table* t, const std::vector<std::size_t>& buffers, std::size_t n_workers);
   static void publish_updates(const Table& table) noexcept;
@@ -433,6 +436,9 @@ class ServerCore {
   Backoff backoff_;
   Clocks clocks_;
   bool any_bsp_ = false;
+  std::uint64_t switch_at_ =
+      0;  // clock of the run from which on BSP tables are under ASP; 0: never
+  bool has_switched_ = false;
   std::vector<EmbeddingShard*> limited_;  // shards of tables with limits of rows
   std::uint64_t clocks_before_ = 0;
   std::uint64_t expected_cut_ = 0, released_cut_ = 0;

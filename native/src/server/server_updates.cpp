@@ -307,6 +307,7 @@ ServerCore::Verdict ServerCore::judge(Table* t, std::size_t worker, const Record
   const std::uint64_t staleness = t->version - std::min(h.base_version, t->version);
   t->stats.staleness[std::min<std::uint64_t>(staleness, staleness_bins - 1)] += 1;
   Weight weight;
+  if (c.switch_at != 0) weight.factors.rate = c.rate;
   Outcome outcome = Outcome::applied;
   if (c.policy == Policy::reject &&
       (t->delays ? t->delays->rejects(staleness) : staleness > c.max_staleness)) {
@@ -314,7 +315,7 @@ ServerCore::Verdict ServerCore::judge(Table* t, std::size_t worker, const Record
     return {true, Outcome::rejected, staleness};
   }
   if (c.policy == Policy::scale && staleness > 0) {
-    weight.factors.rate = 1.0F / (1.0F + static_cast<float>(staleness));
+    weight.factors.rate /= 1.0F + static_cast<float>(staleness);
     outcome = Outcome::scaled;
     ++t->stats.scaled;
   } else if (c.policy == Policy::compensate && staleness > 0 && has_base) {

@@ -22,7 +22,6 @@ from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
-from simulation.adaptive import draws_of, with_adaptive
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.kinds import (
@@ -54,6 +53,7 @@ from simulation.program import (
     with_gathers,
 )
 from simulation.row_limits import draw_limits, with_limits
+from simulation.switching import change_of_models
 from simulation.world import World
 
 N_NODES = 3  # of which a launch uses two
@@ -131,7 +131,7 @@ class History:
         # Reason for which the next launch may start without memory; "": it must continue in it.
         self._may_be_cold = "there is no memory"
         # Draws of changes of the size, and requests that are left; None: there are none.
-        self._adaptive = draws_of(seed, self._feature)
+        self._adaptive = change_of_models(seed, self._feature, self.clocks)
         self._limits = draw_limits(seed, self._feature)
         if self._limits is not None:
             self.sizes["t0"] = 0
@@ -268,7 +268,7 @@ class History:
         if self._local is not None and (self._more.random() < 0.9 or not is_exact(self._local)):
             shape = with_local(shape, self._local)
         if self._adaptive is not None:
-            shape = with_adaptive(shape, self._adaptive)
+            shape = self._adaptive(shape, self._more)
         elif self._feature == "gathers":
             shape = with_gathers(shape, self._more)
         elif shape.drops != "backup" and self._feature in MAY_GATHER:

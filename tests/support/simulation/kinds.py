@@ -6,6 +6,7 @@ import random
 
 from simulation.adaptive import ADAPTIVE, is_adaptive
 from simulation.row_limits import LIMITS, is_limited
+from simulation.switching import SWITCHING, is_switching
 
 MAY_GATHER = ("reject", "local")
 SCALING_SHARE, SCALING_SALT = (
@@ -18,7 +19,7 @@ SCALING = "scaling"  # name of these, beside the features
 LOSING_SHARE, LOSING_SALT = 0.06, 12
 LOSING = "losing"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
-NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE, LIMITS} - {""})
+NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE, LIMITS, SWITCHING} - {""})
 
 
 def feature_of(seed: int) -> str:
@@ -43,6 +44,8 @@ def has(seed: int, feature: str) -> bool:
         return is_adaptive(seed, feature_of(seed))
     if feature == LIMITS:
         return is_limited(seed, feature_of(seed))
+    if feature == SWITCHING:
+        return is_switching(seed, feature_of(seed))
     if feature in (SCALING, LOSING):
         return has_scaling(seed) if feature == SCALING else has_losing(seed)
     return feature_of(seed) == feature

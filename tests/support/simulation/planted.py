@@ -16,6 +16,7 @@ from ring_attack import FIELDS
 from mpips import BSP, SSP, Reject, _native
 from mpips.checkpoint import position
 from mpips.errors import LeavingError
+from mpips.model.consistency import Switch
 from mpips.recovery import memory, mirror, replica_start, takeover
 from mpips.server import server as server_module
 from mpips.snapshot import coordinator, server_part, worker_part
@@ -480,6 +481,30 @@ def _rows_of_the_greatest_bound() -> list[Any]:
     return [mock.patch.object(_native.RingWriter, "set_bound", wrong)]
 
 
+def _workers_switch_early() -> list[Any]:
+    """Workers end BSP one clock before the servers do."""
+    real = waits.bsp_until
+    return [mock.patch.object(waits, "bsp_until", lambda c, n: max(0, real(c, n) - 1))]
+
+
+def _servers_switch_early() -> list[Any]:
+    """Servers end BSP one clock before the workers do."""
+    real = server_module.native
+
+    def wrong(consistency: Any, n_workers: int) -> _native.ConsistencyConfig:
+        is_late = isinstance(consistency, Switch) and consistency.at > 1
+        early = replace(consistency, at=consistency.at - 1) if is_late else consistency
+        return real(early, n_workers)
+
+    return [mock.patch.object(server_module, "native", wrong)]
+
+
+def _switches_by_the_clock_of_the_launch() -> list[Any]:
+    """Workers forget the clocks of the run before the launch."""
+    real = waits.bsp_until
+    return [mock.patch.object(waits, "bsp_until", lambda c, n: real(c, 0))]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -525,6 +550,9 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _knows_the_bound_for_too_long,
         _rows_of_the_greatest_bound,
         *LIMIT_DEFECTS,
+        _workers_switch_early,
+        _servers_switch_early,
+        _switches_by_the_clock_of_the_launch,
     )
 }
 

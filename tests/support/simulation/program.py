@@ -23,6 +23,7 @@ import numpy as np
 
 from mpips import ASP, BSP, SGD, SSP, DenseTable, DiLoCo, EmbeddingTable, LocalSGD, Reject
 from mpips.model.codec import RandomK, TopK
+from mpips.model.consistency import Switch
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
 from mpips.model.served import is_local, local_tables, times_of
 from mpips.model.table import Table, feedback_tables
@@ -258,11 +259,13 @@ class Era:
         rounds: The values of tables with synchronous outer steps, where there are any; else None.
         bounds: The bound of SSP("auto") in force at each clock of this launch; None: the greatest one is.
         limited: The rows of tables with limits, by index.
+        clocks_before: Clocks of the run before this era.
     """
 
     applied: Any = None
     rounds: Any = None
     bounds: Any = None
+    clocks_before = 0
 
     def __init__(self, seed: int, number: int, shape: Shape, base: Contents | None) -> None:
         self.shape, self.number, self._seed = shape, number, seed
@@ -333,7 +336,9 @@ class Era:
             return ops
         op = Gather(draws.choice(GATHERS), draws.random() < 0.6)
         # Under BSP pushes, and what follows them in a ring, wait for the clocks of others, who may wait here.
-        is_free = all(not isinstance(table.consistency, BSP) for table in self.shape.tables)
+        is_free = all(
+            not isinstance(table.consistency, BSP | Switch) for table in self.shape.tables
+        )
         first = next((n for n, each in enumerate(ops) if isinstance(each, Push)), len(ops))
         most = len(ops) if is_free else 0 if holds_rows else first
         at = random.Random(f"{self._seed}/{worker}/{clock}").randrange(most + 1)
@@ -495,10 +500,12 @@ class Watch:
         era, consistency = self.era, self.era.shape.tables[table].consistency
         where = f"table {table} at clock {self.clock} of worker {self.worker}"
         is_own = isinstance(consistency, LocalSGD | DiLoCo)
+        is_switch = isinstance(consistency, Switch)
         if is_own and era.rounds is not None:
             era.rounds.check_pull(self.worker, self.clock, table, found)
             return
-        if isinstance(consistency, BSP):
+        until = max(0, consistency.at - era.clocks_before) if is_switch else 0
+        if isinstance(consistency, BSP) or self.clock < until:
             expected = era.values(table, [self.clock] * era.shape.n_workers)
             if keys is not None:
                 expected = expected[keys]  # type: ignore[index]
@@ -506,7 +513,7 @@ class Watch:
             return
         most = era.base.of(table).copy()
         least = self.floor.get(table, most).copy()
-        bound = self.clock
+        bound = self.clock - until
         if isinstance(consistency, SSP):
             is_decided = consistency.is_adaptive and era.bounds is not None
             bound = era.bounds.at(self.clock) if is_decided else consistency.most_bound

@@ -95,7 +95,8 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
         ),
         (
             ["table.consistency=ssp", "table.reduce=sum"],
-            "table 'bias': reduce = 'sum' applies only to BSP: remove it (SSP takes bound and policy)",
+            "table 'bias': reduce = 'sum' applies only to BSP and switch: remove it (SSP takes "
+            "bound and policy)",
         ),
         (
             ["table.consistency=asp", "table.max_staleness=2"],
@@ -129,6 +130,48 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
             ["table.consistency=asp", "table.policy=reject", "table.max_staleness=auto"],
             "table 'weight': max_staleness = 'auto' applies only to dense tables, whose pushes have all "
             "elements; give a number",
+        ),
+        (
+            ["table.consistency=switch"],
+            "table 'bias': consistency = 'switch': add switch_at, the number of clocks of the run under BSP",
+        ),
+        (
+            ["table.switch_at=5"],
+            "table 'bias': switch_at = 5 applies only to switch: remove it (BSP takes backup and reduce)",
+        ),
+        (
+            ["table.consistency=switch", "table.switch_at=5", "tables.weight.switch_at=6"],
+            "table 'weight' is under Switch at clock 6 beside 'bias' under Switch at clock 5: all tables of "
+            "a job switch at one clock, so give all of them the same at",
+        ),
+        (
+            ["tables.bias.consistency=switch", "tables.bias.switch_at=5"],
+            "table 'weight' is under BSP beside 'bias' under Switch at clock 5: all tables of a job switch "
+            "at one clock, so give all of them the same at",
+        ),
+        (
+            ["table.consistency=switch", "table.switch_at=5", "table.policy=compensate"],
+            "table 'bias': Switch with the policy Compensate: updates under BSP have no base; use Accept, "
+            "Scale or Reject with a number",
+        ),
+        (
+            [
+                "table.consistency=switch",
+                "table.switch_at=5",
+                "table.policy=reject",
+                "table.max_staleness=auto",
+            ],
+            "table 'bias': Switch with Reject('auto'): its estimate begins with the launch; give a number",
+        ),
+        (
+            ["table.consistency=switch", "table.switch_at=5", "table.compression=topk"],
+            "table 'bias': compression = TopK(fraction=0.01) with Switch: its residuals belong to one "
+            "consistency model; use 'bf16', 'fp16' or 'int8'",
+        ),
+        (
+            ["table.consistency=switch", "table.switch_at=5", "table.pull_compression=bf16"],
+            "table 'bias': pull_compression = Bf16() with Switch: applies to one consistency model; remove "
+            "it",
         ),
         (
             ["table.optimizer=adm"],
@@ -211,6 +254,21 @@ def test_no_override_changes_nothing() -> None:
                 "tables.bias.max_staleness=auto",
             ],
             ASP(mpips.Reject("auto")),
+        ),
+        (
+            ["table.consistency=switch", "table.switch_at=5"],
+            mpips.Switch(BSP(), ASP(), at=5),
+        ),
+        (
+            [
+                "table.consistency=switch",
+                "table.switch_at=5",
+                "table.reduce=sum",
+                "table.switch_rate=0.5",
+                "table.policy=reject",
+                "table.max_staleness=3",
+            ],
+            mpips.Switch(BSP("sum"), ASP(mpips.Reject(3)), at=5, rate=0.5),
         ),
     ],
 )

@@ -70,6 +70,19 @@ def test_the_hottest_tables_and_links_are_shown_as_far_as_they_fit(tmp_path: Pat
     assert all(len(line) <= 60 for line in page(look(run, NOW), 60))
 
 
+def test_the_model_of_tables_that_switch_is_shown(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    for switched, shown in (
+        (None, []),
+        (False, ["model     BSP, before the switch"]),
+        (True, ["model     ASP, after the switch"]),
+    ):
+        load = Load(switched=switched)
+        replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW, ranks=ROWS, load=load))
+        lines = page(look(run, NOW), 60)
+        assert [line for line in lines if line.startswith("model ")] == shown
+
+
 def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
     lines = page(look(made(tmp_path), NOW), 80)
     assert all(len(line) <= 80 for line in lines), lines

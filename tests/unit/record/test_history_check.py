@@ -227,6 +227,64 @@ def test_a_pull_is_checked_with_the_bound_in_force_at_its_clock(bounds, is_broke
     assert found == ["ssp"] * is_broken
 
 
+def sum_of(worker):
+    return bytes([PUSH | SUMMED << 4]) + varint(worker) + varint(0) + b"\x55"
+
+
+# One clock under BSP, then pushes that count alone.
+SWITCH_ORDER = [
+    sum_of(0),
+    tick(0),
+    sum_of(1),
+    tick(1),
+    push(0),
+    tick(0),
+    push(1, staleness=1),
+    finish(0),
+    finish(1),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pulls", "broken"),
+    [
+        ([], (1, 2, 1), []),
+        ([], (1, 3, 2), []),
+        # A push behind the switch is consumed while a worker is at the clock before it.
+        ([(3, None), (4, [push(0), tick(1)])], (1, 2, 1), ["bsp", "future", "bsp"]),
+        ([], (0, 2, 1), ["bsp"]),  # a pull behind the switch lacks the clock before it
+        ([], (1, 1, 1), ["own pushes"]),
+        ([], (1, 2, 3), ["future"]),
+        ([], (2, 2, 1), ["future"]),
+    ],
+)
+def test_each_pull_over_a_switch_is_checked_with_the_model_of_its_clock(changes, pulls, broken):
+    tables = [RecordedTable("w", "dense", "switch", switch_at=1)]
+    first, second, other = pulls
+    steps = [
+        [ended(1), saw(1, first, 0), ended(1), saw(1, second, first), last(0)],
+        [ended(1), saw(1, other, 0), last(1)],
+    ]
+    order = edited(SWITCH_ORDER, *changes)
+    servers = [content("server", 0, b"".join(order), tables, n_workers=2)]
+    workers = [
+        content("worker", w, b"".join(of), tables, n_workers=2) for w, of in enumerate(steps)
+    ]
+    found = [line.partition(":")[0] for line in check_history(servers, workers).breaks]
+    assert found == broken
+
+
+def test_a_pull_under_bsp_of_a_switch_sees_whole_clocks_only():
+    tables = [RecordedTable("w", "dense", "switch", switch_at=2)]
+    order = [sum_of(0), tick(0), finish(0)]
+    servers = [content("server", 0, b"".join(order), tables, n_workers=1)]
+    for version, broken in ((0, []), (1, ["bsp", "future"])):
+        steps = [saw(0, version, 0), ended(1), last(1)]
+        workers = [content("worker", 0, b"".join(steps), tables, n_workers=1)]
+        found = [line.partition(":")[0] for line in check_history(servers, workers).breaks]
+        assert found == broken
+
+
 def test_a_threshold_that_servers_estimate_is_not_checked():
     tables = [RecordedTable("w", "dense", "asp", max_staleness=-2)]
     order = [push(0, staleness=9, outcome=REJECTED), tick(0), finish(0)]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from harness import TIMEOUT_S, Rig, dense
-from record_rig import Job, content, draw_tables, read_files, varint, zigzag
+from record_rig import Job, content, draw_tables, read_files, switching, varint, zigzag
 
 from mpips import _native
 from mpips.checkpoint import open_checkpoint
@@ -43,6 +43,18 @@ def shape_of(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_replay_ends_with_the_bits_of_the_recorded_job(seed, tmp_path):
     shape = shape_of(seed)
+    job = Job(*shape, turns=seed, folder=tmp_path)
+    digests = job.run()
+    servers, workers = read_files(tmp_path, job)
+    assert check_history(servers, workers).breaks == []
+    for turns in range(100, 103):
+        assert Job(*shape, turns=turns, record=(servers, workers)).run() == digests
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_replay_repeats_a_job_that_switches(seed, tmp_path):
+    tables, n_servers, n_workers, n_clocks = shape_of(seed)
+    shape = switching(tables, 1 + seed % n_clocks), n_servers, n_workers, n_clocks
     job = Job(*shape, turns=seed, folder=tmp_path)
     digests = job.run()
     servers, workers = read_files(tmp_path, job)

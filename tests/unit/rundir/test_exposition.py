@@ -162,6 +162,16 @@ def test_the_bound_of_ssp_is_a_gauge_of_runs_that_have_one() -> None:
     assert "mpips_ssp_bound_clocks" not in {name for name, _ in found}
 
 
+def test_the_switch_is_a_gauge_of_runs_that_have_one() -> None:
+    for switched, expected in ((False, 0), (True, 1)):
+        ranks = msgspec.structs.replace(
+            RANKS, load=msgspec.structs.replace(LOAD, switched=switched)
+        )
+        found = values(exposition([msgspec.structs.replace(VIEW, ranks=ranks)]))
+        assert of(found, "mpips_switched") == expected
+    assert "mpips_switched" not in {name for name, _ in values(exposition([VIEW]))}
+
+
 def test_staleness_is_a_histogram_whose_last_bucket_has_all() -> None:
     found = values(exposition([VIEW]))
     bounds = ("0.0", "1.0", "2.0", "4.0", "8.0", "16.0", "32.0", "63.0", "+Inf")

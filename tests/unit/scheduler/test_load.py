@@ -160,3 +160,14 @@ def test_the_bound_of_ssp_is_that_of_the_server_that_decides_on_it() -> None:
     assert table.load().bound == 0
     beat(table, 1, 2.0, bound=3)
     assert table.load().bound == 3
+
+
+def test_a_job_has_switched_when_all_its_servers_have() -> None:
+    table = RankTable(
+        places(("scheduler", "a"), ("server 0", "a"), ("server 1", "a"), ("worker 0", "a"))
+    )
+    assert table.load().switched is None
+    beat(table, 3, 1.0)
+    for rank, switched, expected in ((1, 0, False), (2, 0, False), (1, 1, False), (2, 1, True)):
+        beat(table, rank, 1.0 + rank, switched=switched)
+        assert table.load().switched is expected

@@ -106,6 +106,9 @@ SHOWN_BY = {
     "uses-of-the-cut": 45,
     "counts-keys-again": 45,
     "keeps-rows-that-left": 420,
+    "workers-switch-early": 12,
+    "servers-switch-early": 12,
+    "switches-by-the-clock-of-the-launch": 12,
 }
 
 

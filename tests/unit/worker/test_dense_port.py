@@ -241,7 +241,7 @@ def test_many_servers_each_get_their_part():
             0,
             [8],
             [(rig.region, rig.layout, rig.writers[0], 0, 4)],
-            False,
+            0,
             -1,
             True,
             True,
