@@ -151,7 +151,7 @@ watch_nodes() {
     exec srun --overlap --no-kill --kill-on-bad-exit=0 --mpi=none --quiet --nodes="$nodes" --ntasks="$nodes" \
       --ntasks-per-node=1 --cpus-per-task=1 python -m mpips.supervisor.cancelled "$run"
   )
-  watcher=$!
+  watcher=${!:-} # empty before Bash 4.4
   export MPIPS_NODES_WATCHED=1
 }
 
@@ -161,13 +161,13 @@ close_watch() { [[ -z $watch_fd ]] || exec {watch_fd}>&-; }
 # end_watch: end what watch_nodes has started, unless the job is cancelled.
 end_watch() {
   local tries=$watch_tries
-  [[ -n $watcher ]] && ! is_cancelled || return 0
+  [[ -n $watch_fd ]] && ! is_cancelled || return 0
   (echo end >&"$watch_fd") 2>/dev/null || true
   close_watch
-  while ((tries-- > 0)) && kill -0 "$watcher" 2>/dev/null; do
+  while ((tries-- > 0)) && [[ -n $watcher ]] && kill -0 "$watcher" 2>/dev/null; do
     sleep 0.1
   done
-  kill -TERM "$watcher" 2>/dev/null || true
+  [[ -z $watcher ]] || kill -TERM "$watcher" 2>/dev/null || true
   watcher="" watch_fd=""
 }
 

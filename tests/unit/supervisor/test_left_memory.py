@@ -17,6 +17,7 @@ from supervisor_rig import Background, Case
 from mpips.errors import CapabilityError, MpipsError
 from mpips.supervisor import conclusion, lease, left_memory
 from mpips.supervisor.clearing import Cleared
+from mpips.supervisor.hosts import HostPool
 from mpips.supervisor.launcher import Launcher
 
 
@@ -110,12 +111,18 @@ def test_memory_survives_an_interruption(case: Case, memory: list[Path]) -> None
 def test_memory_of_a_cancelled_job_is_removed_and_no_host_is_asked(
     case: Case, memory: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conclusion, "is_removed_elsewhere", lambda: True)
-    asked: list[Any] = []
-    real = left_memory.clear
-    monkeypatch.setattr(
-        left_memory, "clear", lambda names, *a, **k: asked.extend(names) or real(names, *a, **k)
-    )
+    asked: list[str] = []
+
+    def is_removed_elsewhere() -> bool:
+        monkeypatch.setattr(HostPool, "usable", property(lambda pool: ["elsewhere"]))
+        return True
+
+    def clear(names: list[str], *args: Any, **options: Any) -> Cleared:
+        asked.extend(names)
+        return Cleared({}, {})
+
+    monkeypatch.setattr(conclusion, "is_removed_elsewhere", is_removed_elsewhere)
+    monkeypatch.setattr(left_memory, "clear", clear)
     case.max_restarts = 0
     assert case.run({"code": 1}) == 1
     assert not any(path.exists() for path in memory)
