@@ -11,10 +11,12 @@ from slurm import Slurm
 
 SHAPE = ("--nodes=2", f"--ntasks={RANKS}", "--ntasks-per-node=2")
 SAVES = ("--set", "checkpoint.every_steps=5")
+# No job ends before it is cancelled.
+ENDLESS = (*SAVES, "--set", "train.epochs=100000")
 SCRIPTS = {
-    "train.sbatch": SAVES,
-    "train_srun.sbatch": SAVES,
-    "train_restart.sbatch": ("-n", str(RANKS), *SAVES),
+    "train.sbatch": ENDLESS,
+    "train_srun.sbatch": ENDLESS,
+    "train_restart.sbatch": ("-n", str(RANKS), *ENDLESS),
 }
 
 
