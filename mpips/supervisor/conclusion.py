@@ -24,6 +24,7 @@ from mpips.supervisor.block import (
     origin,
     who,
 )
+from mpips.supervisor.cancelled import is_removed_elsewhere
 from mpips.supervisor.left_memory import Settled, settle
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.reap import exchanges, is_complete
@@ -101,20 +102,34 @@ class Conclusion:
             last: The last status of the last attempt.
 
         Returns:
-            Description of the memory that stays and of the way to continue; "" if none stays.
+            Description of the memory that stays and of the way to continue, or of why it is removed; "" if a
+            checkpoint contains it.
         """
         self.settled = True
         self._end_standby()
+        if not saved and is_removed_elsewhere():
+            # No step can be started on other hosts any more.
+            self._clear(generation, saved=True, only_here=True)
+            return "removed from the nodes of the job, because Slurm has cancelled it"
         settled = self._clear(generation, saved)
         if saved:
             return ""
         step = last.progress.recoverable if last is not None else 0
         return settled.describe(self._run.path, step)
 
-    def _clear(self, generation: int, saved: bool, but_exchange: bool = False) -> Settled:
-        """Do what `settle` does with processes and memory; `but_exchange`: see `left_memory.settle`."""
+    def _clear(
+        self, generation: int, saved: bool, but_exchange: bool = False, only_here: bool = False
+    ) -> Settled:
+        """Do what `settle` does with processes and memory.
+
+        Args:
+            generation: Generation number of the last attempt.
+            saved: See `settle`.
+            but_exchange: See `left_memory.settle`.
+            only_here: Other hosts are not reached.
+        """
         settled = settle(
-            self._plan.pool.usable,
+            () if only_here else self._plan.pool.usable,
             self._run.path,
             generation,
             self._run.info().token,

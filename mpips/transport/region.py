@@ -215,11 +215,11 @@ def sweep(spare: str = "") -> list[str]:
     if is_persistent(spare):
         spared = (f"{_prefix(spare)}.", f"{_prefix(spare)}-")
         found = [p for p in found if not p.name.startswith(spared)]
-    return [p.name for p in sorted(found) if _remove_unused(p)]
+    return [p.name for p in sorted(found) if remove_unused(p)]
 
 
-def _remove_unused(path: Path) -> bool:
-    """Remove a file that no process uses, or an exchange; return whether it was removed."""
+def remove_unused(path: Path) -> bool:
+    """Remove a shared-memory file that no process uses, or an exchange; return whether it was removed."""
     if path.name.endswith(f"-{EXCHANGE}") and is_own_folder(path):
         shutil.rmtree(path, ignore_errors=True)
         return not path.exists()

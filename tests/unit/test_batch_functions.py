@@ -219,3 +219,50 @@ def test_what_to_do_depends_on_why_there_is_no_newer_checkpoint(tmp_path, script
     found, said, calls = functions(tmp_path, script, "RUNNING None")
     assert (found, calls, advice in said) == (code, "", True), said
     assert ("Use more --time" in said) == ("failed=" not in script)
+
+
+# A step on each node: it notes its arguments, and then what it reads.
+WATCH = """
+[[ $* == *"--overlap"*"--nodes=2"*"--ntasks=2"*"mpips.supervisor.cancelled run" ]] || exit 1
+trap 'echo ended >>watched' EXIT
+touch up; cat >>watched
+"""
+# The command shows its open files: one more would keep the step of a killed script from its end.
+WATCHED = """run=run folder=run job=7
+launch bash -c 'until [[ -e up ]]; do sleep 0.01; done
+echo "watched: $MPIPS_NODES_WATCHED"; ls /proc/self/fd'
+echo "code $code"
+"""
+
+
+@pytest.mark.parametrize(
+    ("squeue", "read"), [("RUNNING None", "end\nended\n"), ("COMPLETING None", "ended\n")]
+)
+def test_the_nodes_are_watched_until_the_job_ends_or_is_cancelled(tmp_path, squeue, read):
+    (tmp_path / "srun").write_text(f"#!/bin/bash\n{WATCH}")
+    (tmp_path / "srun").chmod(0o755)
+    code, said, _ = functions(tmp_path, WATCHED, squeue, SLURM_JOB_NUM_NODES="2")
+    lines = said.splitlines()
+    assert (code, lines[-1]) == (0, "code 0"), said
+    assert lines[lines.index("watched: 1") + 1 : -1] == ["0", "1", "2", "3"], said
+    deadline = time.monotonic() + 30
+    while "ended" not in (watched := (tmp_path / "watched").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert watched == read
+
+
+def test_a_step_that_fails_or_hangs_does_not_change_the_end_of_the_job(tmp_path):
+    (tmp_path / "srun").write_text("#!/bin/bash\nexit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    script = "run=run folder=run job=7; launch sleep 0.2; echo code $code"
+    code, said, _ = functions(tmp_path, script, "RUNNING None", SLURM_JOB_NUM_NODES="2")
+    assert (code, said.splitlines()[-1]) == (0, "code 0")
+    (tmp_path / "srun").write_text("#!/bin/bash\ntouch up; exec sleep 50\n")
+    script = "run=run folder=run job=7 watch_tries=3; launch bash -c 'until [[ -e up ]]; do sleep 0.01; done'"
+    began = time.monotonic()
+    code, said, _ = functions(
+        tmp_path, f"{script}; exit $code", "RUNNING None", SLURM_JOB_NUM_NODES="2"
+    )
+    assert code == 0
+    assert time.monotonic() - began < 40

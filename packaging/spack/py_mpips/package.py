@@ -27,7 +27,7 @@ class PyMpips(PythonPackage):
     depends_on("py-hatch-fancy-pypi-readme@24.1:", type="build")
 
     depends_on("py-numpy@1.24:", type=("build", "run"))
-    depends_on("py-mpi4py@4.0:", type=("build", "run"))
+    depends_on("py-mpi4py@4.1:", type=("build", "run"))
     depends_on("py-msgspec@0.22:", type=("build", "run"))
     depends_on("py-click@8.1:", type=("build", "run"))
     depends_on("py-rich@13:", type=("build", "run"))

@@ -137,7 +137,7 @@ def test_the_command_makes_the_trials_and_prints_what_varies(nothing_runs: None)
         command, ["softmax", "--train", "digits", "-n", "3", "--auto", "3", "--seed", "5"]
     )
     assert done.exit_code == 1, done.exception  # no trial has run
-    lines = done.stderr.splitlines()
+    lines = done.output.splitlines()
     assert lines[0] == "--auto 3: trial 1 has the values of the job, the others vary"
     assert lines[1].split() == ["option", "values", "why"]
     assert lines[2].split()[:5] == ["options.learning_rate", "0.01", "to", "1.0,", "log"]

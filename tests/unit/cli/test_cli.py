@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,7 @@ def test_a_transport_that_one_rank_cannot_have_is_a_wrong_configuration() -> Non
 def test_wrong_usage_ends_with_2_and_points_to_the_help(arguments: list[str]) -> None:
     done = mpips(*arguments)
     assert done.returncode == 2
-    assert "--help" in done.stderr
+    assert re.search("(-h|--help).? for help", done.stderr)  # the first with Click 8.1
     assert "Traceback" not in done.stderr
 
 

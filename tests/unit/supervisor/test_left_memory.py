@@ -15,8 +15,9 @@ import pytest
 from supervisor_rig import Background, Case
 
 from mpips.errors import CapabilityError, MpipsError
-from mpips.supervisor import lease, left_memory
+from mpips.supervisor import conclusion, lease, left_memory
 from mpips.supervisor.clearing import Cleared
+from mpips.supervisor.hosts import HostPool
 from mpips.supervisor.launcher import Launcher
 
 
@@ -105,6 +106,30 @@ def test_memory_survives_an_interruption(case: Case, memory: list[Path]) -> None
         assert other.process.wait(20) == 130, other.text()
         assert all(path.exists() for path in memory)
         assert "continue from it: mpips run" in other.text()
+
+
+def test_memory_of_a_cancelled_job_is_removed_and_no_host_is_asked(
+    case: Case, memory: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def is_removed_elsewhere() -> bool:
+        monkeypatch.setattr(HostPool, "usable", property(lambda pool: ["elsewhere"]))
+        return True
+
+    def clear(names: list[str], *args: Any, **options: Any) -> Cleared:
+        asked.extend(names)
+        return Cleared({}, {})
+
+    monkeypatch.setattr(conclusion, "is_removed_elsewhere", is_removed_elsewhere)
+    monkeypatch.setattr(left_memory, "clear", clear)
+    case.max_restarts = 0
+    assert case.run({"code": 1}) == 1
+    assert not any(path.exists() for path in memory)
+    assert asked == []
+    text = " ".join(case.text.split())
+    assert "memory removed from the nodes of the job, because Slurm has cancelled it" in text
+    assert "continue from it" not in text
 
 
 def test_memory_is_removed_when_a_person_asks_for_it(case: Case, memory: list[Path]) -> None:

@@ -1,0 +1,1 @@
+"""What the batch scripts start beside the ranks, imitated."""
