@@ -36,20 +36,20 @@ _SHARE_PER_S = 0.01  # of the rows that are pushed again and again: so many are 
 _HEAVY = 0.1  # of the rows of each clock are new ones
 
 
-class Sizes(msgspec.Struct, frozen=True):
-    """Sizes of the measurement.
+class LimitSizes(msgspec.Struct, frozen=True):
+    """LimitSizes of the measurement.
 
     Attributes:
         n_live: Rows that are pushed again and again.
         most_rows: Limit of MaxRows; the rows beyond `n_live` are no longer pushed.
         dim: float32 values in a row.
         keys: Keys in a push, which is one clock.
-        clocks: Clocks in one measurement.
+        clocks: ClockedServer in one measurement.
         growth_rows: Limit of the table to which only new keys are pushed.
-        growth_clocks: Clocks of that table in one repetition.
+        growth_clocks: ClockedServer of that table in one repetition.
         zipf_keys: Different keys of the hit rates.
         zipf_rows: Limit of that table.
-        zipf_clocks: Clocks of that table; as many come before the measurement.
+        zipf_clocks: ClockedServer of that table; as many come before the measurement.
         zipf_draws: Keys that are drawn in one of them.
     """
 
@@ -66,7 +66,7 @@ class Sizes(msgspec.Struct, frozen=True):
     zipf_draws: int = 2000
 
     @classmethod
-    def of(cls, options: Options) -> Sizes:
+    def of(cls, options: Options) -> LimitSizes:
         """Return the sizes for these options: small ones with `quick`."""
         if not options.quick:
             return cls()
@@ -84,7 +84,7 @@ class Sizes(msgspec.Struct, frozen=True):
         )
 
 
-class Clocks:
+class ClockedServer:
     """A server of one table under BSP with one worker, which pushes once in a clock."""
 
     def __init__(self, dim: int, **limits: Any) -> None:
@@ -118,22 +118,22 @@ class Clocks:
 
 
 @contextmanager
-def _servers(dim: int, limits: dict[str, dict[str, Any]]) -> Iterator[dict[str, Clocks]]:
+def _servers(dim: int, limits: dict[str, dict[str, Any]]) -> Iterator[dict[str, ClockedServer]]:
     """Make a server for each limit; remove their memory at the end."""
-    made: dict[str, Clocks] = {}
+    made: dict[str, ClockedServer] = {}
     try:
         for name, options in limits.items():
-            made[name] = Clocks(dim, **options)
+            made[name] = ClockedServer(dim, **options)
         yield made
     finally:
         for clocks in made.values():
             clocks.side.regions.unlink()
 
 
-class _Keys:
+class _LiveKeys:
     """Keys of consecutive clocks: all live keys in a random order, of which some are replaced by new ones."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: LimitSizes) -> None:
         random = np.random.default_rng(1)
         self._n = sizes.keys
         self._next = sizes.n_live
@@ -159,14 +159,14 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         options: Repetitions and sizes.
         nodes: Not used: the suite has one process.
     """
-    sizes = Sizes.of(options)
+    sizes = LimitSizes.of(options)
     found = measure_costs(sizes, options)
     found.add(measure_growth(sizes, options))
     found.add(measure_hits(sizes))
     return found
 
 
-def measure_costs(sizes: Sizes, options: Options) -> Findings:
+def measure_costs(sizes: LimitSizes, options: Options) -> Findings:
     """Measure rows per second with each limit, and without: few rows are replaced, and many."""
     sweep = sizes.n_live // sizes.keys  # clocks in which each live row is pushed once
     limits: dict[str, dict[str, Any]] = {
@@ -178,7 +178,7 @@ def measure_costs(sizes: Sizes, options: Options) -> Findings:
     }
     updates = np.random.default_rng(2).standard_normal((sizes.keys, sizes.dim), np.float32)
     with _servers(sizes.dim, limits) as servers:
-        keys = _Keys(sizes)
+        keys = _LiveKeys(sizes)
         # Rows that are no longer pushed fill the tables up to their limit. Idle would remove them.
         for part in np.array_split(np.arange(sizes.n_live - sizes.most_rows, 0), sweep):
             for name, server in servers.items():
@@ -198,11 +198,11 @@ def measure_costs(sizes: Sizes, options: Options) -> Findings:
 
 
 def _alternate(
-    servers: dict[str, Clocks],
-    keys: _Keys,
+    servers: dict[str, ClockedServer],
+    keys: _LiveKeys,
     updates: Float32,
     n_new: int,
-    sizes: Sizes,
+    sizes: LimitSizes,
     options: Options,
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Return the rows per second of each server by repetition, and the rows that left it in all."""
@@ -228,7 +228,7 @@ def _alternate(
 
 
 def _cost_findings(
-    rates: dict[str, list[float]], left: dict[str, int], suffix: str, n_new: int, sizes: Sizes
+    rates: dict[str, list[float]], left: dict[str, int], suffix: str, n_new: int, sizes: LimitSizes
 ) -> Findings:
     """Return the ratio of each limit to the server without one."""
     what = {
@@ -254,7 +254,7 @@ def _cost_findings(
     return found
 
 
-def measure_growth(sizes: Sizes, options: Options) -> Findings:
+def measure_growth(sizes: LimitSizes, options: Options) -> Findings:
     """Push ever new keys to a table of limited size, and compare its memory at the end and at the beginning.
 
     All growth of this process counts as growth of the table.
@@ -308,7 +308,7 @@ def _resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure_hits(sizes: Sizes) -> Findings:
+def measure_hits(sizes: LimitSizes) -> Findings:
     """Compare the hit rates of MaxRows with those of an exact LRU and LFU, for keys with Zipf's law, 1.05."""
     random = np.random.default_rng(4)
     shares = np.cumsum(np.arange(1, sizes.zipf_keys + 1) ** -1.05)
@@ -347,7 +347,7 @@ def exact_lru(clocks: Sequence[Int64], most: int, skip: int) -> int:
     Args:
         clocks: Keys of each clock, without repeats.
         most: Keys that may stay.
-        skip: Clocks whose misses do not count.
+        skip: ClockedServer whose misses do not count.
     """
     present: OrderedDict[int, None] = OrderedDict()
     missed = 0

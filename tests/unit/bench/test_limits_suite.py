@@ -66,8 +66,8 @@ def test_the_exact_caches_miss_what_a_sorted_one_misses(seed: int) -> None:
 
 
 def test_keys_of_a_clock_are_live_ones_of_which_some_are_new() -> None:
-    sizes = row_limits.Sizes(n_live=100, keys=25)
-    keys = row_limits._Keys(sizes)
+    sizes = row_limits.LimitSizes(n_live=100, keys=25)
+    keys = row_limits._LiveKeys(sizes)
     first = [keys.take(0) for _ in range(4)]
     assert np.unique(np.concatenate(first)).size == 100
     second = [keys.take(3) for _ in range(4)]
