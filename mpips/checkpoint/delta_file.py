@@ -197,7 +197,7 @@ def write_array(out: DeltaFile, group: Any, name: str, array: NDArray[Any]) -> N
     out.check()
 
 
-class Column:
+class DeltaColumn:
     """A dataset of a delta that grows.
 
     The first _CHUNK elements wait in memory, so that a small dataset has no chunks, whose rest is unused.
