@@ -127,6 +127,7 @@ exec "${command[@]}" >"$1-$rank.log" 2>&1
 '
 
 run_lint() {
+  finish_beside
   local sources
   ((!long)) || return 0
   if [[ -f $out/lint.log ]]; then
@@ -205,7 +206,6 @@ run_fault() {
   start_beside
   # Ranks of a launch wait for each other nearly half of the time.
   run_lanes $((lanes + 1)) fault --timeout=300 tests/fault
-  finish_beside
 }
 
 # launch_jobs N: each of N lanes has a Slurm of its own, so tests of one file share it.
@@ -260,6 +260,7 @@ sanitizer_libraries() {
 # Unit tests once more on a native module that stops at the first bad access or overflow.
 run_sanitize() {
   local name libraries chosen=() ignored=() code=0
+  finish_beside
   has_tests tests/unit || return 0
   libraries=$(sanitizer_libraries)
   if [[ -z $libraries ]]; then
@@ -325,8 +326,8 @@ run_versions() {
 # wants STAGE: whether it is one of the stages of this run.
 wants() { [[ " ${stages[*]} " == *" $1 "* ]]; }
 
-# Lint and the build of the sanitizers' module need no launches: they run beside those of the fault stage, which wait
-# for each other nearly half of their time.
+# Lint and the build of the sanitizers' module need no launches: they run beside those of the fault stage and of the
+# jobs, which wait for each other nearly half of their time. What needs them calls `finish_beside`.
 beside_job=""
 start_beside() {
   rm -f "$out/lint.log" "$out/sanitize-build.code"

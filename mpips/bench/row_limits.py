@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -319,8 +319,9 @@ def measure_hits(sizes: LimitSizes) -> Findings:
     updates = np.zeros((sizes.zipf_draws, 4), np.float32)
     n_pushed = sum(keys.size for keys in clocks[sizes.zipf_clocks :])
     found = Findings()
-    for by, exact in (("lru", exact_lru), ("lfu", exact_lfu)):
-        limits = {by: {"evict": MaxRows(sizes.zipf_rows, by=by)}}
+    orders: tuple[tuple[Literal["lru", "lfu"], Any], ...] = (("lru", exact_lru), ("lfu", exact_lfu))
+    for by, exact in orders:
+        limits: dict[str, dict[str, Any]] = {by: {"evict": MaxRows(sizes.zipf_rows, by=by)}}
         with _servers(4, limits) as servers:
             missed = 0
             for clock, keys in enumerate(clocks):

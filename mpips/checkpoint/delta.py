@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips.checkpoint.delta_file import FORMAT, Column, DeltaFile, created, write_array
+from mpips.checkpoint.delta_file import FORMAT, DeltaColumn, DeltaFile, created, write_array
 from mpips.checkpoint.folder import sync_folder
 from mpips.checkpoint.manifest import (
     DTYPES,
@@ -242,12 +242,16 @@ def unit_shape(entry: TableEntry, dataset: DatasetEntry) -> tuple[int, ...]:
     return tuple(dataset.shape[1:]) if entry.kind == "embedding" else ()
 
 
-def _columns_of(out: DeltaFile, group: Any, entry: TableEntry) -> dict[str, Column]:
+def _columns_of(out: DeltaFile, group: Any, entry: TableEntry) -> dict[str, DeltaColumn]:
     """Make the datasets of a table, by role, and those of places or keys."""
-    columns = {name: Column(out, group, name, np.dtype(np.int64)) for name in place_names(entry)}
+    columns = {
+        name: DeltaColumn(out, group, name, np.dtype(np.int64)) for name in place_names(entry)
+    }
     for dataset in entry.datasets:
         dtype = np.dtype(DTYPES[dataset.dtype])
-        columns[dataset.role] = Column(out, group, dataset.role, dtype, unit_shape(entry, dataset))
+        columns[dataset.role] = DeltaColumn(
+            out, group, dataset.role, dtype, unit_shape(entry, dataset)
+        )
     return columns
 
 
@@ -267,7 +271,7 @@ def _block(checkpoint: Checkpoint, entry: TableEntry, start: int, stop: int) -> 
 
 
 def _write_elements(
-    columns: dict[str, Column],
+    columns: dict[str, DeltaColumn],
     first: Checkpoint,
     second: Checkpoint,
     base: TableEntry | None,
@@ -299,7 +303,7 @@ def _flat(block: Arrays) -> Arrays:
 
 
 def _write_rows(
-    columns: dict[str, Column],
+    columns: dict[str, DeltaColumn],
     first: Checkpoint,
     second: Checkpoint,
     base: TableEntry | None,
@@ -328,7 +332,7 @@ def ascends(keys: NDArray[Any]) -> bool:
     return bool((keys[1:] > keys[:-1]).all())
 
 
-class StoredRows:
+class BlockedRows:
     """The rows of a table, read in blocks and taken up to a given key; all columns as stored."""
 
     def __init__(self, checkpoint: Checkpoint, entry: TableEntry | None) -> None:
@@ -376,7 +380,7 @@ def _merged(
     first: Checkpoint, base: TableEntry | None, second: Checkpoint, entry: TableEntry
 ) -> Iterator[tuple[Arrays, Arrays]]:
     """Yield rows of both checkpoints in the same ranges of keys, ascending."""
-    a, b = StoredRows(first, base), StoredRows(second, entry)
+    a, b = BlockedRows(first, base), BlockedRows(second, entry)
     while a.last is not None or b.last is not None:
         last = min(key for key in (a.last, b.last) if key is not None)
         yield a.take(last), b.take(last)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mpips.checkpoint.delta import (
     BLOCK,
     Arrays,
-    StoredRows,
+    BlockedRows,
     ascends,
     check_place,
     comparable,
@@ -257,7 +257,7 @@ def _put_rows(
     if not ascends(changed):
         raise CheckpointError(f"{delta}: is damaged: the keys of {entry.group} do not ascend")
     gone = np.union1d(columns["removed"], changed)
-    rows, at, taken = StoredRows(first, base), 0, 0
+    rows, at, taken = BlockedRows(first, base), 0, 0
     while rows.last is not None or taken < len(changed):
         # Take rows up to the last key in memory, or all that are left of the delta.
         last = rows.last

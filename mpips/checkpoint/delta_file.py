@@ -41,7 +41,7 @@ _HEAD = re.compile(rb"mpips delta of checkpoints, format ([0-9]{1,9})(?:, ([0-9]
 class DeltaFile(io.FileIO):
     """The file object through which HDF5 reads and writes a delta; HDF5 ignores what its methods return.
 
-    After the first failed write nothing more is written. What HDF5 has written since then stays in memory,
+    After the first failed write nothing more is written. Later writes of HDF5 stay in memory,
     because HDF5 reads its own structure again.
     """
 
@@ -197,7 +197,7 @@ def write_array(out: DeltaFile, group: Any, name: str, array: NDArray[Any]) -> N
     out.check()
 
 
-class Column:
+class DeltaColumn:
     """A dataset of a delta that grows.
 
     The first _CHUNK elements wait in memory, so that a small dataset has no chunks, whose rest is unused.

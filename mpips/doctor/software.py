@@ -13,7 +13,7 @@ from mpips.doctor.situation import Situation, dotted, file_system, numbers
 # Package -> oldest version that works, as in pyproject.toml.
 REQUIRED = {
     "numpy": (1, 24),
-    "mpi4py": (4, 0),
+    "mpi4py": (4, 1),
     "msgspec": (0, 22),
     "click": (8, 1),
     "rich": (13,),

@@ -211,11 +211,12 @@ class Switch:
 
     After Li et al., "Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep Learning", ICDCS
     2021: a run that begins under BSP and goes on under ASP is as accurate as one under BSP, and faster where
-    workers differ. As there, the learning rate is corrected at the switch and the momentum coefficient is
-    not. With the mean of n workers BSP moves the values once per clock, and ASP moves them n times. So from
-    clock `at` on each update is applied with the rate divided by n, if `reduce` is "mean"; then a clock of n
-    workers moves the values as far as before. With "sum" the rate stays. A velocity stays as it is: the rate
-    is a factor of what enters it.
+    workers differ. Here the learning rate is corrected at the switch, and the momentum coefficient stays: in
+    sum each gradient moves values by rate / (1 - momentum) times itself, before and after. With the mean of n
+    workers BSP moves the values once per clock, and ASP moves them n times. So from clock `at` on each update
+    is applied with the rate divided by n, if `reduce` is "mean"; then a clock of n workers moves the values
+    as far as before. With "sum" the rate stays. A velocity stays as it is: the rate is a factor of what
+    enters it.
 
     All workers use ASP from the same clock of the run on, in every launch. A pull at clock c sees all updates
     of the first min(c, at) clocks. All tables of a job must have the same `at`.

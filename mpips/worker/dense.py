@@ -466,6 +466,6 @@ class DenseHandle(OrderedAccess):
             check_out(out, self.shape, contiguous=True)
         self.push(update)
         with Whole(self._connection, f"push_pull of table {self.name!r}"):
-            if isinstance(self._table.consistency, BSP | Switch):
+            if isinstance(self._table.consistency, (BSP, Switch)):
                 self._connection.clock()
             return self.pull(out)

@@ -274,7 +274,7 @@ class EmbeddingHandle(Handle):
         # The clock, where there is one, writes what is held.
         plan, _, _ = self._send(keys, rows, None)
         with Whole(self._connection, f"push_pull of table {self.name!r}"):
-            if isinstance(self._table.consistency, BSP | Switch):
+            if isinstance(self._table.consistency, (BSP, Switch)):
                 self._connection.clock()
             return self._filled(out, self._pull(plan, direct))
 

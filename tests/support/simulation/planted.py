@@ -312,11 +312,11 @@ def _one_version_too_stale() -> list[Any]:
     """A server applies updates whose staleness is one more than the policy reject allows."""
     real = server_module.native
 
-    def wrong(consistency: Any) -> Any:
+    def wrong(consistency: Any, *others: Any) -> Any:
         policy = getattr(consistency, "policy", None)
         if isinstance(policy, Reject):
             consistency = replace(consistency, policy=Reject(policy.max_staleness + 1))
-        return real(consistency)
+        return real(consistency, *others)
 
     return [mock.patch.object(server_module, "native", wrong)]
 

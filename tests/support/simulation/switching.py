@@ -15,6 +15,7 @@ from mpips import ASP, BSP, DenseTable
 from mpips.model.consistency import Switch
 from simulation.adaptive import draws_of, with_adaptive
 from simulation.program import Shape, with_gathers
+from simulation.row_limits import is_limited
 
 # Share of the histories; the salt is chosen so that no test's seed is one of them.
 SHARE, SALT = 0.1, 6
@@ -24,7 +25,8 @@ SWITCHING = "switching"  # name of these histories
 def is_switching(seed: int, feature: str) -> bool:
     """Return True if the tables of a history with this feature are under Switch."""
     found = random.Random(f"switching {SALT} {seed}").random() < SHARE
-    return found and feature in ("", "gathers")
+    # Tables with limits are under BSP, and all tables of a job switch together.
+    return found and feature in ("", "gathers") and not is_limited(seed, feature)
 
 
 def switch_of(seed: int, feature: str, clocks: int) -> Switch | None:

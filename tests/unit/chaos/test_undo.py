@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -62,6 +63,8 @@ def test_faults_of_a_process_that_is_ended_are_taken_back(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        # Tests that a shell runs in the background ignore SIGINT, and their children inherit that.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"changed\n"

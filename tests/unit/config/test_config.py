@@ -18,7 +18,8 @@ from mpips.tasks import load_task
 from mpips.training.preflight import task_options
 
 TABLE_KEYS = (
-    "optimizer, consistency, bound, max_bound, reduce, backup, policy, max_staleness, lambda_, steps, outer, "
+    "optimizer, consistency, bound, max_bound, reduce, switch_at, switch_rate, backup, policy, "
+    "max_staleness, lambda_, steps, outer, "
     "fragments, delay, mix, asynchronous, steps_by_speed, partition, init, clip_norm, check_finite, "
     "placement, admit, evict, compression, pull_compression, hash_buckets, row_dtype"
 )
@@ -113,7 +114,8 @@ TABLE_KEYS = (
         ),
         (
             "table.consistency=spp",
-            "table.consistency = 'spp': must be one of asp, bsp, diloco, local_sgd, ssp; did you mean 'ssp'?",
+            "table.consistency = 'spp': must be one of asp, bsp, diloco, local_sgd, ssp, switch; did you "
+            "mean 'ssp'?",
         ),
         (
             "table.policy=rejcet",

@@ -93,7 +93,7 @@ BAD = [
         attributes(versions={"mpi4py": (3, 1, 4)}),
         "FAIL",
         "3.1.4 is older",
-        "mpi4py>=4.0",
+        "mpi4py>=4.1",
     ),
     ("kernels", env(MPIPS_KERNELS="sse9"), "FAIL", "sse9", "unset MPIPS_KERNELS"),
     ("mpi-library", stack(mpi="", mpi_error="no libmpi.so"), "FAIL", "no libmpi.so", "openmpi"),

@@ -54,7 +54,9 @@ def test_an_optimizer_that_is_none(job):
 
 def test_a_model_that_is_prepared_already(job):
     model, optimizer = prepare(*pair())
-    with fails("^the model has been prepared already: call prepare once for each model$"):
+    with fails(
+        "^the model has been prepared already: call prepare once for each model; where parts "
+    ):
         prepare(model, SGD(model.parameters(), 0.1), name="again")
     with fails("^the optimizer has been prepared already: use one optimizer for each model$"):
         prepare(pair()[0], optimizer, name="other")

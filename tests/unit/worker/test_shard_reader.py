@@ -35,6 +35,7 @@ class Connection:
 
     node_pulls = grouped = agreed_bound = None
     now = 5
+    position = SimpleNamespace(steps_before=0)
 
     def __init__(self, *channels: Channel) -> None:
         self.channels = channels
