@@ -33,8 +33,10 @@ class ServerRecord(Protocol):
             DifferenceError: The replay differs from the recorded run.
         """
 
-    def end(self, digests: dict[str, str]) -> str:
+    def end(self, digests: dict[str, str], between: Callable[[], object] = ...) -> str:
         """End it, when all workers have finished; return a note for people, or "".
+
+        `between`: called between bounded steps of a wait; does other work of this rank.
 
         Raises:
             DifferenceError: The replay differs from the recorded run.
@@ -68,7 +70,7 @@ class RecordingServer:
         self._put()
         self._file.flush()
 
-    def end(self, digests: dict[str, str]) -> str:
+    def end(self, digests: dict[str, str], between: Callable[[], object] = lambda: None) -> str:
         """Write the rest and the digests of the tables; return why the file is not complete, or ""."""
         self._put()
         bounds = None if self._control is None else self._control.all_bounds()
@@ -85,8 +87,8 @@ class Copier(Protocol):
     def ends_by(self, tell: Callable[[Taken | Saved], object]) -> None:
         """Set what tells the coordinator that the replay has come to its end."""
 
-    def end(self) -> None:
-        """Write the copies. Collective over all servers, blocking."""
+    def end(self, between: Callable[[], object]) -> None:
+        """Write the copies. Collective over all servers; blocks. `between`: other work of the rank."""
 
 
 class ReplayingServer:
@@ -134,10 +136,10 @@ class ReplayingServer:
                 f"{self._order.consumed} records, the recorded run had more"
             )
 
-    def end(self, digests: dict[str, str]) -> str:
+    def end(self, digests: dict[str, str], between: Callable[[], object] = lambda: None) -> str:
         """Write the copies of breaks, and compare the tables with those at the end of the recorded run."""
         if self.copier is not None:
-            self.copier.end()
+            self.copier.end(between)
         where = f"server {self._index}: "
         if not self._order.is_over:
             raise DifferenceError(

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpips.checkpoint import ManifestHead, write_checkpoint
+from mpips.checkpoint import CheckpointWriter, ManifestHead
 from mpips.checkpoint.shards import ShardData
+from mpips.checkpoint.steps import Peers, Steps
 from mpips.mpi.messages import ONLY, Saved, Taken
 from mpips.record.files import ReplayBreak, break_folder
 from mpips.snapshot.copy import shards_in_place
@@ -69,7 +70,8 @@ class BreakCopier:
             self._ahead.append(at)
         self._tell: Callable[[Taken | Saved], object] = lambda message: None
         self._barrier: MPI.Request | None = None
-        self._waits = self._is_written = False
+        self._waits = self._has_begun = False  # for the barrier; to write
+        self._work: Iterator[object] | None = None  # what writes the copies, step by step
 
     def _has(self, table: str) -> bool:
         """Return True if this server has a part of a table."""
@@ -81,22 +83,29 @@ class BreakCopier:
         self._tell = tell
 
     def poll(self) -> None:
-        """Copy the tables if the server has come to a break; write all copies if it was the end.
+        """Copy the tables if the server has come to a break; after the last one do a bounded step of writing.
 
-        Blocks for a copy, and while checkpoints are written.
+        Blocks for a copy.
 
         Raises:
             CheckpointError: A checkpoint was not written.
+            StallError: Another server did not come in time.
             LeavingError: The replay has come to its end, and the scheduler is on this rank.
             MemoryError: There is not enough memory for a copy.
         """
         self._copy()
         if self._waits and (self._barrier is None or self._barrier.Test()):
-            self.end()
-            run = self._parts.run
-            assert run is not None
-            at = next(at for at in self._copies if not at.table)
-            self._tell(Saved(ONLY.id, str(break_folder(run.folder, at)), ""))
+            self._begin_to_write()
+        self._step()
+
+    def _begin_to_write(self) -> None:
+        self._waits = False
+        if not self._has_begun:
+            self._has_begun, self._work = True, self._write()
+
+    def _step(self) -> None:
+        if self._work is not None and next(self._work, None) is None:
+            self._work = None
 
     def _copy(self) -> None:
         """Copy the tables at each break to which the server has come."""
@@ -112,47 +121,48 @@ class BreakCopier:
                 if p.server_comm is not None:
                     self._barrier = p.server_comm.Ibarrier()
 
-    def end(self) -> None:
-        """Write each break that all servers have. Collective over all servers, blocking.
+    def end(self, between: Callable[[], object]) -> None:
+        """Write each break that all servers have. Collective over all servers; blocks.
+
+        Args:
+            between: Called between bounded steps; does other work of this rank.
 
         Raises:
             CheckpointError: One was not written; raised on all servers.
+            StallError: Another server did not come in time.
         """
-        if self._is_written:
-            return
         self._copy()  # the last record may have been the one of a break
-        self._waits, self._is_written = False, True
-        comm = self._parts.server_comm
-        there = np.array([at in self._copies for at in self._breaks], np.int32)
-        if comm is not None:
-            from mpi4py import MPI
+        self._begin_to_write()
+        while self._work is not None:
+            self._step()
+            between()
 
-            comm.Allreduce(MPI.IN_PLACE, there, MPI.MIN)
-        # A table has a part on one server at least, so what all have is more than nothing.
-        for at, is_there in zip(self._breaks, there, strict=True):
-            if is_there:
-                self._write(at)
-
-    def _write(self, at: ReplayBreak) -> None:
+    def _write(self) -> Steps[None]:
         p = self._parts
         assert p.run is not None
-        head = ManifestHead(
-            run_id=p.saving.run_id,
-            generation=p.run.generation,
-            step=at.number,
-            wall_time_s=time.time(),
-            tables=[table for table in p.tables if at.table in ("", table.name)],
-            config=p.saving.config,
-            sampling=p.saving.sampling,
-            data=p.saving.data,
-        )
-        write_checkpoint(
-            p.server_comm,
-            break_folder(p.run.folder, at),
-            head,
-            self._copies[at],
-            timeout_s=p.options.timeout_s,
-        )
+        peers = Peers(p.server_comm, p.options.timeout_s, "the copies of the replay")
+        of_all = yield from peers.exchange([at in self._copies for at in self._breaks])
+        # A table has a part on one server at least, so what all have is more than nothing.
+        for at, *there in zip(self._breaks, *of_all, strict=True):
+            if not all(there):
+                continue
+            head = ManifestHead(
+                run_id=p.saving.run_id,
+                generation=p.run.generation,
+                step=at.number,
+                wall_time_s=time.time(),
+                tables=[table for table in p.tables if at.table in ("", table.name)],
+                config=p.saving.config,
+                sampling=p.saving.sampling,
+                data=p.saving.data,
+            )
+            folder = break_folder(p.run.folder, at)
+            writer = CheckpointWriter(
+                p.server_comm, folder, head, self._copies[at], timeout_s=p.options.timeout_s
+            )
+            yield from writer.steps()
+            if not at.table:
+                self._tell(Saved(ONLY.id, str(folder), ""))
 
 
 def _copy_of(shard: ShardData) -> ShardData:

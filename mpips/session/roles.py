@@ -211,7 +211,7 @@ class Roles:
 
     def _expect_cut(self, connection: Connection) -> None:
         """Let the worker write the record of a replay's cut at its clock of the recorded run."""
-        stops = self._parts.stops
+        stops = self._parts.stops if self._parts.ends_at is None else ()
         if stops and (stop := stops[connection.index]) != NO_STOP:
             connection.snapshot.expect_only(stop)
 
@@ -391,7 +391,8 @@ class Roles:
             [table.name for table in p.grouped_tables.values()],
             p.server_record.note_copy if p.server_record is not None else lambda: None,
         )
-        if p.stops:
+        # A replay that ends at a step writes its own copies, and no cut behind them.
+        if p.stops and p.ends_at is None:
             server_part.take(ONLY)
         if p.ends_at is not None:
             from mpips.server.recorded import ReplayingServer
@@ -410,13 +411,13 @@ class Roles:
         if self.tracer is not None:
             self.tracer.end()
         mirrored = p.mirror.statistics() if p.mirror is not None else {}
-        self._end_record()
+        self._end_record(poll)
         if p.ends_at is None:
             server_part.save(poll)
         return {**p.server.statistics(), **server_part.statistics(), **mirrored}
 
-    def _end_record(self) -> None:
-        """End the server's part in a record or a replay, when all workers have finished.
+    def _end_record(self, poll: Callable[[], object]) -> None:
+        """End the server's part in a record or a replay, when all workers have finished. `poll`: other work.
 
         Raises:
             DifferenceError: The replay differs from the recorded run.
@@ -426,7 +427,7 @@ class Roles:
             return
         from mpips.server.recorded import ReplayingServer, table_digests
 
-        note = p.server_record.end(table_digests(p.server, p.placement, p.tables))
+        note = p.server_record.end(table_digests(p.server, p.placement, p.tables), poll)
         if note:
             say(f"mpips: warning: {note}")
         if isinstance(p.server_record, ReplayingServer) and p.run is not None:

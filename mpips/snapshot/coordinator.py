@@ -47,7 +47,7 @@ from mpips.snapshot.cut import ClockPace, CutAttempt, ahead_of, late_text
 from mpips.snapshot.end_request import EndRequest
 from mpips.terminal.screen import say
 
-# How a job ends whose replay continues from the checkpoint.
+# Why a launch of a replay ends if its next one continues from the checkpoint.
 REPLAYED = "the replay {wrote}, from which its next launch begins"
 _MARGIN = 2  # clocks, least distance of a proposed clock from the clocks of the workers
 _GROWTH = 4  # factor on the margin after a worker had already passed a proposed clock

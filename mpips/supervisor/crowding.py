@@ -101,7 +101,7 @@ class Crowding:
         if self._proposed is not None:
             self._scaling.withdraw(self._proposed)
             self._proposed = None
-        # What is left is a request of the user, whose layout has no more ranks than slots either.
+        # Otherwise the change is a request of the user, whose layout has no more ranks than slots either.
         if self._fewer is None or self._scaling.retry(generation):
             return
         plan, fewer = self._plan, self._fewer

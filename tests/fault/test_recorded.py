@@ -131,6 +131,14 @@ def test_a_run_with_kills_is_repeated_over_its_restarts(
     done = mpips(tmp_path, "replay", run.name, timeout_s=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"over {len(legs)} attempts" in done.stdout
+    # A launch that would end with a checkpoint ends at a step before it, or at the same one.
+    step = min(legs[1].head.begin)
+    done = mpips(tmp_path, "replay", run.name, "--until", str(step), "--break-at", "w:10")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"step {step}: tables in" in done.stdout
+    [breaks] = (tmp_path / "runs").glob("*/breaks")
+    assert [len(list(path.glob("step-*"))) for path in breaks.iterdir()] == [1, 1]
+    shutil.rmtree(breaks.parent)
     # Newer checkpoints have replaced the one from which the last attempt began.
     start = legs[-1].head.start.removeprefix("checkpoint ")
     shutil.copytree(run / "kept" / start, run / "checkpoints" / start, dirs_exist_ok=True)

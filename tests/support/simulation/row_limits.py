@@ -30,7 +30,7 @@ def is_limited(seed: int, feature: str) -> bool:
 
 
 def draw_limits(seed: int, feature: str) -> dict[str, Any] | None:
-    """Draw `admit` and `evict` of all embedding tables of a run; None: it is none of these histories."""
+    """Draw `admit` and `evict` of all embedding tables of a run; None: the tables have no limits."""
     if not is_limited(seed, feature):
         return None
     draws = random.Random(f"limits of {seed}")

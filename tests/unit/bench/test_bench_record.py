@@ -1,4 +1,4 @@
-"""The cost of a record is measured with a record that has every push."""
+"""`record_cost` of `mpips bench recovery`: one of its two servers records every push."""
 
 from __future__ import annotations
 
