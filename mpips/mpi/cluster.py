@@ -18,6 +18,7 @@ from mpips.mpi.attendance import Attendance
 from mpips.mpi.exchange import deliver, exchange
 from mpips.mpi.roles import Assignment, assign
 from mpips.mpi.siblings import process_state
+from mpips.mpi.signals import interruption_behind
 from mpips.mpi.topology import Topology, find_topology
 from mpips.mpi.watchdog import Watchdog
 from mpips.rundir.directory import Supervised
@@ -156,6 +157,8 @@ class Cluster:
         except MemoryError as error:
             mine = {"error": f"out of memory while {what}: {error}", "kind": "CapabilityError"}
         except Exception as error:
+            if (interruption := interruption_behind(error)) is not None:
+                raise interruption from None
             text = "".join(traceback.format_exception(error)).rstrip()
             mine = {"error": f"{type(error).__name__}: {error}\n{text}", "kind": "MpipsError"}
             cause = error

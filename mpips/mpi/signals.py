@@ -72,6 +72,19 @@ class TerminatedError(SystemExit):
         TerminatedError.newest = self
 
 
+def interruption_behind(error: BaseException) -> KeyboardInterrupt | TerminatedError | None:
+    """Return the exception of a signal's handler if an exception is it, or hides it; None: neither.
+
+    Up to Python 3.11, a handler that raises while a class is made, for example during an import, appears as
+    a RuntimeError whose cause is the exception of the handler. An exception that a program has raised from
+    a KeyboardInterrupt is its own.
+    """
+    found: BaseException | None = error
+    while type(found) is RuntimeError and str(found).startswith("Error calling __set_name__"):
+        found = found.__cause__
+    return found if isinstance(found, KeyboardInterrupt | TerminatedError) else None
+
+
 def unwinding_s(env: Mapping[str, str] = os.environ) -> float:
     """Return the seconds that the main thread has to end by itself before the watchdog ends the process."""
     return 0.15 if _OPENMPI in env else 0.5
@@ -253,6 +266,10 @@ def signals_unwind(run: Supervised | None = None) -> Iterator[None]:
         faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
         yield
+    except RuntimeError as error:
+        if (interruption := interruption_behind(error)) is not None:
+            raise interruption from None
+        raise
     finally:
         forked.forget(old)
         for number, handler in old.before.items():

@@ -30,7 +30,7 @@ from mpips.model.served import served
 from mpips.model.table import Table, replicated_tables
 from mpips.mpi.one_rank import OneRank
 from mpips.mpi.siblings import process_state
-from mpips.mpi.signals import SignalRequests
+from mpips.mpi.signals import SignalRequests, interruption_behind
 from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.process.patience import Patience
@@ -312,14 +312,16 @@ class Job:
                 recorder.finish(work.statistics)
             if orders is not None:
                 orders.close()
-        except (KeyboardInterrupt, SystemExit) as error:
-            self.rank_table.end()
-            ending.die(error)
-            self._give_back(roles)
-            raise
         except BaseException as error:
-            ending.fail(error, client, scheduler)
+            reason = interruption_behind(error) or error
+            if isinstance(reason, KeyboardInterrupt | SystemExit):
+                self.rank_table.end()
+                ending.die(reason)
+            else:
+                ending.fail(reason, client, scheduler)
             self._give_back(roles)
+            if reason is not error:
+                raise reason from None
             raise
         finally:
             if metrics is not None:

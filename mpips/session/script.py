@@ -29,7 +29,7 @@ from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
 from mpips.mpi import failure_report, launch
 from mpips.mpi.messages import SampleDigest, StepCount
-from mpips.mpi.signals import TerminatedError
+from mpips.mpi.signals import TerminatedError, interruption_behind
 from mpips.process import forked
 from mpips.session.calling import ExitedError
 from mpips.session.driver import Outcome, at_work, gathered
@@ -321,6 +321,8 @@ class Script:
         if os.getpid() != self._pid or self._is_over:
             self._old_hook(kind, error, tb)
             return
+        if (interruption := interruption_behind(error)) is not None:
+            kind, error, tb = type(interruption), interruption, interruption.__traceback__
         # Under `python -i` a prompt follows, and the job goes on until its end.
         if isinstance(error, SystemExit) and not isinstance(error, TerminatedError):
             self._old_hook(kind, error, tb)

@@ -81,6 +81,8 @@ def test_a_script_that_fails_ends_the_job_with_its_code_and_one_message(
     [
         ("mid=SIGTERM:1", 143),
         ("step=interrupt:1", 130),
+        ("step=class:0", 143),
+        pytest.param("mid=class:1", 143, marks=pytest.mark.long),
         pytest.param("mid=SIGTERM", 143, marks=pytest.mark.long),
         pytest.param("values=SIGTERM", 143, marks=pytest.mark.long),
         pytest.param("step=SIGTERM:0", 143, marks=pytest.mark.long),

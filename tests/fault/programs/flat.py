@@ -29,6 +29,8 @@ def do(point: str) -> None:
         raise KeyboardInterrupt
     if action.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, action))
+    if action == "class":
+        type("Made", (), {"attribute": Signalling()})
     if action == "second-launch" and os.environ["MPIPS_GENERATION"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     if action.startswith("exit-"):
@@ -67,6 +69,14 @@ def do(point: str) -> None:
             do("child")
             return
         print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+class Signalling:
+    """An attribute whose class is told to end while it is made."""
+
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
 
 
 class Deadly(np.ndarray):

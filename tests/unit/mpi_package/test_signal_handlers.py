@@ -13,7 +13,12 @@ import pytest
 
 from mpips.mpi import early_signals, signals
 from mpips.mpi.messages import Ask
-from mpips.mpi.signals import SignalRequests, TerminatedError, signals_unwind
+from mpips.mpi.signals import (
+    SignalRequests,
+    TerminatedError,
+    interruption_behind,
+    signals_unwind,
+)
 from mpips.mpi.watchdog import Watchdog, watching
 from mpips.rundir import directory
 
@@ -55,6 +60,53 @@ def test_the_warning_of_a_limit_asks_for_a_checkpoint_and_the_end(grace_s: float
         me(signal.SIGXCPU)
         assert requests.take() is None
     assert signal.getsignal(signal.SIGXCPU) is before
+
+
+class Signalling:
+    """An attribute of a class that sends a signal to this process when its class is made."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        me_and_wait(self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_a_class_is_made_ends_as_one_at_any_other_place(number: int) -> None:
+    expected = TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
+    with pytest.raises(expected), signals_unwind():
+        type("Made", (), {"field": Signalling(number)})
+
+
+def test_a_signal_while_a_class_is_made_within_a_job_is_no_error_of_the_job(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, signal
+import mpips
+
+class Signalling:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000): pass
+
+def main(worker):
+    worker.table("w").pull()
+    type("Made", (), {"field": Signalling()})
+
+mpips.run(main, [mpips.DenseTable("w", (3,))])
+"""
+    )
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 143, ended.stderr
+    assert "RuntimeError" not in ended.stderr
+
+
+def test_an_error_that_a_program_raises_from_an_interrupt_stays_that_error() -> None:
+    error = RuntimeError("stopped by hand")
+    error.__cause__ = KeyboardInterrupt()
+    assert interruption_behind(error) is None
 
 
 @pytest.mark.parametrize("ahead_s", [1e6, -1e6])
