@@ -23,6 +23,17 @@ def stream_touch(
     gradient: npt.NDArray[np.float32],
     streams: str,
 ) -> None: ...
+def flag_round_trip(
+    words: npt.NDArray[np.uint64], is_first: bool, n: int, limit_s: float
+) -> float: ...
+def handover(
+    words: npt.NDArray[np.uint64],
+    shared: npt.NDArray[np.float32],
+    own: npt.NDArray[np.float32],
+    is_first: bool,
+    n: int,
+    limit_s: float,
+) -> float: ...
 
 class _Pybind11Type(type):
     """The type of all classes of the module."""

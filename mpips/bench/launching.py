@@ -36,11 +36,14 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         repetitions: Measurements of each operation.
         quick: True for small sizes and few calls, to test that a suite runs; the figures mean nothing.
         check: The suite `gpu` runs its checks and measures nothing.
+        cores: Cores of the ranks, by rank, in launches of as many ranks; empty: each rank has a core of its
+            own if there are enough.
     """
 
     repetitions: int = 5
     quick: bool = False
     check: bool = False
+    cores: tuple[int, ...] = ()
 
 
 def why_not_on_nodes() -> str:

@@ -7,6 +7,8 @@ from mpips.errors import CapabilityError
 try:
     from mpips.bench._loops import (
         RobinMap,
+        flag_round_trip,
+        handover,
         stream_copy,
         stream_in_place,
         stream_names,
@@ -22,6 +24,8 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "RobinMap",
+    "flag_round_trip",
+    "handover",
     "stream_copy",
     "stream_in_place",
     "stream_names",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +14,34 @@ from mpips.terminal.screen import say
 
 _NAMES = [*SUITES, "all"]
 _OTHERS = [name for name in SUITES if name not in ALL]
+_WITH_CORES = ("push", "pull", "embedding", "transport")
 _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.items())
+
+
+class CoresType(click.ParamType):
+    """Two different cores that this process may use: "0,4" as (0, 4)."""
+
+    name = "A,B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the cores.
+
+        Raises:
+            BadParameter: The text does not name two cores, or one that this process may not use.
+        """
+        if isinstance(value, tuple):
+            return value
+        try:
+            cores = tuple(int(word) for word in value.split(","))
+        except ValueError:
+            cores = ()
+        usable = sorted(os.sched_getaffinity(0))
+        if len(cores) != 2 or cores[0] == cores[1] or not set(cores) <= set(usable):
+            shown = ",".join(map(str, usable))
+            self.fail(f"'{value}': must be two different cores of {shown}, such as 0,1", param, ctx)
+        return cores
 
 
 class BenchCommand(click.Command):
@@ -61,6 +90,13 @@ class BenchCommand(click.Command):
     default=None,
     help="2: imitate two nodes by network namespaces (needs root).",
 )
+@click.option(
+    "--cores",
+    type=CoresType(),
+    default=(),
+    help="push, pull, embedding, transport: the cores of server and worker. Compare near and far ones, such "
+    "as those of one socket and of two.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON at the end.")
 @click.option(
     "--plot",
@@ -79,6 +115,7 @@ def command(
     quick: bool,
     check: bool,
     nodes: int | None,
+    cores: tuple[int, ...],
     as_json: bool,
     plot_file: Path | None,
     calibration: Path | None,
@@ -88,7 +125,9 @@ def command(
     from mpips.bench.launching import Options
     from mpips.bench.suites import run_suite
 
-    options = Options(repetitions=repetitions, quick=quick, check=check)
+    if cores and suite not in _WITH_CORES:
+        raise click.UsageError(f"--cores is for {', '.join(_WITH_CORES)}, not for {suite}")
+    options = Options(repetitions=repetitions, quick=quick, check=check, cores=cores)
     found = run_suite(suite, options, nodes or 0)
     say(report.as_text(found), err=False)
     if plot_file is not None:

@@ -18,10 +18,10 @@ def main() -> None:
     program, chosen, folder = sys.argv[1:]
     module, _, name = program.partition(":")
     ranks = BenchRanks(launch.load_mpi())
-    ranks.pin()
     run = getattr(importlib.import_module(module), name)
     # The program says which options it takes.
     options = msgspec.json.decode(chosen, type=typing.get_type_hints(run)["options"])
+    ranks.pin(getattr(options, "cores", ()))
     found = run(ranks, options)
     if found is not None:
         Path(folder, f"{ranks.rank}.json").write_bytes(msgspec.json.encode(found))

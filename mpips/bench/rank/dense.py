@@ -2,13 +2,14 @@
 
 An mpips session and the plain two-sided server take turns on the same two ranks, rank 0 the server and rank 1
 the worker. Other baselines are limits of the memory: an in-place sum, memcpy, and two processes of which one
-copies and the other one sums.
+copies and the other one sums; and for single pushes a bare handover of the values.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from mpi4py import MPI
 
 from mpips import kernels
 from mpips.bench.launching import Options
-from mpips.bench.measure import Comparison, Findings, rates, seconds_per_call
+from mpips.bench.measure import Comparison, Findings, rates, seconds_per_call, typical_seconds
+from mpips.bench.rank.handover import Handovers, figures
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.bench.rank.two_sided import TwoSidedClient, two_sided
 from mpips.model.consistency import ASP
@@ -26,6 +28,7 @@ from mpips.worker.worker import Worker
 
 KIB, MIB = 1 << 10, 1 << 20
 CALLS = {4 * KIB: 20000, 64 * KIB: 5000, 4 * MIB: 200, 64 * MIB: 16}
+FRESH = (4 * KIB, 64 * KIB, 4 * MIB)  # sizes of updates that are computed anew before each push
 NAMES = {4 * KIB: "4k", 64 * KIB: "64k", 4 * MIB: "4m", 64 * MIB: "64m"}
 BASELINE = "two-sided mpi4py server"
 
@@ -93,11 +96,88 @@ class Sides:
 def push(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure pushes of all sizes; return findings on the worker's rank, None on the other. Collective."""
     found = Findings()
+    round_trips: list[float] = []
+    handovers: dict[str, list[float]] = {}
     for n_bytes in CALLS:
         sides = Sides(ranks, options, n_bytes)
         comparisons = _until_applied(sides) if sides.small else _stream(sides)
+        if n_bytes in FRESH:
+            with Handovers(ranks.comm, sides.n) as bare:
+                seconds = handovers.setdefault(sides.size, [])
+                between = partial(_hand_over, bare, sides, round_trips, seconds)
+                comparisons += _fresh(sides, between, seconds)
         found.comparisons += comparisons if ranks.rank == 1 else []
+    found.figures += figures(round_trips, handovers)
     return found if ranks.rank == 1 else None
+
+
+def _hand_over(
+    bare: Handovers, sides: Sides, round_trips: list[float], handovers: list[float]
+) -> None:
+    round_trips.append(bare.round_trip(sides.calls))
+    handovers.append(bare.seconds(sides.n, sides.calls))
+
+
+def _fresh(sides: Sides, between: Callable[[], object], handovers: list[float]) -> list[Comparison]:
+    """Measure pushes of updates that are computed anew each time, as in training, and pulls after them.
+
+    A computation fetches the lines of its result back from the other core, which has read them. The time of
+    the computation alone is subtracted on both sides, so this time remains in that of the push.
+
+    Args:
+        sides: Both sides.
+        between: Called on both ranks after each repetition; adds to `handovers`.
+        handovers: Seconds of a handover without mpips, by repetition.
+    """
+    update, out = np.ones(sides.n, np.float32), np.zeros(sides.n, np.float32)
+    pulls_ours: list[float] = []
+    pulls_theirs: list[float] = []
+
+    def measured(
+        push: Callable[[], object], pull: Callable[[], object], pulls: list[float]
+    ) -> float:
+        def compute() -> None:
+            np.negative(update, out=update)
+
+        def push_fresh() -> None:
+            np.negative(update, out=update)
+            push()
+
+        def push_and_pull() -> None:
+            np.negative(update, out=update)
+            push()
+            pull()
+
+        # Medians of groups, since the results are differences.
+        alone, pushed, both = (
+            typical_seconds(work, sides.calls) for work in (compute, push_fresh, push_and_pull)
+        )
+        pulls.append(both - pushed)
+        return pushed - alone
+
+    def ours(worker: Worker, handle: Any) -> float:
+        return measured(lambda: handle.push(update).wait(), lambda: handle.pull(out), pulls_ours)
+
+    def theirs(client: TwoSidedClient) -> float:
+        return measured(lambda: client.push(update), lambda: client.pull(out), pulls_theirs)
+
+    a, b = sides.alternate(ours, theirs, between=between)
+    rows = {
+        "push_fresh_{}_vs_two_sided": (a, b, "push of a new update until it is applied", BASELINE),
+        "push_fresh_{}_vs_handover": (a, handovers, "push of a new update", "a bare handover"),
+        "pull_fresh_{}_vs_two_sided": (pulls_ours, pulls_theirs, "pull after a push", BASELINE),
+    }
+    return [
+        Comparison(
+            name=name.format(sides.size),
+            what=f"{sides.size} dense {what}",
+            unit="us",
+            ours=[s * 1e6 for s in one],
+            baseline=[s * 1e6 for s in other],
+            baseline_name=baseline,
+        )
+        for name, (one, other, what, baseline) in rows.items()
+    ]
 
 
 def _until_applied(sides: Sides) -> list[Comparison]:

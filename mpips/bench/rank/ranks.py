@@ -35,8 +35,14 @@ class BenchRanks:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
 
-    def pin(self) -> None:
-        """Bind each rank to its own core if this machine has enough of them. Collective."""
+    def pin(self, chosen: Sequence[int] = ()) -> None:
+        """Bind each rank to its own core if this machine has enough of them. Collective.
+
+        `chosen`: Cores by rank, for launches of so many ranks.
+        """
+        if len(chosen) == self.size:
+            os.sched_setaffinity(0, {chosen[self.rank]})
+            return
         # Count ranks by kernel: imitated nodes share no memory, but they share the kernel and its cores.
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
         same = [r for r, k in enumerate(self.comm.allgather(kernel)) if k == kernel]

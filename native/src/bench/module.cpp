@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/handover.hpp"
 #include "bench/robin.hpp"
 #include "bench/stream_table.hpp"
 #include "bindings/arrays.hpp"
@@ -113,13 +114,37 @@ void stream_touch(Floats& values, std::vector<Floats> state, const Floats& gradi
   table.touch[state.size()](w, states[0], states[1], g, n);
 }
 
+HandoverWords& words_in(WordArray& memory) {
+  if (memory.size() * sizeof(std::uint64_t) < sizeof(HandoverWords))
+    throw py::value_error("words has " + std::to_string(memory.size()) +
+                          " values, expected at least " +
+                          std::to_string(sizeof(HandoverWords) / sizeof(std::uint64_t)));
+  return *reinterpret_cast<HandoverWords*>(memory.mutable_data());
+}
+
+double flag_round_trip_of(WordArray& words, bool is_first, std::size_t n, double limit_s) {
+  HandoverWords& shared = words_in(words);
+  const ReleaseGil release;
+  return flag_round_trip(shared, is_first, n, limit_s);
+}
+
+double handover_of(WordArray& words, Floats& shared, Floats& own, bool is_first, std::size_t n,
+                   double limit_s) {
+  require_size(shared, size_of(own), "shared");
+  HandoverWords& both = words_in(words);
+  float *to = shared.mutable_data(), *values = own.mutable_data();
+  const std::size_t size = size_of(own);
+  const ReleaseGil release;
+  return handover(both, to, values, size, is_first, n, limit_s);
+}
+
 }  // namespace
 
 }  // namespace mpips
 
 PYBIND11_MODULE(_loops, m) {
   using namespace mpips;
-  m.doc() = "Loops that benchmarks compare with: streams of memory, another hash map";
+  m.doc() = "Loops that benchmarks compare with: streams of memory, handovers, another hash map";
   m.def("stream_names", &stream_names, py::arg("past_cache") = false);
   m.def("stream_in_place", &stream_in_place, py::arg("x").noconvert(), py::arg("factor"),
         py::arg("streams"));
@@ -130,5 +155,9 @@ PYBIND11_MODULE(_loops, m) {
         py::arg("c").noconvert(), py::arg("factor"), py::arg("past_cache"), py::arg("streams"));
   m.def("stream_touch", &stream_touch, py::arg("values").noconvert(), py::arg("state").noconvert(),
         py::arg("gradient").noconvert(), py::arg("streams"));
+  m.def("flag_round_trip", &flag_round_trip_of, py::arg("words").noconvert(), py::arg("is_first"),
+        py::arg("n"), py::arg("limit_s"));
+  m.def("handover", &handover_of, py::arg("words").noconvert(), py::arg("shared").noconvert(),
+        py::arg("own").noconvert(), py::arg("is_first"), py::arg("n"), py::arg("limit_s"));
   bind_robin(m);
 }
