@@ -18,7 +18,7 @@ _WITH_CORES = ("push", "pull", "embedding", "transport")
 _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.items())
 
 
-class CoresType(click.ParamType):
+class CoresType(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
     """Two different cores that this process may use: "0,4" as (0, 4)."""
 
     name = "A,B"

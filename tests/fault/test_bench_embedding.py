@@ -14,7 +14,7 @@ from launcher import launch, site_environment
 
 from mpips.bench.measure import BARS
 
-NAMES = {name for name in BARS if name.startswith("rows_")}
+NAMES = {name for name in BARS if name.startswith("rows_")} | {"rows_push_fresh_vs_two_sided"}
 
 
 def bench(folder: Path, env: dict[str, str] | None = None) -> dict:

@@ -152,8 +152,9 @@ def _fresh(sides: Sides, between: Callable[[], object], handovers: list[float]) 
         alone, pushed, both = (
             typical_seconds(work, sides.calls) for work in (compute, push_fresh, push_and_pull)
         )
-        pulls.append(both - pushed)
-        return pushed - alone
+        # On a disturbed machine the difference of two times may be negative.
+        pulls.append(max(both - pushed, both / 100))
+        return max(pushed - alone, pushed / 100)
 
     def ours(worker: Worker, handle: Any) -> float:
         return measured(lambda: handle.push(update).wait(), lambda: handle.pull(out), pulls_ours)

@@ -34,6 +34,11 @@ _SPREAD = np.int64(-7046029254386353131)  # odd, so that no two row numbers give
 # name of a ratio -> (description, measurement of mpips, measurement of the baseline)
 _RATIOS = {
     "rows_push_vs_two_sided": ("pushes of rows, SGD", "push", "two-sided push"),
+    "rows_push_fresh_vs_two_sided": (
+        "pushes of rows, SGD, updates computed anew",
+        "push fresh",
+        "two-sided push fresh",
+    ),
     "rows_pull_vs_two_sided": ("pulls of rows", "pull", "two-sided pull"),
     "rows_both_vs_two_sided": ("push, then pull of the same rows", "both", "two-sided both"),
     "rows_push_vs_index_add": ("pushes of rows, SGD", "push", "index_add"),
@@ -109,6 +114,7 @@ class Work:
         keys: Sequence[Int64],
         call: Callable[[Int64, Float32], object],
         settle: Callable[[], object] = lambda: None,
+        fresh: bool = False,
     ) -> None:
         """Measure the rate of `call` over all batches, after a warm-up round. Blocks.
 
@@ -117,7 +123,26 @@ class Work:
             keys: One array for each batch.
             call: Takes keys and the update of one batch.
             settle: Waits until all calls are complete.
+            fresh: Each update is computed anew before its call. The time of these computations alone is
+                subtracted.
         """
+
+        def of_new_update(k: Int64, u: Float32) -> None:
+            call(k, np.negative(u, out=u))
+
+        seconds = self._seconds(keys, of_new_update if fresh else call, settle)
+        if fresh:
+            alone = self._seconds(keys, lambda _, u: np.negative(u, out=u), lambda: None)
+            # On a disturbed machine the difference of two times may be negative.
+            seconds = max(seconds - alone, seconds / 100)
+        self.rates.setdefault(name, []).append(self.sizes.rows_measured / seconds)
+
+    def _seconds(
+        self,
+        keys: Sequence[Int64],
+        call: Callable[[Int64, Float32], object],
+        settle: Callable[[], object],
+    ) -> float:
         for k, u in zip(keys, self.updates, strict=True):
             call(k, u)
         settle()
@@ -126,8 +151,7 @@ class Work:
             for k, u in zip(keys, self.updates, strict=True):
                 call(k, u)
         settle()
-        seconds = time.perf_counter() - start
-        self.rates.setdefault(name, []).append(self.sizes.rows_measured / seconds)
+        return time.perf_counter() - start
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
@@ -157,6 +181,7 @@ def _measure_mpips(worker: Worker, work: Work) -> None:
     for handle in (sgd, adagrad):
         _make_rows(handle, work.sizes)
     work.measure("push", work.hashed, sgd.push, worker.flush)
+    work.measure("push fresh", work.hashed, sgd.push, worker.flush, fresh=True)
     work.measure("pull", work.hashed, lambda k, _: sgd.pull(k, work.out))
     work.measure("both", work.hashed, lambda k, u: sgd.push_pull(k, u, work.out))
     work.measure("adagrad", work.hashed, adagrad.push, worker.flush)
@@ -181,6 +206,7 @@ def _measure_two_sided(ranks: BenchRanks, work: Work, table: Float32 | None) -> 
         return client.pull(keys, work.out)
 
     work.measure("two-sided push", work.numbers, client.push, client.settle)
+    work.measure("two-sided push fresh", work.numbers, client.push, client.settle, fresh=True)
     work.measure("two-sided pull", work.numbers, lambda k, _: client.pull(k, work.out))
     work.measure("two-sided both", work.numbers, both)
     client.stop()
