@@ -26,6 +26,7 @@ from mpips.errors import (
     ProtocolError,
     RegionError,
     StallError,
+    StreamError,
     TransportError,
 )
 from mpips.process.lazy import lazy_names as _lazy_names
@@ -34,6 +35,7 @@ if _TYPE_CHECKING:
     from mpips.data.ids import ids
     from mpips.inference.fitting import fit
     from mpips.inference.loading import load
+    from mpips.insitu.stream_table import StreamTable
     from mpips.model.codec import (
         Auto,
         Bf16,
@@ -67,6 +69,7 @@ if _TYPE_CHECKING:
         Momentum,
         Nesterov,
         PythonRule,
+        Replace,
         RMSProp,
         RowAdagrad,
     )
@@ -154,12 +157,15 @@ __all__ = [
     "RangePartition",
     "RegionError",
     "Reject",
+    "Replace",
     "Replicated",
     "Request",
     "RowAdagrad",
     "Scale",
     "SharedInt8",
     "StallError",
+    "StreamError",
+    "StreamTable",
     "Switch",
     "TopK",
     "TransportError",
@@ -182,6 +188,7 @@ if not _TYPE_CHECKING:
             "mpips.data.ids": ["ids"],
             "mpips.inference.fitting": ["fit"],
             "mpips.inference.loading": ["load"],
+            "mpips.insitu.stream_table": ["StreamTable"],
             "mpips.model.codec": [
                 "Auto",
                 "Bf16",
@@ -216,6 +223,7 @@ if not _TYPE_CHECKING:
                 "Nesterov",
                 "PythonRule",
                 "RMSProp",
+                "Replace",
                 "RowAdagrad",
             ],
             "mpips.model.partition": [
@@ -241,6 +249,7 @@ if not _TYPE_CHECKING:
             "config",
             "data",
             "inference",
+            "insitu",
             "jax",
             "keras",
             "kernels",

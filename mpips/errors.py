@@ -39,6 +39,10 @@ class RegionError(CapabilityError):
     """A shared-memory region cannot be made, attached or grown."""
 
 
+class StreamError(MpipsError):
+    """No sample of a stream can be drawn: none is held yet, or all producers have ended without one."""
+
+
 class TransportError(CapabilityError):
     """Two ranks cannot be connected by the requested transport."""
 

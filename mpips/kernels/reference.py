@@ -130,6 +130,11 @@ def sgd(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     w -= a.lr * g
 
 
+def replace(w: Float32, state: Float32, g: Float32, a: Args) -> None:
+    """The pushed value, whatever the value was before."""
+    w[:] = a.lr * g
+
+
 def momentum(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     """Heavy ball (Polyak 1964): the gradient is added to the velocity with factor 1."""
     (m,) = state
@@ -246,6 +251,7 @@ RULES: dict[str, Callable[[Float32, Float32, Float32, Args], None]] = {
     "adam": adam,
     "adamw": adamw,
     "ftrl": ftrl,
+    "replace": replace,
 }
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "Nesterov",
     "PythonRule",
     "RMSProp",
+    "Replace",
     "RowAdagrad",
 ]
 
@@ -105,6 +106,24 @@ class SGD(Optimizer):
     """Gradient descent (Robbins and Monro 1951): w -= lr g."""
 
     name: ClassVar[str] = "sgd"
+    n_state: ClassVar[int] = 0
+
+
+@dataclass(frozen=True)
+class Replace(Optimizer):
+    """The values become what is pushed: w = lr g. For tables that hold something, and train nothing.
+
+    Under BSP they become the mean or sum of what the workers pushed at a clock; under ASP those of the push
+    that was applied last. Finite values are stored as they are, except that
+    -0.0 may become 0.0.
+
+    Attributes:
+        lr: Factor of the pushed values.
+    """
+
+    lr: Rate = 1.0
+
+    name: ClassVar[str] = "replace"
     n_state: ClassVar[int] = 0
 
 
@@ -305,7 +324,9 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 # Rules of embedding tables alone: they need the whole gradient of a row.
 ROW_OPTIMIZERS: dict[str, type[Optimizer]] = {RowAdagrad.name: RowAdagrad}
-_ALL = {**OPTIMIZERS, **ROW_OPTIMIZERS}
+# Rules that train nothing.
+HOLDING_OPTIMIZERS: dict[str, type[Optimizer]] = {Replace.name: Replace}
+_ALL = {**OPTIMIZERS, **ROW_OPTIMIZERS, **HOLDING_OPTIMIZERS}
 
 
 def from_config(config: Mapping[str, Any] | str) -> Optimizer | PythonRule:

@@ -19,6 +19,7 @@ from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import listed_groups
 from mpips.model.job_tables import check_tables
+from mpips.model.table_group import TableGroup, ungrouped
 from mpips.mpi import failure_report, launch
 from mpips.mpi.one_rank import Ranks
 from mpips.mpi.roles import check_servers
@@ -152,7 +153,7 @@ def one_report() -> Iterator[None]:
 
 def run(
     main: Main,
-    tables: Sequence[Table],
+    tables: Sequence[Table | TableGroup],
     *,
     comm: MPI.Intracomm | None = None,
     verbose: bool = True,
@@ -174,7 +175,7 @@ def run(
     Args:
         main: Called once on each worker. sys.exit() in it counts as return; with a code or a message it ends
             the job like an error.
-        tables: Dense and embedding tables of the job.
+        tables: Dense and embedding tables of the job, and streams of samples.
         comm: Communicator of all ranks; None: COMM_WORLD of the launch.
         verbose: Print the table of roles and the transports at start.
         save: Folder for checkpoints. The last one, of all tables, is written when all workers have returned.
@@ -224,13 +225,13 @@ def run(
     # Let one rank print an error that all ranks of a launch have.
     with one_report() if comm is None and size > 1 else nullcontext():
         failure_report.begin()
-        tables = list(tables)
-        check_tables(tables)
+        own = ungrouped(tables)
+        check_tables(own)
         refuse_generator(main)
         checked = check_arguments(
             options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s), monitor
         )
-    program = FunctionProgram(main, tables, checked, resume, verbose)
+    program = FunctionProgram(main, own, checked, resume, verbose)
     if comm is None:
         with one_report():
             launch.refuse_lonely_tasks()

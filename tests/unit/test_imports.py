@@ -31,7 +31,7 @@ LAYERS = [
     ["scheduler"],
     ["worker"],
     ["session"],
-    ["tasks", "monitor", "torch", "jax"],
+    ["tasks", "monitor", "torch", "jax", "insitu"],
     ["training", "keras", "sklearn"],
     ["supervisor", "web"],
     ["inference", "chaos"],

@@ -61,6 +61,15 @@ struct Sgd {
   void operator()(V g, V& w, V&, V&) const noexcept { w = w - lr * g; }
 };
 
+// The value is what was pushed, whatever it was before.
+template <class V>
+struct Replace {
+  static constexpr std::size_t n_state = 0;
+  V lr;
+  explicit Replace(const UpdateArgs& a) noexcept : lr(V::set(a.lr)) {}
+  void operator()(V g, V& w, V&, V&) const noexcept { w = lr * g; }
+};
+
 template <class V>
 struct Momentum {
   static constexpr std::size_t n_state = 1;
@@ -237,7 +246,8 @@ enum Property : unsigned {
   X(adam, Adam, largest_root, bias_correction)                               \
   X(adamw, AdamW, largest_root, bias_correction | decoupled_decay)           \
   X(ftrl, Ftrl, largest_root_of_sum, none)                                   \
-  X(row_adagrad, RowAdagrad, largest_root_of_sum, starts_positive | of_row)
+  X(row_adagrad, RowAdagrad, largest_root_of_sum, starts_positive | of_row)  \
+  X(replace, Replace, unbounded, none)
 
 struct Traits {
   std::size_t n_state;  // float32 state values per weight

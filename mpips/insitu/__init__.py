@@ -1,0 +1,12 @@
+"""Learning beside a simulation: workers that push samples, and workers that learn from them.
+
+    stream_table.py   StreamTable: what a sample is, how many are held, which ones
+    layout.py         a sample as a row of float32, and back
+    slots.py          where a sample goes, or that it is left out: by counts and seed alone
+    counts.py         what a producer counts, as a row
+    producer.py       the pushing side
+    reader.py         the learning side: random batches, held-out samples, waits
+
+Samples are rows of an embedding table whose rule is Replace. The promises of rows hold for them: pushes are
+one-sided, count once whatever dies, and are in checkpoints.
+"""

@@ -1,0 +1,131 @@
+"""The pushing side of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpips.errors import ConfigError
+from mpips.insitu.counts import ProducerCounts, counts_of
+
+if TYPE_CHECKING:
+    from mpips.insitu.stream_table import StreamTable
+    from mpips.worker.requests import PushResult, Request
+    from mpips.worker.worker import Worker
+
+
+class Producer:
+    """One producer of a stream, from `StreamTable.producer`. Not thread-safe.
+
+    Exactly once. A sample goes to the slot that follows from the counts before it, and the counts with the
+    sample are pushed after the server has applied it. Whatever dies in between, the counts in memory or in a
+    checkpoint are those of samples that are there. A producer that starts again reads its counts and goes on
+    with the next number; a sample of which only the values had arrived is pushed to the same slot again.
+    Within one worker the order of records is that of the program, so a checkpoint that contains counts
+    contains the samples before them.
+
+    Attributes:
+        number: Which producer this is.
+    """
+
+    def __init__(self, stream: StreamTable, worker: Worker, number: int) -> None:
+        """Read the counts; see `StreamTable.producer`."""
+        if not isinstance(number, int) or not 0 <= number < stream.producers:
+            raise ConfigError(
+                f"stream {stream.name!r}: producer {number!r}: must be a whole number from 0 to "
+                f"{stream.producers - 1}, since producers = {stream.producers}"
+            )
+        self.number = number
+        self._stream, self._slots, self._layout = stream, stream.slots, stream.layout
+        self._samples, self._table = stream.handles(worker)
+        self._key = np.array([number], np.int64)
+        (self._counts,) = counts_of(self._table.pull(self._key))
+        self._open: Request[PushResult] | None = None
+
+    @property
+    def counts(self) -> ProducerCounts:
+        """Counts of all samples so far, those of earlier launches included. The caller must not change it."""
+        return self._counts
+
+    @property
+    def produced(self) -> int:
+        """Number of samples pushed so far, in all launches: where a restarted simulation goes on."""
+        return self._counts.produced
+
+    def push(self, sample: Mapping[str, Any], wait: bool = True) -> bool:
+        """Push one sample.
+
+        Args:
+            sample: For each field an array of its shape, of its type or of one that it can hold. Free again
+                at return.
+            wait: Return when a server holds the sample. False: return when it is on its way; the next call
+                waits for it, and so do `flush` and `close`.
+
+        Returns:
+            True if the sample is held: False if the reservoir has left it out, or if it contains NaN or
+            infinity and the stream drops such samples.
+
+        Raises:
+            TypeError: A field has values that its type cannot hold.
+            ValueError: A field is missing, unknown or of another shape, or contains NaN or infinity.
+            StallError: A server has taken no records for the job's timeout.
+        """
+        arrays = self._layout.checked(sample)
+        self.flush()
+        if (name := _first_invalid(arrays)) is not None:
+            if self._stream.invalid == "error":
+                raise ValueError(
+                    f"stream {self._stream.name!r}: field {name!r} of sample {self.produced} of producer "
+                    f"{self.number} contains NaN or infinity"
+                )
+            self._counts.dropped += 1
+            self._push_counts()
+            return False
+        slot, is_held_out = self._slots.of(self.number, self._counts)
+        if slot is not None:
+            row = self._layout.encode(self.number, self.produced, arrays)
+            key = np.array([self.number * self._slots.n + slot], np.int64)
+            self._open = self._samples.push(key, row)
+        self._counts.produced += 1
+        if is_held_out:
+            self._counts.held_out += 1
+        else:
+            self._counts.trained += 1
+        self._counts.thinned += slot is None
+        self._counts.is_closed = False
+        if slot is None:
+            self._push_counts()
+        elif wait:
+            self.flush()
+        return slot is not None
+
+    def flush(self) -> None:
+        """Wait until a server holds all samples that were pushed.
+
+        Raises:
+            StallError: A server has taken no records for the job's timeout.
+        """
+        if self._open is not None:
+            self._open.wait()
+            self._open = None
+            self._push_counts()
+
+    def close(self) -> None:
+        """Tell readers that this producer has ended; a later push opens it again. Blocks."""
+        self.flush()
+        self._counts.is_closed = True
+        self._push_counts().wait()
+
+    def _push_counts(self) -> Request[PushResult]:
+        request: Request[PushResult] = self._table.push(self._key, self._counts.row())
+        return request
+
+
+def _first_invalid(arrays: Mapping[str, Any]) -> str | None:
+    """Return the name of the first array that contains NaN or infinity."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return name
+    return None

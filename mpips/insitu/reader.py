@@ -1,0 +1,229 @@
+"""The learning side of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.errors import ProtocolError, StallError, StreamError
+from mpips.insitu.counts import ProducerCounts, counts_of
+from mpips.process.patience import Patience
+from mpips.terminal.screen import say
+
+if TYPE_CHECKING:
+    from mpips.insitu.stream_table import StreamTable
+    from mpips.worker.worker import Worker
+
+_POLL_S = 0.01
+_FRESH_S = 0.05  # s for which counts are taken as those of now
+_SIGN_S = 10.0  # s between two lines of a reader that waits
+
+
+class StreamCounts(msgspec.Struct, frozen=True):
+    """The counts of a stream.
+
+    Attributes:
+        produced: Samples that producers have pushed, in all launches.
+        held: Samples for training that are held.
+        held_out: Held-out samples that are held.
+        thinned: Samples that a reservoir has left out.
+        dropped: Samples that were not taken because they contain NaN or infinity.
+        open: Producers that have pushed and not ended.
+        ended: Producers that have ended.
+    """
+
+    produced: int
+    held: int
+    held_out: int
+    thinned: int
+    dropped: int
+    open: int
+    ended: int
+
+
+class SampleBatch(msgspec.Struct, frozen=True):
+    """Samples of a stream: `batch["x"]` has shape (n, *shape) and the type of the field. The caller's own.
+
+    Attributes:
+        arrays: The arrays by field.
+        producers: The producer of each sample, int64, shape (n,).
+        numbers: Its number among the samples of its producer, from 0, int64, shape (n,).
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    producers: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return the array of a field."""
+        return self.arrays[name]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.numbers)
+
+
+class SampleReader:
+    """The reader of a stream on one worker, from `StreamTable.reader`. Not thread-safe.
+
+    A slot that the counts name as filled holds a sample, because a producer pushes counts only after a server
+    has applied the sample. A sample that is written over meanwhile is a newer one of the same producer and of
+    the same kind. A row is written and read whole, so it is one sample.
+    """
+
+    def __init__(self, stream: StreamTable, worker: Worker) -> None:
+        """Take the handles; see `StreamTable.reader`."""
+        self._stream, self._slots, self._layout = stream, stream.slots, stream.layout
+        self._samples, self._table = stream.handles(worker)
+        self._worker = worker
+        self._keys = np.arange(stream.producers)
+        self._known: list[ProducerCounts] = []
+        self._known_at = float("-inf")
+
+    def counts(self) -> StreamCounts:
+        """Return the counts of now. Blocks for one pull."""
+        self._refresh()
+        filled = [self._slots.filled(each) for each in self._known]
+        return StreamCounts(
+            produced=sum(each.produced for each in self._known),
+            held=sum(held for held, _ in filled),
+            held_out=sum(held_out for _, held_out in filled),
+            thinned=sum(each.thinned for each in self._known),
+            dropped=sum(each.dropped for each in self._known),
+            open=sum(_has_begun(each) and not each.is_closed for each in self._known),
+            ended=sum(each.is_closed for each in self._known),
+        )
+
+    def sample(self, n: int, held_out: bool = False) -> SampleBatch:
+        """Return `n` random samples of those that are held, all with the same probability. Blocks for pulls.
+
+        No sample is twice in a batch, unless fewer than `n` are held. The choice follows from the random
+        stream of the worker, which checkpoints contain.
+
+        Args:
+            n: Number of samples, at least 1.
+            held_out: Draw held-out samples, not those for training.
+
+        Raises:
+            StreamError: No such sample is held yet.
+            ValueError: `n` is not a whole number of at least 1.
+        """
+        if not isinstance(n, int | np.integer) or n < 1:
+            raise ValueError(f"stream {self._stream.name!r}: {n!r} samples: must be 1 or more")
+        if time.monotonic() - self._known_at > _FRESH_S:
+            self._refresh()
+        sizes = self._filled(held_out)
+        total = int(sizes.sum())
+        if total == 0:
+            self._refresh()
+            sizes = self._filled(held_out)
+            total = int(sizes.sum())
+        if total == 0:
+            what = "held-out sample" if held_out else "sample"
+            raise StreamError(f"stream {self._stream.name!r}: no {what} is held yet")
+        return self._read(self._worker.random.choice(total, n, replace=n > total), sizes, held_out)
+
+    def all_held_out(self) -> Iterator[SampleBatch]:
+        """Yield all held-out samples of now, in batches of at most 1024. Blocks for pulls."""
+        self._refresh()
+        sizes = self._filled(True)
+        for part in np.split(np.arange(sizes.sum()), range(1024, int(sizes.sum()), 1024)):
+            if len(part):
+                yield self._read(part, sizes, True)
+
+    def batches(
+        self, n: int, *, min_seen: int = 1, limit: int = 0, patience_s: float = 600.0
+    ) -> Iterator[SampleBatch]:
+        """Yield random batches until all producers of the stream have called `close`.
+
+        Without a limit it goes on as long as one of `StreamTable.producers` has not begun, or not ended. It
+        waits first until the producers have pushed `min_seen` samples, or have ended, and prints a line every
+        10 s meanwhile.
+
+        Args:
+            n: Samples of a batch.
+            min_seen: Samples that producers must have pushed before the first batch.
+            limit: Greatest number of batches; 0: no limit. Batches come then also after the end of all
+                producers, until there are so many.
+            patience_s: Seconds without a new sample after which the wait for `min_seen` ends.
+
+        Raises:
+            StallError: No new sample has come for `patience_s`.
+            StreamError: All producers have ended and no sample is held.
+        """
+        self._await(min_seen, patience_s)
+        done = 0
+        while not limit or done < limit:
+            batch = self.sample(n)
+            done += 1
+            yield batch
+            if not limit and self._all_ended():
+                return
+
+    def _refresh(self) -> None:
+        self._known = counts_of(self._table.pull(self._keys))
+        self._known_at = time.monotonic()
+
+    def _filled(self, held_out: bool) -> NDArray[np.int64]:
+        """Return the number of filled slots of each producer."""
+        return np.array([self._slots.filled(each)[held_out] for each in self._known], np.int64)
+
+    def _read(
+        self, places: NDArray[np.int64], sizes: NDArray[np.int64], held_out: bool
+    ) -> SampleBatch:
+        """Return the samples at places among all filled slots. `sizes`: filled slots of each producer."""
+        ends = np.cumsum(sizes)
+        producers = np.searchsorted(ends, places, side="right")
+        slots = places - (ends - sizes)[producers] + (self._slots.n_train if held_out else 0)
+        rows = self._samples.pull(producers * self._slots.n + slots)
+        found, numbers, arrays = self._layout.decode(rows)
+        if (numbers < 0).any() or (found != producers).any():
+            raise ProtocolError(
+                f"stream {self._stream.name!r}: a slot that its producer has filled holds no sample of it"
+            )
+        return SampleBatch(arrays, found, numbers)
+
+    def _all_ended(self) -> bool:
+        if time.monotonic() - self._known_at > _FRESH_S:
+            self._refresh()
+        return all(each.is_closed for each in self._known)
+
+    def _await(self, min_seen: int, patience_s: float) -> None:
+        wait, seen = Patience(patience_s), -1
+        sign = Patience(_SIGN_S)
+        while True:
+            counts = self.counts()
+            if counts.held and (counts.produced >= min_seen or self._all_ended()):
+                return
+            if self._all_ended():
+                raise StreamError(
+                    f"stream {self._stream.name!r}: all producers have ended, and no sample is held"
+                )
+            if counts.produced > seen:
+                seen, wait = counts.produced, Patience(patience_s)
+            if wait.is_over:
+                raise StallError(self._late(counts, min_seen, patience_s))
+            if sign.is_over:
+                sign = Patience(_SIGN_S)
+                say(
+                    f"mpips: worker {self._worker.index} waits for {min_seen} samples of stream "
+                    f"{self._stream.name!r}: {counts.produced} so far"
+                )
+            time.sleep(_POLL_S)
+
+    def _late(self, counts: StreamCounts, min_seen: int, patience_s: float) -> str:
+        late = [str(i) for i, each in enumerate(self._known) if not each.is_closed]
+        more = f" and {len(late) - 8} more" if len(late) > 8 else ""
+        return (
+            f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {counts.produced} of "
+            f"{min_seen} samples are there; producers that have not ended: {', '.join(late[:8])}{more}"
+        )
+
+
+def _has_begun(counts: ProducerCounts) -> bool:
+    return counts.produced > 0 or counts.dropped > 0

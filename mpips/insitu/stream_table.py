@@ -1,0 +1,162 @@
+"""StreamTable: samples that some workers push while others learn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpips.errors import ConfigError
+from mpips.insitu import counts
+from mpips.insitu.layout import PART, FieldSpec, SampleLayout
+from mpips.insitu.slots import Keep, SampleSlots
+from mpips.model.consistency import ASP
+from mpips.model.optimizer import Replace
+from mpips.model.table import EmbeddingTable, Table
+from mpips.model.table_group import TableGroup
+
+if TYPE_CHECKING:
+    from mpips.insitu.producer import Producer
+    from mpips.insitu.reader import SampleReader
+    from mpips.worker.worker import Worker
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class StreamTable(TableGroup):
+    """Samples of a simulation, in the memory of the servers. Given to `mpips.run` as a table is.
+
+    A producer pushes samples; readers draw random batches of those that are held. A sample counts once,
+    whatever dies, and samples and counts are in the checkpoints of the job. All workers, and each launch,
+    must declare a stream in the same way. It stands for two embedding tables, NAME.samples and NAME.counts.
+
+    Attributes:
+        name: Name of the stream, unique in the job.
+        fields: For each array of a sample its shape, of float32 values, or its shape and type:
+            {"x": (64, 64), "step": ((), "int64")}. A type other than float32 takes as much memory as it has
+            bytes, times two.
+        capacity: Greatest number of samples that are held, over all producers; 0: by `capacity_mib`.
+        capacity_mib: Memory for samples in MiB; 0: by `capacity`. One of the two must be given.
+        producers: Number of producers. Each has an equal share of the capacity, also one that never comes.
+        keep: "reservoir": of each producer all samples so far are held with equal probability. "newest": the
+            newest ones are held.
+        held_out: Share of the samples, and of the capacity, that is kept for validation: 0 to below 1.
+            The choice of these samples depends on `seed`, their producer and their numbers alone.
+        invalid: Treatment of a sample that contains NaN or infinity: "error" raises ValueError, "drop" counts
+            it and leaves it out.
+        seed: Seed of the choice of samples.
+    """
+
+    name: str
+    fields: Mapping[str, FieldSpec]
+    capacity: int = 0
+    capacity_mib: float = 0.0
+    producers: int = 1
+    keep: Keep = "reservoir"
+    held_out: float = 0.0
+    invalid: Literal["error", "drop"] = "error"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check all values.
+
+        Raises:
+            ConfigError: Names the stream, the value and what is accepted.
+        """
+        where = f"stream {self.name!r}"
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"{where}: the name must be a text")
+        for name, least in (("capacity", 0), ("producers", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(
+                    f"{where}: {name} = {value!r}: must be a whole number of at least {least}"
+                )
+        if self.producers >= PART:
+            raise ConfigError(f"{where}: producers = {self.producers}: must be below {PART}")
+        if not _is_number(self.capacity_mib) or self.capacity_mib < 0:
+            raise ConfigError(
+                f"{where}: capacity_mib = {self.capacity_mib!r}: must be a number of MiB, at least 0"
+            )
+        if bool(self.capacity) == bool(self.capacity_mib):
+            raise ConfigError(f"{where}: give one of capacity (samples) and capacity_mib")
+        if self.keep not in ("reservoir", "newest"):
+            raise ConfigError(f"{where}: keep = {self.keep!r}: must be 'reservoir' or 'newest'")
+        if self.invalid not in ("error", "drop"):
+            raise ConfigError(f"{where}: invalid = {self.invalid!r}: must be 'error' or 'drop'")
+        if not _is_number(self.held_out) or not 0 <= self.held_out < 1:
+            raise ConfigError(
+                f"{where}: held_out = {self.held_out!r}: must be a share from 0 to below 1"
+            )
+        SampleLayout(self.name, self.fields)
+        needed = 2 if self.held_out else 1
+        if self.slots.n < needed:
+            raise ConfigError(
+                f"{where}: room for {self.slots.n} samples of each of {self.producers} producers, "
+                f"{needed} are needed: a sample takes {self.layout.dim * 4} bytes"
+            )
+
+    @cached_property
+    def layout(self) -> SampleLayout:
+        """The form in which a sample is stored."""
+        return SampleLayout(self.name, self.fields)
+
+    @cached_property
+    def slots(self) -> SampleSlots:
+        """The slots of each producer."""
+        total = self.capacity or int(self.capacity_mib * _MIB) // (self.layout.dim * 4)
+        n = total // self.producers
+        held_out = min(max(1, round(n * self.held_out)), max(n - 1, 0)) if self.held_out else 0
+        return SampleSlots(n - held_out, held_out, float(self.held_out), self.keep, self.seed)
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """Return the two tables of the job for which the stream stands."""
+        return (
+            EmbeddingTable(f"{self.name}.samples", self.layout.dim, Replace(), ASP()),
+            EmbeddingTable(f"{self.name}.counts", counts.DIM, Replace(), ASP()),
+        )
+
+    def handles(self, worker: Worker) -> tuple[Any, Any]:
+        """Return the handles of samples and counts.
+
+        Raises:
+            ConfigError: The job does not have this stream.
+        """
+        try:
+            return tuple(worker.table(table.name) for table in self.tables)
+        except ConfigError:
+            raise ConfigError(
+                f"this job has no stream {self.name!r}: give it to mpips.run in the list of tables"
+            ) from None
+
+    def producer(self, worker: Worker, number: int = 0) -> Producer:
+        """Return the pushing side. Blocks for one pull; not collective.
+
+        Args:
+            worker: This worker.
+            number: Which producer this is, 0 .. producers-1, for example the index of a member of an
+                ensemble. At any time one worker may be it; later another one may.
+
+        Raises:
+            ConfigError: The number is not that of a producer, or the job does not have this stream.
+        """
+        from mpips.insitu.producer import Producer
+
+        return Producer(self, worker, number)
+
+    def reader(self, worker: Worker) -> SampleReader:
+        """Return the learning side. Not collective.
+
+        Raises:
+            ConfigError: The job does not have this stream.
+        """
+        from mpips.insitu.reader import SampleReader
+
+        return SampleReader(self, worker)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

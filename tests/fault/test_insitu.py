@@ -1,0 +1,30 @@
+"""Samples of a stream count once, whichever of producer, server and reader dies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import launcher
+from long_runs import in_turn
+
+PROGRAM = Path(__file__).with_name("programs") / "insitu.py"
+
+
+def ended(folder: Path, how: str) -> dict:
+    """What the program prints under `mpips run`."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "mpips", "run", "-n", "5", str(PROGRAM), how]
+    with launcher.Launch(command, launcher.site_environment(), 120.0, folder) as job:
+        assert job.wait() == 0, job.tail(60)
+        found: dict = json.loads(job.stdout().strip().splitlines()[-1])
+        return found
+
+
+@in_turn(4, 6)
+def test_kills_of_a_producer_a_server_and_the_reader_change_nothing(tmp_path: Path) -> None:
+    undisturbed, killed = (ended(tmp_path / how, how) for how in ("quiet", "kills"))
+    assert (undisturbed.pop("attempt"), killed.pop("attempt")) == (0, 3)
+    assert killed == undisturbed
+    assert killed["counts"][0] == 160
