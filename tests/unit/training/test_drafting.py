@@ -69,7 +69,7 @@ def test_a_draft_holds_samples_out_where_there_are_many(
     config = load_config("job.toml", [])
     has = n == 2000
     assert config.data.validation == (0.1 if has else 0)
-    assert config.train.patience == (20 if has else 0)
+    assert config.train.patience == (5 if has else 0)
     assert config.checkpoint.keep_best == has
     if has:
         folder = [("checkpoint.folder", "m"), ("train.epochs", 2)]
