@@ -64,9 +64,9 @@ def command(
 ) -> None:
     """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
 
-    MODEL is a checkpoint, or a folder of checkpoints, a run directory or the beginning of a run's name. Of
-    the last three the newest good checkpoint is served, and a newer one takes its place without an error for
-    any request; with --best the best one.
+    MODEL is a checkpoint, or a folder of checkpoints, a run directory or the beginning of a run's name, of
+    which the newest good checkpoint is served, and a newer one takes its place without an error for any
+    request; with --best the best one.
 
     \b
     POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}
