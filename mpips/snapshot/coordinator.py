@@ -90,7 +90,8 @@ class Coordinator:
             timeout_s: Timeout of the job, seconds. A cut that is not agreed to after half of it is given up.
             warn: Prints a warning; None: to stderr.
             exchange: The exchange of the run, for a change of its size; None: no such change is possible.
-            again: How to continue the job after a requested end, for people; "": the supervisor prints it.
+            again: Text for people on the way to continue the job after a requested end; "": the supervisor
+                prints it.
         """
         self._again = f"; {again}" if again else ""
         self._exchange = exchange or Exchange("", "the job has no supervisor")
