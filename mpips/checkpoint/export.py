@@ -32,6 +32,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from mpips.checkpoint.export_folder import check_replaceable, mark, remove
 from mpips.checkpoint.manifest import DTYPES, DatasetEntry, TableEntry
 from mpips.checkpoint.reader import Checkpoint
 from mpips.errors import CapabilityError, ConfigError
@@ -61,7 +62,7 @@ def export(
         kind: One of FORMATS.
         out: The file or folder to write; it gets this name when it is complete.
         tables: Names of the tables; empty: all tables.
-        force: Replace an existing file or folder.
+        force: Replace an existing file, or a folder that contains an earlier export alone.
         state: Also write the state of the optimizers.
         row_dtype: One of ROW_TYPES: type of the values of embedding tables.
 
@@ -69,8 +70,9 @@ def export(
         Paths of the files that were written.
 
     Raises:
-        ConfigError: `out` exists already, its folder does not exist, or it cannot be written; or a table has
-            no form in Parquet, or rows have no form as int8 (CSV, infinity, NaN).
+        ConfigError: `out` exists already, or is a folder with other files; its folder does not exist, or it
+            cannot be written; or a table has no form in Parquet, or rows have no form as int8 (CSV, infinity,
+            NaN).
         CapabilityError: pyarrow is missing.
         CheckpointError: A table does not exist, or the checkpoint cannot be read.
     """
@@ -86,6 +88,10 @@ def export(
         raise ConfigError(f"{out}: already exists; use --force to replace it")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out.absolute().parent}: there is no such folder; create it first")
+    expected = [] if kind == "npz" else [f"{entry.name}.{kind}" for entry in entries]
+    # Refuse before minutes of work, and again before files are removed.
+    if out.is_dir():
+        check_replaceable(out, expected)
     # Write under a temporary name, and rename what is complete.
     new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
     try:
@@ -93,8 +99,10 @@ def export(
             names = _write_csv(checkpoint, entries, new)
         else:
             names = (_write_npz if kind == "npz" else _write_parquet)(source, entries, new)
+        if new.is_dir():
+            mark(new, names)
         if out.is_dir():
-            shutil.rmtree(out)
+            remove(out, expected)
         os.replace(new, out)
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None

@@ -127,6 +127,9 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         shards: Shards of all servers.
         datasets: Datasets of the table, in the file's order.
         hash_buckets: Embedding: number of buckets; 0: keys are those of the program.
+        admit: Embedding: limit on keys that get a row, as a mapping with "name"; None: each key gets one, or
+            an earlier version has written the checkpoint.
+        evict: Embedding: limit on rows that stay, in the same way. It was there if the table `notes_uses`.
     """
 
     name: str
@@ -143,6 +146,8 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardEntry, ...]
     datasets: tuple[DatasetEntry, ...]
     hash_buckets: int = 0
+    admit: dict[str, Any] | None = None
+    evict: dict[str, Any] | None = None
 
     @property
     def notes_uses(self) -> bool:

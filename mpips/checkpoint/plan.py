@@ -28,6 +28,7 @@ from mpips.errors import CheckpointError
 from mpips.model.common_copy import stored_states
 from mpips.model.consistency import is_adaptive
 from mpips.model.initializer import Initializer
+from mpips.model.row_limits import limit_config
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 # Keys of a consistency model in a manifest: numbers that were in force at the cut.
@@ -220,8 +221,16 @@ def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...])
         counts_steps=counts_steps(table),
         shards=shards,
         datasets=tuple(datasets),
-        hash_buckets=table.hash_buckets if isinstance(table, EmbeddingTable) else 0,
+        **_rows_of(table),
     )
+
+
+def _rows_of(table: Table) -> dict[str, Any]:
+    """Return the options of an embedding table's rows as fields of its entry."""
+    if not isinstance(table, EmbeddingTable):
+        return {}
+    limits = {"admit": limit_config(table.admit), "evict": limit_config(table.evict)}
+    return {"hash_buckets": table.hash_buckets, **limits}
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The option `--best` of commands that use a trained model."""
+"""The argument MODEL and the option `--best` of commands that use a trained model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ from pathlib import Path
 
 import click
 
+from mpips.cli.runs import run_argument
 from mpips.terminal.screen import say
+
+model_argument = run_argument("model", required=True)
 
 best_option = click.option(
     "--best",
     is_flag=True,
     help="Take the best checkpoint of the run, which checkpoint.keep_best = true marks, not the newest one.",
 )
+
+
+def find_model(model: str, folder: str) -> Path:
+    """Return the path of the model that the user named.
+
+    Args:
+        model: A checkpoint, a folder of checkpoints, a run directory, or the beginning of a run's name as
+            `mpips ls` shows it. A path that exists wins over a name.
+        folder: The folder of the runs.
+
+    Raises:
+        ConfigError: There is nothing of this name. A path with several parts is returned as it is, and what
+            opens it raises the error.
+    """
+    from mpips.errors import ConfigError
+    from mpips.monitor.runs import find_run
+
+    path = Path(model)
+    if path.exists() or len(path.parts) != 1:
+        return path
+    try:
+        return find_run(model, Path(folder)).path
+    except ConfigError as error:
+        raise ConfigError(f"no folder '{model}' here, and {error}") from None
 
 
 def say_better(model: Path, taken: Path) -> None:

@@ -128,7 +128,10 @@ def show(path: Path, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(manifest).decode())
         return
-    parts = [_head_text(name, manifest), _tables_text(manifest.tables), _shards_text(manifest)]
+    parts = [_head_text(name, manifest), _tables_text(manifest.tables)]
+    if any(table.kind == "embedding" for table in manifest.tables):
+        parts.append(_rows_text(manifest.tables))
+    parts.append(_shards_text(manifest))
     if manifest.workers:
         rows = [
             (
@@ -225,6 +228,30 @@ def _tables_text(tables: Sequence[TableEntry]) -> str:
     ]
     header = ("table", "kind", "shape", "optimizer", "state", "consistency", "partition", "updates")
     return _table((*header, "size"), rows, right=(7, 8), optional=(4, 6, 3, 8))
+
+
+def _rows_text(tables: Sequence[TableEntry]) -> str:
+    """Return the table of the options that rows of embedding tables have, by the names of [table]."""
+    rows = [
+        (
+            t.name,
+            "bf16" if t.dtype == "bfloat16" else t.dtype,
+            f"{t.hash_buckets:,}" if t.hash_buckets else "-",
+            _limit_text(t.admit, "-"),
+            _limit_text(t.evict, "not recorded" if t.notes_uses else "-"),
+        )
+        for t in tables
+        if t.kind == "embedding"
+    ]
+    return _table(("rows of", "row_dtype", "hash_buckets", "admit", "evict"), rows, right=(2,))
+
+
+def _limit_text(limit: Mapping[str, Any] | None, absent: str) -> str:
+    """Return a limit of rows in words, such as "max_rows: rows 1000, by lru"; `absent` for None."""
+    if limit is None:
+        return absent
+    options = ", ".join(f"{name} {value}" for name, value in limit.items() if name != "name")
+    return f"{limit['name']}: {options}"
 
 
 def _shards_text(m: Manifest) -> str:
@@ -398,7 +425,9 @@ def apply(first: Path, file: Path, out: Path, as_json: bool) -> None:
     show_default=True,
     help="Type of the values of rows. int8: npz and parquet, with a float32 scale for each row.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing file or folder.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing file, or a folder of an earlier export."
+)
 @_json
 def export_it(
     path: Path,

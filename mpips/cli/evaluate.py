@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mpips.cli.choosing import best_option, say_better
+from mpips.cli.choosing import best_option, find_model, model_argument, say_better
+from mpips.cli.runs import folder_option
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
 from mpips.terminal.table import text_table
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Compute the metrics of a trained model on a file.")
-@click.argument("model", type=click.Path(path_type=Path))
+@model_argument
 @click.option(
     "--data",
     multiple=True,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     help="A metric to add: f1, pr_auc, calibration, mae, or one of the task; may be repeated.",
 )
 @best_option
+@folder_option
 @click.option(
     "--importance",
     is_flag=True,
@@ -60,10 +61,11 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(
-    model: Path,
+    model: str,
     data: tuple[str, ...],
     metrics: tuple[str, ...],
     best: bool,
+    folder: str,
     importance: bool,
     repeats: int,
     seed: int,
@@ -72,8 +74,9 @@ def command(
 ) -> None:
     """Compute the metrics of a trained model on a file with labels; writes nothing.
 
-    MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
-    taken. The metrics are those that `mpips train` computes of a test file. The training data is not read.
+    MODEL is a checkpoint, or a folder of checkpoints, a run directory or the beginning of a run's name, of
+    which the newest good checkpoint is taken. The metrics are those that `mpips train` computes of a test
+    file. The training data is not read.
 
     With --importance, shuffle one column after the other, and print the loss of the first --metric, or of the
     one that early stopping watches: its mean and its standard deviation over --repeats shuffles.
@@ -83,9 +86,10 @@ def command(
     from mpips.inference.loading import load
     from mpips.monitor.summary_text import metrics_text
 
-    loaded = load(model, best=best)
+    path = find_model(model, folder)
+    loaded = load(path, best=best)
     if not best:
-        say_better(model, loaded.path)
+        say_better(path, loaded.path)
     files = ", ".join(data)
     if importance:
         _show_importance(loaded, data, metrics, (repeats, seed, samples), as_json)

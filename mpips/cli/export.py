@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from mpips.cli.choosing import best_option, say_better
+from mpips.cli.choosing import best_option, find_model, model_argument, say_better
+from mpips.cli.runs import folder_option
 from mpips.terminal.screen import say
 
 
 @click.command(short_help="Write a trained model for other libraries.")
-@click.argument("model", type=click.Path(path_type=Path))
+@model_argument
 @click.option(
     "--format",
     "kind",
@@ -28,13 +29,17 @@ from mpips.terminal.screen import say
     type=click.Path(path_type=Path),
     help="File to write; a folder for parquet.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing file or folder.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing file, or a folder of an earlier export."
+)
 @best_option
-def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
+@folder_option
+def command(model: str, kind: str, out: Path, force: bool, best: bool, folder: str) -> None:
     """Write a model that `mpips train` or `mpips run` has trained for other libraries.
 
-    MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
-    taken. `mpips ckpt export` writes the tables of any checkpoint, with the state of the optimizers.
+    MODEL is a checkpoint, or a folder of checkpoints, a run directory or the beginning of a run's name, of
+    which the newest good checkpoint is taken. `mpips ckpt export` writes the tables of any checkpoint, with
+    the state of the optimizers.
 
     \b
     npz          tables, moments of the features, labels and columns, for NumPy
@@ -54,8 +59,9 @@ def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
     from mpips.inference.exporting import export
     from mpips.inference.loading import load
 
-    loaded = load(model, best=best)
+    path = find_model(model, folder)
+    loaded = load(path, best=best)
     if not best:
-        say_better(model, loaded.path)
+        say_better(path, loaded.path)
     written = export(loaded, kind, out, force)
     say(f"mpips export: {loaded.path} in {written}")

@@ -8,14 +8,15 @@ from typing import Any
 
 import click
 
-from mpips.cli.choosing import best_option, say_better
+from mpips.cli.choosing import best_option, find_model, model_argument, say_better
+from mpips.cli.runs import folder_option
 from mpips.config.schema import parse_assignment
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
 
 
 @click.command(short_help="Predict the samples of a file with a trained model.")
-@click.argument("model", type=click.Path(path_type=Path))
+@model_argument
 @click.option(
     "--data",
     multiple=True,
@@ -41,20 +42,22 @@ from mpips.terminal.screen import say
     "options.neighbours of word2vec.",
 )
 @best_option
+@folder_option
 def command(
-    model: Path,
+    model: str,
     data: tuple[str, ...],
     out: Path | None,
     timeout: float | None,
     assignments: tuple[str, ...],
     best: bool,
+    folder: str,
 ) -> None:
     """Predict the samples of a file with a model that `mpips train` or `mpips run` has trained.
 
-    MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
-    taken. It holds all that prediction needs: the training data is not read. The file is read and predicted
-    block by block, so it may be larger than memory. Under mpirun the ranks share the blocks; the output is
-    that of one process.
+    MODEL is a checkpoint, or a folder of checkpoints, a run directory or the beginning of a run's name, of
+    which the newest good checkpoint is taken. It holds all that prediction needs: the training data is not
+    read. The file is read and predicted block by block, so it may be larger than memory. Under mpirun the
+    ranks share the blocks; the output is that of one process.
 
     \b
     prediction           the most probable label as in the training data, or the predicted number
@@ -65,9 +68,10 @@ def command(
     from mpips.inference.streaming import TIMEOUT_S, predict_file
     from mpips.mpi.launch import launched_rank
 
+    path = find_model(model, folder)
     options = dict(map(_option, assignments))
     written = predict_file(
-        model,
+        path,
         given_files(data) or "",
         out,
         say,
@@ -79,7 +83,7 @@ def command(
         sys.stdout.flush()
         if out is not None:
             if not best:
-                say_better(model, written.model)
+                say_better(path, written.model)
             say(f"mpips predict: {written.n:,} predictions of {written.model} in {out}")
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpips.cli.choosing import best_option
+from mpips.cli.choosing import best_option, find_model, model_argument
+from mpips.cli.runs import folder_option
 from mpips.errors import CapabilityError, ConfigError
 from mpips.terminal.screen import say
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Answer requests for predictions over HTTP.")
-@click.argument("model", type=click.Path(path_type=Path))
+@model_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
     help="Meaning of a column that a row lacks: the request is refused, or the cell is empty.",
 )
 @best_option
+@folder_option
 def command(
-    model: Path,
+    model: str,
     host: str,
     port: int,
     token_file: Path | None,
@@ -58,12 +60,13 @@ def command(
     follow: float,
     missing: Missing,
     best: bool,
+    folder: str,
 ) -> None:
     """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
 
-    MODEL is a checkpoint, a folder of checkpoints or a run directory. For a folder the newest good
-    checkpoint is served, and a newer one takes its place without an error for any request; with --best
-    the best one.
+    MODEL is a checkpoint, or a folder of checkpoints, a run directory or the beginning of a run's name, of
+    which the newest good checkpoint is served, and a newer one takes its place without an error for any
+    request; with --best the best one.
 
     \b
     POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}
@@ -72,6 +75,7 @@ def command(
     GET  /health        the checkpoint that is loaded
     GET  /metrics       for Prometheus
     """
+    path = find_model(model, folder)
     token = _token(host, token_file, no_token)
     try:
         import uvicorn
@@ -85,7 +89,7 @@ def command(
         ) from None
     from mpips.inference.current import CurrentModel
 
-    current = CurrentModel(model, best)
+    current = CurrentModel(path, best)
     listening = _listen(host, port)
     place = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
     say(f"mpips serve: {current.name} on {place}; Ctrl-C ends it")

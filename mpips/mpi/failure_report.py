@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import msgspec
 
 from mpips.errors import ConfigError, MpipsError
-from mpips.mpi.launch import launched_rank
+from mpips.mpi.launch import launched_rank, launched_size
+from mpips.process.patience import Patience
 from mpips.rundir import directory
 from mpips.terminal.screen import Tee, columns, say
 
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
 _LINES = 24  # lines of the terminal of `mpips run`, of which ranks know the columns only
 # `kind` of the report of a rank that ends on request after a durable checkpoint, and after the run's exchange
 LEAVING, EXCHANGED = "Leaving", "Exchanged"
+# `kind` of the report of a script that ended with exit code 2 before its job, as argparse and click end it
+USAGE = "UsageError"
+USAGE_CODE = 2
+_LOOK_S = 0.02  # s between two looks for them
+_OTHERS_S = 5.0  # s that a rank waits for the reports of the others before it ends with USAGE_CODE
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +137,11 @@ class _ReportWriter:
         faulthandler.register(signal.SIGUSR2, log, all_threads=True)
         sys.excepthook = self._uncaught
 
+    @property
+    def is_own_process(self) -> bool:
+        """False in a forked child."""
+        return os.getpid() == self._pid
+
     def show_stderr(self) -> None:
         """Let stderr appear on the terminal of `mpips run` as it is written, if there is one; works once."""
         if self._has_terminal and self._passed is None:
@@ -155,7 +166,7 @@ class _ReportWriter:
 
         A forked child writes none, because its end is not the end of the rank.
         """
-        if os.getpid() != self._pid:
+        if not self.is_own_process:
             return
         with self._lock:
             if self._written:
@@ -224,3 +235,29 @@ def write(**fields: Any) -> None:
     with contextlib.suppress(ConfigError):
         if (writer := _report_writer()) is not None:
             writer.write(fields)
+
+
+def write_usage() -> None:
+    """Write the report of a script that ended with USAGE_CODE before its job, and wait for the other ranks.
+
+    The launcher ends all ranks when the first one has ended. The wait lets each of them write a report, from
+    which the supervisor finds out whether all ranks ended alike. Blocks up to `_OTHERS_S`; a forked child
+    returns at once.
+    """
+    run = directory.current()
+    if run is None or not is_own_process():
+        return
+    write(
+        kind=USAGE,
+        message=f"the script ended with exit code {USAGE_CODE} before its job, as after a usage error",
+        exit_code=USAGE_CODE,
+    )
+    others = Patience(_OTHERS_S)
+    while len(list(run.logs.glob("words-*.json"))) < launched_size() and not others.is_over:
+        time.sleep(_LOOK_S)
+
+
+def is_own_process() -> bool:
+    """Return True if this process is a rank of a supervised run that has called `begin`, no child of it."""
+    writer = _report_writer()
+    return writer is not None and writer.is_own_process

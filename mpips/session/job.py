@@ -438,6 +438,8 @@ class Job:
             send_to_servers,
             p.options.timeout_s,
             exchange=Exchange(p.ranks.token, self._why_no_exchange()),
+            # The command that started a supervised run begins a new one.
+            again="run again to continue" if p.run is None else "",
         )
         if p.saving.places:
             ahead = max(place.ahead - place.clock + place.steps for place in p.saving.places)

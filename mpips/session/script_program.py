@@ -170,6 +170,7 @@ class ScriptProgram:
         self._tables: list[Table] = []
         self._values = InitialValues([], [])
         self._folder = checked.folder
+        self._has_own_folder = checked.has_own_folder
         self._resume = resume
         self._triggers = checked.triggers
         self._verbose = verbose
@@ -182,7 +183,7 @@ class ScriptProgram:
         if ranks.worker == 0:
             self._values = self.declared.initial_values()
         draft = Saving(self._folder, run_id, triggers=self._triggers)
-        return FunctionPlan(draft, self._resume, comm)
+        return FunctionPlan(draft, self._resume, comm, self._has_own_folder)
 
     def tables(self) -> list[Table]:
         """Return the tables of worker 0."""

@@ -61,13 +61,23 @@ class CheckedArguments(msgspec.Struct, frozen=True):
     run: directory.Supervised | None
     monitor: MonitorConfig = MonitorConfig()
 
+    @property
+    def has_own_folder(self) -> bool:
+        """True if only attempts of this supervised run write checkpoints into the folder."""
+        return self.run is not None and self.folder == self.run.folder.checkpoints
+
 
 class FunctionPlan(msgspec.Struct, frozen=True):
-    """The SavingPlan of `run`: its arguments `save` and `resume`."""
+    """The SavingPlan of `run`: its arguments `save` and `resume`.
+
+    `resume` is about the beginning of a run. Where the folder is that of a supervised run, a later attempt
+    starts from the newest checkpoint there: else it would lose what the attempts before have trained.
+    """
 
     saving: Saving
     resume: str
     comm: MPI.Intracomm | None
+    has_own_folder: bool = False
 
     def draft(self) -> Saving:
         """Return what is saved, without a start."""
@@ -75,7 +85,12 @@ class FunctionPlan(msgspec.Struct, frozen=True):
 
     def choose(self, exchange: Path | None = None) -> Saving:
         """Choose the checkpoint to start from. Collective over `comm`, blocking; see SavingPlan."""
-        start = find_start(self.saving.folder, self.resume, self.comm, exchange)
+        folder = self.saving.folder
+        start = find_start(
+            folder, "auto" if self.has_own_folder else self.resume, self.comm, exchange
+        )
+        if start.manifest is None and self.has_own_folder and self.resume not in ("auto", "never"):
+            start = find_start(folder, self.resume, self.comm)
         manifest = start.manifest
         return replace(
             self.saving,
@@ -106,6 +121,7 @@ class FunctionProgram:
         self.main = main
         self._tables = tables
         self._folder = checked.folder
+        self._has_own_folder = checked.has_own_folder
         self._resume = resume
         self._triggers = checked.triggers
         self._verbose = verbose
@@ -115,7 +131,7 @@ class FunctionProgram:
     ) -> SavingPlan:
         """Return the plan; no data is read."""
         draft = Saving(self._folder, run_id, triggers=self._triggers)
-        return FunctionPlan(draft, self._resume, comm)
+        return FunctionPlan(draft, self._resume, comm, self._has_own_folder)
 
     def tables(self) -> list[Table]:
         """Return the tables given to `run`."""
@@ -182,7 +198,9 @@ def run(
             None: the folder of the run directory under `mpips run`, else no checkpoints. If the last one
             fails, `statistics["totals"]["servers"]["checkpoint"]["error"]` contains the reason.
         resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or the path
-            of a checkpoint. Its job may have had another number of servers. See `Worker.start`.
+            of a checkpoint. Its job may have had another number of servers. See `Worker.start`. Under
+            `mpips run` without `save` it is about the first attempt: later ones start from the newest
+            checkpoint of the run.
         every_steps: Write a checkpoint at each multiple of this many steps; 0: do not. Needs `save`.
         every_s: Write a checkpoint every so many seconds; 0: do not. Needs `save`. Under `mpips run` it is
             600 if neither `every_steps` nor `every_s` is given.

@@ -75,6 +75,7 @@ class Coordinator:
         timeout_s: float,
         warn: Callable[[str], None] | None = None,
         exchange: Exchange | None = None,
+        again: str = "run again to continue",
     ) -> None:
         """Begin without a cut.
 
@@ -89,7 +90,10 @@ class Coordinator:
             timeout_s: Timeout of the job, seconds. A cut that is not agreed to after half of it is given up.
             warn: Prints a warning; None: to stderr.
             exchange: The exchange of the run, for a change of its size; None: no such change is possible.
+            again: Text for people on the way to continue the job after a requested end; "": the supervisor
+                prints it.
         """
+        self._again = f"; {again}" if again else ""
         self._exchange = exchange or Exchange("", "the job has no supervisor")
         self._triggers = triggers
         self._common = common_clock
@@ -433,7 +437,7 @@ class Coordinator:
         if reason == SCALE_IN_MEMORY:
             why = self._exchange.why_not or "it was being written when the request came"
             return f"{SCALE}: {wrote}{BY_FILE}{why}"
-        again = "" if reason == SCALE else f", exit {LeavingError.exit_code}; run again to continue"
+        again = "" if reason == SCALE else f", exit {LeavingError.exit_code}{self._again}"
         return f"{reason}: {wrote}{again}"
 
     def _report_failure(self, why: str) -> None:

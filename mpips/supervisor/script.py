@@ -50,6 +50,8 @@ def execute(path: str) -> None:
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
+        if error.code == failure_report.USAGE_CODE and not _has_begun():
+            failure_report.write_usage()
         init.end(error.code)
         if error.code not in (None, 0):
             raise
@@ -64,6 +66,14 @@ def execute(path: str) -> None:
             "mpips.init(), so there was nothing to supervise; do it on every rank, "
             "or start the program without `mpips run`"
         )
+
+
+def _has_begun() -> bool:
+    """Return True if the script has called `mpips.init`, or a job of this attempt was at work."""
+    run = directory.current()
+    return bool(session.scripts) or (
+        run is not None and run.folder.at_work_file(run.generation).exists()
+    )
 
 
 def leave_summary(outcome: Outcome) -> None:

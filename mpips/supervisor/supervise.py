@@ -158,7 +158,12 @@ class Supervisor:
                 )
             ended = self._attempt(lease, generation, layout, command)
             lease.check()
-            verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
+            verdict = judge(
+                ended,
+                self._run.finished() is not None,
+                self._run.attempt(generation),
+                layout.n_ranks,
+            )
             held = verdict.saved or verdict.in_memory
             left = verdict.kind == PREEMPTED and held and not ended.interrupted
             if self._scaling.is_asked and left:

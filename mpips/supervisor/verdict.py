@@ -59,6 +59,9 @@ _UNREACHED = re.compile(
     r"(?:.*?Remote host:\s+(\S+))?",
     re.DOTALL,
 )
+_LOG_LINES = 12  # last lines of a log that are shown
+# Messages about programs that end by themselves.
+_EXITED = re.compile(r"^the script ended with exit code |^(the script|main) called sys\.exit\(")
 _FATAL = re.compile(r"^Fatal Python error: ([^\n]*)", re.M)
 # Signals by the names that Python's handler of fatal signals prints.
 _FATAL_NAMES = {
@@ -121,13 +124,14 @@ class Verdict(msgspec.Struct, frozen=True):
     by_file: str = ""
 
 
-def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
+def judge(ended: Ended, finished: bool, logs: Path, n_ranks: int) -> Verdict:
     """Return the verdict on an attempt that has ended.
 
     Args:
         ended: The end of its launcher.
         finished: finished.json exists.
         logs: Folder of the attempt's logs.
+        n_ranks: Ranks of the attempt.
     """
     if finished:
         return Verdict(DONE, 0, saved=True)
@@ -146,9 +150,22 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
     death = _locate(_find_death(ended, own, reports, logs), ranks)
     codes = [r.exit_code for r in own]
     kind = _CLASS_OF_CODE.get(codes[0], CRASHED) if codes else CRASHED
+    # The arguments of one rank may be wrong on its host alone: another attempt has other hosts.
+    if own and own[0].kind == failure_report.USAGE and not _are_usage_errors(ended, own, n_ranks):
+        kind = CRASHED
     if ended.cut_off or (not codes and (ended.code == 124 or ended.stopped)):
         kind = STALLED
     return Verdict(kind, EXIT_CODES[kind], death)
+
+
+def _are_usage_errors(ended: Ended, own: list[FailureReport], n_ranks: int) -> bool:
+    """Return True if the scripts of all ranks ended with a usage error before any rank was at work.
+
+    Ranks that the launcher or a signal ended, or that failed in another way, have no such report. Neither has
+    a Python that cannot open its program, or a shell, both of which end with code 2 as well.
+    """
+    ranks = {report.rank for report in own if report.kind == failure_report.USAGE}
+    return ended.status is None and len(own) == len(ranks) == n_ranks
 
 
 def read_reports(logs: Path) -> list[FailureReport]:
@@ -177,7 +194,7 @@ def _find_death(
     if ended.cut_off:
         return _stopped(ended) or Death(ended.cut_off)
     if own:
-        return _from_reports(own, ended)
+        return _with_log(_from_reports(own, ended), logs)
     if death := _from_launcher(ended, logs):
         # The supervisor has killed all others, which the launcher may name instead.
         is_other = ended.lost >= 0 and death.rank not in (ended.lost, -1)
@@ -224,6 +241,16 @@ def _from_reports(reports: list[FailureReport], ended: Ended) -> Death:
     return Death(
         cause, first.about, first.role, host, pid, first.state, first.clock, first.traceback
     )
+
+
+def _with_log(death: Death, logs: Path) -> Death:
+    """Return the death with the end of its rank's log, where the report has no traceback of it.
+
+    A script that calls sys.exit has often printed the reason before.
+    """
+    if death.details or death.rank < 0 or not _EXITED.search(death.cause):
+        return death
+    return replace(death, details="\n".join(_log_lines(death.rank, logs)))
 
 
 def _stopped(ended: Ended) -> Death | None:
@@ -363,6 +390,11 @@ def _killed(rank: int, pid: int, host: str, number: int, ended: Ended, logs: Pat
     return Death(cause, rank, host=host, pid=pid, details=details, outside=outside)
 
 
+def _log_lines(rank: int, logs: Path) -> list[str]:
+    """Return the last lines of a rank's log."""
+    return end_of(logs / f"rank-{rank}.log").splitlines()[-_LOG_LINES:]
+
+
 def _left(rank: int, code: int, logs: Path) -> Death:
     """Return the death of a rank that ended with an exit code, with the end of its or the launcher's log.
 
@@ -371,7 +403,7 @@ def _left(rank: int, code: int, logs: Path) -> Death:
         code: Exit code; 255: the launcher of Intel MPI ends with it whatever the code was.
         logs: Folder of the attempt's logs.
     """
-    lines = end_of(logs / f"rank-{rank}.log").splitlines()[-12:]
+    lines = _log_lines(rank, logs)
     if not lines:
         lines = end_of(logs / LAUNCHER_LOG).split("-" * 60)[0].splitlines()[-12:]
     which = "" if code == _UNKNOWN_CODE else f" with code {code}"

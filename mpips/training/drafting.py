@@ -82,7 +82,7 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         lines += ["", "[options]", 'labels = "targets"  # numbers to be predicted, not classes']
     lines += [
         "",
-        *train_section(task, holds_out),
+        *train_section(task, info, holds_out),
         "",
         "# [schedule]",
         '# name = "cosine"  # rates fall over the run; not with FTRL, the default of logistic, fm',

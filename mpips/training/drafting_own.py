@@ -89,7 +89,7 @@ def draft_own(task: str, train: str, test: str = "") -> str:
             for name, meaning in _OPTIONS[task].items()
         ),
         "",
-        *train_section(kind),
+        *train_section(kind, part.info),
         "",
         "# [table]",
         CONSISTENCY,

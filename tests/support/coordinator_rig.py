@@ -28,6 +28,7 @@ class Stage:
         before: int = 0,
         timeout_s: float = 60.0,
         exchange: Exchange | None = None,
+        again: str = "run again to continue",
     ) -> None:
         self.sent: list[object] = []
         self.warnings: list[str] = []
@@ -43,6 +44,7 @@ class Stage:
             timeout_s,
             self.warnings.append,
             exchange,
+            again,
         )
 
     def take(self) -> list[object]:

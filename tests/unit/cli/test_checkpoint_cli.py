@@ -10,11 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from checkpoints import Contents, flip, make_newer, names
-from command_line import mpips
+from command_line import mpips as command
 
+import mpips
+from mpips import DenseTable, EmbeddingTable
 from mpips.checkpoint import open_checkpoint
 from mpips.checkpoint.manifest import MANIFEST, STATE, encode
 
@@ -33,7 +36,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def ckpt(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return mpips("ckpt", *arguments, folder=folder)
+    return command("ckpt", *arguments, folder=folder)
 
 
 def done(*arguments: object, folder: Path | None = None) -> str:
@@ -120,6 +123,44 @@ def test_show_prints_the_content(run: Path) -> None:
     assert manifest["step"] == 300
     assert manifest["workers"][1]["clock"] == 10
     assert manifest["workers"][1]["cursor"] == {"epoch": 2, "step": 1, "loss": 0.5}
+
+
+def test_show_prints_how_rows_are_stored_and_limited(tmp_path: Path) -> None:
+    limited = [
+        EmbeddingTable("users", 3, mpips.Adam(), row_dtype="bf16", hash_buckets=1000),
+        EmbeddingTable(
+            "recent",
+            2,
+            mpips.Adagrad(),
+            admit=mpips.MinCount(3),
+            evict=mpips.MaxRows(640, by="lfu"),
+        ),
+        EmbeddingTable(
+            "empty", 2, mpips.Adagrad(), admit=mpips.Probability(0.5), evict=mpips.Idle(9)
+        ),
+        DenseTable("weight", (7,), mpips.Adam(0.1)),
+    ]
+    Contents(tables=limited, keys={"users": range(5)}).write(tmp_path, 100)
+    path = tmp_path / f"step-{100:012d}"
+    lines = [line.split() for line in done("show", path).splitlines()]
+    assert ["users", "bf16", "1,000", "-", "-"] in lines
+    counted = ["min_count:", "clocks", "3,", "within", "10000,", "memory_mib", "16"]
+    evicted = ["max_rows:", "rows", "640,", "by", "lfu"]
+    assert ["recent", "float32", "-", *counted, *evicted] in lines
+    assert ["empty", "float32", "-", "probability:", "p", "0.5", "idle:", "clocks", "9"] in lines
+    assert not [line for line in lines if line[:2] == ["weight", "float32"]]
+    tables = {table["name"]: table for table in json.loads(done("show", path, "--json"))["tables"]}
+    assert tables["recent"]["evict"] == {"name": "max_rows", "rows": 640, "by": "lfu"}
+    assert tables["weight"]["evict"] is None
+
+    # An earlier version has noted that rows leave, not the limit.
+    with open_checkpoint(path) as checkpoint:
+        manifest = checkpoint.manifest
+    old = [msgspec.structs.replace(table, admit=None, evict=None) for table in manifest.tables]
+    manifest = msgspec.structs.replace(manifest, tables=tuple(old))
+    (path / MANIFEST).write_bytes(encode(manifest, "1.0"))
+    lines = [line.split() for line in done("show", path).splitlines()]
+    assert ["recent", "float32", "-", "-", "not", "recorded"] in lines
 
 
 def test_show_prints_the_position_of_each_worker_and_the_samples_read(run: Path) -> None:
@@ -209,7 +250,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_export_to_csv_gives_every_float_back(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "tables"
     done("export", run, "--format", "csv", "--out", out, "--table", "users", "--table", "weight")
-    assert names(out) == ["users.csv", "weight.csv"]
+    assert names(out) == [".mpips-export.json", "users.csv", "weight.csv"]
     keys = {"users": range(100), "linear": [1, 2], "empty": []}
     columns = Contents(seed=5, keys=keys).columns
     rows = read_csv(out / "users.csv")

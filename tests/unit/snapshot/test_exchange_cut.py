@@ -148,3 +148,11 @@ def test_a_signal_after_the_request_gets_a_file() -> None:
     assert leaving is not None
     assert not leaving.in_memory
     assert str(leaving) == "SIGTERM: wrote checkpoint path, exit 75; run again to continue"
+
+
+def test_a_supervised_job_leaves_the_command_that_continues_to_its_supervisor() -> None:
+    stage = Stage(common=False, again="")
+    stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.coordinator.poll()
+    leaving = ended(stage, orders(stage)[0])
+    assert str(leaving) == "SIGTERM: wrote checkpoint path, exit 75"

@@ -73,7 +73,7 @@ INTEL = """
 def verdict_on(folder: Path, **fields: Any) -> Any:
     given: dict[str, Any] = {"code": 1, "pid": 7, "seconds": 1.0, "stderr": "", "status": STATUS}
     (folder / "launcher.log").touch()
-    return judge(Ended(**{**given, **fields}), False, folder)
+    return judge(Ended(**{**given, **fields}), False, folder, len(RANKS))
 
 
 def death_of(folder: Path, **fields: Any) -> Death:
