@@ -1,7 +1,5 @@
 """A model in two stages: each worker computes one layer, and micro-batches travel between them."""
 
-import hashlib
-
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -72,5 +70,4 @@ if __name__ == "__main__":
     if outcome.is_first_worker:
         hidden, output = outcome.value
         accuracy = np.mean((np.maximum(x @ hidden, 0) @ output).argmax(axis=1) == y)
-        digest = hashlib.sha256(hidden.tobytes() + output.tobytes()).hexdigest()
-        print(f"accuracy {accuracy:.3f}, values {digest[:12]}")
+        print(f"accuracy {accuracy:.2f}")

@@ -174,7 +174,7 @@ class ArrayMail:
     Attributes:
         awaited: Index of the worker for whose message this one waits; None: it waits for none.
         n_dropped: Messages of this worker that others have not received before their programs ended.
-        dropped_by: Index of the worker that dropped the last one of them; None: there is none.
+        dropped_by: Index of the worker that dropped the last one of them; None: nothing was dropped.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class ArrayMail:
         return sum(self._partner(worker).unreceived.values())
 
     def find(self, worker: int, tag: int) -> ArrivedArray | None:
-        """Return the first message of a worker with a tag whose head has arrived; None: there is none."""
+        """Return the first message of a worker with a tag whose head has arrived; None: no such head."""
         return next((m for m in self._partner(worker).arrived if m.head.tag == tag), None)
 
     def tags_of(self, worker: int) -> list[int]:

@@ -188,8 +188,8 @@ def refuse_memory(run: Supervised, reason: str) -> None:
 def refuse_for_messages(run: Supervised) -> None:
     """Forbid later launches to continue in the memory of this launch, because its workers exchange arrays.
 
-    In memory each worker continues where it was, perhaps at another clock than the others. What these sent it
-    at its clock would not come again. So the next launch starts from a checkpoint, where all workers are at
+    In memory each worker continues where it was, perhaps at another clock than the others. They would not
+    send again the arrays of its clock. So the next launch starts from a checkpoint, where all workers are at
     one clock. Several workers may call it.
 
     Raises:
