@@ -400,3 +400,57 @@ def test_a_head_with_the_longest_values_fits_into_a_note() -> None:
     assert mine.recv(1, (1 << 63) - 1).shape == shape
     assert mine.recv(1).size == INLINE_BYTES
     assert ArrayHead(0, 0, 0, 0, "<f4", [2, 3], 1).n_bytes == 24
+
+
+def test_a_worker_is_idle_when_its_messages_and_questions_are_answered() -> None:
+    network = Network(most_delay=0)
+    sender, mine = Messenger(1, 2, network), Messenger(0, 2, network)
+    sender.send([1], 0)
+    mine.mail.poll()
+    sender.mail.poll()
+    # The message has arrived, and nothing is on the network: the program has not received it.
+    assert not any(network.queues.values())
+    assert not sender.mail.is_idle
+    assert not mine.mail.is_idle
+    assert sender.mail.late() == [0]
+    assert mine.recv(1).tolist() == [1]
+    sender.mail.poll()
+    assert sender.mail.is_idle
+    mine.mail.poll()
+    assert mine.mail.is_idle
+    mine.mail.ask(1)
+    sender.mail.poll()
+    assert not mine.mail.is_idle
+    assert mine.mail.late() == [1]
+    mine.mail.poll()
+    assert mine.mail.is_idle
+    answer = mine.mail.answer_of(1)
+    assert answer is not None
+    assert answer.rows == [(1, "computing at clock 3")]
+
+
+@pytest.mark.parametrize(("nodes", "n_pieces"), [((0, 0), 1), ((0, 1), 4)], ids=["near", "far"])
+def test_arrays_travel_in_small_pieces_between_nodes_only(
+    nodes: tuple[int, int], n_pieces: int
+) -> None:
+    network = Network()
+    Messenger(0, 2, network, nodes=nodes).send(np.zeros(3 * FAR_PIECE_BYTES + 1, np.uint8), 1)
+    assert len(network.queues[10, 11, 58]) == n_pieces
+
+
+def test_a_wait_does_not_use_the_answer_of_an_earlier_one() -> None:
+    network = Network(most_delay=0)
+    sender, mine = Messenger(1, 2, network), Messenger(0, 2, network)
+    mine.mail.ask(1)
+    sender.mail.poll()
+    mine.mail.poll()
+    assert mine.mail.answer_of(1) is not None
+    answers: list[Any] = []
+
+    def poll() -> None:
+        answers.append(mine.mail.answer_of(1))
+        sender.send([1], 0)
+
+    mine.part.poll = poll  # type: ignore[method-assign]
+    assert mine.recv(1).tolist() == [1]
+    assert answers[0] is None
