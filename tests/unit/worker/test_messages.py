@@ -454,3 +454,18 @@ def test_a_wait_does_not_use_the_answer_of_an_earlier_one() -> None:
     mine.part.poll = poll  # type: ignore[method-assign]
     assert mine.recv(1).tolist() == [1]
     assert answers[0] is None
+
+
+def test_a_clock_advances_messages_of_workers_that_exchange_arrays_only() -> None:
+    network = Network(most_delay=0)
+    sender, mine = Messenger(1, 2, network), Messenger(0, 2, network)
+    sender.send([1], 0)
+    mine.messages.advance()
+    assert mine.mail.tags_of(1) == []
+    mine.messages.poll()
+    assert mine.mail.tags_of(1) == [0]
+    mine.recv(1)
+    sender.mail._next_poll = 0.0
+    assert not sender.mail.is_idle
+    sender.messages.advance()
+    assert sender.mail.is_idle
