@@ -42,7 +42,8 @@ checkpoint.
 
 Refused memory. A launch may find the memory wrong: it contains a record that no correct worker sends, or a
 repetition differs. The rank that finds this writes `memory-refused.json`. No later launch continues in this
-memory; the next one starts from the newest checkpoint.
+memory; the next one starts from the newest checkpoint. A worker that exchanges arrays with another one writes
+the same file before its first message (mpips.worker.messages).
 
 Clocks. Clocks count from the launch that created the memory, in all launches that continue in it.
 `memory.json` in the run directory describes the state from which that launch started. The scheduler writes
@@ -157,10 +158,17 @@ def why_other_build(head: MemoryHead, run: Path, alike: bool = True) -> str:
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of memory-refused.json: launch `generation` found the memory wrong that it used."""
+    """The content of memory-refused.json: no launch may continue in the memory of a launch.
+
+    Attributes:
+        generation: Generation number of that launch.
+        reason: Why, for the user.
+        is_wrong: The launch found the memory wrong. False: it is right, but its workers exchange arrays.
+    """
 
     generation: int
     reason: str
+    is_wrong: bool = True
 
 
 def refuse_memory(run: Supervised, reason: str) -> None:
@@ -177,12 +185,31 @@ def refuse_memory(run: Supervised, reason: str) -> None:
     replace_json(run.folder.path / REFUSED_FILE, refused, durable=True)
 
 
+def refuse_for_messages(run: Supervised) -> None:
+    """Forbid later launches to continue in the memory of this launch, because its workers exchange arrays.
+
+    In memory each worker continues where it was, perhaps at another clock than the others. They would not
+    send again the arrays of its clock. So the next launch starts from a checkpoint, where all workers are at
+    one clock. Several workers may call it.
+
+    Raises:
+        OSError: The run directory cannot be written to.
+    """
+    found = read_json(run.folder.path / REFUSED_FILE, Refused)
+    if found is not None and found.generation == run.generation:
+        return
+    reason = "had sent arrays between its workers, which may be at different clocks in it"
+    refused = Refused(generation=run.generation, reason=reason, is_wrong=False)
+    replace_json(run.folder.path / REFUSED_FILE, refused, durable=True)
+
+
 def why_refused(run: Supervised, memory: Memory) -> str:
     """Return the reason for which a launch that used this memory has refused it; "": none has."""
     refused = read_json(run.folder.path / REFUSED_FILE, Refused)
     if refused is None or refused.generation < memory.generation:
         return ""
-    return f"attempt {refused.generation} found it wrong: {refused.reason}"
+    found = "found it wrong: " if refused.is_wrong else ""
+    return f"attempt {refused.generation} {found}{refused.reason}"
 
 
 class At(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpips import _native
+    from mpips.mpi.array_mail import ArrayMail
     from mpips.mpi.tree import WorkerTree
     from mpips.recovery.mirror import Mirror
     from mpips.recovery.replica_start import Partnership
@@ -37,6 +38,7 @@ class Parts(JobStart):
         mirror: Carries records to and from replicas; None where this rank has none.
         control_comm: Communicator of messages to and from the scheduler.
         tree: The worker's gathers and reductions, from its start to its end; None on other ranks.
+        mail: The worker's arrays to and from single workers, alike.
         server_comm: Communicator of all servers; on servers.
         server_record: The server's part in a record or in a replay; None without one, and on other ranks.
         worker_record: The same of the worker.
@@ -53,6 +55,7 @@ class Parts(JobStart):
     mirror: Mirror | None = None
     control_comm: MPI.Intracomm | None = None
     tree: WorkerTree | None = None
+    mail: ArrayMail | None = None
     server_comm: MPI.Intracomm | None = None
     server_record: ServerRecord | None = None
     worker_record: WorkerRecord | None = None

@@ -36,6 +36,7 @@ from mpips.transport.channel import MemoryChannel
 from mpips.transport.region import TOUCH_S
 
 if TYPE_CHECKING:
+    from mpips.mpi.array_mail import ArrayMail
     from mpips.mpi.control import Client
     from mpips.mpi.one_rank import Ranks
     from mpips.mpi.tree import WorkerTree
@@ -72,7 +73,13 @@ _WORKER = (
     "mpips.worker.connection_options",
     "mpips.worker.worker",
 )
-_AMONG_WORKERS = ("mpips.mpi.mail", "mpips.mpi.tree", "mpips.transport.remote", "threadpoolctl")
+_AMONG_WORKERS = (
+    "mpips.mpi.array_mail",
+    "mpips.mpi.mail",
+    "mpips.mpi.tree",
+    "mpips.transport.remote",
+    "threadpoolctl",
+)
 
 
 def load_roles(ranks: Ranks, run: Supervised | None) -> None:
@@ -251,7 +258,37 @@ class Roles:
             made,
             self._make_progress(),
             p.worker_record,
+            self._make_mail(),
+            self._refuse_memory,
         )
+
+    def _refuse_memory(self) -> None:
+        """Keep later launches from continuing in the memory of this one, since workers exchange arrays."""
+        p = self._parts
+        if p.warm and p.run is not None:
+            from mpips.recovery.memory import refuse_for_messages
+
+            refuse_for_messages(p.run)
+
+    def _make_mail(self) -> ArrayMail | None:
+        """Make the messages to and from single workers; None if there is only one worker."""
+        p, client, worker = self._parts, self._client, self._parts.ranks.worker
+        if p.tree_comm is None or worker is None:
+            return None
+        from mpips.mpi.array_mail import ArrayMail, any_source
+
+        a = p.cluster.assignment
+        node = a.node_of[a.workers[worker]]
+        p.mail = ArrayMail(
+            p.tree_comm,
+            worker,
+            a.workers,
+            lambda other: a.node_of[a.workers[other]] != node,
+            lambda: f"{client.state} at clock {client.clock}",
+            any_source(),
+            p.cluster.gate.close,
+        )
+        return p.mail
 
     def _make_progress(self) -> ProgressThread | None:
         """Make the progress thread of this worker; None where it has no use or must not be."""

@@ -29,6 +29,8 @@ def meet(parts: Parts, endpoint: Endpoint | OwnWorker, saved: bool) -> None:
         endpoint.receive()
         if parts.tree is not None:
             parts.tree.poll()
+        if parts.mail is not None:
+            parts.mail.poll()
 
     parts.ranks.arrive("leaving", phase="the end", meanwhile=receive)
     receive()

@@ -104,6 +104,7 @@ From the decision to the copies:
     server_part.py          ServerPart.take: makes the server's core expect the cut
     worker/ticks.py         Ticks.tick: calls WorkerPart.at_tick after the tick
     worker/collectives.py   Collectives._wait: calls WorkerPart.check_in_gather while it waits
+    worker/messages.py      ArrayMessages._wait: the same in a send or receive
     worker/connection.py    Connection.keep_pace: calls WorkerPart.while_waiting while it waits
     worker_part.py          WorkerPart.at_tick, WorkerPart.while_waiting: _put_tick at the place of the cut
     checkpoint/position.py  Position.part: makes the payload of clock, cursor and random state at the tick

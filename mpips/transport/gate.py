@@ -25,13 +25,15 @@ Every function of mpips that calls MPI in a worker's process calls `close` first
                         uses the writer
     mpi.control         Endpoint: send_to_all, receive, receive_none    (control messages, heartbeats)
     mpi.mail            Mail: tell, send, receive, poll                 (gathers, reductions, barriers)
+    mpi.array_mail      ArrayMail: send, poll, end, ask, take           (Worker.send, Worker.recv)
     mpi.contributions   Contributions: _send, _drop_sent, is_received   (replicated tables)
 
-`complete` of values in mail.py and `_take` in contributions.py run behind `poll` of the same object, and
-nothing opens the gate in between. Calls of MPI before a worker's program begins or after it has ended
-(start-up, the agreement on errors, shutdown) run without a progress thread: `Roles` ends it first. Servers
-and schedulers have none. The watchdog's thread makes no MPI call. tests/mpi/test_progress.py finds every call
-of MPI in a worker's process while it runs, and checks which thread makes it and whether the gate is closed.
+`complete` of values in mail.py and array_mail.py, and `_take` in contributions.py run behind `poll` of the
+same object, and nothing opens the gate in between. Calls of MPI before a worker's program begins or after it
+has ended (start-up, the agreement on errors, shutdown) run without a progress thread: `Roles` ends it first.
+Servers and schedulers have none. The watchdog's thread makes no MPI call. tests/mpi/test_progress.py finds
+every call of MPI in a worker's process while it runs, and checks which thread makes it and whether the gate
+is closed.
 
 A program that calls MPI itself does so within `Worker.paused()`, or has no progress thread.
 """

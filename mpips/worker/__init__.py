@@ -18,8 +18,8 @@ contains look-aheads, which use `row_access.py`.
 Clocks and checkpoints: `ticks.py` ends clocks, `arrivals.py` has the waits in front of the first tick,
 `waits.py` those for other ranks, with their errors, `agreed_bound.py` the bound of SSP("auto").
 `cut_records.py` and the folder `image` are what the worker writes for checkpoints, `best.py` writes the best
-one. `collectives.py` has gathers and reductions. `staging.py` is memory that servers read in place, and
-`buffers.py` divides a node's shared memory among all buffers. `counts.py`, `spent.py` and `tracing.py` count,
-time and trace. `recorded.py` notes what pulls have seen, and repeats it. `whole.py` refuses a worker after an
-operation that was cut off.
+one. `collectives.py` has gathers and reductions, `messages.py` arrays from one worker to another.
+`staging.py` is memory that servers read in place, and `buffers.py` divides a node's shared memory among all
+buffers. `counts.py`, `spent.py` and `tracing.py` count, time and trace. `recorded.py` notes what pulls have
+seen, and repeats it. `whole.py` refuses a worker after an operation that was cut off.
 """

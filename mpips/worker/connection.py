@@ -28,6 +28,7 @@ from mpips.worker.feedback.residuals import settled
 from mpips.worker.groups.tables import GroupedTables
 from mpips.worker.image.files import ImageFiles
 from mpips.worker.local.tables import LocalTables
+from mpips.worker.messages import ArrayMessages
 from mpips.worker.replicated.tables import ReplicatedTables
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
@@ -38,6 +39,7 @@ from mpips.worker.whole import Whole, cut_off_error
 
 if TYPE_CHECKING:
     from mpips.model.table import Table
+    from mpips.mpi.array_mail import ArrayMail
     from mpips.mpi.messages import Figures, ReportDetails
     from mpips.mpi.tree import WorkerTree
     from mpips.transport.channel import Channel
@@ -64,6 +66,7 @@ class Connection:
         snapshot: The worker's part in checkpoints.
         staging: The worker's staging memory.
         collectives: Gathers, reductions and barriers.
+        messages: Arrays to and from single workers.
         replicated: The tables that every worker holds; None: the job has none.
         local: The tables under LocalSGD and DiLoCo; None: the job has none.
         grouped: The group that sums updates of this worker; None: it is in none.
@@ -93,6 +96,8 @@ class Connection:
         made: MadeParts | None = None,
         progress: ProgressThread | None = None,
         record: WorkerRecord | None = None,
+        mail: ArrayMail | None = None,
+        refuse_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """Make a connection.
 
@@ -109,6 +114,8 @@ class Connection:
             made: The parts that start-up has made for its tables; None: no parts.
             progress: The progress thread, which is not started yet; None: no such thread.
             record: The worker's part in a record or in a replay; None: the job has none.
+            mail: Arrays to and from single workers; None: this worker is the only one.
+            refuse_memory: See ArrayMessages.
         """
         self.progress = progress
         self.record = record
@@ -130,6 +137,9 @@ class Connection:
         self.timeout_s = timeout_s
         self._names = list(names)
         self.collectives = Collectives(self, tree, self._names)
+        common_clock = needs_common_clock(tables, start.groups)
+        cuts_apart = start.folder is not None and not common_clock
+        self.messages = ArrayMessages(self, mail, self._names, cuts_apart, refuse_memory)
         self.staging = Staging(staging)
         self.replicated = self.grouped = self.local = None
         if made.replicated is not None:
@@ -162,7 +172,7 @@ class Connection:
             control,
             cuts.write,
             cuts.is_behind,
-            needs_common_clock(tables, start.groups),
+            common_clock,
             start.ask_every,
             min((c.layout.geometry.payload_capacity for c in channels), default=0),
             self.images.write if self.images is not None else None,
@@ -198,7 +208,7 @@ class Connection:
     def _refuse(self, error: Callable[[], MpipsError]) -> None:
         refusing: Any = Refusing(error)
         self.channels = self.control = self.staging = self.snapshot = refusing
-        self.collectives = refusing
+        self.collectives = self.messages = refusing
         for name in ("local", "replicated", "grouped", "residuals"):
             if getattr(self, name) is not None:
                 setattr(self, name, refusing)
@@ -308,6 +318,7 @@ class Connection:
             self.snapshot.note_inner_step(self.now, self.step)
             self.control.poll()
             self.collectives.poll()
+            self.messages.poll()
 
     def _tick(self) -> None:
         self._ticks.tick()
@@ -356,6 +367,7 @@ class Connection:
         if self.coming is not None:
             self.coming.finish()
         self.collectives.end()
+        self.messages.end()
         if self.local is not None and self.local.has_pushed:
             self.clock()
         self.synchronize()
@@ -498,12 +510,14 @@ class Connection:
         if self.images is not None:
             self.images.try_again()
         self.collectives.poll()
+        self.messages.poll()
         for part in self.parts:
             part.poll()
 
     def settle_workers(self) -> None:
         """Wait until no message of another worker is under way, when all have finished; or StallError."""
         self.collectives.settle()
+        self.messages.settle()
         for part in self.parts:
             part.end()
 

@@ -94,6 +94,7 @@ class Ticks:
         c.clock_state.end_push()
         c.control.poll()
         c.collectives.poll()
+        c.messages.advance()
         if c.control.cut.pending is not None and not c.repeats:
             with c.spent.cut():
                 c.snapshot.at_tick(c.step, c.wait_until)

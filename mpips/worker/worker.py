@@ -368,6 +368,50 @@ class Worker:
         """
         return self._connection.collectives.reduce(name, array, combine, everyone)
 
+    def send(self, array: npt.ArrayLike, *, to: int, tag: int = 0) -> None:
+        """Send another worker a copy of an array, which it receives by `recv`. Not collective.
+
+        Returns at once, unless that worker has not received more than 256 MiB of messages of this one: then
+        it waits until there are fewer. So two workers may send to each other and then receive. Messages of
+        one sender with one tag are received in the order in which they were sent.
+
+        A message is received at the clock at which it was sent: a restart from a checkpoint then repeats
+        whole exchanges. Under BSP send and receive before the pushes of a clock, as for `gather`. A run
+        whose workers exchange arrays starts again from its newest checkpoint, never in memory.
+
+        Args:
+            array: Bools, integers, floats or complex numbers; any shape and strides, at most 32 dimensions.
+            to: Index of the other worker.
+            tag: A number of 0 or more that the receiver names, to tell messages apart.
+
+        Raises:
+            ConfigError: The arguments are wrong; the job has one worker; all tables are under ASP and the
+                job writes checkpoints; or that worker's program ended without receiving a message.
+            StallError: The worker has not received the messages before within the job's timeout.
+        """
+        self._connection.messages.send(array, to, tag)
+
+    def recv(
+        self, out: npt.NDArray[Any] | None = None, *, source: int, tag: int = 0
+    ) -> npt.NDArray[Any]:
+        """Receive the next array that another worker has sent this one with a tag. Not collective; blocks.
+
+        Args:
+            out: Where the values are put, of the message's dtype and shape, any strides; None: a new array.
+            source: Index of the other worker.
+            tag: The tag of the message.
+
+        Returns:
+            `out`, or a new array of the dtype and shape with which it was sent.
+
+        Raises:
+            ConfigError: The arguments are wrong, as for `send`; `out` has another dtype or shape; the message
+                was sent at another clock; or that worker's program has ended without sending one.
+            StallError: Nothing has come within the job's timeout; the message names the other worker, and
+                what it does.
+        """
+        return self._connection.messages.recv(out, source, tag)
+
     def flush(self) -> None:
         """Wait until every server has consumed all that this worker has sent. Not collective; blocks.
 

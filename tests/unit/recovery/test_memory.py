@@ -7,8 +7,19 @@ import pytest
 from mpips.checkpoint import WorkerState
 from mpips.checkpoint.position import Position, compressed, decode_part
 from mpips.errors import RecoveryError
-from mpips.recovery.memory import At, Memory, place_of, resumed_at, servers_behind
+from mpips.recovery.memory import (
+    REFUSED_FILE,
+    At,
+    Memory,
+    place_of,
+    refuse_for_messages,
+    refuse_memory,
+    resumed_at,
+    servers_behind,
+    why_refused,
+)
 from mpips.recovery.saving import Saving
+from mpips.rundir.directory import RunFolder, Supervised
 
 MEMORY = Memory(generation=0, tables="", shape=(2, 1), step=7)
 
@@ -139,3 +150,24 @@ def test_checkpoints_of_later_launches_are_newer_than_those_of_the_one_that_bega
 ):
     memory = Memory(generation=2, tables="", shape=(1, 1), first_checkpoint=first)
     assert Saving(None, "run", origin=memory).checkpoint_generation(launch) == expected
+
+
+def test_no_launch_continues_in_the_memory_of_one_whose_workers_exchange_arrays(tmp_path):
+    def of(generation: int) -> Supervised:
+        return Supervised(RunFolder(tmp_path), "r", "t", generation)
+
+    made = Memory(generation=2, tables="", shape=(1, 2))
+    assert why_refused(of(3), made) == ""
+    refuse_for_messages(of(3))
+    expected = (
+        "attempt 3 had sent arrays between its workers, which may be at different clocks in it"
+    )
+    assert why_refused(of(4), made) == expected
+    # Memory that was made later is not refused.
+    assert why_refused(of(5), Memory(generation=4, tables="", shape=(1, 2))) == ""
+    # Another worker writes nothing, and what was found wrong stays.
+    before = (tmp_path / REFUSED_FILE).stat().st_ino
+    refuse_for_messages(of(3))
+    assert (tmp_path / REFUSED_FILE).stat().st_ino == before
+    refuse_memory(of(4), "a gap")
+    assert why_refused(of(5), made) == "attempt 4 found it wrong: a gap"
