@@ -106,8 +106,20 @@ class StartingLoader(PreparedLoader):
         self.resume({"epoch": epoch, "batch": batch})
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
-        return _SettlingBatches(self._job, self, self.reading())
+        """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job.
+
+        Rows of layers that find their keys in batches come in advance; see mpips.torch.NgramEmbedding.
+        """
+        batches, worker = self.reading(), self._job.start()
+        depths = [(layer, layer.depth(worker)) for layer in self._job.announced]
+        layers, depth = [layer for layer, n in depths if n], max([n for _, n in depths], default=0)
+        if not depth:
+            return _SettlingBatches(self._job, self, batches)
+
+        def keys(batch: Any) -> dict[str, Any]:
+            return {name: k for one in layers for name, k in one.keys_of_batch(batch).items()}
+
+        return _ahead(self._job, self, batches, keys, depth)
 
     def reading(self) -> Iterator[Any]:
         """Begin an epoch, as `iter` does. The caller ends the clocks of the batches that it uses."""
@@ -273,15 +285,35 @@ def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterato
         ConfigError: As mpips.lookahead, or `mpips.init` has not been called.
     """
     job = TorchJob.of_script("mpips.torch.lookahead")
-    worker = job.start()
+    job.start()
+    return _ahead(job, loader, None, keys, depth)
+
+
+def _ahead(
+    job: TorchJob, loader: Iterable[Batch], read: Iterator[Batch] | None, keys: Keys, depth: int
+) -> Iterator[Batch]:
+    """Yield the batches of a loader with a look-ahead.
+
+    Args:
+        job: The script's job, which has started.
+        loader: The prepared loader, or any iterable of batches.
+        read: Its iterator; None: the first batch begins one.
+        keys: As of `lookahead`.
+        depth: Batches that are known in advance, 1 or more.
+    """
 
     def counted() -> Iterator[tuple[int, Batch]]:
-        read = loader.reading() if isinstance(loader, StartingLoader) else loader
-        for batch in read:
+        batches = read
+        if batches is None:
+            batches = loader.reading() if isinstance(loader, StartingLoader) else iter(loader)
+        for batch in batches:
             yield (loader.batch if isinstance(loader, PreparedLoader) else 0), batch
 
     ahead: Any = rows_ahead(
-        counted(), keys=lambda numbered: _on_host(keys(numbered[1])), worker=worker, depth=depth
+        counted(),
+        keys=lambda numbered: _on_host(keys(numbered[1])),
+        worker=job.start(),
+        depth=depth,
     )
     return _settled(job, loader, ahead)
 
