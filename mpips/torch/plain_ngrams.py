@@ -101,4 +101,5 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 def _shifted(x: torch.Tensor, n: int) -> torch.Tensor:
     """Return x >> n of unsigned words."""
-    return (x >> n) & (2 ** (64 - n) - 1)
+    found: torch.Tensor = (x >> n) & (2 ** (64 - n) - 1)
+    return found
