@@ -211,6 +211,7 @@ class NgramEmbedding(Embedding):
     def announce(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Start to fetch the rows of the next forward pass, which gives these arguments. Does not wait.
 
+        The first call of a job, if it is the first use of the model, starts the job as a forward pass does.
         Call it at the beginning of a model's forward pass, behind the step of the optimizer: rows then travel
         while the layers before this one compute. The newest call counts. A step in between, and other tokens,
         make it useless, and the forward pass pulls its rows as without it. It has no effect in a loop with a

@@ -34,6 +34,7 @@ class PlainNgrams(torch.nn.Module):
         super().__init__()
         self.hash, self.combine, self.sparse = hashes, combine, sparse
         self.weight = torch.nn.Parameter(weight)
+        self._starts: list[int] = hashes.starts().view(np.int64).tolist()
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return the results at all places, shape (..., T, out_dim).
@@ -59,7 +60,7 @@ class PlainNgrams(torch.nn.Module):
         before = tokens.new_full((*tokens.shape[:-1], longest - 1), self.hash.padding)
         padded = torch.cat([before, tokens], dim=-1)
         found = []
-        for i, start in enumerate(self.hash.starts().view(np.int64).tolist()):
+        for i, start in enumerate(self._starts):
             words = torch.full_like(tokens, start)
             for back in range(self.hash.orders[i // self.hash.heads] - 1, -1, -1):
                 first = longest - 1 - back
