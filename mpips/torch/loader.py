@@ -128,8 +128,8 @@ class StartingLoader(PreparedLoader):
     def seeded_reading(self, number: int) -> AbstractContextManager[None]:
         """Return a block that reads batch `number` of the epoch, from 1, before the step before it.
 
-        What the dataset draws from the default generators depends on the batch: a restart, which reads other
-        batches between two steps, repeats it.
+        Numbers that the dataset draws from the default generators depend on the batch. A restart repeats
+        them, though it reads other batches between two steps.
         """
         if self._script.num_workers:
             return nullcontext()  # children have generators of their own

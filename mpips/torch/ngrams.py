@@ -122,7 +122,7 @@ class NgramEmbedding(Embedding):
             combine: "sum" of rows of length `dim`, or "concat": rows of length dim / (orders * heads) side by
                 side, those of the first order first.
             seed: Seed of the hashes; not that of the job.
-            pad_id: Token that fills up sequences; None: there is none.
+            pad_id: Token that fills up sequences; None: sequences are full.
             ahead: Batches of a prepared loader whose rows are fetched in advance; 0: none. None: 8 if a
                 server is on another node, and none on one node, where a look-ahead only takes time. The
                 tokens are the batch itself, its first element, or its entry "input_ids" or "tokens". It
@@ -249,7 +249,7 @@ class NgramEmbedding(Embedding):
         return {self._access.name: self.keys(tokens).numpy()}
 
     def depth(self, worker: Worker) -> int:
-        """Return the number of batches that a look-ahead of a prepared loader knows now; 0: none."""
+        """Return the number of batches that a prepared loader reads in advance now; 0: none."""
         access = self._access
         if access is None or access.handle is None or access.handle.has_ahead:
             return 0
