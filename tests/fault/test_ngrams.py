@@ -39,6 +39,7 @@ def test_one_and_two_workers_train_as_a_table_of_torch(launch: Launch, tmp_path:
         assert np.abs(np.array(outputs) - plain["outputs"]).max() <= 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_run_that_is_killed_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
     arguments = ["--dtype", "bf16", "--rule", "RowAdagrad(0.1)", "--ahead", "3"]

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_rig import pulled, relative, torch_job
 
 import mpips
+import mpips.torch
 from mpips.errors import ConfigError
 from mpips.torch import NgramEmbedding, prepare
 from mpips.torch.job import TorchJob
@@ -277,6 +278,27 @@ def test_a_state_of_another_hash_is_refused(job):
     fresh = layer(dim=4)
     fresh.load_state_dict(state)
     assert torch.equal(fresh(TOKENS), model(TOKENS))
+
+
+def test_a_restart_with_another_hash_is_refused(tmp_path):
+    pytest.importorskip("h5py", reason="checkpoints need h5py")
+
+    def go(**options: Any) -> int:
+        with torch_job(save=tmp_path):
+            loader = DataLoader(TensorDataset(TOKENS))
+            model, optimizer, loader = prepare(layer(dim=4, **options), None, loader)
+            n_steps = 0
+            for _ in mpips.torch.epochs(2):
+                for (tokens,) in loader:
+                    model(tokens).sum().backward()
+                    optimizer.step()
+                    n_steps += 1
+            return n_steps
+
+    assert go() == 4
+    with pytest.raises(ConfigError, match=r"keys of 'embedding' in the checkpoint are of .*seed=0"):
+        go(seed=3)
+    assert go() == 0
 
 
 def test_an_export_is_a_layer_of_torch(job):
