@@ -58,6 +58,7 @@ BARS: Bars = {
     "torch_replicated_vs_ddp": ("<=", 0.8),
     "torch_embedding_vs_local": (">=", 2.2),
     "torch_embedding_vs_ddp": ("<=", 0.35),
+    "ngram_vs_torch": (">=", 0.9),
     "overlap": ("<=", 0.4),
     "goodput_mtbf_10s": (">=", 0.8),
     "stream_overhead": ("<=", 1.2),

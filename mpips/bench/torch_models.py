@@ -30,7 +30,16 @@ MPIPS_KINDS = ("mpips", "step", "stream", "replicated")
 _TIMEOUT_S, _QUICK_TIMEOUT_S = 300.0, 100.0
 _WARM_STEPS, _STEPS = 8, 24
 _N_ROWS, _N_IDS = 1_000_000, 20
-_BATCHES = {"mlp": 128, "bag": 1024, "deep": 128, "wide": 128}
+_N_NGRAM_ROWS, _NGRAM_ROWS_QUICK, _NGRAM_DIM, _SEQUENCES, _LENGTH = 10_000_000, 20_000, 32, 32, 256
+_ORDERS = (2, 3)
+# Samples of a step; of "ngram" rows.
+_BATCHES = {
+    "mlp": 128,
+    "bag": 1024,
+    "ngram": _SEQUENCES * _LENGTH * len(_ORDERS),
+    "deep": 128,
+    "wide": 128,
+}
 
 
 class TorchSide(msgspec.Struct, frozen=True):
@@ -49,7 +58,7 @@ class TorchSide(msgspec.Struct, frozen=True):
 
 
 class TorchRatio(msgspec.Struct, frozen=True):
-    """A comparison of two sides: name, description, unit ("ms" or "samples/s"), and text of the baseline."""
+    """A comparison of two sides: name, description, unit ("ms" or a rate), and text of the baseline."""
 
     name: str
     what: str
@@ -93,6 +102,15 @@ RATIOS = (
         TorchSide("mpips", "bag"),
         TorchSide("plain", "bag"),
         "plain torch with sparse gradients, one process",
+    ),
+    TorchRatio(
+        "ngram_vs_torch",
+        f"NgramEmbedding of 10M rows of {_NGRAM_DIM}, n-grams of 2 and 3 of {_SEQUENCES} x {_LENGTH} tokens, "
+        "Adagrad, BSP, 1 worker and 1 server",
+        "rows/s",
+        TorchSide("mpips", "ngram"),
+        TorchSide("plain", "ngram"),
+        "torch.nn.EmbeddingBag with sparse gradients, on keys that are made before, one process",
     ),
     TorchRatio(
         "torch_embedding_vs_ddp",
@@ -295,6 +313,8 @@ def _model(
             nn.Sequential(bag, nn.Linear(64, 1)),
             lambda output: output.square().mean(),
         )
+    if name == "ngram":
+        return _ngrams(quick, kind)
     if name == "mlp":
         hidden = 64 if quick else 2048
         layers: list[Any] = [nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden)]
@@ -313,10 +333,49 @@ def _model(
     )
 
 
+def _ngrams(quick: bool, kind: str) -> tuple[Callable[[], Any], Any, Callable[[Any], Any]]:
+    """Return what `_model` returns, for tables in which all rows exist."""
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from mpips.model.consistency import BSP
+    from mpips.model.ngrams import NgramHash
+
+    n_rows = _NGRAM_ROWS_QUICK if quick else _N_NGRAM_ROWS
+    rows, tokens = n_rows // len(_ORDERS), _SEQUENCES * _LENGTH
+
+    def sample() -> torch.Tensor:
+        return torch.randint(0, 2**40, (_SEQUENCES, _LENGTH))
+
+    def loss_of(output: Any) -> Any:
+        return output.square().mean()
+
+    if kind in MPIPS_KINDS:
+        from mpips.torch import NgramEmbedding
+        from mpips.torch.row_state import LoadedRows
+
+        memory = NgramEmbedding(
+            _ORDERS, rows=rows, dim=_NGRAM_DIM, optimizer=mpips.Adagrad(0.05), init="zeros"
+        )
+        values = np.zeros((n_rows, _NGRAM_DIM), np.float32)
+        memory.load(LoadedRows(np.arange(n_rows), values, memory.table("0", BSP()), 0))
+        return sample, nn.Sequential(memory, nn.Linear(_NGRAM_DIM, 1)), loss_of
+    bag = nn.EmbeddingBag(
+        n_rows, _NGRAM_DIM, mode="sum", sparse=True, _weight=torch.zeros(n_rows, _NGRAM_DIM)
+    )
+    hashes = NgramHash(_ORDERS, 1, rows)
+    return (
+        lambda: torch.from_numpy(hashes.keys(sample().numpy()).reshape(tokens, len(_ORDERS))),
+        nn.Sequential(bag, nn.Linear(_NGRAM_DIM, 1)),
+        loss_of,
+    )
+
+
 def _optimizer(name: str, model: Any, kind: str) -> Any:
     import torch
 
-    if name == "bag":
+    if name in ("bag", "ngram"):
         return torch.optim.Adagrad(model.parameters(), lr=0.05)
     if name == "mlp":
         return torch.optim.Adam(model.parameters(), fused=kind in ("plain", "ddp"))

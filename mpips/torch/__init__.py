@@ -4,7 +4,8 @@ Open `prepare.py` first, then `job.py`, which describes the first forward pass a
 
 `model_part.py` pulls the tables of one model, and `module.py` is the class of a prepared model. Tables are
 in `parameters.py`, `device_table.py` (of a device), `buffers.py` and `embedding.py`, the gradients of rows
-in `row_gradients.py`, rows in state dicts in `row_state.py`. `by_use.py` waits for each value where a
+in `row_gradients.py`, rows in state dicts in `row_state.py`. `ngrams.py` is a memory of n-grams, and
+`plain_ngrams.py` its copy without mpips. `by_use.py` waits for each value where a
 function uses it; `watching.py` finds changes that the script makes.
 
 `epochs.py` has loops over epochs that restarts continue, and their states; `schedules.py` compares schedulers
@@ -51,12 +52,14 @@ from mpips.torch.job import epochs, steps  # noqa: E402
 from mpips.torch.loader import lookahead, prepare_loader  # noqa: E402
 from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
+from mpips.torch.ngrams import NgramEmbedding  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
 
 __all__ = [
     "CommState",
     "Embedding",
     "EmbeddingBag",
+    "NgramEmbedding",
     "averaged",
     "comm_hook",
     "device",

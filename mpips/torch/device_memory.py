@@ -133,3 +133,10 @@ class Devices:
         for memory in self._found.values():
             with suppress(DeviceError) if has_failed else nullcontext():
                 memory.copies.close(_ABANDON_S if has_failed else WAIT_S)
+
+
+def on_device(
+    device: torch.device, memory: DeviceMemory | None, array: NDArray[np.generic]
+) -> torch.Tensor:
+    """Return an array as a tensor of a device; without a copy on the CPU."""
+    return memory.bring(array) if memory is not None else torch.from_numpy(array).to(device)

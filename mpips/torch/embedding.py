@@ -34,8 +34,9 @@ from mpips.model.distinct import distinct_places
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.python_rule import PythonRule
+from mpips.model.row_values import RowDtype
 from mpips.model.table import EmbeddingTable
-from mpips.torch.device_memory import DeviceMemory
+from mpips.torch.device_memory import on_device
 from mpips.torch.job import TorchJob
 from mpips.torch.row_gradients import RowGradients, RowParameter
 from mpips.torch.row_moments import RowStates
@@ -118,6 +119,7 @@ class Embedding(torch.nn.Module):
         consistency: Consistency | str | None = None,
         compression: PushCodec | str | None = None,
         pull_compression: PullCodec | str | None = None,
+        row_dtype: RowDtype = "float32",
     ) -> None:
         """Make the layer; its table is declared by `prepare`.
 
@@ -128,6 +130,7 @@ class Embedding(torch.nn.Module):
             consistency: Consistency of the table; None: that of `prepare`.
             compression: Codec of the pushes of rows; None: float32. See mpips.model.codec.
             pull_compression: Codec of the pulls of rows; None: float32.
+            row_dtype: Type of the stored values, "float32" or "bf16"; see EmbeddingTable.
 
         Raises:
             ConfigError: A value is not accepted.
@@ -139,7 +142,7 @@ class Embedding(torch.nn.Module):
             consistency_of(consistency) if isinstance(consistency, str) else consistency
         )
         self._init = init
-        self._codecs = compression, pull_compression
+        self._codecs, self._row_dtype = (compression, pull_compression), row_dtype
         # Raise the table's errors here, where the script names the values.
         self.table("embedding", self.consistency or consistency_of("bsp"))
         self._access: Access | None = None
@@ -168,6 +171,7 @@ class Embedding(torch.nn.Module):
             init=self._init,
             compression=self._codecs[0],
             pull_compression=self._codecs[1],
+            row_dtype=self._row_dtype,
         )
 
     def join(self, job: TorchJob, name: str) -> None:
@@ -223,7 +227,7 @@ class Embedding(torch.nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of `ids`; see the class."""
         rows, places = self.rows(ids)
-        return functional.embedding(places, rows, sparse=_sums_in_push(rows))
+        return functional.embedding(places, rows, sparse=sums_in_push(rows))
 
     @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
     def rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -241,39 +245,58 @@ class Embedding(torch.nn.Module):
             ConfigError: `ids` is not an int64 tensor with values, or the layer has not been prepared.
             DeviceError: The device of `ids` failed.
         """
-        access, loaded = self._access, self._loaded
-        if access is None and loaded is None:
-            raise ConfigError(
-                "this mpips.torch.Embedding is in no prepared model: call mpips.torch.prepare(model, ...), "
-                "model.load_state_dict(state), or mpips.torch.load_checkpoint(model, path)"
-            )
-        table = repr(access.name) if access is not None else "with loaded rows"
-        if (
-            not isinstance(ids, torch.Tensor)
-            or ids.dtype != torch.int64
-            or ids.device.type == "meta"
-        ):
-            found = (
-                f"{ids.dtype} on {ids.device}"
-                if isinstance(ids, torch.Tensor)
-                else type(ids).__name__
-            )
+        keys, places = distinct_places(self.on_host(ids).reshape(-1))
+        rows, indices = self.pulled(keys, places, ids.device)
+        return rows, indices.view(ids.shape)
+
+    def on_host(self, ids: torch.Tensor) -> Int64:
+        """Return ids as an array, int64, of their shape. Waits for their device.
+
+        Raises:
+            ConfigError: `ids` is not an int64 tensor with values.
+            DeviceError: The device of `ids` failed.
+        """
+        access = self._access
+        is_tensor = isinstance(ids, torch.Tensor)
+        if not is_tensor or ids.dtype != torch.int64 or ids.device.type == "meta":
+            table = repr(access.name) if access is not None else "without a job"
+            found = f"{ids.dtype} on {ids.device}" if is_tensor else type(ids).__name__
             raise ConfigError(
                 f"ids of the embedding {table} are {found}: must be an int64 tensor with values"
             )
         memory = access.job.devices.of(ids.device) if access is not None else None
-        on_host = ids.detach().cpu() if memory is None else memory.fetch(ids)
-        keys, places = distinct_places(on_host.numpy().reshape(-1))
-        indices = _on(ids.device, memory, places).view(ids.shape)
+        host = ids.detach().cpu() if memory is None else memory.fetch(ids)
+        return np.asarray(host.numpy())
+
+    def pulled(
+        self, keys: Int64, places: Int64, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pull rows. Blocks like a pull.
+
+        Args:
+            keys: int64, shape (n_unique,), ascending, each once.
+            places: int64, shape (n,), indices in `keys`.
+            device: Device of both results.
+
+        Returns:
+            The rows of `keys`, and `places`, as `rows` returns them.
+
+        Raises:
+            ConfigError: The layer has no rows to read.
+        """
+        self.check_has_rows()
+        access, loaded = self._access, self._loaded
+        memory = access.job.devices.of(device) if access is not None else None
+        indices = on_device(device, memory, places)
         if access is None:
             assert loaded is not None
-            return _on(ids.device, None, loaded.pull(keys)), indices
+            return on_device(device, None, loaded.pull(keys)), indices
         access.job.start()
         access.job.settle()
         assert access.handle is not None
         if access.layer is self:
             self._gradients.check_unchanged()
-        rows = _on(ids.device, memory, access.handle.pull(keys))
+        rows = on_device(device, memory, access.handle.pull(keys))
         if torch.is_grad_enabled() and access.layer is self and self.weight.requires_grad:
             rows.requires_grad_()
             hook: Any = rows.register_post_accumulate_grad_hook  # torch has no annotation for it
@@ -286,6 +309,15 @@ class Embedding(torch.nn.Module):
 
             hook(note)
         return rows, indices
+
+    def check_has_rows(self) -> None:
+        """Raise ConfigError if the layer has no rows to read."""
+        if self._access is None and self._loaded is None:
+            name = type(self).__name__
+            raise ConfigError(
+                f"this mpips.torch.{name} is in no prepared model: call mpips.torch.prepare(model, ...), "
+                "model.load_state_dict(state), or mpips.torch.load_checkpoint(model, path)"
+            )
 
     def push(self) -> None:
         """Push the gradients of all rows since the last step, in one push. `step` calls this."""
@@ -478,13 +510,6 @@ class Embedding(torch.nn.Module):
         return f"{self.dim}, optimizer={self.optimizer}"
 
 
-def _on(
-    device: torch.device, memory: DeviceMemory | None, array: NDArray[np.generic]
-) -> torch.Tensor:
-    """Return an array as a tensor of a device; without a copy on the CPU."""
-    return memory.bring(array) if memory is not None else torch.from_numpy(array).to(device)
-
-
 class EmbeddingBag(Embedding):
     """Sums, means or maxima of bags of rows; as torch.nn.EmbeddingBag, with ids as in `Embedding`.
 
@@ -505,6 +530,7 @@ class EmbeddingBag(Embedding):
         consistency: Consistency | str | None = None,
         compression: PushCodec | str | None = None,
         pull_compression: PullCodec | str | None = None,
+        row_dtype: RowDtype = "float32",
     ) -> None:
         """Make the layer; see `Embedding` for what is not listed.
 
@@ -518,6 +544,7 @@ class EmbeddingBag(Embedding):
             consistency: Consistency of the table.
             compression: Codec of the pushes of rows.
             pull_compression: Codec of the pulls of rows.
+            row_dtype: Type of the stored values.
         """
         super().__init__(
             dim,
@@ -526,6 +553,7 @@ class EmbeddingBag(Embedding):
             consistency=consistency,
             compression=compression,
             pull_compression=pull_compression,
+            row_dtype=row_dtype,
         )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag: mode = {mode!r}: must be 'sum', 'mean' or 'max'")
@@ -556,11 +584,11 @@ class EmbeddingBag(Embedding):
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
             padding_idx=padding,
-            sparse=self.mode != "max" and _sums_in_push(rows),
+            sparse=self.mode != "max" and sums_in_push(rows),
         )
 
 
-def _sums_in_push(rows: torch.Tensor) -> bool:
+def sums_in_push(rows: torch.Tensor) -> bool:
     """Return True if backward leaves the sums over equal ids to the push, which is faster.
 
     A dense gradient of the rows costs torch a sort of the ids, and memory of zeros to add to. From a device

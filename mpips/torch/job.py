@@ -74,6 +74,16 @@ class PlacedLoader(Restored, CountedLoader, Protocol):
         """Continue where the workers of a run stood; see StartingLoader."""
 
 
+class Announced(Protocol):
+    """A layer that finds the keys of its rows in the batches of a prepared loader."""
+
+    def depth(self, worker: Worker) -> int:
+        """Return the number of batches that a look-ahead knows in advance; 0: none."""
+
+    def keys_of_batch(self, batch: Any) -> dict[str, Any]:
+        """Return int64 keys by the name of the table; {}: the batch has none."""
+
+
 class TorchJob(ScriptJob):
     """All prepared parts of the script. Make it by `TorchJob.of_script`.
 
@@ -83,6 +93,7 @@ class TorchJob(ScriptJob):
         loops: Loops over mpips.torch.epochs.
         schedules: Schedulers that the script gave to `prepare`.
         loaders: Prepared loaders.
+        announced: Layers whose rows a prepared loader may fetch in advance.
         progress: Automatic reports of the script.
     """
 
@@ -98,6 +109,7 @@ class TorchJob(ScriptJob):
         self.loops = EpochLoops()
         self.schedules = Schedules(warns=script.rank == 0)
         self.loaders: list[PlacedLoader] = []
+        self.announced: list[Announced] = []
         self.progress = ScriptProgress(script, self.loops, self.loaders, lambda: self.n_optimizers)
         self._restored: dict[str, Restored] = {}
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id

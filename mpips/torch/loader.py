@@ -7,13 +7,16 @@ one after the other.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from mpips.errors import ConfigError
+from mpips.torch.generators import AHEAD_TAG, seeded
 from mpips.torch.job import TorchJob
 from mpips.torch.order import earlier_share
 from mpips.torch.sampling import PreparedLoader, PreparedStream, split
@@ -23,6 +26,7 @@ from mpips.worker.ahead.lookahead import Keys
 from mpips.worker.ahead.lookahead import lookahead as rows_ahead
 
 Batch = TypeVar("Batch")
+_END: Any = object()
 
 
 class StartingLoader(PreparedLoader):
@@ -106,8 +110,31 @@ class StartingLoader(PreparedLoader):
         self.resume({"epoch": epoch, "batch": batch})
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
-        return _SettlingBatches(self._job, self, self.reading())
+        """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job.
+
+        Rows of layers that find their keys in batches come in advance; see mpips.torch.NgramEmbedding.
+        """
+        batches, worker = self.reading(), self._job.start()
+        depths = [(layer, layer.depth(worker)) for layer in self._job.announced]
+        layers, depth = [layer for layer, n in depths if n], max([n for _, n in depths], default=0)
+        if not depth:
+            return _SettlingBatches(self._job, self, batches)
+
+        def keys(batch: Any) -> dict[str, Any]:
+            return {name: k for one in layers for name, k in one.keys_of_batch(batch).items()}
+
+        return _ahead(self._job, self, batches, keys, depth)
+
+    def seeded_reading(self, number: int) -> AbstractContextManager[None]:
+        """Return a block that reads batch `number` of the epoch, from 1, before the step before it.
+
+        Numbers that the dataset draws from the default generators depend on the batch. A restart repeats
+        them, though it reads other batches between two steps.
+        """
+        if self._script.num_workers:
+            return nullcontext()  # children have generators of their own
+        script = self._job.script
+        return seeded(AHEAD_TAG, script.seed, script.rank, self.epoch, number)
 
     def reading(self) -> Iterator[Any]:
         """Begin an epoch, as `iter` does. The caller ends the clocks of the batches that it uses."""
@@ -260,7 +287,8 @@ def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterato
     Use it in place of the loader: `for x, y in mpips.torch.lookahead(loader, keys=lambda batch: batch[0])`.
     Layers mpips.torch.Embedding then find their rows in this process. Under BSP training has the same bits.
     The first call is collective over all ranks and blocks: it starts the job. A restart continues behind the
-    last batch that was used, not behind the last one that was read.
+    last batch that was used, not behind the last one that was read. A prepared loader without children reads
+    each batch with random numbers of its own.
 
     Args:
         loader: The prepared loader, or any iterable of batches.
@@ -273,15 +301,44 @@ def lookahead(loader: Iterable[Batch], *, keys: Keys, depth: int = 8) -> Iterato
         ConfigError: As mpips.lookahead, or `mpips.init` has not been called.
     """
     job = TorchJob.of_script("mpips.torch.lookahead")
-    worker = job.start()
+    job.start()
+    return _ahead(job, loader, None, keys, depth)
+
+
+def _ahead(
+    job: TorchJob, loader: Iterable[Batch], read: Iterator[Batch] | None, keys: Keys, depth: int
+) -> Iterator[Batch]:
+    """Yield the batches of a loader with a look-ahead.
+
+    Args:
+        job: The script's job, which has started.
+        loader: The prepared loader, or any iterable of batches.
+        read: Its iterator; None: the first batch begins one.
+        keys: As of `lookahead`.
+        depth: Batches that are known in advance, 1 or more.
+    """
 
     def counted() -> Iterator[tuple[int, Batch]]:
-        read = loader.reading() if isinstance(loader, StartingLoader) else loader
-        for batch in read:
-            yield (loader.batch if isinstance(loader, PreparedLoader) else 0), batch
+        batches = read
+        if batches is None:
+            batches = loader.reading() if isinstance(loader, StartingLoader) else iter(loader)
+        if not isinstance(loader, StartingLoader):
+            for batch in batches:
+                yield (loader.batch if isinstance(loader, PreparedLoader) else 0), batch
+            return
+        # Each read batch counts as yielded until `count_used`.
+        for number in itertools.count(loader.batch + 1):
+            with loader.seeded_reading(number):
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield number, batch
 
     ahead: Any = rows_ahead(
-        counted(), keys=lambda numbered: _on_host(keys(numbered[1])), worker=worker, depth=depth
+        counted(),
+        keys=lambda numbered: _on_host(keys(numbered[1])),
+        worker=job.start(),
+        depth=depth,
     )
     return _settled(job, loader, ahead)
 

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpips import _native
-from mpips.model.initializer import Initializer, table_seed
+from mpips.model.row_values import initial_rows
 from mpips.model.table import EmbeddingTable
 
 Float32 = NDArray[np.float32]
@@ -43,8 +42,7 @@ class LoadedRows:
         self.values = values
         self.table = table.name
         self.seed = seed
-        assert isinstance(table.init, Initializer)
-        self._init, self._fans = table.init, table.fans
+        self._table = table
 
     def pull(self, keys: Int64) -> Float32:
         """Return the rows of keys, float32, shape (n, dim), the caller's; initial rows for unknown keys.
@@ -59,10 +57,7 @@ class LoadedRows:
         if len(self.keys):
             is_known = self.keys[places] == keys
         rows[is_known] = self.values[places[is_known]]
-        unknown = np.empty((np.count_nonzero(~is_known), rows.shape[1]), np.float32)
-        init = self._init.native(table_seed(self.seed, self.table), *self._fans)
-        _native.initialize_rows(init, np.ascontiguousarray(keys[~is_known]), unknown)
-        rows[~is_known] = unknown
+        rows[~is_known] = initial_rows(self._table, self.seed, keys[~is_known])
         return rows
 
     def save(self, destination: dict[str, Any], prefix: str) -> None:

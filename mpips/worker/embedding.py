@@ -84,6 +84,11 @@ class EmbeddingHandle(Handle):
         assert isinstance(self._table, EmbeddingTable)
         return self._table.stored_keys(as_keys(keys))
 
+    @property
+    def has_ahead(self) -> bool:
+        """True while a look-ahead uses the table."""
+        return self._ahead is not None
+
     def begin_ahead(self, depth: int) -> TableAhead:
         """Make the cache that pulls use until `end_ahead`; see mpips.worker.ahead.lookahead.
 

@@ -151,7 +151,8 @@ def test_ids_that_are_none(job, found):
 
 @pytest.mark.parametrize("make", [Embedding, EmbeddingBag])
 def test_a_layer_in_no_prepared_model(job, make):
-    with fails(r"^this mpips.torch.Embedding is in no prepared model: call mpips.torch.prepare\("):
+    name = make.__name__
+    with fails(rf"^this mpips.torch.{name} is in no prepared model: call mpips.torch.prepare\("):
         make(2)(torch.ones(1, 1, dtype=torch.int64))
 
 

@@ -56,3 +56,33 @@ def test_training_has_the_same_bits_and_the_cursor_counts_used_batches() -> None
 @pytest.mark.parametrize("keys", [lambda b: {"0": b[0]}, lambda b: {"0": b[0].numpy()}])
 def test_keys_may_be_named_tensors_or_arrays(keys: Callable[[Any], Any]) -> None:
     assert trained(2, keys) == trained(2)
+
+
+def drawn(depth: int, first: int) -> list[float]:
+    """Return the numbers that the dataset draws for the batches from `first` on, within steps that draw."""
+    found = []
+    with torch_job(seed=2):
+        model = EmbeddingBag(4, init="normal(1)")
+        ids = TensorDataset(torch.arange(24).view(12, 2))
+
+        def collate(samples: list[Any]) -> Any:
+            return torch.stack([sample[0] for sample in samples]), torch.rand(()).item()
+
+        model, optimizer, loader = prepare(
+            model, None, DataLoader(ids, batch_size=2, collate_fn=collate)
+        )
+        if first:
+            loader.resume({"epoch": 0, "batch": first})
+        for x, number in lookahead(loader, keys=lambda batch: batch[0], depth=depth):
+            found.append(number)
+            torch.rand(())
+            model(x).sum().backward()
+            optimizer.step()
+    return found
+
+
+def test_draws_of_a_dataset_depend_on_the_batch_alone() -> None:
+    whole = drawn(1, 0)
+    assert len(set(whole)) == 6
+    assert drawn(4, 0) == whole
+    assert drawn(3, 2) == whole[2:]
