@@ -9,6 +9,8 @@
 
 # shellcheck disable=SC2154
 
+source "$(dirname "${BASH_SOURCE[0]}")/watch.sh"
+
 start_s=10 # s in which a launcher and its ranks install their handlers of signals
 
 log() { printf 'mpips job: %s\n' "$*"; }
@@ -117,7 +119,7 @@ launch() {
     log "TERM came before the ranks were started"
     put_back
   fi
-  watch_nodes
+  watch_nodes "$run"
   log "\$ $*"
   (trap '' USR1 USR2 && close_watch && exec "$@") &
   child=$!
@@ -137,38 +139,6 @@ launch() {
   trap '' USR1 USR2
   trap - TERM
   end_watch
-}
-
-# watch_nodes: start mpips.supervisor.cancelled on each node. If the job is cancelled, it removes the shared memory
-# that killed ranks leave there; Slurm starts no step then. `mpips run` reads the variable.
-watcher="" watch_fd=""
-watch_tries=100 # times 0.1 s that the end of its step may take
-watch_nodes() {
-  local nodes=${SLURM_JOB_NUM_NODES:-}
-  [[ -n $nodes ]] && command -v srun >/dev/null || return 0
-  exec {watch_fd}> >(
-    trap '' USR1 USR2
-    exec srun --overlap --no-kill --kill-on-bad-exit=0 --mpi=none --quiet --nodes="$nodes" --ntasks="$nodes" \
-      --ntasks-per-node=1 --cpus-per-task=1 python -m mpips.supervisor.cancelled "$run"
-  )
-  watcher=${!:-} # empty before Bash 4.4
-  export MPIPS_NODES_WATCHED=1
-}
-
-# close_watch: close the pipe to what watch_nodes has started.
-close_watch() { [[ -z $watch_fd ]] || exec {watch_fd}>&-; }
-
-# end_watch: end what watch_nodes has started, unless the job is cancelled.
-end_watch() {
-  local tries=$watch_tries
-  [[ -n $watch_fd ]] && ! is_cancelled || return 0
-  (echo end >&"$watch_fd") 2>/dev/null || true
-  close_watch
-  while ((tries-- > 0)) && [[ -n $watcher ]] && kill -0 "$watcher" 2>/dev/null; do
-    sleep 0.1
-  done
-  [[ -z $watcher ]] || kill -TERM "$watcher" 2>/dev/null || true
-  watcher="" watch_fd=""
 }
 
 # warn CHILD STARTED SIGNAL: send a warning to a command that was started at this time of the shell.
@@ -206,12 +176,6 @@ finish() {
     *) log "ended with $1" ;;
   esac
   exit "$1"
-}
-
-# is_cancelled: return 0 if Slurm is ending the job before its time limit, as after `scancel JOB`. A job whose
-# script has only received a signal is still running. A cancelled job could be requeued, but nobody wants that.
-is_cancelled() {
-  [[ $(squeue --noheader --job="$SLURM_JOB_ID" --format='%T %r' 2>/dev/null) == "COMPLETING None" ]]
 }
 
 # requeue: put the job back into the queue if this allocation made progress. `failed` is the code with which the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import socket
@@ -23,6 +24,10 @@ from mpips.worker.buffers import JobBuffers
 _SMALL_SHM = 1 << 30  # bytes; less free space than this is a warning
 _SOCKET_PATH = 107  # greatest number of characters in the path of a Unix socket
 _SESSION_PATH = 60  # characters that an MPI appends to the folder for temporary files
+_MOUNT_SHM = "mount -t tmpfs shm /dev/shm"
+_GROW_SHM = (
+    "mount -o remount,size=8G /dev/shm   # in Docker: docker run --shm-size=8g (or --ipc=host)"
+)
 _FEW_FILES = 1024  # open files per process; a lower limit is a warning
 
 
@@ -37,22 +42,19 @@ def mailboxes(n_ranks: int) -> int:
 def shared_memory(here: Situation) -> Judgement:
     """Check that /dev/shm has room for the regions of a job."""
     space = here.space(here.shm)
-    grow = (
-        "mount -o remount,size=8G /dev/shm   # in Docker: docker run --shm-size=8g (or --ipc=host)"
-    )
     if space is None or not os.access(here.shm, os.W_OK | os.X_OK):
-        return failed(
-            f"{here.shm} does not exist or is not writable", "mount -t tmpfs shm /dev/shm"
-        )
+        return failed(f"{here.shm} does not exist or is not writable", _MOUNT_SHM)
     needed = mailboxes(here.n_ranks)
     text = f"{space.free / 2**30:.2f} of {space.total / 2**30:.2f} GiB of {here.shm} are free"
     if space.free < needed:
         return failed(
-            f"{text}; {here.n_ranks} ranks need {needed / 2**20:.0f} MiB before any parameter", grow
+            f"{text}; {here.n_ranks} ranks need {needed / 2**20:.0f} MiB before any parameter",
+            _GROW_SHM,
         )
     if space.free < _SMALL_SHM:
         return warned(
-            f"{text}; tables of servers are stored there (mpips plan computes their size)", grow
+            f"{text}; tables of servers are stored there (mpips plan computes their size)",
+            _GROW_SHM,
         )
     return passed(text)
 
@@ -66,10 +68,24 @@ def regions(here: Situation) -> Judgement:
         # Make the buffers of a table, too: unlike rows they cannot do with less address space.
         made.create_sparse("doctor-buffers", MOST_RESERVED)
     except RegionError as error:
-        return failed(str(error), "ulimit -v unlimited")
+        return failed(str(error), _fix_of_region(str(error)))
     finally:
         made.unlink()
     return passed(f"shared memory with {MOST_RESERVED >> 40} TiB of addresses can be made")
+
+
+def _fix_of_region(text: str) -> str:
+    """Return the command that fixes an error about shared memory, by the reason of the system in its text."""
+    fixes = (
+        (errno.ENOMEM, "ulimit -v unlimited"),
+        (errno.EFBIG, "ulimit -f unlimited"),
+        (errno.ENOSPC, _GROW_SHM),
+        (errno.ENOENT, _MOUNT_SHM),
+        (errno.EROFS, _MOUNT_SHM),
+        (errno.EACCES, _MOUNT_SHM),
+    )
+    found = (fix for number, fix in fixes if os.strerror(number) in text)
+    return next(found, "mpips doctor --clean   # removes the memory of ended runs")
 
 
 def clean(here: Situation) -> Judgement:

@@ -42,6 +42,8 @@ class Stack(msgspec.Struct, kw_only=True):
 
     Attributes:
         import_s: Seconds from the start of the child process to the end of the imports of `mpips train`.
+        waiting_s: Seconds of `import_s` in which the child process waited for a core; 0 if the system does
+            not count them.
         quiet: True if importing mpips and h5py loaded and initialised no MPI.
         hdf5: Kind of h5py: "parallel", "serial" or "none".
         hdf5_version: Version of the HDF5 library; empty without one.
@@ -54,6 +56,7 @@ class Stack(msgspec.Struct, kw_only=True):
     """
 
     import_s: float = 0.0
+    waiting_s: float = 0.0
     quiet: bool = True
     hdf5: str = "none"
     hdf5_version: str = ""

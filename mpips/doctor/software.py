@@ -21,6 +21,7 @@ REQUIRED = {
 }
 _SLOW_IMPORT_S = 3.0  # seconds; a slower import is a warning
 NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.sshfs", "wekafs")
+_LOCAL = ("ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs")
 # The wheel of h5py has no MPI of its own, so it fits every MPI.
 _WHEEL = "pip install --force-reinstall --no-deps --only-binary=h5py h5py"
 # Versions with which all of tests/mpi passed.
@@ -133,7 +134,7 @@ def quiet_import(here: Situation) -> Judgement:
     if not here.stack.quiet:
         return failed(
             "importing mpips or h5py starts MPI, which aborts on login nodes",
-            "unset H5PY_ALWAYS_USE_MPI; bash jobs/setup.sh",
+            f"unset H5PY_ALWAYS_USE_MPI   # if it is not set: {_WHEEL}",
         )
     return passed("importing mpips and h5py starts no MPI")
 
@@ -184,15 +185,18 @@ def mpi_io(here: Situation) -> Judgement:
 
 def start_up(here: Situation) -> Judgement:
     """Check the time of the imports, which grows to minutes with thousands of ranks on a slow file system."""
-    seconds = here.stack.import_s
+    seconds, waiting = here.stack.import_s, here.stack.waiting_s
     kind = file_system(here.read("/proc/self/mountinfo"), Path(sys.prefix).resolve())
-    if seconds > _SLOW_IMPORT_S:
+    busy = f", of which {waiting:.1f} s without a core, which others used" if waiting >= 1 else ""
+    if seconds - waiting > _SLOW_IMPORT_S:
         return warned(
-            f"importing mpips takes {seconds:.1f} s from {sys.prefix} ({kind})",
-            "cp -a $VIRTUAL_ENV $TMPDIR/venv   # on each node; or put it into a container image",
+            f"importing mpips takes {seconds:.1f} s{busy}, from {sys.prefix} ({kind})",
+            "mpips doctor   # again: files of this disk are in memory after the first time"
+            if kind in _LOCAL
+            else f"cp -a {sys.prefix} $TMPDIR/venv   # on each node; or put it into a container image",
         )
     where = ", which is slow for hundreds of ranks" if kind in NETWORK else ""
-    return passed(f"imported in {seconds:.2f} s from {kind}{where}")
+    return passed(f"imported in {seconds:.2f} s from {kind}{where}{busy}")
 
 
 CHECKS = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.machine import mailboxes
+from mpips.doctor.software import REQUIRED
 from mpips.doctor.stages import Launch, StageReport
 
 _SKEW_S = 1.0  # seconds; a greater difference of two clocks is a warning
@@ -58,9 +60,18 @@ def same_versions(launch: Launch) -> Judgement:
                 where = launch.of("start")[rank].host
                 return failed(
                     f"{name} is {theirs} on rank {first} and {mine} on rank {rank} ({where})",
-                    f"ssh {where} bash jobs/setup.sh   # the same environment on all hosts",
+                    _same(name, theirs, where),
                 )
     return passed(", ".join(f"{name} {version}" for name, version in sorted(seen[first].items())))
+
+
+def _same(name: str, version: str, host: str) -> str:
+    """Return the command after which a host has the version of rank 0 of a package, or of all."""
+    if name in (*REQUIRED, "h5py") and version != "none":
+        return f"ssh {host} {sys.executable} -m pip install {name}=={version}"
+    return (
+        f"rsync -a {sys.prefix}/ {host}:{sys.prefix}/   # or one environment that all hosts share"
+    )
 
 
 def clocks(launch: Launch) -> Judgement:

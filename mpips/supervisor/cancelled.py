@@ -2,7 +2,7 @@
 
     python -m mpips.supervisor.cancelled RUN_FOLDER
 
-jobs/batch.sh starts this program once on each node of the job, as a step beside the ranks. It waits for the
+jobs/watch.sh starts this program once on each node of the job, as a step beside the ranks. It waits for the
 first of
 
     SIGTERM                 Slurm sends it to all processes of a job that it ends
@@ -46,7 +46,7 @@ from mpips.transport.region import (
     sweep,
 )
 
-# Environment variable that jobs/batch.sh sets for `mpips run`: this program runs on all nodes.
+# Environment variable that jobs/watch.sh sets for `mpips run`: this program runs on all nodes.
 WATCHED = "MPIPS_NODES_WATCHED"
 _CANCELLED = (
     "COMPLETING None"  # state and reason of a job that `scancel` is ending, as squeue prints them

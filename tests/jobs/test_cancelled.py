@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import launcher
 import processes
 import pytest
 from paced_jobs import RANKS, Script, latest, start, wait_at_work
@@ -17,7 +18,14 @@ SCRIPTS = {
     "train.sbatch": ENDLESS,
     "train_srun.sbatch": ENDLESS,
     "train_restart.sbatch": ("-n", str(RANKS), *ENDLESS),
+    "own.sbatch": ("-n", str(RANKS), *ENDLESS),
 }
+# A script of a user.
+OWN = f"""#!/bin/bash
+source {launcher.REPOSITORY}/jobs/env.sh
+source {launcher.REPOSITORY}/jobs/watch.sh && watch_job "$MPIPS_FOLDER"
+python -m mpips run --folder "$MPIPS_FOLDER" "$@"
+"""
 
 
 def segments(cluster: Slurm) -> dict[str, set[str]]:
@@ -30,8 +38,18 @@ def test_a_cancelled_job_leaves_no_memory_on_any_node(
     cluster: Slurm, script: Script, job: Path, tmp_path: Path
 ) -> None:
     runs = {name: tmp_path / name.partition(".")[0] for name in SCRIPTS}
+    own = tmp_path / "own.sbatch"
+    own.write_text(OWN)
     numbers = {
-        name: start(cluster, runs[name], *SHAPE, script(name), job, *more, spares=0)
+        name: start(
+            cluster,
+            runs[name],
+            *SHAPE,
+            own if name == own.name else script(name),
+            job,
+            *more,
+            spares=0,
+        )
         for name, more in SCRIPTS.items()
     }
     for name, number in numbers.items():
@@ -44,9 +62,10 @@ def test_a_cancelled_job_leaves_no_memory_on_any_node(
     assert {shown["JobState"] for shown in ends.values()} == {"CANCELLED"}
     assert processes.until(lambda: not segments(cluster), 10.0), segments(cluster)
     assert all(latest(folder) is not None for folder in runs.values())
-    output = cluster.output(ends["train_restart.sbatch"])
-    assert "memory removed from the nodes of the job, because Slurm has cancelled it" in output
-    assert "did not answer" not in output
+    for name in ("train_restart.sbatch", "own.sbatch"):
+        output = cluster.output(ends[name])
+        assert "memory removed from the nodes of the job, because Slurm has cancelled it" in output
+        assert "did not answer" not in output
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 BATCH = Path(__file__).parents[2] / "jobs/batch.sh"
+WATCH_JOB = BATCH.with_name("watch.sh")
 SCRIPT = 'source "$1"; start_s=$2; term_as=USR1; shift 2; launch "$@"; exit "$code"'
 # A launcher that is not ready for a warning before the file "go" is there.
 COMMAND = """
@@ -221,11 +222,11 @@ def test_what_to_do_depends_on_why_there_is_no_newer_checkpoint(tmp_path, script
     assert ("Use more --time" in said) == ("failed=" not in script)
 
 
-# A step on each node: it notes its arguments, and then what it reads.
+# A step on each node: it compares its arguments, notes the line that it reads, and ends.
 WATCH = """
 [[ $* == *"--overlap"*"--nodes=2"*"--ntasks=2"*"mpips.supervisor.cancelled run" ]] || exit 1
 trap 'echo ended >>watched' EXIT
-touch up; cat >>watched
+touch watched up; read -r line && echo "$line" >>watched
 """
 # The command shows its open files: one more would keep the step of a killed script from its end.
 WATCHED = """run=run folder=run job=7
@@ -233,6 +234,15 @@ launch bash -c 'until [[ -e up ]]; do sleep 0.01; done
 echo "watched: $MPIPS_NODES_WATCHED"; ls /proc/self/fd'
 echo "code $code"
 """
+
+
+def watched_until_ended(folder: Path) -> str:
+    """Return what the step has noted, once it has ended."""
+    deadline = time.monotonic() + 30
+    while "ended" not in (watched := (folder / "watched").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return watched
 
 
 @pytest.mark.parametrize(
@@ -245,11 +255,7 @@ def test_the_nodes_are_watched_until_the_job_ends_or_is_cancelled(tmp_path, sque
     lines = said.splitlines()
     assert (code, lines[-1]) == (0, "code 0"), said
     assert lines[lines.index("watched: 1") + 1 : -1] == ["0", "1", "2", "3"], said
-    deadline = time.monotonic() + 30
-    while "ended" not in (watched := (tmp_path / "watched").read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert watched == read
+    assert watched_until_ended(tmp_path) == read
 
 
 def test_a_step_that_fails_or_hangs_does_not_change_the_end_of_the_job(tmp_path):
@@ -266,3 +272,44 @@ def test_a_step_that_fails_or_hangs_does_not_change_the_end_of_the_job(tmp_path)
     )
     assert code == 0
     assert time.monotonic() - began < 40
+
+
+# A script of a user, which ends by itself after its command or is killed while the command runs.
+OWN = """set -eu
+run=own
+source "$1" && watch_job "$run"
+bash -c 'until [[ -e up ]]; do sleep 0.01; done; echo $$ >pid; mv pid at-work; exec sleep "$0"' "$2"
+[[ $run == own ]]
+exit 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "squeue", "code", "read"),
+    [
+        (0, "RUNNING None", 7, "end\nended\n"),
+        (60, "COMPLETING None", -signal.SIGTERM, "ended\n"),
+        (60, "RUNNING None", -signal.SIGTERM, "end\nended\n"),
+    ],
+    ids=["ends", "cancelled", "terminated"],
+)
+def test_a_script_of_a_user_watches_the_nodes_by_one_line(tmp_path, seconds, squeue, code, read):
+    step = WATCH.replace("cancelled run", f"cancelled {tmp_path}/own")
+    for name, text in {"srun": step, "squeue": f"echo '{squeue}'"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    command = ["bash", "-c", OWN, "own", str(WATCH_JOB), str(seconds)]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True) as job:
+        try:
+            wait_for(tmp_path / "at-work")
+            if seconds:
+                os.kill(job.pid, signal.SIGTERM)
+            assert job.wait(40) == code
+            if seconds:  # Slurm ends the command of a cancelled job
+                os.kill(int((tmp_path / "at-work").read_text()), signal.SIGKILL)
+            assert watched_until_ended(tmp_path) == read
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)

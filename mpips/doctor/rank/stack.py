@@ -32,6 +32,14 @@ def _age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
 
 
+def _waiting_s() -> float:
+    """Return the seconds in which this process had no core to run on; 0.0 if Linux does not count them."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def _initialized() -> bool:
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
@@ -43,7 +51,7 @@ def main() -> None:
     # Import what `mpips train` imports. The start of Python and the imports of this module count, too.
     import mpips.training.train  # noqa: F401
 
-    stack.import_s = _age_s()
+    stack.import_s, stack.waiting_s = _age_s(), _waiting_s()
     stack.quiet = "mpi4py" not in sys.modules
     _print(stack)
     from mpips.checkpoint.structure import hdf5_kind

@@ -16,6 +16,7 @@ from mpips.doctor import cleaning, machine, software, storage
 from mpips.doctor.checks import CHECKS, run_checks
 from mpips.doctor.finding import as_json, as_line, failed
 from mpips.doctor.situation import Completed, Situation, Space, Stack, numbers
+from mpips.errors import RegionError
 
 
 @pytest.fixture
@@ -58,8 +59,25 @@ def few_files(here: Fake, patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def failing_memory(number: int) -> Callable[[Fake, pytest.MonkeyPatch], None]:
+    """Return a change after which no shared memory can be made, for this reason of the system."""
+
+    def change(here: Fake, patch: pytest.MonkeyPatch) -> None:
+        def fail(*args: object) -> None:
+            raise RegionError(f"cannot size shared memory /dev/shm/mpips-x: {os.strerror(number)}")
+
+        patch.setattr(machine.Regions, "create", fail)
+
+    return change
+
+
 def no_address_space(here: Fake, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(machine, "MOST_RESERVED", 1 << 60)
+
+
+def a_local_disk(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    here.stack.import_s = 9.0
+    here.files["/proc/self/mountinfo"] = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 
 
 def not_permitted(here: Fake, patch: pytest.MonkeyPatch) -> None:
@@ -110,6 +128,8 @@ BAD = [
     ("mpi-io", old_open_mpi("4.1.4"), "WARN", "corrupt", "OMPI_MCA_fcoll=dynamic_gen2"),
     ("mpi-io", old_open_mpi("5.0.5"), "WARN", "corrupt", "OMPI_MCA_fcoll=dynamic_gen2"),
     ("start-up", stack(import_s=9.0), "WARN", "9.0 s", "cp -a"),
+    ("start-up", stack(import_s=9.0, waiting_s=2.0), "WARN", "2.0 s without a core", "cp -a"),
+    ("start-up", a_local_disk, "WARN", "(ext4)", "mpips doctor"),
     ("launch", env(**STEP), "FAIL", "rank 0 of 1", "srun --mpi=pmix -n 4"),
     ("launch", env(SLURM_NTASKS="64"), "WARN", "one process", "srun --mpi=pmix -n 64"),
     (
@@ -165,6 +185,10 @@ BAD = [
     ("shm", attributes(room=Space(64 << 20, 1 << 20)), "FAIL", "need", "remount,size="),
     ("shm", attributes(room=Space(64 << 20, 60 << 20)), "WARN", "0.06 of 0.06 GiB", "--shm-size"),
     ("regions", no_address_space, "FAIL", "mpips-", "ulimit -v unlimited"),
+    ("regions", failing_memory(errno.EFBIG), "FAIL", "too large", "ulimit -f unlimited"),
+    ("regions", failing_memory(errno.EROFS), "FAIL", "Read-only", "mount -t tmpfs shm"),
+    ("regions", failing_memory(errno.ENOSPC), "FAIL", "No space", "remount,size="),
+    ("regions", failing_memory(errno.EPERM), "FAIL", "not permitted", "doctor --clean"),
     ("leftovers", a_dead_segment, "WARN", "ended runs: 1, 0 MiB", "mpips doctor --clean"),
     (
         "memory",
@@ -244,6 +268,14 @@ def test_a_wheel_of_h5py_is_no_fault(here: Fake) -> None:
     assert verdict.status == "PASS", verdict
     assert "servers write checkpoints without MPI-IO" in verdict.reason
     assert not verdict.fix
+
+
+def test_imports_that_wait_for_a_core_are_no_fault_of_the_disk(here: Fake) -> None:
+    here.stack = Stack(**{**GOOD_STACK, "import_s": 9.0, "waiting_s": 7.0})
+    verdict = CHECKS["start-up"](here)
+    assert verdict.status == "PASS", verdict
+    assert "9.00 s" in verdict.reason
+    assert "7.0 s without a core" in verdict.reason
 
 
 def test_required_packages_are_those_of_the_project() -> None:

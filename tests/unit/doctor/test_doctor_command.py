@@ -65,6 +65,7 @@ def test_a_child_process_describes_this_installation(tmp_path: Path) -> None:
     assert found.quiet
     # NumPy alone takes longer than this.
     assert found.import_s > 0.05
+    assert 0.0 <= found.waiting_s < found.import_s
     assert found.hdf5 in ("parallel", "serial", "none")
     assert bool(found.mpi) != bool(found.mpi_error)
 

@@ -104,6 +104,20 @@ def test_a_fault_of_a_rank_is_named_with_rank_and_host(
     assert verdict.fix
 
 
+@pytest.mark.parametrize(
+    ("reports", "fix"),
+    [
+        (changed("start", versions={**VERSIONS, "numpy": "1.26.4"}), "-m pip install numpy==2.1.0"),
+        (changed("mpi", library="MPICH 4"), "rsync -a "),
+    ],
+    ids=["numpy", "MPI"],
+)
+def test_a_host_gets_the_versions_of_rank_0(reports: list[StageReport], fix: str) -> None:
+    found = verdicts.same_versions(launched(reports)).fix
+    assert fix in found
+    assert "node1" in found
+
+
 def test_h5py_without_mpi_is_no_fault() -> None:
     verdict = verdicts.hdf5_write(launched(changed("hdf5", kind="serial")))
     assert verdict.status == "PASS"
