@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpips.cli.choosing import best_option, say_better
+from mpips.cli.choosing import best_option, missing_rows_option, say_better
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
 from mpips.terminal.table import text_table
 
 if TYPE_CHECKING:
     from mpips.inference.model import Model
+    from mpips.inference.stored_tables import OnMissing
 
 
 @click.command(short_help="Compute the metrics of a trained model on a file.")
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     help="A metric to add: f1, pr_auc, calibration, mae, or one of the task; may be repeated.",
 )
 @best_option
+@missing_rows_option
 @click.option(
     "--importance",
     is_flag=True,
@@ -64,6 +66,7 @@ def command(
     data: tuple[str, ...],
     metrics: tuple[str, ...],
     best: bool,
+    on_missing: OnMissing,
     importance: bool,
     repeats: int,
     seed: int,
@@ -83,7 +86,7 @@ def command(
     from mpips.inference.loading import load
     from mpips.monitor.summary_text import metrics_text
 
-    loaded = load(model, best=best)
+    loaded = load(model, best=best, on_missing=on_missing)
     if not best:
         say_better(model, loaded.path)
     files = ", ".join(data)

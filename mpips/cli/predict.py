@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpips.cli.choosing import best_option, say_better
+from mpips.cli.choosing import best_option, missing_rows_option, say_better
 from mpips.config.schema import parse_assignment
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
+
+if TYPE_CHECKING:
+    from mpips.inference.stored_tables import OnMissing
 
 
 @click.command(short_help="Predict the samples of a file with a trained model.")
@@ -41,6 +44,7 @@ from mpips.terminal.screen import say
     "options.neighbours of word2vec.",
 )
 @best_option
+@missing_rows_option
 def command(
     model: Path,
     data: tuple[str, ...],
@@ -48,6 +52,7 @@ def command(
     timeout: float | None,
     assignments: tuple[str, ...],
     best: bool,
+    on_missing: OnMissing,
 ) -> None:
     """Predict the samples of a file with a model that `mpips train` or `mpips run` has trained.
 
@@ -74,6 +79,7 @@ def command(
         timeout or TIMEOUT_S,
         best,
         options,
+        on_missing,
     )
     if launched_rank() == 0:
         sys.stdout.flush()
