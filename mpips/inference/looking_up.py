@@ -214,7 +214,7 @@ def _counted(keys: Keys) -> Keys:
 
 
 def _missing_of(value: Any) -> OnMissing | None:
-    if value is None or (isinstance(value, str) and value in ON_MISSING):
+    if value is None or value in ON_MISSING:
         found: OnMissing | None = value
         return found
     raise RequestRefused(400, f"on_missing must be one of {', '.join(ON_MISSING)}")

@@ -45,7 +45,7 @@ def settle_missing(
     if on_missing == "zero":
         rows[lacking] = 0.0
         return
-    named = ", ".join(str(key) for key in keys[lacking[:_MOST_NAMED]])
+    named = ", ".join(str(key) for key in np.asarray(keys)[lacking[:_MOST_NAMED]])
     raise DataError(
         f"table '{name}' has no row for {len(lacking):,} of {len(keys):,} keys, such as {named}: leave them "
         "out, or ask with on_missing = 'initial' or 'zero'"
