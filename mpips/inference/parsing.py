@@ -282,7 +282,7 @@ def _by_number(rows: list[Mapping[str, Any]], model: Model) -> _Matrix:
 
 
 def key_refused(key: Any) -> RequestRefused:
-    """Return the refusal of a key that is no whole number of 64 bits."""
+    """Return the refusal of a key: it must be a whole number of 64 bits."""
     shown = repr(key)
     shown = shown if len(shown) <= _MOST_SHOWN else shown[:_MOST_SHOWN] + "..."
     return RequestRefused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_the_client_in_python(hashed: Path) -> None:
         assert client.rows("weight", []).values.shape == (0, 1)
         sample = {"colour": "red", "size": 3}
         # The connection is opened again when the server has closed it.
-        client.close()
+        client._connection.sock.shutdown(socket.SHUT_RDWR)
         assert client.predict([sample])["predictions"] == [1]
         assert client.health()["step"] == model.manifest.step
         for ask, status, text in (
