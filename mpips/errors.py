@@ -115,3 +115,16 @@ class StallError(MpipsError):
     """A wait exceeded its time limit; the message names the late rank and its state."""
 
     exit_code = 124
+
+
+class ServingError(MpipsError):
+    """A server of `mpips serve` refuses a request, or cannot be reached.
+
+    Attributes:
+        status: HTTP status; 0: there was no answer.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        """Set both."""
+        super().__init__(text)
+        self.status = status

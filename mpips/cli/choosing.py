@@ -1,4 +1,4 @@
-"""The argument MODEL and the option `--best` of commands that use a trained model."""
+"""Options of commands that use a trained model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ best_option = click.option(
     "--best",
     is_flag=True,
     help="Take the best checkpoint of the run, which checkpoint.keep_best = true marks, not the newest one.",
+)
+missing_rows_option = click.option(
+    "--on-missing",
+    type=click.Choice(["initial", "zero", "error"]),
+    default="initial",
+    show_default=True,
+    help="Values of keys for which a table has no row: the initial ones, zeros, or an error.",
 )
 
 

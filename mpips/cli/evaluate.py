@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpips.cli.choosing import best_option, find_model, model_argument, say_better
+from mpips.cli.choosing import (
+    best_option,
+    find_model,
+    missing_rows_option,
+    model_argument,
+    say_better,
+)
 from mpips.cli.runs import folder_option
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
@@ -15,6 +21,7 @@ from mpips.terminal.table import text_table
 
 if TYPE_CHECKING:
     from mpips.inference.model import Model
+    from mpips.inference.stored_tables import OnMissing
 
 
 @click.command(short_help="Compute the metrics of a trained model on a file.")
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
 )
 @best_option
 @folder_option
+@missing_rows_option
 @click.option(
     "--importance",
     is_flag=True,
@@ -66,6 +74,7 @@ def command(
     metrics: tuple[str, ...],
     best: bool,
     folder: str,
+    on_missing: OnMissing,
     importance: bool,
     repeats: int,
     seed: int,
@@ -87,7 +96,7 @@ def command(
     from mpips.monitor.summary_text import metrics_text
 
     path = find_model(model, folder)
-    loaded = load(path, best=best)
+    loaded = load(path, best=best, on_missing=on_missing)
     if not best:
         say_better(path, loaded.path)
     files = ", ".join(data)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpips.cli.choosing import best_option, find_model, model_argument, say_better
+from mpips.cli.choosing import (
+    best_option,
+    find_model,
+    missing_rows_option,
+    model_argument,
+    say_better,
+)
 from mpips.cli.runs import folder_option
 from mpips.config.schema import parse_assignment
 from mpips.errors import ConfigError
 from mpips.terminal.screen import say
+
+if TYPE_CHECKING:
+    from mpips.inference.stored_tables import OnMissing
 
 
 @click.command(short_help="Predict the samples of a file with a trained model.")
@@ -43,6 +52,7 @@ from mpips.terminal.screen import say
 )
 @best_option
 @folder_option
+@missing_rows_option
 def command(
     model: str,
     data: tuple[str, ...],
@@ -51,6 +61,7 @@ def command(
     assignments: tuple[str, ...],
     best: bool,
     folder: str,
+    on_missing: OnMissing,
 ) -> None:
     """Predict the samples of a file with a model that `mpips train` or `mpips run` has trained.
 
@@ -78,6 +89,7 @@ def command(
         timeout or TIMEOUT_S,
         best,
         options,
+        on_missing,
     )
     if launched_rank() == 0:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`mpips serve`: answer requests for predictions over HTTP."""
+"""`mpips serve`: answer look-ups and predictions over HTTP."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpips.cli.choosing import best_option, find_model, model_argument
+from mpips.cli.choosing import best_option, find_model, missing_rows_option, model_argument
 from mpips.cli.runs import folder_option
 from mpips.errors import CapabilityError, ConfigError
 from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpips.inference.parsing import Missing
+    from mpips.inference.stored_tables import OnMissing
 
 
-@click.command(short_help="Answer requests for predictions over HTTP.")
+@click.command(short_help="Answer look-ups and predictions over HTTP.")
 @model_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Meaning of a column that a row lacks: the request is refused, or the cell is empty.",
 )
+@missing_rows_option
 @best_option
 @folder_option
 def command(
@@ -59,19 +61,21 @@ def command(
     no_token: bool,
     follow: float,
     missing: Missing,
+    on_missing: OnMissing,
     best: bool,
     folder: str,
 ) -> None:
-    """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
+    """Answer look-ups and predictions of a trained model over HTTP, until Ctrl-C.
 
-    MODEL is a checkpoint, or a folder of checkpoints, a run directory or the beginning of a run's name, of
-    which the newest good checkpoint is served, and a newer one takes its place without an error for any
+    MODEL is a checkpoint, a folder of checkpoints, a run directory or the beginning of a run's name. For a
+    folder the newest good checkpoint is served, and a newer one takes its place without an error for any
     request; with --best the best one.
 
     \b
     POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}
     POST /predict       {"lines": ["u1,?"]} for kge, mf, word2vec: lines as for mpips predict
     GET  /rows/TABLE    rows of a table: ?keys=1,2
+    POST /rows/TABLE    {"keys": [1, 2]} or {"ids": ["u1"], "column": "user"}
     GET  /health        the checkpoint that is loaded
     GET  /metrics       for Prometheus
     """
@@ -89,13 +93,13 @@ def command(
         ) from None
     from mpips.inference.current import CurrentModel
 
-    current = CurrentModel(path, best)
+    current = CurrentModel(path, best, on_missing)
     listening = _listen(host, port)
     place = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
     say(f"mpips serve: {current.name} on {place}; Ctrl-C ends it")
     bearer = f' -H "Authorization: Bearer {token}"' if token else ""
     say(f"  curl{bearer} {place}/health")
-    app = Service(current, token, follow, missing).app()
+    app = Service(current, token, follow, missing, on_missing).app()
     try:
         uvicorn.Server(config_of(app)).run(sockets=[listening])
     except KeyboardInterrupt:

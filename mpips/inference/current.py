@@ -12,6 +12,7 @@ from mpips.checkpoint.find import choose_checkpoint
 from mpips.errors import MpipsError
 from mpips.inference.loading import load
 from mpips.inference.model import Model
+from mpips.inference.stored_tables import OnMissing
 
 
 class CurrentModel:
@@ -27,12 +28,18 @@ class CurrentModel:
         failure: Reason why a newer checkpoint could not be loaded; "": none failed since the last success.
     """
 
-    def __init__(self, path: Path, best: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        best: bool = False,
+        on_missing: OnMissing = "initial",
+    ) -> None:
         """Load the model. Blocks.
 
         Args:
             path: See the class.
             best: Follow the best checkpoint of the run instead of the newest one.
+            on_missing: Values of keys without a row; see `mpips.load`.
 
         Raises:
             MpipsError: There is no model, or it is damaged; see `mpips.load`.
@@ -40,7 +47,8 @@ class CurrentModel:
         self.path = path
         self.failure = ""
         self._best = best
-        self._model = load(path, best=best)
+        self._on_missing: OnMissing = on_missing
+        self._model = load(path, best=best, on_missing=on_missing)
         self._lock = threading.Lock()  # held by the thread that uses the model
         self.loaded_s = time.time()
 
@@ -71,7 +79,7 @@ class CurrentModel:
             newest = choose_checkpoint(self.path, self._best)
             if newest == self._model.path:
                 return False
-            model = load(newest)
+            model = load(newest, on_missing=self._on_missing)
         except MpipsError as error:
             self.failure = str(error)
             return False

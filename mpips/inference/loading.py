@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpips.inference.model import Model
+    from mpips.inference.stored_tables import OnMissing
 
 
 def load(
@@ -16,6 +17,7 @@ def load(
     check: bool = True,
     best: bool = False,
     options: Mapping[str, Any] | None = None,
+    on_missing: OnMissing = "initial",
 ) -> Model:
     """Load a model that `mpips train` or `mpips run` has trained. Not collective; blocks for reading.
 
@@ -27,6 +29,9 @@ def load(
             has marked.
         options: Options of the task that concern prediction alone, such as {"top": 3} of kge and mf, in place
             of those of the training.
+        on_missing: Values of keys for which an embedding table has no row, such as ids that no sample of the
+            training had: "initial", those that the row would begin with, as a pull in the training returns
+            them; "zero"; or "error": a prediction or an evaluation that needs such a key raises DataError.
 
     Raises:
         ConfigError: There is no checkpoint, or none is marked as best; it is not one of a task, or its task
@@ -37,4 +42,4 @@ def load(
     """
     from mpips.inference.model import load_model
 
-    return load_model(path, check, best, options)
+    return load_model(path, check, best, options, on_missing)

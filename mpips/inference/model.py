@@ -30,7 +30,8 @@ from mpips.inference.evaluating import batches_in, evaluated
 from mpips.inference.importance import MOST_SAMPLES, Importance, columns_of, measure, sample
 from mpips.inference.opening import attached_of, open_undamaged
 from mpips.inference.samples import samples_of
-from mpips.inference.stored_tables import StoredTables
+from mpips.inference.stored_tables import ON_MISSING, OnMissing, StoredTables
+from mpips.model.accepted import unknown_name
 from mpips.monitor.best_epoch import is_higher, watched_name
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
@@ -75,6 +76,7 @@ class Model:
         refused: tuple[str, ...] = (),
         arrays: Arrays | None = None,
         known: KnownWords | None = None,
+        on_missing: OnMissing = "initial",
     ) -> None:
         """Make the task of a job again.
 
@@ -86,6 +88,7 @@ class Model:
             refused: See the class.
             arrays: Arrays of a task that reads its files itself; None: none.
             known: The words of the training data; None: the checkpoint has no record of them.
+            on_missing: Value of keys without a row; see `mpips.load`.
 
         Raises:
             ConfigError: The task cannot be imported, or has other tables than the checkpoint.
@@ -103,7 +106,7 @@ class Model:
         seed = config.cluster.seed
         self._given = task_options(kind, config.options)
         self.task: Task = kind(info, self._given, seed)
-        self.tables = StoredTables(checkpoint, self.task.tables(), seed)
+        self.tables = StoredTables(checkpoint, self.task.tables(), seed, on_missing)
         self._own = reader_of(kind)
         if self._own is not None:
             self.task.receive(self.arrays)
@@ -504,8 +507,11 @@ def load_model(
     check: bool = True,
     best: bool = False,
     options: Mapping[str, Any] | None = None,
+    on_missing: OnMissing = "initial",
 ) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
+    if on_missing not in ON_MISSING:
+        raise unknown_name("on_missing", on_missing, ON_MISSING)
     checkpoint, refused = open_undamaged(Path(path), best)
     try:
         manifest = checkpoint.manifest
@@ -521,7 +527,7 @@ def load_model(
         moments = Moments.from_arrays(attached)
         own = {name: attached[name] for name in info.arrays}
         known = KnownWords(attached[PATH]) if PATH in attached else None
-        model = Model(checkpoint, config, info, moments, refused, own, known)
+        model = Model(checkpoint, config, info, moments, refused, own, known, on_missing)
         if check:
             check_example(checkpoint, model.task, info, config.cluster.seed, attached)
         return model

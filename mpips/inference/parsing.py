@@ -16,8 +16,9 @@ from starlette.requests import Request
 from mpips.inference.model import Model
 
 MOST_BYTES = 16 << 20  # largest body of a request
-_MOST_KEYS = 100_000  # keys of one request
+MOST_KEYS = 100_000  # keys of one request
 _MOST_NAMES = 10  # names that an error lists
+_MOST_SHOWN = 60  # characters of a key that an error shows
 _MOST_UNKNOWN = 100  # names of a request that are compared with the columns
 
 # Meaning of a column that a row lacks: the request is refused, or the cell is empty.
@@ -280,6 +281,17 @@ def _by_number(rows: list[Mapping[str, Any]], model: Model) -> _Matrix:
     return _Matrix(found)
 
 
+def key_refused(key: Any) -> RequestRefused:
+    """Return the refusal of a key: it must be a whole number of 64 bits."""
+    shown = repr(key)
+    shown = shown if len(shown) <= _MOST_SHOWN else shown[:_MOST_SHOWN] + "..."
+    return RequestRefused(
+        400,
+        f"key {shown}: must be a whole number of 64 bits; words and larger numbers are ids: send "
+        '{"ids": [...], "column": "..."}',
+    )
+
+
 def keys_of(text: str) -> Any:
     """Return the keys in a query: whole numbers separated by commas."""
     try:
@@ -288,6 +300,6 @@ def keys_of(text: str) -> Any:
         raise RequestRefused(
             400, f"keys={text[:60]}: must be whole numbers separated by commas, such as 1,2"
         ) from None
-    if len(keys) > _MOST_KEYS:
-        raise RequestRefused(413, f"{len(keys):,} keys: at most {_MOST_KEYS:,} in one request")
+    if len(keys) > MOST_KEYS:
+        raise RequestRefused(413, f"{len(keys):,} keys: at most {MOST_KEYS:,} in one request")
     return keys

@@ -6,7 +6,7 @@
     POST /predict          {"lines": ["u1,?", ...]} for kge, mf and word2vec, the lines of a file for `mpips
                            predict`; the answer has the columns that this writes, by name
     POST /predict          application/octet-stream: float32, little-endian, n rows of d; so is the answer
-    GET /rows/TABLE?keys=  rows of an embedding table, or the whole of a dense one
+    GET, POST /rows/TABLE  rows of an embedding table, or the whole of a dense one; see `looking_up.py`
     GET /health            which checkpoint is loaded; needs no token
     GET /metrics           for Prometheus
 
@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -37,23 +39,32 @@ from starlette.routing import Route
 
 from mpips.errors import DataError, MpipsError
 from mpips.inference.current import CurrentModel
+from mpips.inference.looking_up import (
+    MOST_FLOATS,
+    MOST_JSON_FLOATS,
+    RAW,
+    Asked,
+    LookedUp,
+    LookUps,
+    asked_by,
+    response_of,
+    wants_raw,
+)
 from mpips.inference.model import Model
 from mpips.inference.parsing import (
     Missing,
     RequestRefused,
     body_of,
     content_of,
-    keys_of,
     lines_of,
-    listed,
     plain_column,
     rows_of,
     samples_in,
 )
-from mpips.inference.stored_tables import StoredDense, StoredRows
-from mpips.model.accepted import did_you_mean
+from mpips.inference.stored_tables import OnMissing
 from mpips.terminal.screen import say
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -61,7 +72,12 @@ class Service:
     """The answers to requests. One event loop; predictions run in its threads."""
 
     def __init__(
-        self, current: CurrentModel, token: str, every_s: float, missing: Missing = "error"
+        self,
+        current: CurrentModel,
+        token: str,
+        every_s: float,
+        missing: Missing = "error",
+        on_missing: OnMissing = "initial",
     ) -> None:
         """Serve a model.
 
@@ -70,7 +86,9 @@ class Service:
             token: Token that a request must contain; "": none is needed.
             every_s: Seconds between two checks for a newer checkpoint; 0: no checks.
             missing: Meaning of a column that a row lacks: "error" or "empty", an empty cell.
+            on_missing: Values of keys without a row, where a look-up names none.
         """
+        self._look_ups = LookUps(current, on_missing)
         self._current = current
         self._token = token.encode()
         self._every_s = every_s
@@ -82,6 +100,15 @@ class Service:
         self._samples = Counter("mpips_samples", "Samples predicted", registry=self._registry)
         self._seconds = Histogram(
             "mpips_predict_seconds", "Seconds of a prediction", registry=self._registry
+        )
+        self._rows_found = Counter(
+            "mpips_looked_up_rows",
+            "Rows looked up; a dense table counts as one",
+            ("source",),
+            registry=self._registry,
+        )
+        self._row_seconds = Histogram(
+            "mpips_look_up_seconds", "Seconds of a look-up", registry=self._registry
         )
         step = Gauge("mpips_model_step", "Step of the model", registry=self._registry)
         step.set_function(lambda: current.step)
@@ -100,7 +127,9 @@ class Service:
         """Return the application."""
         routes = [
             Route("/predict", self._guarded("/predict", self._predict), methods=["POST"]),
-            Route("/rows/{table:path}", self._guarded("/rows", self._rows), methods=["GET"]),
+            Route(
+                "/rows/{table:path}", self._guarded("/rows", self._rows), methods=["GET", "POST"]
+            ),
             Route("/metrics", self._guarded("/metrics", self._metrics), methods=["GET"]),
             Route("/health", self._guarded("/health", self._health, free=True), methods=["GET"]),
         ]
@@ -169,64 +198,73 @@ class Service:
 
     async def _predict(self, request: Request) -> Response:
         body = await body_of(request)
-        raw = request.headers.get("content-type", "").startswith("application/octet-stream")
+        raw = request.headers.get("content-type", "").startswith(RAW)
         started = time.monotonic()
         if raw:
-            values, name, notes = await run_in_threadpool(self._of_bytes, body)
+            (values, notes), head = await run_in_threadpool(
+                self._predicted, functools.partial(self._of_bytes, body)
+            )
             self._note(len(values), started)
-            headers = {"x-mpips-model": name, "x-mpips-shape": ",".join(map(str, values.shape))}
+            headers = {f"x-mpips-{name}": str(value) for name, value in head.items()}
+            headers["x-mpips-shape"] = ",".join(map(str, values.shape))
             if notes:
                 headers["x-mpips-notes"] = "; ".join(notes)
             data = np.ascontiguousarray(values, "<f4").tobytes()
-            return Response(data, media_type="application/octet-stream", headers=headers)
+            return Response(data, media_type=RAW, headers=headers)
         content = content_of(body)
         if "lines" in content:
-            answer = await run_in_threadpool(self._of_lines, content)
-            self._note(len(content["lines"]), started)
-            return JSONResponse(answer)
-        rows = rows_of(content)
-        found = await run_in_threadpool(self._of_rows, rows)
-        self._note(len(rows), started)
-        return JSONResponse(found)
+            samples, predict = content["lines"], functools.partial(self._of_lines, content)
+        else:
+            samples = rows_of(content)
+            predict = functools.partial(self._of_rows, samples)
+        found, head = await run_in_threadpool(self._predicted, predict)
+        self._note(len(samples), started)
+        # NaN and infinity, which JSON lacks, become null.
+        return Response(msgspec.json.encode({**head, **found}), media_type="application/json")
+
+    def _predicted(self, predict: Callable[[Model], T]) -> tuple[T, dict[str, Any]]:
+        """Predict; return the result, and what it is of."""
+        with self._current.use() as model:
+            found = predict(model)
+            head = {"model": model.path.name, "source": "checkpoint", "step": model.manifest.step}
+            return found, head
 
     def _note(self, n: int, started: float) -> None:
         self._samples.inc(n)
         self._seconds.observe(time.monotonic() - started)
 
-    def _of_bytes(self, body: bytes) -> tuple[Any, str, tuple[str, ...]]:
-        with self._current.use() as model:
-            d = model.info.n_features
-            if model.info.kind != "dense" or len(body) % (4 * d):
-                raise RequestRefused(
-                    400,
-                    f"{len(body)} bytes: raw samples are rows of {d} float32 values of a dense model",
-                )
-            x = np.frombuffer(body, "<f4").reshape(-1, d)
-            values = model.predict(x) if model.info.wants == "targets" else model.predict_proba(x)
-            return values, model.path.name, model.notes
+    @staticmethod
+    def _of_bytes(body: bytes, model: Model) -> tuple[Any, tuple[str, ...]]:
+        d = model.info.n_features
+        if model.info.kind != "dense" or len(body) % (4 * d):
+            raise RequestRefused(
+                400,
+                f"{len(body)} bytes: raw samples are rows of {d} float32 values of a dense model",
+            )
+        x = np.frombuffer(body, "<f4").reshape(-1, d)
+        values = model.predict(x) if model.info.wants == "targets" else model.predict_proba(x)
+        return values, model.notes
 
-    def _of_rows(self, rows: list[Any]) -> dict[str, Any]:
-        with self._current.use() as model:
-            data = samples_in(rows, model, self._missing)
-            found: dict[str, Any] = {"model": model.path.name}
-            if model.info.wants == "targets":
-                numbers = model.predict(data).tolist()
-                return {**found, **_notes_of(model), "predictions": numbers}
-            probabilities = model.predict_proba(data)
-            names, labels = model.classes.tolist(), model.labels_of(probabilities)
-            predictions = labels.tolist()
-            if model.info.wants == "several":
-                predictions = [list(compress(names, row)) for row in predictions]
-            return {
-                **found,
-                **_notes_of(model),
-                "classes": names,
-                "predictions": predictions,
-                "probabilities": probabilities.tolist(),
-            }
+    def _of_rows(self, rows: list[Any], model: Model) -> dict[str, Any]:
+        data = samples_in(rows, model, self._missing)
+        if model.info.wants == "targets":
+            numbers = model.predict(data).tolist()
+            return {**_notes_of(model), "predictions": numbers}
+        probabilities = model.predict_proba(data)
+        names, labels = model.classes.tolist(), model.labels_of(probabilities)
+        predictions = labels.tolist()
+        if model.info.wants == "several":
+            predictions = [list(compress(names, row)) for row in predictions]
+        return {
+            **_notes_of(model),
+            "classes": names,
+            "predictions": predictions,
+            "probabilities": probabilities.tolist(),
+        }
 
-    def _of_lines(self, content: dict[str, Any]) -> dict[str, Any]:
-        with self._current.use() as model, tempfile.TemporaryDirectory(prefix="mpips-") as folder:
+    @staticmethod
+    def _of_lines(content: dict[str, Any], model: Model) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="mpips-") as folder:
             path = Path(folder) / "request.txt"
             path.write_text(lines_of(content, model), encoding="utf-8")
             try:
@@ -239,30 +277,26 @@ class Service:
                 raise RequestRefused(400, text) from None
             plain = {name: plain_column(values) for name, values in columns.items()}
             notes = [note.replace(str(path), "the lines") for note in model.notes]
-            return {"model": model.path.name, "columns": plain, "notes": notes}
+            return {"columns": plain, "notes": notes}
 
     async def _rows(self, request: Request) -> Response:
-        name, text = request.path_params["table"], request.query_params.get("keys")
-        keys = keys_of(text) if text is not None else None
-        return JSONResponse(await run_in_threadpool(self._look_up, name, keys))
+        asked, raw = await asked_by(request), wants_raw(request)
+        started = time.monotonic()
+        found, response = await run_in_threadpool(
+            self._looked_up, request.path_params["table"], asked, raw
+        )
+        n = 1 if found.has is None else len(found.has)
+        self._rows_found.labels(found.source).inc(n)
+        self._row_seconds.observe(time.monotonic() - started)
+        return response
 
-    def _look_up(self, name: str, keys: Any) -> dict[str, Any]:
-        with self._current.use() as model:
-            if name not in model.tables:
-                near = did_you_mean(name, model.tables)
-                raise RequestRefused(
-                    404, f"no table '{name}'; there are {listed(list(model.tables))}{near}"
-                )
-            handle = model.tables.table(name)
-            found: dict[str, Any] = {"model": model.path.name}
-            if isinstance(handle, StoredDense) and keys is None:
-                return {**found, "values": handle.values.tolist()}
-            if isinstance(handle, StoredRows) and keys is not None:
-                return {**found, "keys": keys.tolist(), "rows": handle.pull(keys).tolist()}
-            kind = (
-                "an embedding table: give ?keys=1,2" if keys is None else "dense: leave ?keys= out"
-            )
-            raise RequestRefused(400, f"table '{name}' is {kind}")
+    def _looked_up(self, name: str, asked: Asked, raw: bool) -> tuple[LookedUp, Response]:
+        if asked.keys is None:
+            found = self._look_ups.dense(name)
+        else:
+            most = MOST_FLOATS if raw else MOST_JSON_FLOATS
+            found = self._look_ups.rows(name, asked.keys, asked.on_missing, most)
+        return found, response_of(found, asked, raw)
 
 
 def _notes_of(model: Model) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import msgspec
 from mpips.data import Dataset
 from mpips.errors import ConfigError, DataError
 from mpips.inference.model import Model, load_model
+from mpips.inference.stored_tables import OnMissing
 from mpips.inference.writing import ColumnsOf, OwnColumns, Writer, new_file, writer_of
 from mpips.mpi import launch
 from mpips.mpi.rounds import Rounds
@@ -51,6 +52,7 @@ def predict_file(
     timeout_s: float = TIMEOUT_S,
     best: bool = False,
     options: Mapping[str, Any] | None = None,
+    on_missing: OnMissing = "initial",
 ) -> Written:
     """Predict the samples of a file. Collective over the ranks of a launch; blocks.
 
@@ -62,6 +64,7 @@ def predict_file(
         timeout_s: Time limit of a wait for a rank that does nothing, seconds.
         best: Take the best checkpoint of the run; see `mpips.load`.
         options: Options of the task for prediction; see `mpips.load`.
+        on_missing: Values of keys without a row; see `mpips.load`.
 
     Raises:
         ConfigError: There is no model, or `out` cannot be written.
@@ -73,7 +76,7 @@ def predict_file(
     comm = launch.load_mpi() if launch.launched_size() > 1 else None
     ranks = Rounds(comm, timeout_s, "mpips predict")
     with terminating():
-        loaded = _load(ranks, model, best, options)
+        loaded = _load(ranks, model, best, options, on_missing)
         return _predicted(ranks, loaded, data, out, kind, say)
 
 
@@ -112,17 +115,27 @@ def _predicted(
     return Written(n, loaded.path)
 
 
-def _load(ranks: Rounds, path: Path, best: bool, options: Mapping[str, Any] | None) -> Model:
+def _load(
+    ranks: Rounds,
+    path: Path,
+    best: bool,
+    options: Mapping[str, Any] | None,
+    on_missing: OnMissing,
+) -> Model:
     """Load the same checkpoint on all ranks."""
     model, error = None, None
     if ranks.rank == 0:
         with ranks.working():
-            model, error = _attempt(lambda: load_model(path, best=best, options=options))
+            model, error = _attempt(
+                lambda: load_model(path, best=best, options=options, on_missing=on_missing)
+            )
     chosen = ranks.meet(error, str(model.path) if model is not None else "")[0]
     error = None
     if model is None:
         with ranks.working():
-            model, error = _attempt(lambda: load_model(Path(chosen), options=options))
+            model, error = _attempt(
+                lambda: load_model(Path(chosen), options=options, on_missing=on_missing)
+            )
     ranks.meet(error, 0)
     assert model is not None
     return model

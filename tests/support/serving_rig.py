@@ -15,6 +15,7 @@ from http_rig import running
 from mpips.inference.current import CurrentModel
 from mpips.inference.parsing import Missing
 from mpips.inference.serving import Service
+from mpips.inference.stored_tables import OnMissing
 from mpips.web.connections import config_of
 
 TOKEN = "a token of the tests"
@@ -56,9 +57,10 @@ def served(
     request_s: float = 10.0,
     body_s: float = 60.0,
     missing: Missing = "error",
+    on_missing: OnMissing = "initial",
 ) -> Iterator[tuple[Client, CurrentModel]]:
     """Serve a model until the end of the block."""
-    current = CurrentModel(path)
-    app = Service(current, TOKEN, every_s, missing).app()
+    current = CurrentModel(path, on_missing=on_missing)
+    app = Service(current, TOKEN, every_s, missing, on_missing).app()
     with running(uvicorn.Server(config_of(app, most, request_s, body_s))) as port:
         yield Client(port), current
