@@ -93,7 +93,7 @@ class ModelClient:
                 "use rows_of_ids for words",
             )
         body = asked.astype("<i8").tobytes()
-        query = {"on_missing": on_missing} if on_missing is not None else {}
+        query: dict[str, str] = {} if on_missing is None else {"on_missing": on_missing}
         return self._values("POST", table, body, query)
 
     def rows_of_ids(
