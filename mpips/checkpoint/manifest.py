@@ -32,7 +32,7 @@ from mpips.model.row_values import RowDtype
 from mpips.model.table import EmbeddingTable
 from mpips.model.table_options import is_table_name
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 STATE = "state.h5"
 # Types of datasets, and the arrays that have their bytes. bfloat16 is read as float32.

@@ -176,7 +176,7 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
         (
             ["table.optimizer=adm"],
             "unknown optimizer 'adm'; valid are sgd, momentum, nesterov, delayed_nesterov, adagrad, rmsprop, "
-            "adam, adamw, ftrl, row_adagrad; did you mean 'adam'?",
+            "adam, adamw, ftrl, row_adagrad, replace; did you mean 'adam'?",
         ),
         (
             ["table.optimizer={name='adam', lrr=1}"],

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from mpips import load
 from mpips.cli import evaluate, serve
+from mpips.cli.choosing import find_model
 from mpips.data.ids import ids
 from mpips.errors import ConfigError, DataError, ServingError
 from mpips.rundir.directory import RunFolder
@@ -199,14 +200,14 @@ def test_the_command_finds_runs_by_their_names(tmp_path: Path, monkeypatch: Any)
     monkeypatch.chdir(tmp_path)
     name = run.path.name
     for given in (name, name[:-3]):
-        assert serve._path_of(given, str(tmp_path / "runs")) == run.path
-    assert serve._path_of(str(run.path), "elsewhere") == run.path
+        assert find_model(given, str(tmp_path / "runs")) == run.path
+    assert find_model(str(run.path), "elsewhere") == run.path
     # A folder that is there comes first, and a path with folders is no name.
     (tmp_path / name[:5]).mkdir()
-    assert serve._path_of(name[:5], "runs") == Path(name[:5])
-    assert serve._path_of("gone/step-1", "runs") == Path("gone/step-1")
-    with pytest.raises(ConfigError, match="no run 'other' in"):
-        serve._path_of("other", "runs")
+    assert find_model(name[:5], "runs") == Path(name[:5])
+    assert find_model("gone/step-1", "runs") == Path("gone/step-1")
+    with pytest.raises(ConfigError, match="no folder 'other' here, and no run 'other' in"):
+        find_model("other", "runs")
     found = CliRunner().invoke(serve.command, [name, "--no-token"])
     assert "contains no checkpoint" in str(found.exception)
 

@@ -33,7 +33,12 @@ from mpips.worker.local import state as local_state
 # The layout of each format so far. A layout that changes gets a new number and a new line. A line that is
 # here never changes, since memory and files of that format exist.
 MEMORY_LAYOUTS = {9: "1448a965d08b7ac7", 10: "49f0f53f97f693d4", 11: "bee0af586cf5b0e0"}
-FILE_LAYOUTS = {2: "5aa64e0b1e3c8c14", 3: "5b51ae6a3a14aa23", 4: "9d4f1ca9c95dbd17"}
+FILE_LAYOUTS = {
+    2: "5aa64e0b1e3c8c14",
+    3: "5b51ae6a3a14aa23",
+    4: "9d4f1ca9c95dbd17",
+    5: "904a7482bc5bdc43",
+}
 
 KEPT = (
     *(Memory, PositionPart, local_state.LocalHead, local_state.LocalTableHead),

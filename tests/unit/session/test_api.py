@@ -202,7 +202,7 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         (
             {"optimizer": "adm"},
             "table 'w': unknown optimizer 'adm'; valid are sgd, momentum, nesterov, delayed_nesterov, "
-            "adagrad, rmsprop, adam, adamw, ftrl, row_adagrad; did you mean 'adam'?",
+            "adagrad, rmsprop, adam, adamw, ftrl, row_adagrad, replace; did you mean 'adam'?",
         ),
         (
             {"consistency": "spp"},

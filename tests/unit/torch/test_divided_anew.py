@@ -30,7 +30,9 @@ class Job:
         for rank in range(n_workers):
             script = SimpleNamespace(rank=rank, n_workers=n_workers)
             names = ("start", "settle", "arrive", "begin_epoch", "warn_of_late_changes")
-            job: Any = SimpleNamespace(script=script, steps=0, **dict.fromkeys(names, nothing))
+            job: Any = SimpleNamespace(
+                script=script, steps=0, announced=[], **dict.fromkeys(names, nothing)
+            )
             job.skips, job.schedules = Skips(job), Schedules(warns=False)
             self.loaders.append(StartingLoader(loader_of(**options), job, SEED))
         self._iterators: list[Any] = [None] * n_workers

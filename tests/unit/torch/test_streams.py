@@ -270,7 +270,11 @@ class Job:
                 rank=rank, n_workers=n_workers, compare_samples=lambda *note: None
             )
             job: Any = SimpleNamespace(
-                script=script, steps=0, loaders=[], **dict.fromkeys(names, lambda *arguments: None)
+                script=script,
+                steps=0,
+                loaders=[],
+                announced=[],
+                **dict.fromkeys(names, lambda *arguments: None),
             )
             job.skips, job.schedules = Skips(job), Schedules(warns=False)
             plain = loader_of(dataset or Parts(75), size, **options)

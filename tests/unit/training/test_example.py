@@ -135,7 +135,7 @@ def test_an_error_of_a_task_while_a_newer_model_is_loaded_leaves_the_old_one(
     current = CurrentModel(tmp_path)
     shutil.copytree(last.path, tmp_path / last.path.name)
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise FileNotFoundError("table.bin")
 
     with monkeypatch.context() as patched:
