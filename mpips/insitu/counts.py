@@ -13,7 +13,7 @@ class ProducerCounts(msgspec.Struct):
     """The counts of one producer, from the first launch of the job on.
 
     Attributes:
-        produced: Samples that it has pushed, those that are not held included.
+        produced: Samples that it has pushed, those that are left out or dropped included.
         trained: Samples of them that are for training, held or not.
         held_out: Samples that are held out.
         thinned: Samples that the reservoir has left out.
@@ -28,20 +28,26 @@ class ProducerCounts(msgspec.Struct):
     dropped: int = 0
     is_closed: bool = False
 
-    def row(self) -> NDArray[np.float32]:
-        """Return the row, shape (1, DIM)."""
+    def row(self, declaration: int) -> NDArray[np.float32]:
+        """Return the row, shape (1, DIM). `declaration`: `StreamTable.declaration` of the stream."""
         numbers = [split(getattr(self, name)) for name in _NUMBERS]
-        return np.array([[*np.ravel(numbers), self.is_closed]], np.float32)
+        return np.array([[*np.ravel(numbers), *split(declaration), self.is_closed]], np.float32)
 
 
 _NUMBERS = ("produced", "trained", "held_out", "thinned", "dropped")
-DIM = 2 * len(_NUMBERS) + 1  # values of a row
+DIM = 2 * len(_NUMBERS) + 3  # values of a row
+DECLARATION_KEY = -1  # of the row that has the declaration of the stream and no counts
 
 
 def counts_of(rows: NDArray[np.float32]) -> list[ProducerCounts]:
     """Return the counts in rows, float32, shape (n, DIM)."""
-    numbers = joined(rows[:, :-1].reshape(len(rows), len(_NUMBERS), 2))
+    numbers = joined(rows[:, :-3].reshape(len(rows), len(_NUMBERS), 2))
     return [
         ProducerCounts(**dict(zip(_NUMBERS, map(int, row), strict=True)), is_closed=bool(closed))
         for row, closed in zip(numbers, rows[:, -1], strict=True)
     ]
+
+
+def declarations_of(rows: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the declarations in rows, float32, shape (n, DIM); 0: the row was never written."""
+    return joined(rows[:, -3:-1])

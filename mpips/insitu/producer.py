@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpips.errors import ConfigError
-from mpips.insitu.counts import ProducerCounts, counts_of
+from mpips.insitu.counts import DECLARATION_KEY, ProducerCounts, counts_of
 
 if TYPE_CHECKING:
     from mpips.insitu.stream_table import StreamTable
@@ -32,17 +32,25 @@ class Producer:
 
     def __init__(self, stream: StreamTable, worker: Worker, number: int) -> None:
         """Read the counts; see `StreamTable.producer`."""
-        if not isinstance(number, int) or not 0 <= number < stream.producers:
+        is_count = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not is_count or not 0 <= number < stream.producers:
             raise ConfigError(
                 f"stream {stream.name!r}: producer {number!r}: must be a whole number from 0 to "
                 f"{stream.producers - 1}, since producers = {stream.producers}"
             )
-        self.number = number
+        self.number = int(number)
         self._stream, self._slots, self._layout = stream, stream.slots, stream.layout
         self._samples, self._table = stream.handles(worker)
         self._key = np.array([number], np.int64)
-        (self._counts,) = counts_of(self._table.pull(self._key))
+        rows = self._table.pull(np.array([number, DECLARATION_KEY], np.int64))
+        stream.check_declared(rows)
+        (self._counts,) = counts_of(rows[:1])
         self._open: Request[PushResult] | None = None
+        self._sent: Request[PushResult] | None = None
+        # All workers push the same values.
+        if not rows[1].any():
+            row = ProducerCounts().row(stream.declaration)
+            self._table.push(np.array([DECLARATION_KEY], np.int64), row)
 
     @property
     def counts(self) -> ProducerCounts:
@@ -51,7 +59,10 @@ class Producer:
 
     @property
     def produced(self) -> int:
-        """Number of samples pushed so far, in all launches: where a restarted simulation goes on."""
+        """Number of samples pushed so far, in all launches: where a restarted simulation goes on.
+
+        Samples that were dropped are among them, so the number of a sample is its place in the simulation.
+        """
         return self._counts.produced
 
     def push(self, sample: Mapping[str, Any], wait: bool = True) -> bool:
@@ -73,14 +84,16 @@ class Producer:
             StallError: A server has taken no records for the job's timeout.
         """
         arrays = self._layout.checked(sample)
-        self.flush()
+        self._settle()
         if (name := _first_invalid(arrays)) is not None:
             if self._stream.invalid == "error":
                 raise ValueError(
                     f"stream {self._stream.name!r}: field {name!r} of sample {self.produced} of producer "
                     f"{self.number} contains NaN or infinity"
                 )
+            self._counts.produced += 1
             self._counts.dropped += 1
+            self._counts.is_closed = False
             self._push_counts()
             return False
         slot, is_held_out = self._slots.of(self.number, self._counts)
@@ -98,29 +111,39 @@ class Producer:
         if slot is None:
             self._push_counts()
         elif wait:
-            self.flush()
+            self._settle()
         return slot is not None
 
     def flush(self) -> None:
-        """Wait until a server holds all samples that were pushed.
+        """Wait until servers hold all samples that were pushed, and their counts.
+
+        From then on another worker may be this producer.
 
         Raises:
             StallError: A server has taken no records for the job's timeout.
         """
+        self._settle()
+        if self._sent is not None:
+            self._sent.wait()
+            self._sent = None
+
+    def close(self) -> None:
+        """Tell readers that this producer has ended; a later push opens it again. Blocks."""
+        self._settle()
+        self._counts.is_closed = True
+        self._push_counts()
+        self.flush()
+
+    def _settle(self) -> None:
+        """Wait for the sample that is on its way, and push its counts."""
         if self._open is not None:
             self._open.wait()
             self._open = None
             self._push_counts()
 
-    def close(self) -> None:
-        """Tell readers that this producer has ended; a later push opens it again. Blocks."""
-        self.flush()
-        self._counts.is_closed = True
-        self._push_counts().wait()
-
-    def _push_counts(self) -> Request[PushResult]:
-        request: Request[PushResult] = self._table.push(self._key, self._counts.row())
-        return request
+    def _push_counts(self) -> None:
+        # A server applies the counts of one producer in their order, so the last push stands for all.
+        self._sent = self._table.push(self._key, self._counts.row(self._stream.declaration))
 
 
 def _first_invalid(arrays: Mapping[str, Any]) -> str | None:
