@@ -26,6 +26,9 @@ class Producer:
     Within one worker the order of records is that of the program, so a checkpoint that contains counts
     contains the samples before them.
 
+    Checkpoints. A push after a clock may wait until all workers have ended their clocks of the checkpoint. So
+    producers and readers must end clocks often. A reader that waits for the first samples takes part there.
+
     Attributes:
         number: Which producer this is.
     """

@@ -14,9 +14,11 @@ from mpips.errors import ProtocolError, StallError, StreamError
 from mpips.insitu.counts import DECLARATION_KEY, ProducerCounts, counts_of
 from mpips.process.patience import Patience
 from mpips.terminal.screen import say
+from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
     from mpips.insitu.stream_table import StreamTable
+    from mpips.worker.connection import Connection
     from mpips.worker.worker import Worker
 
 _POLL_S = 0.01
@@ -157,7 +159,12 @@ class SampleReader:
             StallError: No new sample has come for `patience_s`.
             StreamError: All producers have ended and no sample is held.
         """
-        self._await(min_seen, patience_s)
+        connection = connection_of(self._worker)
+        try:
+            self._await(min_seen, patience_s, connection)
+        finally:
+            connection.snapshot.end_gather()
+            connection.control.state = "computing"
         done = 0
         while not limit or done < limit:
             batch = self.sample(n)
@@ -196,7 +203,7 @@ class SampleReader:
             self._refresh()
         return all(each.is_closed for each in self._known)
 
-    def _await(self, min_seen: int, patience_s: float) -> None:
+    def _await(self, min_seen: int, patience_s: float, connection: Connection) -> None:
         wait, seen = Patience(patience_s), -1
         sign = Patience(_SIGN_S)
         while True:
@@ -218,6 +225,9 @@ class SampleReader:
                     f"mpips: worker {self._worker.index} waits for {min_seen} samples of stream "
                     f"{self._stream.name!r}: {taken} so far"
                 )
+            # Producers that have come to a cut are held there until this worker has come to it.
+            connection.control.state = f"waiting for samples of stream {self._stream.name!r}"
+            connection.check_cut_in_wait()
             time.sleep(_POLL_S)
 
     def _late(self, taken: int, min_seen: int, patience_s: float) -> str:
