@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from mpips.errors import ConfigError
-from mpips.insitu.counts import DECLARATION_KEY, ProducerCounts, counts_of
+from mpips.insitu.counts import DECLARATION_KEY, CountsRow, ProducerCounts, row_of
+from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
     from mpips.insitu.stream_table import StreamTable
@@ -25,6 +27,9 @@ class Producer:
     with the next number; a sample of which only the values had arrived is pushed to the same slot again.
     Within one worker the order of records is that of the program, so a checkpoint that contains counts
     contains the samples before them.
+
+    Restarts in memory. A worker repeats the pushes of its last clock, which have no effect again. So a
+    producer begins there at the counts with which that clock began.
 
     Checkpoints. A push after a clock may wait until all workers have ended their clocks of the checkpoint. So
     producers and readers must end clocks often. A reader that waits for the first samples takes part there.
@@ -47,13 +52,15 @@ class Producer:
         self._key = np.array([number], np.int64)
         rows = self._table.pull(np.array([number, DECLARATION_KEY], np.int64))
         stream.check_declared(rows)
-        (self._counts,) = counts_of(rows[:1])
+        stored = row_of(rows[0])
+        self._counts, self._owed = stored.counts, False
+        self._connection = at = connection_of(worker)
+        if at.repeats and (stored.worker, stored.clock) == (at.index, at.now):
+            self._counts, self._owed = stored.before, stored.owed
+        self._clock = -1
+        self._before, self._owed_before = self._counts, self._owed
         self._open: Request[PushResult] | None = None
         self._sent: Request[PushResult] | None = None
-        # All workers push the same values.
-        if not rows[1].any():
-            row = ProducerCounts().row(stream.declaration)
-            self._table.push(np.array([DECLARATION_KEY], np.int64), row)
 
     @property
     def counts(self) -> ProducerCounts:
@@ -87,6 +94,7 @@ class Producer:
             StallError: A server has taken no records for the job's timeout.
         """
         arrays = self._layout.checked(sample)
+        self._note_clock()
         self._settle()
         if (name := _first_invalid(arrays)) is not None:
             if self._stream.invalid == "error":
@@ -125,28 +133,58 @@ class Producer:
         Raises:
             StallError: A server has taken no records for the job's timeout.
         """
+        self._note_clock()
         self._settle()
         if self._sent is not None:
             self._sent.wait()
             self._sent = None
 
     def close(self) -> None:
-        """Tell readers that this producer has ended; a later push opens it again. Blocks."""
+        """Tell readers that this producer has ended; a later push opens it again. Blocks.
+
+        Without effect if it has ended already, as it may have before a restart.
+        """
+        self._note_clock()
         self._settle()
-        self._counts.is_closed = True
-        self._push_counts()
+        if not self._counts.is_closed:
+            self._counts.is_closed = True
+            self._push_counts()
         self.flush()
+
+    def _note_clock(self) -> None:
+        """Keep the counts with which a clock begins. Call it before they change."""
+        if self._clock != self._connection.now:
+            self._clock = self._connection.now
+            self._before = msgspec.structs.replace(self._counts)
+            self._owed_before = self._owed or self._open is not None
 
     def _settle(self) -> None:
         """Wait for the sample that is on its way, and push its counts."""
         if self._open is not None:
             self._open.wait()
-            self._open = None
+            self._open, self._owed = None, True
+        if self._owed:
+            self._owed = False
             self._push_counts()
 
     def _push_counts(self) -> None:
         # A server applies the counts of one producer in their order, so the last push stands for all.
-        self._sent = self._table.push(self._key, self._counts.row(self._stream.declaration))
+        row = CountsRow(
+            self._counts,
+            self._before,
+            self._owed_before,
+            self._clock,
+            self._connection.index,
+            self._stream.declaration,
+        ).values()
+        if self._counts.produced > 1:
+            self._sent = self._table.push(self._key, row)
+            return
+        # With the first counts of a producer the declaration is stored; all producers push the same one.
+        none = ProducerCounts()
+        declared = CountsRow(none, none, False, 0, 0, self._stream.declaration).values()
+        keys = np.array([self.number, DECLARATION_KEY], np.int64)
+        self._sent = self._table.push(keys, np.concatenate([row, declared]))
 
 
 def _first_invalid(arrays: Mapping[str, Any]) -> str | None:

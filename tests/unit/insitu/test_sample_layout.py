@@ -9,7 +9,7 @@ import pytest
 
 from mpips import StreamTable
 from mpips.errors import ConfigError
-from mpips.insitu.counts import DIM, ProducerCounts, counts_of, declarations_of
+from mpips.insitu.counts import DIM, CountsRow, ProducerCounts, counts_of, declarations_of, row_of
 from mpips.insitu.layout import SampleLayout
 from mpips.insitu.slots import SampleSlots, uniform
 
@@ -142,11 +142,13 @@ def test_capacity_is_given_in_samples_or_memory_and_divided() -> None:
 
 def test_counts_of_any_size_come_back() -> None:
     counts = [ProducerCounts(), ProducerCounts(2**47, 2**24, 2**24 - 1, 5, 1, True)]
-    rows = np.concatenate([each.row(2**48 - 1) for each in counts])
+    stored = [CountsRow(each, counts[0], True, 2**40 + 3, 7, 2**48 - 1) for each in counts]
+    rows = np.concatenate([each.values() for each in stored])
     assert rows.shape == (2, DIM)
     assert rows.dtype == np.float32
     assert counts_of(rows) == counts
     assert declarations_of(rows).tolist() == [2**48 - 1] * 2
+    assert [row_of(row) for row in rows] == stored
 
 
 def pushed(slots: SampleSlots, n: int, producer: int = 3) -> tuple[dict[int, int], ProducerCounts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import mpips
 from mpips import StreamTable, Worker
 from mpips.errors import ConfigError, StallError, StreamError
-from mpips.insitu.counts import DECLARATION_KEY, DIM, ProducerCounts
+from mpips.insitu.counts import DIM, ProducerCounts
 from mpips.insitu.producer import Producer
 from mpips.insitu.reader import SampleReader
 
@@ -406,8 +407,7 @@ class Recorded:
         return np.zeros((len(keys), DIM), np.float32)
 
     def push(self, keys: np.ndarray, rows: np.ndarray) -> Recorded:
-        if keys[0] != DECLARATION_KEY:
-            self.events.append(f"{self.name} pushed")
+        self.events.append(f"{self.name} pushed")
         return self
 
     def wait(self) -> None:
@@ -421,6 +421,7 @@ def test_counts_are_pushed_when_the_sample_is_applied(wait: bool) -> None:
 
     class Imitated:
         table = staticmethod(tables.__getitem__)
+        _connection = SimpleNamespace(index=0, now=0, repeats=False)
 
     producer = Producer(StreamTable("s", FIELDS, 9), Imitated(), 0)  # type: ignore[arg-type]
     for n in range(2):
