@@ -36,14 +36,14 @@ DECLARATION_KEY = -1  # of the row that has the declaration of the stream, and n
 
 
 class CountsRow(msgspec.Struct):
-    """What a producer stores with a push of its counts.
+    """The row that a producer pushes with its counts.
 
     A worker that continues in memory repeats the pushes of its last clock. So its producers must begin at the
     counts with which that clock began.
 
     Attributes:
         counts: The counts.
-        before: Counts at the begin of the clock in which they were pushed.
+        before: Counts with which the clock began in which they were pushed.
         owed: In that clock the first push was that of counts for a sample of an earlier one.
         clock: That clock, as servers count it.
         worker: Index of the worker.
