@@ -48,7 +48,7 @@ def features(batch):
 def learn(worker):
     """Fit the step of the solver to random batches while samples come; return counts and error."""
     reader, table = stream.reader(worker), worker.table("weights")
-    for batch in reader.batches(16, min_seen=100, limit=1000):
+    for batch in reader.batches(16, min_seen=100, limit=2000):
         x = features(batch)
         off = x @ table.pull() - batch["after"]
         table.push((x * off[..., None]).mean((0, 1, 2)))

@@ -13,7 +13,7 @@ class ProducerCounts(msgspec.Struct):
     """The counts of one producer, from the first launch of the job on.
 
     Attributes:
-        produced: Samples that it has pushed, those that are not held included.
+        produced: Samples that it has pushed, those that are left out or dropped included.
         trained: Samples of them that are for training, held or not.
         held_out: Samples that are held out.
         thinned: Samples that the reservoir has left out.
@@ -28,20 +28,63 @@ class ProducerCounts(msgspec.Struct):
     dropped: int = 0
     is_closed: bool = False
 
-    def row(self) -> NDArray[np.float32]:
-        """Return the row, shape (1, DIM)."""
-        numbers = [split(getattr(self, name)) for name in _NUMBERS]
-        return np.array([[*np.ravel(numbers), self.is_closed]], np.float32)
-
 
 _NUMBERS = ("produced", "trained", "held_out", "thinned", "dropped")
-DIM = 2 * len(_NUMBERS) + 1  # values of a row
+_SIZE = 2 * len(_NUMBERS) + 1  # values of counts
+DIM = 2 * _SIZE + 6  # values of a row
+DECLARATION_KEY = -1  # of the row that has the declaration of the stream, and no counts of its own
+
+
+class CountsRow(msgspec.Struct):
+    """The row that a producer pushes with its counts.
+
+    A worker that continues in memory repeats the pushes of its last clock. So its producers must begin at the
+    counts with which that clock began.
+
+    Attributes:
+        counts: The counts.
+        before: Counts with which the clock began in which they were pushed.
+        owed: In that clock the first push was that of counts for a sample of an earlier one.
+        clock: That clock, as servers count it.
+        worker: Index of the worker.
+        declaration: `StreamTable.declaration` of the stream; 0: the row was never written.
+    """
+
+    counts: ProducerCounts
+    before: ProducerCounts
+    owed: bool
+    clock: int
+    worker: int
+    declaration: int
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the row, shape (1, DIM)."""
+        rest = (self.owed, *split(self.clock), self.worker, *split(self.declaration))
+        return np.array([[*_values(self.counts), *_values(self.before), *rest]], np.float32)
+
+
+def _values(counts: ProducerCounts) -> list[int]:
+    numbers = [part for name in _NUMBERS for part in split(getattr(counts, name))]
+    return [*numbers, counts.is_closed]
 
 
 def counts_of(rows: NDArray[np.float32]) -> list[ProducerCounts]:
     """Return the counts in rows, float32, shape (n, DIM)."""
-    numbers = joined(rows[:, :-1].reshape(len(rows), len(_NUMBERS), 2))
+    numbers = joined(rows[:, : _SIZE - 1].reshape(len(rows), len(_NUMBERS), 2))
     return [
         ProducerCounts(**dict(zip(_NUMBERS, map(int, row), strict=True)), is_closed=bool(closed))
-        for row, closed in zip(numbers, rows[:, -1], strict=True)
+        for row, closed in zip(numbers, rows[:, _SIZE - 1], strict=True)
     ]
+
+
+def row_of(row: NDArray[np.float32]) -> CountsRow:
+    """Return what is in a row, float32, shape (DIM,)."""
+    counts, before = counts_of(row[: 2 * _SIZE].reshape(2, _SIZE))
+    owed, *clock, worker = row[2 * _SIZE : -2]
+    at, declaration = joined(np.array([clock, row[-2:]], np.float32))
+    return CountsRow(counts, before, bool(owed), int(at), int(worker), int(declaration))
+
+
+def declarations_of(rows: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the declarations in rows, float32, shape (n, DIM); 0: the row was never written."""
+    return joined(rows[:, -2:])

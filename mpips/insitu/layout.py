@@ -20,7 +20,8 @@ Float32 = NDArray[np.float32]
 # A shape, of float32 values; or a shape and the name of a type.
 FieldSpec: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], str]
 
-DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "bool")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = ("float32", "float64", *_INTEGERS, "bool")
 HEAD = 3  # values before the fields
 PART = 1 << 24  # whole numbers below it are exact in float32
 
@@ -141,7 +142,9 @@ class SampleLayout:
             raise ValueError(f"{where} has shape {array.shape}, declared is {field.shape}")
         if array.dtype == field.dtype:
             return array
-        if not np.can_cast(array.dtype, field.dtype, "same_kind"):
+        # Whether an integer fits is a matter of its value: those of a list are int64.
+        are_integers = array.dtype.kind in "iu" and field.dtype.kind in "iu"
+        if not are_integers and not np.can_cast(array.dtype, field.dtype, "same_kind"):
             raise TypeError(f"{where} has values of {array.dtype}, declared is {field.dtype}")
         with np.errstate(over="ignore"):
             converted = array.astype(field.dtype)

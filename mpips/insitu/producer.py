@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from mpips.errors import ConfigError
-from mpips.insitu.counts import ProducerCounts, counts_of
+from mpips.insitu.counts import DECLARATION_KEY, CountsRow, ProducerCounts, row_of
+from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
     from mpips.insitu.stream_table import StreamTable
@@ -26,23 +28,39 @@ class Producer:
     Within one worker the order of records is that of the program, so a checkpoint that contains counts
     contains the samples before them.
 
+    Restarts in memory. A worker repeats the pushes of its last clock, which have no effect again. So a
+    producer begins there at the counts with which that clock began.
+
+    Checkpoints. A push after a clock may wait until all workers have ended their clocks of the checkpoint. So
+    producers and readers must end clocks often. A reader that waits for the first samples takes part there.
+
     Attributes:
         number: Which producer this is.
     """
 
     def __init__(self, stream: StreamTable, worker: Worker, number: int) -> None:
         """Read the counts; see `StreamTable.producer`."""
-        if not isinstance(number, int) or not 0 <= number < stream.producers:
+        is_count = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not is_count or not 0 <= number < stream.producers:
             raise ConfigError(
                 f"stream {stream.name!r}: producer {number!r}: must be a whole number from 0 to "
                 f"{stream.producers - 1}, since producers = {stream.producers}"
             )
-        self.number = number
+        self.number = int(number)
         self._stream, self._slots, self._layout = stream, stream.slots, stream.layout
         self._samples, self._table = stream.handles(worker)
         self._key = np.array([number], np.int64)
-        (self._counts,) = counts_of(self._table.pull(self._key))
+        rows = self._table.pull(np.array([number, DECLARATION_KEY], np.int64))
+        stream.check_declared(rows)
+        stored = row_of(rows[0])
+        self._counts, self._owed = stored.counts, False
+        self._connection = at = connection_of(worker)
+        if at.repeats and (stored.worker, stored.clock) == (at.index, at.now):
+            self._counts, self._owed = stored.before, stored.owed
+        self._clock = -1
+        self._before, self._owed_before = self._counts, self._owed
         self._open: Request[PushResult] | None = None
+        self._sent: Request[PushResult] | None = None
 
     @property
     def counts(self) -> ProducerCounts:
@@ -51,7 +69,10 @@ class Producer:
 
     @property
     def produced(self) -> int:
-        """Number of samples pushed so far, in all launches: where a restarted simulation goes on."""
+        """Number of samples pushed so far, in all launches: where a restarted simulation goes on.
+
+        Samples that were dropped are among them, so the number of a sample is its place in the simulation.
+        """
         return self._counts.produced
 
     def push(self, sample: Mapping[str, Any], wait: bool = True) -> bool:
@@ -73,14 +94,17 @@ class Producer:
             StallError: A server has taken no records for the job's timeout.
         """
         arrays = self._layout.checked(sample)
-        self.flush()
+        self._note_clock()
+        self._settle()
         if (name := _first_invalid(arrays)) is not None:
             if self._stream.invalid == "error":
                 raise ValueError(
                     f"stream {self._stream.name!r}: field {name!r} of sample {self.produced} of producer "
                     f"{self.number} contains NaN or infinity"
                 )
+            self._counts.produced += 1
             self._counts.dropped += 1
+            self._counts.is_closed = False
             self._push_counts()
             return False
         slot, is_held_out = self._slots.of(self.number, self._counts)
@@ -98,29 +122,69 @@ class Producer:
         if slot is None:
             self._push_counts()
         elif wait:
-            self.flush()
+            self._settle()
         return slot is not None
 
     def flush(self) -> None:
-        """Wait until a server holds all samples that were pushed.
+        """Wait until servers hold all samples that were pushed, and their counts.
+
+        From then on another worker may be this producer.
 
         Raises:
             StallError: A server has taken no records for the job's timeout.
         """
-        if self._open is not None:
-            self._open.wait()
-            self._open = None
-            self._push_counts()
+        self._note_clock()
+        self._settle()
+        if self._sent is not None:
+            self._sent.wait()
+            self._sent = None
 
     def close(self) -> None:
-        """Tell readers that this producer has ended; a later push opens it again. Blocks."""
-        self.flush()
-        self._counts.is_closed = True
-        self._push_counts().wait()
+        """Tell readers that this producer has ended; a later push opens it again. Blocks.
 
-    def _push_counts(self) -> Request[PushResult]:
-        request: Request[PushResult] = self._table.push(self._key, self._counts.row())
-        return request
+        Without effect if it has ended already, as it may have before a restart.
+        """
+        self._note_clock()
+        self._settle()
+        if not self._counts.is_closed:
+            self._counts.is_closed = True
+            self._push_counts()
+        self.flush()
+
+    def _note_clock(self) -> None:
+        """Keep the counts with which a clock begins. Call it before they change."""
+        if self._clock != self._connection.now:
+            self._clock = self._connection.now
+            self._before = msgspec.structs.replace(self._counts)
+            self._owed_before = self._owed or self._open is not None
+
+    def _settle(self) -> None:
+        """Wait for the sample that is on its way, and push its counts."""
+        if self._open is not None:
+            self._open.wait()
+            self._open, self._owed = None, True
+        if self._owed:
+            self._owed = False
+            self._push_counts()
+
+    def _push_counts(self) -> None:
+        # A server applies the counts of one producer in their order, so the last push stands for all.
+        row = CountsRow(
+            self._counts,
+            self._before,
+            self._owed_before,
+            self._clock,
+            self._connection.index,
+            self._stream.declaration,
+        ).values()
+        if self._counts.produced > 1:
+            self._sent = self._table.push(self._key, row)
+            return
+        # With the first counts of a producer the declaration is stored; all producers push the same one.
+        none = ProducerCounts()
+        declared = CountsRow(none, none, False, 0, 0, self._stream.declaration).values()
+        keys = np.array([self.number, DECLARATION_KEY], np.int64)
+        self._sent = self._table.push(keys, np.concatenate([row, declared]))
 
 
 def _first_invalid(arrays: Mapping[str, Any]) -> str | None:

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ProtocolError, StallError, StreamError
-from mpips.insitu.counts import ProducerCounts, counts_of
+from mpips.insitu.counts import DECLARATION_KEY, ProducerCounts, counts_of
 from mpips.process.patience import Patience
 from mpips.terminal.screen import say
+from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
     from mpips.insitu.stream_table import StreamTable
+    from mpips.worker.connection import Connection
     from mpips.worker.worker import Worker
 
 _POLL_S = 0.01
@@ -28,7 +30,8 @@ class StreamCounts(msgspec.Struct, frozen=True):
     """The counts of a stream.
 
     Attributes:
-        produced: Samples that producers have pushed, in all launches.
+        produced: Samples that producers have pushed, in all launches, those that are left out or dropped
+            included.
         held: Samples for training that are held.
         held_out: Held-out samples that are held.
         thinned: Samples that a reservoir has left out.
@@ -81,7 +84,7 @@ class SampleReader:
         self._stream, self._slots, self._layout = stream, stream.slots, stream.layout
         self._samples, self._table = stream.handles(worker)
         self._worker = worker
-        self._keys = np.arange(stream.producers)
+        self._keys = np.append(np.arange(stream.producers), DECLARATION_KEY)
         self._known: list[ProducerCounts] = []
         self._known_at = float("-inf")
 
@@ -119,7 +122,7 @@ class SampleReader:
             self._refresh()
         sizes = self._filled(held_out)
         total = int(sizes.sum())
-        if total == 0:
+        if total < n:  # there may be more by now
             self._refresh()
             sizes = self._filled(held_out)
             total = int(sizes.sum())
@@ -147,7 +150,7 @@ class SampleReader:
 
         Args:
             n: Samples of a batch.
-            min_seen: Samples that producers must have pushed before the first batch.
+            min_seen: Samples that producers must have pushed before the first batch, without dropped ones.
             limit: Greatest number of batches; 0: no limit. Batches come then also after the end of all
                 producers, until there are so many.
             patience_s: Seconds without a new sample after which the wait for `min_seen` ends.
@@ -156,7 +159,12 @@ class SampleReader:
             StallError: No new sample has come for `patience_s`.
             StreamError: All producers have ended and no sample is held.
         """
-        self._await(min_seen, patience_s)
+        connection = connection_of(self._worker)
+        try:
+            self._await(min_seen, patience_s, connection)
+        finally:
+            connection.snapshot.end_gather()
+            connection.control.state = "computing"
         done = 0
         while not limit or done < limit:
             batch = self.sample(n)
@@ -166,7 +174,9 @@ class SampleReader:
                 return
 
     def _refresh(self) -> None:
-        self._known = counts_of(self._table.pull(self._keys))
+        rows = self._table.pull(self._keys)
+        self._stream.check_declared(rows)
+        self._known = counts_of(rows[:-1])
         self._known_at = time.monotonic()
 
     def _filled(self, held_out: bool) -> NDArray[np.int64]:
@@ -193,37 +203,41 @@ class SampleReader:
             self._refresh()
         return all(each.is_closed for each in self._known)
 
-    def _await(self, min_seen: int, patience_s: float) -> None:
+    def _await(self, min_seen: int, patience_s: float, connection: Connection) -> None:
         wait, seen = Patience(patience_s), -1
         sign = Patience(_SIGN_S)
         while True:
             counts = self.counts()
-            if counts.held and (counts.produced >= min_seen or self._all_ended()):
+            taken = counts.produced - counts.dropped
+            if counts.held and (taken >= min_seen or self._all_ended()):
                 return
             if self._all_ended():
                 raise StreamError(
                     f"stream {self._stream.name!r}: all producers have ended, and no sample is held"
                 )
-            if counts.produced > seen:
-                seen, wait = counts.produced, Patience(patience_s)
+            if taken > seen:
+                seen, wait = taken, Patience(patience_s)
             if wait.is_over:
-                raise StallError(self._late(counts, min_seen, patience_s))
+                raise StallError(self._late(taken, min_seen, patience_s))
             if sign.is_over:
                 sign = Patience(_SIGN_S)
                 say(
                     f"mpips: worker {self._worker.index} waits for {min_seen} samples of stream "
-                    f"{self._stream.name!r}: {counts.produced} so far"
+                    f"{self._stream.name!r}: {taken} so far"
                 )
+            # Producers that have come to a cut are held there until this worker has come to it.
+            connection.control.state = f"waiting for samples of stream {self._stream.name!r}"
+            connection.check_cut_in_wait()
             time.sleep(_POLL_S)
 
-    def _late(self, counts: StreamCounts, min_seen: int, patience_s: float) -> str:
+    def _late(self, taken: int, min_seen: int, patience_s: float) -> str:
         late = [str(i) for i, each in enumerate(self._known) if not each.is_closed]
         more = f" and {len(late) - 8} more" if len(late) > 8 else ""
         return (
-            f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {counts.produced} of "
+            f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {taken} of "
             f"{min_seen} samples are there; producers that have not ended: {', '.join(late[:8])}{more}"
         )
 
 
 def _has_begun(counts: ProducerCounts) -> bool:
-    return counts.produced > 0 or counts.dropped > 0
+    return counts.produced > 0

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
 from mpips.insitu import counts
@@ -30,7 +35,8 @@ class StreamTable(TableGroup):
 
     A producer pushes samples; readers draw random batches of those that are held. A sample counts once,
     whatever dies, and samples and counts are in the checkpoints of the job. All workers, and each launch,
-    must declare a stream in the same way. It stands for two embedding tables, NAME.samples and NAME.counts.
+    must declare a stream in the same way, `invalid` excepted; producers and readers refuse samples of another
+    declaration. It stands for two embedding tables, NAME.samples and NAME.counts.
 
     Attributes:
         name: Name of the stream, unique in the job.
@@ -45,7 +51,7 @@ class StreamTable(TableGroup):
         held_out: Share of the samples, and of the capacity, that is kept for validation: 0 to below 1.
             The choice of these samples depends on `seed`, their producer and their numbers alone.
         invalid: Treatment of a sample that contains NaN or infinity: "error" raises ValueError, "drop" counts
-            it and leaves it out.
+            it and leaves it out; its number is not used again.
         seed: Seed of the choice of samples.
     """
 
@@ -111,6 +117,14 @@ class StreamTable(TableGroup):
         held_out = min(max(1, round(n * self.held_out)), max(n - 1, 0)) if self.held_out else 0
         return SampleSlots(n - held_out, held_out, float(self.held_out), self.keep, self.seed)
 
+    @cached_property
+    def declaration(self) -> int:
+        """A checksum of all from which the place and form of a sample follow, 1 to below 2**48."""
+        fields = [(field.name, field.shape, field.dtype.str) for field in self.layout.fields]
+        text = repr((fields, self.slots, self.producers))
+        digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
+        return int.from_bytes(digest, "little") or 1
+
     @property
     def tables(self) -> Sequence[Table]:
         """Return the two tables of the job for which the stream stands."""
@@ -118,6 +132,20 @@ class StreamTable(TableGroup):
             EmbeddingTable(f"{self.name}.samples", self.layout.dim, Replace(), ASP()),
             EmbeddingTable(f"{self.name}.counts", counts.DIM, Replace(), ASP()),
         )
+
+    def check_declared(self, rows: NDArray[np.float32]) -> None:
+        """Refuse rows of NAME.counts, float32, shape (n, DIM), that come from another declaration.
+
+        Raises:
+            ConfigError: The samples of the job are those of another declaration of this stream.
+        """
+        found = counts.declarations_of(rows)
+        if ((found != 0) & (found != self.declaration)).any():
+            raise ConfigError(
+                f"stream {self.name!r}: its samples were pushed under another declaration; declare fields, "
+                "capacity, producers, keep, held_out and seed as in the launch that began it, alike on all "
+                "workers, or start a new run with resume = 'never'"
+            )
 
     def handles(self, worker: Worker) -> tuple[Any, Any]:
         """Return the handles of samples and counts.
@@ -138,10 +166,11 @@ class StreamTable(TableGroup):
         Args:
             worker: This worker.
             number: Which producer this is, 0 .. producers-1, for example the index of a member of an
-                ensemble. At any time one worker may be it; later another one may.
+                ensemble. At any time one worker may be it; after `flush` or `close` another one may.
 
         Raises:
-            ConfigError: The number is not that of a producer, or the job does not have this stream.
+            ConfigError: The number is not that of a producer, the job does not have this stream, or it has
+                samples of another declaration.
         """
         from mpips.insitu.producer import Producer
 
@@ -159,4 +188,4 @@ class StreamTable(TableGroup):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

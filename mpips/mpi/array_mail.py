@@ -48,8 +48,8 @@ from mpips.process import patience
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
-HEAD_TAG = 57
-VALUE_TAG = 58
+HEAD_TAG = 60
+VALUE_TAG = 61
 FAR_PIECE_BYTES = 32 << 10  # bytes, size of a piece between nodes
 MOST_DIMENSIONS = 32  # of an array; a head has room for them
 MESSAGE_BYTES = (

@@ -33,14 +33,14 @@ later.
 Only one cut is under way at a time. The next one begins after the last `Saved` of the one before, so
 checkpoints never overlap. Triggers in between are skipped and counted.
 
-Gathers, which here include reductions and barriers. A worker that waits for other workers in a gather can
-write its cut record there only if the cut has no common clock, the worker has pushed nothing since its tick,
-and its position is known. Otherwise (it has pushed since then, or it is at a clock before the common one) it
-must leave the gather first, so the other workers must come to the gather. They cannot come if they wait for
-an answer to a record behind their own cut records: servers hold those rings until the first worker comes to
-the cut. Such a cut would last until the servers give it up. Three messages prevent this. Each worker sends
-them about itself, in its program's order, to the scheduler over one communicator and tag, so MPI delivers
-them in that order. Only the coordinator reads them:
+Gathers, which here include reductions, barriers, and waits for the samples of a stream. A worker that waits
+for other workers in a gather can write its cut record there only if the cut has no common clock, the worker
+has pushed nothing since its tick, and its position is known. Otherwise (it has pushed since then, or it is at
+a clock before the common one) it must leave the gather first, so the other workers must come to the gather.
+They cannot come if they wait for an answer to a record behind their own cut records: servers hold those rings
+until the first worker comes to the cut. Such a cut would last until the servers give it up. Three messages
+prevent this. Each worker sends them about itself, in its program's order, to the scheduler over one
+communicator and tag, so MPI delivers them in that order. Only the coordinator reads them:
 
     Waits(id, "before")   a gather has begun in which the worker cannot write its record of cut id
     Waits(id, "over")     that gather has ended

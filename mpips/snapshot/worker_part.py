@@ -288,6 +288,17 @@ class WorkerPart:
             pushed_since: True if the worker has pushed since its last tick.
         """
         self._in_gather = True
+        self.check_in_wait(pushed_since)
+
+    def check_in_wait(self, pushed_since: bool) -> None:
+        """Do as `check_in_gather` during a wait for pushes of other workers; `end_gather` ends it.
+
+        The program reads rows between two calls. A read that waits behind the worker's own cut record is
+        reported as such.
+
+        Args:
+            pushed_since: True if the worker has pushed since its last tick.
+        """
         pending = self._control.cut.pending
         if not isinstance(pending, Commit) or pending.id == self._waits_before:
             return

@@ -398,6 +398,14 @@ class Connection:
         """Take part in a pending cut while the worker waits in a gather, or report that it cannot."""
         self.snapshot.check_in_gather(self.has_pushed)
 
+    def check_cut_in_wait(self) -> None:
+        """Take part in a pending cut while the worker waits for pushes of others.
+
+        Call it every few ms at best; see WorkerPart.check_in_wait.
+        """
+        self.poll()
+        self.snapshot.check_in_wait(self.has_pushed)
+
     def report(
         self,
         epoch: int,

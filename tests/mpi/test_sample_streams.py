@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from playing import Session, workers_with
 
-from mpips import StreamTable, Worker
+from mpips import DenseTable, StreamTable, Worker
 
 PUSHED = 120
 SHAPE = (37, 11)
@@ -60,3 +61,35 @@ def test_readers_learn_while_producers_push(session: Session, keep: Any, servers
     batches, produced, dropped = played.values[0]
     assert batches > 0
     assert (produced, dropped) == (PUSHED * stream.producers, 0)
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("pushes", [False, True])
+def test_checkpoints_go_on_while_a_reader_waits_for_samples(
+    session: Session, comm: Any, parallel_assert: Any, folder: Path, pushes: bool
+) -> None:
+    """Producers are held at their cut records, so a reader that did not take part would get no sample."""
+    n_workers = workers_with(1)
+    stream = StreamTable("s", {"x": (5,)}, 64 * n_workers, producers=n_workers - 1)
+    asked = DenseTable("asked", (3,), consistency="asp")
+
+    def main(worker: Worker) -> int:
+        if worker.index > 0:
+            producer = stream.producer(worker, worker.index - 1)
+            for i in range(PUSHED):
+                producer.push({"x": np.full(5, i)})
+                worker.clock()
+            producer.close()
+            return 0
+        if pushes:
+            worker.table("asked").push(np.ones(3, np.float32))
+        wait = stream.reader(worker).batches(4, min_seen=PUSHED * stream.producers, patience_s=20.0)
+        return len(next(wait))
+
+    played = session(main, [*stream.tables, asked], servers=1, save=folder, every_steps=10)
+    said = played.statistics["scheduler"]["checkpoints"]
+    parallel_assert(comm, played.values[0] == 4, str(played.values))
+    parallel_assert(comm, said["failed"] == 0, str(said))
+    if not pushes:
+        parallel_assert(comm, said["given_up"] == 0, str(said))
+        parallel_assert(comm, said["written"] >= 1, str(said))

@@ -19,7 +19,7 @@ double seconds_since(Clock::time_point start) {
 
 void wait_for(const std::uint64_t& word, std::uint64_t value, double limit_s) {
   Clock::time_point start;
-  for (unsigned spins = 0; __atomic_load_n(&word, __ATOMIC_ACQUIRE) != value; ++spins) {
+  for (std::uint64_t spins = 0; __atomic_load_n(&word, __ATOMIC_ACQUIRE) != value; ++spins) {
     if (spins == 0) start = Clock::now();
     if (spins % kSpins == kSpins - 1 && seconds_since(start) > limit_s)
       throw std::runtime_error("the other process has not answered within " +

@@ -61,6 +61,12 @@ def test_a_side_that_does_not_answer_ends_the_measurement() -> None:
         loops.handover(words(), *np.zeros((2, 4), np.float32), False, 1, 0.01)
 
 
+@pytest.mark.long
+def test_a_limit_of_more_than_four_thousand_million_looks_at_a_word_ends_too() -> None:
+    with pytest.raises(RuntimeError, match="has not answered within"):
+        loops.flag_round_trip(words(), True, 1, 20.0)
+
+
 def test_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="words has 8 values, expected at least 9"):
         loops.flag_round_trip(words()[:8], True, 1, 1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from mpips import StreamTable
 from mpips.errors import ConfigError
-from mpips.insitu.counts import DIM, ProducerCounts, counts_of
+from mpips.insitu.counts import DIM, CountsRow, ProducerCounts, counts_of, declarations_of, row_of
 from mpips.insitu.layout import SampleLayout
 from mpips.insitu.slots import SampleSlots, uniform
 
@@ -22,6 +22,8 @@ EDGES = {
     "int64": [-(2**63), 2**63 - 1, 2**53 + 1, -1],
     "uint8": [0, 255, 128, 1],
     "uint16": [0, 65535, 256, 1],
+    "uint32": [0, 2**32 - 1, 2**16, 0x7F800001],
+    "uint64": [0, 2**64 - 1, 2**53 + 1, 1],
     "bool": [True, False, False, True],
 }
 
@@ -62,6 +64,25 @@ def test_a_row_that_was_never_written_holds_no_sample() -> None:
     assert layout.decode(np.zeros((2, layout.dim), np.float32))[1].tolist() == [-1, -1]
 
 
+def test_integers_are_taken_by_their_values() -> None:
+    layout = SampleLayout("s", {"x": ((2,), "uint8"), "n": ((), "int64"), "m": ((), "uint64")})
+    arrays = layout.checked({"x": [1, 255], "n": np.uint64(7), "m": 2**40})
+    assert [arrays[name].dtype.name for name in "xnm"] == ["uint8", "int64", "uint64"]
+    assert [arrays[name].tolist() for name in "xnm"] == [[1, 255], 7, 2**40]
+    good = {"x": [1, 2], "n": 1, "m": 1}
+    for name, value, shown in (
+        ("x", [1, 256], "256, which is beyond uint8"),
+        ("x", [-1, 2], "-1, which is beyond uint8"),
+        ("n", np.uint64(2**63), f"{2**63}, which is beyond int64"),
+        ("m", -1, "-1, which is beyond uint64"),
+    ):
+        with pytest.raises(ValueError, match=f"field '{name}' contains {shown}"):
+            layout.checked({**good, name: value})
+    for value in ([1.0, 2.0], [np.nan, 1.0]):
+        with pytest.raises(TypeError, match="field 'x' has values of float64"):
+            layout.checked({**good, "x": value})
+
+
 @pytest.mark.parametrize(
     ("sample", "error", "text"),
     [
@@ -91,6 +112,7 @@ def test_samples_that_do_not_fit_are_refused(sample: object, error: type, text: 
         ({"fields": {"x": ((2,), "complex64")}}, "type 'complex64': must be one of float32,"),
         ({"fields": {1: ()}}, "the name of a field must be a text"),
         ({"capacity": 0}, "give one of capacity (samples) and capacity_mib"),
+        ({"capacity": 0, "capacity_mib": float("inf")}, "capacity_mib = inf: must be a number of"),
         ({"capacity_mib": 1.0}, "give one of capacity (samples) and capacity_mib"),
         ({"capacity": -1}, "capacity = -1: must be a whole number of at least 0"),
         ({"producers": 0}, "producers = 0: must be a whole number of at least 1"),
@@ -120,10 +142,13 @@ def test_capacity_is_given_in_samples_or_memory_and_divided() -> None:
 
 def test_counts_of_any_size_come_back() -> None:
     counts = [ProducerCounts(), ProducerCounts(2**47, 2**24, 2**24 - 1, 5, 1, True)]
-    rows = np.concatenate([each.row() for each in counts])
+    stored = [CountsRow(each, counts[0], True, 2**40 + 3, 7, 2**48 - 1) for each in counts]
+    rows = np.concatenate([each.values() for each in stored])
     assert rows.shape == (2, DIM)
     assert rows.dtype == np.float32
     assert counts_of(rows) == counts
+    assert declarations_of(rows).tolist() == [2**48 - 1] * 2
+    assert [row_of(row) for row in rows] == stored
 
 
 def pushed(slots: SampleSlots, n: int, producer: int = 3) -> tuple[dict[int, int], ProducerCounts]:

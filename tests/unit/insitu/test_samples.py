@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -193,8 +194,9 @@ def test_invalid_samples_are_refused_or_counted(value: float) -> None:
     good = {**bad, "y": np.ones(2)}
 
     def main(stream: StreamTable, worker: Worker) -> tuple[ProducerCounts, int]:
-        producer = stream.producer(worker)
+        producer, reader = stream.producer(worker), stream.reader(worker)
         assert producer.push(good)
+        producer.close()
         if stream.invalid == "error":
             with pytest.raises(
                 ValueError, match="field 'y' of sample 1 of producer 0 contains NaN"
@@ -202,13 +204,19 @@ def test_invalid_samples_are_refused_or_counted(value: float) -> None:
                 producer.push(bad)
         else:
             assert not producer.push(bad)
+            assert (reader.counts().open, reader.counts().ended) == (1, 0)
+            # A simulation that starts again goes on behind the sample that was dropped.
+            assert stream.producer(worker).produced == 2
+            with pytest.raises(StallError, match="while 1 of 2 samples are there"):
+                next(reader.batches(1, min_seen=2, patience_s=0.0))
         producer.push(good)
-        return producer.counts, stream.reader(worker).counts().dropped
+        assert sorted(reader.sample(2).numbers) == [0, 1 + (stream.invalid == "drop")]
+        return producer.counts, reader.counts().dropped
 
     for invalid, dropped in (("error", 0), ("drop", 1)):
         stream = StreamTable("s", fields, 9, invalid=invalid)  # type: ignore[arg-type]
         counts, seen = run(stream, lambda worker, stream=stream: main(stream, worker))
-        assert counts == ProducerCounts(produced=2, trained=2, dropped=dropped)
+        assert counts == ProducerCounts(produced=2 + dropped, trained=2, dropped=dropped)
         assert seen == dropped
 
 
@@ -260,6 +268,80 @@ def test_a_job_that_continues_from_a_checkpoint_ends_as_an_undisturbed_one(
     assert counted == counts
 
 
+BASE: dict[str, Any] = {
+    "fields": FIELDS,
+    "capacity": 40,
+    "producers": 2,
+    "held_out": 0.25,
+    "keep": "reservoir",
+    "seed": 1,
+}
+
+
+def declared(options: dict[str, Any]) -> StreamTable:
+    return StreamTable("s", **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fields": {"i": ((), "int64"), "x": (2, 3)}},
+        {"fields": {"x": (3, 2), "i": ((), "int64")}},
+        {"fields": {"x": (2, 3), "i": ((), "uint64")}},
+        {"fields": {"y": (2, 3), "i": ((), "int64")}},
+        {"capacity": 80},
+        {"capacity": 20},
+        {"producers": 1},
+        {"producers": 4, "capacity": 80},
+        {"keep": "newest"},
+        {"held_out": 0.0},
+        {"held_out": 0.5},
+        {"seed": 2},
+    ],
+)
+def test_samples_of_another_declaration_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    first, other = declared(BASE), declared({**BASE, **change})
+
+    # Producer 1 alone, whose counts a launch with one producer would not look at.
+    def push(worker: Worker) -> None:
+        first.producer(worker, 1).push(sample(1, 0))
+        worker.clock()
+
+    def refused(worker: Worker) -> None:
+        for begin in (other.producer, lambda worker: other.reader(worker).counts()):
+            with pytest.raises(ConfigError, match="stream 's': its samples were pushed under anot"):
+                begin(worker)
+
+    run(first, push, save=tmp_path / "saved")
+    run(other, refused, save=tmp_path / "saved")
+
+
+def test_workers_that_declare_a_stream_otherwise_are_refused() -> None:
+    stream, other = declared(BASE), declared({**BASE, "seed": 2})
+
+    def main(worker: Worker) -> None:
+        reader = other.reader(worker)
+        assert reader.counts().produced == 0
+        stream.producer(worker, 1).push(sample(1, 0))
+        with pytest.raises(ConfigError, match="another declaration"):
+            reader.counts()
+
+    run(stream, main)
+
+
+def test_treatment_of_invalid_samples_may_change(tmp_path: Path) -> None:
+    for n, invalid in enumerate(("error", "drop")):
+        stream = declared({**BASE, "invalid": invalid})
+
+        def main(worker: Worker, stream: StreamTable = stream) -> int:
+            producer = stream.producer(worker, 1)
+            producer.push(sample(1, producer.produced))
+            worker.clock()
+            return producer.produced
+
+        assert run(stream, main, save=tmp_path / "saved") == n + 1
+
+
 def test_a_sample_that_came_without_its_counts_is_pushed_to_its_slot_again() -> None:
     stream = StreamTable("s", FIELDS, 4, seed=1)
 
@@ -283,7 +365,8 @@ def test_producers_are_those_of_the_declaration() -> None:
     stream = StreamTable("s", FIELDS, 9, producers=3)
 
     def main(worker: Worker) -> None:
-        for number in (-1, 3, 1.0):
+        assert stream.producer(worker, np.int64(2)).number == 2  # type: ignore[arg-type]
+        for number in (-1, 3, 1.0, True):
             with pytest.raises(ConfigError, match=r"must be a whole number from 0 to 2, since"):
                 Producer(stream, worker, number)  # type: ignore[arg-type]
         other = StreamTable("other", FIELDS, 9)
@@ -338,11 +421,17 @@ def test_counts_are_pushed_when_the_sample_is_applied(wait: bool) -> None:
 
     class Imitated:
         table = staticmethod(tables.__getitem__)
+        _connection = SimpleNamespace(index=0, now=0, repeats=False)
 
     producer = Producer(StreamTable("s", FIELDS, 9), Imitated(), 0)  # type: ignore[arg-type]
     for n in range(2):
         producer.push(sample(0, n), wait=wait)
     if not wait:
         assert events[-1] == "s.samples pushed"
+    last = "s.counts applied"
+    assert last not in events
     producer.flush()
-    assert events == ["s.samples pushed", "s.samples applied", "s.counts pushed"] * 2
+    # Another worker that is this producer from now on must see its counts, so `flush` waits for them.
+    assert events == [*["s.samples pushed", "s.samples applied", "s.counts pushed"] * 2, last]
+    producer.flush()
+    assert events[-2:] == ["s.counts pushed", last]

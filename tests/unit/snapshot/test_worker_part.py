@@ -99,6 +99,32 @@ def test_a_gather_in_which_the_cut_can_be_made_is_not_reported():
     assert rig.core.holds_cut()
 
 
+@pytest.mark.parametrize("pushes", [False, True])
+def test_a_wait_for_pushes_of_others_takes_part_in_a_cut_and_reports_waits_behind_it(pushes):
+    rig = Rig(dense(), rows(), n_workers=2, n_slots=8)
+    control = Recording()
+    worker = worker_of(rig, control)
+    connection = connection_of(worker)
+    worker.clock()
+    if pushes:
+        push(worker)
+    rig.core.expect_cut(7)
+    control.cut.take(Commit(7, 0), 1)
+    for _ in range(3):
+        connection.check_cut_in_wait()
+    if pushes:
+        # Another worker may be behind its record, so the cut may have to be given up.
+        assert control.sent == [Waits(7, "before")]
+        connection.snapshot.end_gather()
+        assert control.sent == [Waits(7, "before"), Waits(7, "over")]
+        return
+    assert control.sent == []
+    # Worker 1 does not come to the cut; so the reads of the wait are held.
+    with pytest.raises(StallError):
+        worker.table("e").prefetch(np.arange(3)).wait(0.3)
+    assert control.sent == [Waits(7, "behind")]
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_image_goes_into_the_folder_of_its_cut(waits):
     rig = Rig(dense(), n_slots=8)

@@ -13,9 +13,13 @@ from crowd import Network
 from message_rig import Messenger, messengers
 
 from mpips.errors import ConfigError, ProtocolError, StallError
-from mpips.mpi.array_mail import FAR_PIECE_BYTES, INLINE_BYTES, ArrayHead
+from mpips.mpi import array_mail, contributions, mail
+from mpips.mpi.array_mail import FAR_PIECE_BYTES, HEAD_TAG, INLINE_BYTES, VALUE_TAG, ArrayHead
 from mpips.worker import messages
+from mpips.worker.groups import handover
+from mpips.worker.groups import start as groups_start
 from mpips.worker.messages import ArrayMessages
+from mpips.worker.replicated import start as replicated_start
 
 WHOLE = np.arange(24).reshape(2, 3, 4)
 ARRAYS: dict[str, np.ndarray] = {
@@ -279,7 +283,7 @@ def test_a_message_whose_values_do_not_come_is_named_as_begun() -> None:
     sender, mine = Messenger(1, 2, network), Messenger(0, 2, network, timeout_s=0.3)
     sender.send(np.zeros(5000), 0)
     for key, queue in network.queues.items():
-        if key[2] == 58:
+        if key[2] == VALUE_TAG:
             queue.clear()
     with pytest.raises(
         StallError, match="worker 1 has not sent all of a message with tag 0; it does"
@@ -383,7 +387,7 @@ def test_a_message_that_was_lost_is_not_replaced_by_the_next() -> None:
     network = Network(most_delay=0)
     sender, mine = Messenger(1, 2, network), Messenger(0, 2, network)
     sender.send([1], 0)
-    network.queues[11, 10, 57].clear()
+    network.queues[11, 10, HEAD_TAG].clear()
     sender.send([2], 0)
     with pytest.raises(
         ProtocolError, match="has received message 1 of worker 1, and 0 was expected"
@@ -435,7 +439,7 @@ def test_arrays_travel_in_small_pieces_between_nodes_only(
 ) -> None:
     network = Network()
     Messenger(0, 2, network, nodes=nodes).send(np.zeros(3 * FAR_PIECE_BYTES + 1, np.uint8), 1)
-    assert len(network.queues[10, 11, 58]) == n_pieces
+    assert len(network.queues[10, 11, VALUE_TAG]) == n_pieces
 
 
 def test_a_wait_does_not_use_the_answer_of_an_earlier_one() -> None:
@@ -469,3 +473,15 @@ def test_a_clock_advances_messages_of_workers_that_exchange_arrays_only() -> Non
     assert not sender.mail.is_idle
     sender.messages.advance()
     assert sender.mail.is_idle
+
+
+def test_messages_between_workers_have_tags_of_their_own() -> None:
+    """All of them travel on one communicator."""
+    tags = [
+        *(array_mail.HEAD_TAG, array_mail.VALUE_TAG, mail.NOTE_TAG, mail.PIECE_TAG),
+        *contributions.TAGS,
+        *groups_start._TAGS,
+        *groups_start._SUBGROUP_TAGS,
+        *(handover._ASK, handover._PARTS, handover._VALUES, replicated_start._TAG),
+    ]
+    assert len(set(tags)) == len(tags)
