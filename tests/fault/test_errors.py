@@ -37,6 +37,13 @@ def test_an_error_in_a_worker_ends_the_job(how: str, code: int, parts: list[str]
     assert after.index(ABOUT_THE_LAUNCHER) > after.index(parts[-1])
 
 
+def test_a_signal_while_a_class_is_made_is_no_error_of_the_worker() -> None:
+    argv = [sys.executable, str(PROGRAMS / "broken.py"), "class", json.dumps({"timeout_s": 30})]
+    with launch(4, argv, timeout=30.0) as job:
+        assert job.wait() == 143, job.stderr()
+        assert "mpips: error:" not in job.stderr()
+
+
 def test_an_error_before_mpi_is_followed_by_one_line_about_the_launcher() -> None:
     with launch(3, [sys.executable, "-m", "mpips", "train", "mlpp"], timeout=30.0) as job:
         assert job.wait() == 2, job.stderr()

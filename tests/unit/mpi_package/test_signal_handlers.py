@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpips.mpi import early_signals, signals
+from mpips.mpi.cluster import Cluster
 from mpips.mpi.messages import Ask
 from mpips.mpi.signals import (
     SignalRequests,
@@ -77,6 +78,16 @@ def test_a_signal_while_a_class_is_made_ends_as_one_at_any_other_place(number: i
     expected = TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
     with pytest.raises(expected), signals_unwind():
         type("Made", (), {"field": Signalling(number)})
+
+
+def test_a_signal_while_a_class_is_made_ends_a_rank_in_a_step_of_the_start_up() -> None:
+    cluster = Cluster.__new__(Cluster)  # work ends it before it needs the other ranks
+
+    def work() -> None:
+        type("Made", (), {"field": Signalling(signal.SIGTERM)})
+
+    with pytest.raises(TerminatedError), signals_unwind():
+        cluster.agree("importing", work)
 
 
 def test_a_signal_while_a_class_is_made_within_a_job_is_no_error_of_the_job(tmp_path: Path) -> None:
