@@ -71,4 +71,4 @@ outcome = mpips.run(main, [stream, weights])
 if outcome.is_first_worker:
     counts, error = outcome.value
     print(f"samples: {counts.produced}, producers: {counts.ended}")
-    print(f"error of the learned step: {'below' if error < 0.01 else 'above'} 1 % of a change")
+    print(f"error of the learned step: {'below' if error < 0.1 else 'above'} 10 % of a change")

@@ -142,7 +142,7 @@ class SampleLayout:
             raise ValueError(f"{where} has shape {array.shape}, declared is {field.shape}")
         if array.dtype == field.dtype:
             return array
-        # Whether an integer fits is a matter of its value: those of a list are int64.
+        # Integers are compared by value below: those of a list are int64.
         are_integers = array.dtype.kind in "iu" and field.dtype.kind in "iu"
         if not are_integers and not np.can_cast(array.dtype, field.dtype, "same_kind"):
             raise TypeError(f"{where} has values of {array.dtype}, declared is {field.dtype}")

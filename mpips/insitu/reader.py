@@ -144,34 +144,40 @@ class SampleReader:
     ) -> Iterator[SampleBatch]:
         """Yield random batches until all producers of the stream have called `close`.
 
-        Without a limit it goes on as long as one of `StreamTable.producers` has not begun, or not ended. It
-        waits first until the producers have pushed `min_seen` samples, or have ended, and prints a line every
-        10 s meanwhile.
+        Without a limit it goes on as long as one of `StreamTable.producers` has not begun, or not ended, and
+        samples come. It waits first until the producers have pushed `min_seen` samples, or have ended, and
+        prints a line every 10 s meanwhile.
 
         Args:
             n: Samples of a batch.
             min_seen: Samples that producers must have pushed before the first batch, without dropped ones.
-            limit: Greatest number of batches; 0: no limit. Batches come then also after the end of all
-                producers, until there are so many.
-            patience_s: Seconds without a new sample after which the wait for `min_seen` ends.
+            limit: Number of batches, whether producers have ended or not; 0: no limit.
+            patience_s: Seconds without a new sample after which the wait for `min_seen` ends, and, without a
+                limit, the batches: a producer that has ended without `close` would let them come for ever.
 
         Raises:
             StallError: No new sample has come for `patience_s`.
             StreamError: All producers have ended and no sample is held.
+            ValueError: `limit` is below 0.
         """
+        if limit < 0:
+            raise ValueError(f"stream {self._stream.name!r}: limit = {limit}: must be 0 or more")
         connection = connection_of(self._worker)
         try:
             self._await(min_seen, patience_s, connection)
         finally:
             connection.snapshot.end_gather()
             connection.control.state = "computing"
-        done = 0
-        while not limit or done < limit:
-            batch = self.sample(n)
-            done += 1
-            yield batch
-            if not limit and self._all_ended():
+        for _ in range(limit):
+            yield self.sample(n)
+        news = _News(patience_s)
+        while not limit:
+            yield self.sample(n)
+            if self._all_ended():
                 return
+            taken = self._taken()
+            if news.are_late(taken):
+                raise StallError(self._late(taken, taken + 1, patience_s))
 
     def _refresh(self) -> None:
         rows = self._table.pull(self._keys)
@@ -203,21 +209,21 @@ class SampleReader:
             self._refresh()
         return all(each.is_closed for each in self._known)
 
+    def _taken(self) -> int:
+        """Return the number of samples that producers have pushed, without dropped ones."""
+        return sum(each.produced - each.dropped for each in self._known)
+
     def _await(self, min_seen: int, patience_s: float, connection: Connection) -> None:
-        wait, seen = Patience(patience_s), -1
-        sign = Patience(_SIGN_S)
+        news, sign = _News(patience_s), Patience(_SIGN_S)
         while True:
-            counts = self.counts()
-            taken = counts.produced - counts.dropped
+            counts, taken = self.counts(), self._taken()
             if counts.held and (taken >= min_seen or self._all_ended()):
                 return
             if self._all_ended():
                 raise StreamError(
                     f"stream {self._stream.name!r}: all producers have ended, and no sample is held"
                 )
-            if taken > seen:
-                seen, wait = taken, Patience(patience_s)
-            if wait.is_over:
+            if news.are_late(taken):
                 raise StallError(self._late(taken, min_seen, patience_s))
             if sign.is_over:
                 sign = Patience(_SIGN_S)
@@ -237,6 +243,20 @@ class SampleReader:
             f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {taken} of "
             f"{min_seen} samples are there; producers that have not ended: {', '.join(late[:8])}{more}"
         )
+
+
+class _News:
+    """Finds out that no new sample has come for some time."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s, self._seen = patience_s, -1
+        self._wait = Patience(patience_s)
+
+    def are_late(self, taken: int) -> bool:
+        """Return True if there are no more samples than `patience_s` ago."""
+        if taken > self._seen:
+            self._seen, self._wait = taken, Patience(self._patience_s)
+        return self._wait.is_over
 
 
 def _has_begun(counts: ProducerCounts) -> bool:

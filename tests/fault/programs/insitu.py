@@ -1,7 +1,8 @@
 """Two producers and a reader, for `mpips run`. Prints what is held at the end. argv: "quiet" or "kills".
 
 With "kills", in the first attempt producer 0 dies after a sample whose counts are not pushed yet, in the
-second one it kills the server between two samples, in the third one the reader dies between two batches.
+second one it kills one of two servers between two samples, in the third one the reader dies between two
+batches.
 """
 
 import json
@@ -21,16 +22,16 @@ stream = mpips.StreamTable(
 attempt = int(os.environ.get("MPIPS_GENERATION", "0")) if sys.argv[1] == "kills" else -1
 
 
-def kill_server():
+def kill_a_server():
     places = json.loads(Path(os.environ["MPIPS_RUN_DIR"], "places.json").read_text())
-    (pid,) = (place["pid"] for place in places["ranks"] if place["role"] == "server 0")
+    (pid,) = (place["pid"] for place in places["ranks"] if place["role"] == "server 1")
     os.kill(pid, signal.SIGKILL)
 
 
 def produce(worker, producer):
     for n in range(producer.produced, N):
         if attempt == 1 and producer.number == 0 and n == 2 * N // 3:
-            kill_server()
+            kill_a_server()
         dies = attempt == 0 and producer.number == 0 and n == N // 3
         producer.push({"x": np.full(50, 1000 * producer.number + n), "n": n}, wait=not dies)
         if dies:
@@ -69,6 +70,6 @@ def main(worker):
     return produce(worker, stream.producer(worker, worker.index - 1))
 
 
-outcome = mpips.run(main, [stream], servers=1)
+outcome = mpips.run(main, [stream], servers=2)
 if outcome.is_first_worker:
-    print(json.dumps({**outcome.value, "attempt": int(os.environ["MPIPS_GENERATION"])}))
+    print(json.dumps({**outcome.value, "attempt": int(os.environ.get("MPIPS_GENERATION", "0"))}))

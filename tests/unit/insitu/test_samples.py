@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -435,3 +436,24 @@ def test_counts_are_pushed_when_the_sample_is_applied(wait: bool) -> None:
     assert events == [*["s.samples pushed", "s.samples applied", "s.counts pushed"] * 2, last]
     producer.flush()
     assert events[-2:] == ["s.counts pushed", last]
+
+
+def test_batches_end_if_a_producer_has_ended_without_a_word() -> None:
+    stream = StreamTable("s", FIELDS, 9, producers=2)
+
+    def main(worker: Worker) -> None:
+        stream.producer(worker, 0).push(sample(0, 0))
+        stream.producer(worker, 0).close()
+        producer = stream.producer(worker, 1)
+        batches = stream.reader(worker).batches(1, patience_s=0.3)
+        for number in range(2):
+            producer.push(sample(1, number))
+            next(batches)
+        with pytest.raises(
+            StallError, match=r"no new sample for 0\.3 s while 3 of 4 .* not ended: 1$"
+        ):
+            deque(map(check, batches), 0)
+        with pytest.raises(ValueError, match="limit = -1: must be 0 or more"):
+            next(stream.reader(worker).batches(1, limit=-1))
+
+    run(stream, main)
