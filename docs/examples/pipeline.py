@@ -52,6 +52,10 @@ def main(worker):
     n_stages = min(2, worker.n_workers)  # one worker has both layers
     pipeline, stage = divmod(worker.index, n_stages)
     n_pipelines = worker.n_workers // n_stages
+    if worker.n_workers % n_stages:
+        raise mpips.ConfigError(
+            f"{worker.n_workers} workers: pipelines of two stages need an even number"
+        )
     layers = (["hidden", "output"], ["hidden"], ["output"])[stage + n_stages - 1]
     first = worker.start.cursor["step"] if worker.start and worker.start.cursor else 0
     for step in range(first, STEPS):

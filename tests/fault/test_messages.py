@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import launcher
+import pytest
+from multinode import Nodes
 
 PROGRAM = str(Path(__file__).with_name("programs") / "pipelined.py")
 STEPS = "45"
@@ -33,3 +35,22 @@ def test_a_pipeline_whose_stage_is_killed_ends_with_the_bits_of_one_process(tmp_
     starts = [(e["source"], e.get("step")) for e in begun if e["event"] == "began"]
     assert len(starts) == 2
     assert starts[1] in {("checkpoint", 10), ("checkpoint", 20)}
+
+
+@pytest.mark.long
+def test_a_pipeline_over_two_nodes_has_the_bits_of_one_process(
+    nodes2: Nodes, tmp_path: Path
+) -> None:
+    environment = launcher.site_environment()
+    with launcher.Launch([sys.executable, PROGRAM, STEPS], environment, 60.0, tmp_path) as alone:
+        expected = digest_of(alone)
+    # Scheduler, server and stage 0; stage 1.
+    with nodes2.start([3, 1], [sys.executable, PROGRAM, STEPS], timeout=90) as job:
+        assert digest_of(job) == expected
+
+
+@pytest.mark.long
+def test_an_odd_number_of_workers_is_refused_by_the_example(tmp_path: Path) -> None:
+    with launcher.launch(5, [sys.executable, PROGRAM, STEPS], timeout=60.0) as job:
+        assert job.wait() == 2, job.tail()
+        assert "3 workers: pipelines of two stages need an even number" in job.stderr()
