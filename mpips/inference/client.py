@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
@@ -16,8 +16,10 @@ import numpy.typing as npt
 from mpips.data.ids import ids
 from mpips.errors import ConfigError, ServingError
 
+if TYPE_CHECKING:
+    from mpips.inference.stored_tables import OnMissing
+
 Float32: TypeAlias = npt.NDArray[np.float32]
-OnMissing: TypeAlias = Literal["initial", "zero", "error"]
 _RAW = "application/octet-stream"
 
 
@@ -91,6 +93,10 @@ class ModelClient:
                 0,
                 f"keys of dtype {asked.dtype} and shape {asked.shape}: must be whole numbers, shape (n,); "
                 "use rows_of_ids for words",
+            )
+        if asked.dtype.kind == "u" and asked.size and int(asked.max()) >= 2**63:
+            raise ServingError(
+                0, f"keys contain {asked.max()}, beyond int64: use rows_of_ids for such numbers"
             )
         body = asked.astype("<i8").tobytes()
         query: dict[str, str] = {} if on_missing is None else {"on_missing": on_missing}

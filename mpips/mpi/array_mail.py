@@ -52,9 +52,8 @@ HEAD_TAG = 60
 VALUE_TAG = 61
 FAR_PIECE_BYTES = 32 << 10  # bytes, size of a piece between nodes
 MOST_DIMENSIONS = 32  # of an array; a head has room for them
-MESSAGE_BYTES = (
-    512  # bytes that a message counts beside its values: its head, and the objects that hold it
-)
+# Bytes that a message counts beside its values: its head, and the objects that hold it.
+MESSAGE_BYTES = 512
 POLL_INTERVAL_S = 0.005  # s, least time between two looks for messages in waits for something else
 _ROWS = 4  # workers in one answer at most
 _DOING_BYTES = 240  # bytes, longest text about one of them

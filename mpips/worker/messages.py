@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from mpips.mpi.array_mail import AnyArray, ArrayMail, ArrivedArray
     from mpips.worker.connection import Connection
 
-MOST_BYTES = (
-    256 << 20
-)  # bytes of messages to one worker that it has not received; then `send` waits
+# Bytes of messages to one worker that it has not received, above which `send` waits.
+MOST_BYTES = 256 << 20
 _KINDS = "biufc"  # kinds of dtypes that travel: bool, integers, floats, complex
 _ASK_EVERY = 1 / 64  # share of the time limit between two questions to a late worker
 _YIELDS = 5  # looks for a message between which a wait only yields the core

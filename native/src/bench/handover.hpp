@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// What it costs two processes to hand values over through shared memory: the least that a push of a
-// worker to a server on its node can take on a machine. Lines that one core has written must move
+// The cost for two processes of handing values over through shared memory: the least that a push of
+// a worker to a server on its node can take on a machine. Lines that one core has written must move
 // to the other one.
 namespace mpips {
 

@@ -269,8 +269,8 @@ void EmbeddingShard::choose_leaving(std::size_t set) {
     std::partial_sort(first, middle, end, is_used_less);
   else
     std::nth_element(first, middle - 1, end, is_used_less);
-  // Of the rows that are used as much as the last one of these, those leave whose keys have the
-  // lowest hashes. Different keys have different hashes.
+  // Several rows may be used as little as the last one of these. The ones whose keys have the
+  // lowest hashes leave. Different keys have different hashes.
   const std::int64_t* stored = keys();
   const Candidate bound = *(middle - 1);
   const auto equal =

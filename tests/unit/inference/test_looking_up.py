@@ -136,6 +136,7 @@ def test_the_client_in_python(hashed: Path) -> None:
         for ask, status, text in (
             (lambda: client.rows("weight", np.arange(MOST_KEYS + 1)), 413, "at most 100,000"),
             (lambda: client.rows("weight", ["a"]), 0, "must be whole numbers"),
+            (lambda: client.rows("weight", np.array([2**63], np.uint64)), 0, "beyond int64: use"),
             (lambda: client.rows("weight", [7], on_missing="error"), 400, "has no row for 1 of 1"),
             (lambda: client.dense("weight"), 400, "is an embedding table"),
             (lambda: client.predict([{"colour": "red"}]), 400, r"rows\[0\] lacks 'size'"),

@@ -1,1 +1,1 @@
-"""What the batch scripts start beside the ranks, imitated."""
+"""An imitation of the program that batch scripts start beside the ranks."""
