@@ -368,8 +368,21 @@ finish_beside() {
   beside_job=""
 }
 
+# ordinary_build: print the folder in which the set-up has compiled mpips, if it is there.
+ordinary_build() {
+  local tag folders
+  tag=$(python -c 'import sys; print(f"cp{sys.version_info.major}{sys.version_info.minor}")')
+  folders=("$root/build/$tag"-*)
+  [[ ! -d ${folders[0]}/CMakeFiles/bindings.dir ]] || echo "${folders[0]}"
+}
+
+# build_sanitized: by day without checks in the bindings, which convert arguments and take as long to compile with
+# them as all the rest, and without the loops of mpips.bench.
 build_sanitized() {
+  local bindings=""
+  ((long)) || bindings=$(ordinary_build)
   cmake -S native -B build/sanitize -G Ninja -DMPIPS_SANITIZE=ON -DMPIPS_FAULTS=ON \
+    -DMPIPS_BINDINGS_OF="$bindings" -DMPIPS_BENCH=$( ((long)) && echo ON || echo OFF) \
     -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" -DPython_EXECUTABLE="$(command -v python)" &&
     cmake --build build/sanitize

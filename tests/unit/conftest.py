@@ -30,10 +30,8 @@ class _NativeFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _NATIVE:
-            return None
-        (file,) = self._folder.glob(f"{_NATIVE[name]}.*.so")
-        return importlib.util.spec_from_file_location(name, file)
+        files = list(self._folder.glob(f"{_NATIVE[name]}.*.so")) if name in _NATIVE else []
+        return importlib.util.spec_from_file_location(name, files[0]) if files else None
 
 
 if "MPIPS_NATIVE_DIR" in os.environ:
@@ -41,10 +39,8 @@ if "MPIPS_NATIVE_DIR" in os.environ:
     assert not any(name in sys.modules for name in _NATIVE), "mpips was imported before this file"
     sys.meta_path.insert(0, _NativeFinder(folder))  # type: ignore[arg-type]
     from mpips import _native
-    from mpips.bench import _loops
 
-    for module in (_native, _loops):
-        assert Path(str(module.__file__)).parent == folder, module.__file__
+    assert Path(str(_native.__file__)).parent == folder, _native.__file__
 
 
 def _addresses() -> int:
