@@ -379,10 +379,10 @@ ordinary_build() {
 # build_sanitized: by day without checks in the bindings, which convert arguments and take as long to compile with
 # them as all the rest, and without the loops of mpips.bench.
 build_sanitized() {
-  local bindings=""
-  ((long)) || bindings=$(ordinary_build)
+  local bindings="" bench=ON
+  ((long)) || bindings=$(ordinary_build) bench=OFF
   cmake -S native -B build/sanitize -G Ninja -DMPIPS_SANITIZE=ON -DMPIPS_FAULTS=ON \
-    -DMPIPS_BINDINGS_OF="$bindings" -DMPIPS_BENCH=$( ((long)) && echo ON || echo OFF) \
+    -DMPIPS_BINDINGS_OF="$bindings" -DMPIPS_BENCH="$bench" \
     -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" -DPython_EXECUTABLE="$(command -v python)" &&
     cmake --build build/sanitize

@@ -28,7 +28,7 @@ CPU = Path(__file__).parents[1] / "cpu.json"
 # Processor seconds from which on a test takes turns, and in how many parts, by stage. The sanitizers' stage
 # takes those of the unit stage, whose tests it repeats.
 HEAVY_S = {"unit": 0.2, "mpi": 1.0, "fault": 2.0}
-PARTS = {"unit": 6, "mpi": 4, "fault": 14}
+PARTS = {"unit": 8, "mpi": 4, "fault": 14}
 SAME = {"sanitize": "unit"}
 
 LONG = os.environ.get("MPIPS_TEST_LONG") == "1"

@@ -11,6 +11,7 @@ import pytest
 from crash_life import N_SLOTS, Life_
 from crash_loads import loads
 from crash_rig import crash
+from long_runs import taking_turns
 from pair_rig import copied
 from simulation.comm import Comm, Room
 from simulation.world import World
@@ -64,7 +65,7 @@ def test_copy_has_the_bits_of_its_server(token, name):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.parametrize("name", taking_turns(list(LOADS), 4 if crash_rig.SANITIZED else 2))
 def test_server_lost_at_many_points_the_copy_has_all(name):
     _, tried, kills = crash(name, "everywhere", 239)
     assert kills > tried

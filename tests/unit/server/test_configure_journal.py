@@ -11,6 +11,7 @@ import pytest
 from configure_rig import crash, in_force
 from harness import dense, rows
 from journal_rig import Rig
+from long_runs import taking_turns
 
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
@@ -35,7 +36,7 @@ def test_killed_all_over_the_record_the_bits_are_those_of_an_undisturbed_run(loa
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("load", [*OTHERS, *PAIRS])
+@pytest.mark.parametrize("load", taking_turns([*OTHERS, *PAIRS], 4 if crash_rig.SANITIZED else 2))
 def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load):
     _, tried, kills = crash(load, "everywhere", 61)
     assert kills > tried

@@ -14,7 +14,7 @@ from crash_loads import loads
 from crash_rig import SANITIZED, crash
 from harness import floats
 from journal_rig import Rig
-from long_runs import by_day
+from long_runs import by_day, taking_turns
 
 from mpips import _native
 from mpips.errors import RecoveryError, RegionError
@@ -31,7 +31,10 @@ SMALL = [name for name in LOADS if name.startswith("small")]
 # point.
 COARSE = 7 if SANITIZED else 1
 STRIDE = 5
-OTHERS = [name for name in LOADS if name not in (*HEAVY, *SMALL)]
+# These run in every second commit, and with sanitizers in every fourth.
+OTHERS = taking_turns(
+    [name for name in LOADS if name not in (*HEAVY, *SMALL)], 4 if SANITIZED else 2
+)
 
 
 @pytest.mark.sampled
