@@ -235,8 +235,11 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
         )
     policy = _policy(options, same.policy)
     if isinstance(same, SSP):
-        most = options.max_bound if options.max_bound is not None else same.max
-        return SSP(_bound(options, same), policy, most)
+        bound, most = _bound(options, same), options.max_bound
+        if most is None:
+            # The task's greatest bound belongs to its bound "auto".
+            most = same.max if bound == "auto" else SSP().max
+        return SSP(bound, policy, most)
     return ASP(policy)
 
 

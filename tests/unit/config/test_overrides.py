@@ -276,6 +276,14 @@ def test_consistency_is_what_the_options_say(assignments: list[str], model: Any)
     assert overridden(*assignments)["bias"].consistency == model
 
 
+def test_a_number_of_clocks_replaces_a_tasks_own_bound_auto_with_its_greatest_one() -> None:
+    tables = [DenseTable("bias", (4,), mpips.SGD(), SSP("auto", max=12))]
+    (bias,) = apply_overrides(tables, load("table.bound=3"), None)
+    assert bias.consistency == SSP(3)
+    (bias,) = apply_overrides(tables, load("table.policy=scale"), None)
+    assert bias.consistency == SSP("auto", mpips.Scale(), max=12)
+
+
 def test_measured_frequencies_reach_the_table_that_asks_for_them() -> None:
     measured = FrequencyPartition.from_counts(np.array([1, 2]), np.array([10, 1]))
     asked = "tables.weight.partition=frequency"
