@@ -20,7 +20,7 @@ AT = int(sys.argv[1])
 PLAN = [text.split(":") for text in sys.argv[2:]]
 N_WORKERS = 2
 STEPS = 2 * AT + 6
-QUIET = 15  # steps at the end without an update, in which velocities decay
+QUIET = 24  # steps at the end without an update: velocities decay to 2^-24, also without the other worker
 DIM = 3
 
 
