@@ -74,6 +74,9 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     for path in (data.train_files, data.validation_files, data.test_files):
         missing = [] if path in ("", "digits") else files_of(path)
         missing = [file for file in missing if not os.path.isfile(file)]
+        if missing and os.path.isdir(missing[0]):
+            files = str(Path(missing[0]) / "*.csv")
+            raise ConfigError(f"{missing[0]}: is a folder: name its files, such as '{files}'")
         if missing:
             raise ConfigError(
                 f"{missing[0]}: no such file (working folder: {Path.cwd()}); give a path that all hosts have"

@@ -88,6 +88,7 @@ def test_a_dry_run_accepts_what_the_job_decides_at_its_start() -> None:
         (["mlp"], ["no training data is given"]),
         (["no.toml"], ["no.toml: cannot be read: No such file"]),
         (["mlp", "--train", "no.svm"], ["no.svm: no such file (working folder: "]),
+        (["mlp", "--train", "."], [".: is a folder: name its files, such as '*.csv'"]),
         (["mlp", "--train", "digits", "--test", "no.svm"], ["no.svm: no such file"]),
         (["no_such_module:Class", "--train", "digits"], ["no module no_such_module"]),
         ([*QUICK, "--set", "trail.epochs=1"], ["unknown key 'trail'", "did you mean 'train'?"]),
