@@ -171,9 +171,7 @@ def command(
             raise ConfigError(
                 "--discard-memory: expected the directory of a run, not a script; give runs/NAME-TIME-ID"
             )
-        refuse_task_options(
-            [*flags(given), *["--json"] * as_json], assignments, ("run.", "monitor.record")
-        )
+        refuse_task_options([*flags(given), *["--json"] * as_json], assignments, SCRIPT_KEYS)
         config = _configure_script(job, arguments, options, assignments, site)
     else:
         if arguments and not arguments[0].startswith("-"):
@@ -295,7 +293,7 @@ def _configure_script(
     assignments: Sequence[str],
     site: SiteSettings,
 ) -> JobConfig:
-    """Return the configuration of a script, of which only [run] has a meaning.
+    """Return the configuration of a script, of which [run], [redundancy] and monitor.record have a meaning.
 
     Raises:
         ConfigError: The script cannot be read or is not a Python program, or an option is not valid.
@@ -327,6 +325,10 @@ def flags(given: Mapping[str, Any]) -> list[str]:
         for name, value in given.items()
         if value is not None
     ]
+
+
+# Beginnings of the keys of `--set` that `mpips run` takes before a script.
+SCRIPT_KEYS = ("run.", "monitor.record", "redundancy.")
 
 
 def refuse_task_options(

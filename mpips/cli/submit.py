@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from mpips.checkpoint.structure import load_writer
-from mpips.cli.run import JobOrScript, flags, is_script, refuse_task_options
+from mpips.cli.run import SCRIPT_KEYS, JobOrScript, flags, is_script, refuse_task_options
 from mpips.cli.train import DATA, JOB_KEYS, SET, TUNING, configure, job_keys, with_options
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.config.site import SiteSettings, load_site
@@ -205,7 +205,7 @@ def _configure_script(
     overrides: Sequence[tuple[str, Any]],
     site: SiteSettings,
 ) -> JobConfig:
-    """Return the configuration of a script, of which [run] and [slurm] have a meaning.
+    """Return the configuration of a script, of which [run], [redundancy] and [slurm] have a meaning.
 
     The script itself is not copied: it may read files and import modules beside it.
 
@@ -213,7 +213,7 @@ def _configure_script(
         ConfigError: The script is not a Python program, or an option is not valid for a script.
     """
     check_script(str(job))
-    refuse_task_options(flags(tuning), assignments, ("run.", "slurm."))
+    refuse_task_options(flags(tuning), assignments, (*SCRIPT_KEYS, "slurm."))
     keys = {
         "slurm.launcher": "restart",
         "run.script": str(job.absolute()),

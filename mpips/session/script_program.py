@@ -163,8 +163,8 @@ class ScriptProgram:
         """Take checked arguments of `init`."""
         self.options = checked.options
         self.monitor = checked.monitor
-        self.warm = True
-        self.has_partners = False
+        self.warm = checked.redundancy.warm
+        self.has_partners = checked.redundancy.partner
         self.declared = Declared()
         self.has_ended = False
         self._tables: list[Table] = []

@@ -14,7 +14,7 @@ from mpips.checkpoint.start import find_start
 from mpips.checkpoint.structure import load_writer
 from mpips.config.monitoring import MonitorConfig, monitor_config
 from mpips.config.options import SessionOptions
-from mpips.config.schema import JobConfig, load_config
+from mpips.config.schema import JobConfig, RedundancyConfig, load_config
 from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import listed_groups
@@ -53,6 +53,7 @@ class CheckedArguments(msgspec.Struct, frozen=True):
         triggers: When checkpoints are written before the end.
         run: The supervised run of this launch, or None.
         monitor: Section [monitor] of the job file: metrics for other programs.
+        redundancy: Section [redundancy] of the supervised run.
     """
 
     options: SessionOptions
@@ -60,6 +61,7 @@ class CheckedArguments(msgspec.Struct, frozen=True):
     triggers: Triggers
     run: directory.Supervised | None
     monitor: MonitorConfig = MonitorConfig()
+    redundancy: RedundancyConfig = RedundancyConfig()
 
     @property
     def has_own_folder(self) -> bool:
@@ -116,8 +118,8 @@ class FunctionProgram:
         """Take checked arguments of `run`."""
         self.options = checked.options
         self.monitor = checked.monitor
-        self.warm = True
-        self.has_partners = False
+        self.warm = checked.redundancy.warm
+        self.has_partners = checked.redundancy.partner
         self.main = main
         self._tables = tables
         self._folder = checked.folder
@@ -287,7 +289,7 @@ def check_arguments(
     triggers = triggers.check()
     run = directory.current()
     folder = Path(save) if save is not None else None
-    seen = monitor_config(monitor or {})
+    seen, redundancy = monitor_config(monitor or {}), RedundancyConfig()
     if run is not None:
         refuse_second(run)
         config = _config_of(run)
@@ -295,12 +297,13 @@ def check_arguments(
         if config is not None:
             stored: dict[str, Any] = msgspec.to_builtins(config.monitor)
             seen = monitor_config({**stored, **(monitor or {})})
+            redundancy = config.redundancy
         folder = folder or run.folder.checkpoints
     if folder is not None:
         # Without h5py the job would end without its checkpoint: raise CapabilityError now.
         load_writer()
     seen.check(run is not None)
-    return CheckedArguments(settings, folder, triggers, run, seen)
+    return CheckedArguments(settings, folder, triggers, run, seen, redundancy)
 
 
 def _config_of(run: directory.Supervised) -> JobConfig | None:

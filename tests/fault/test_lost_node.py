@@ -5,6 +5,8 @@ By day the tests of one kind take turns: every second commit runs them.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import multinode
@@ -25,11 +27,16 @@ DEATHS = {
 
 
 def start_on(
-    nodes: multinode.Nodes, folder: Path, slots: list[int], *arguments: str, fault: str = ""
+    nodes: multinode.Nodes,
+    folder: Path,
+    slots: list[int],
+    *arguments: str,
+    fault: str = "",
+    shape: Sequence[str] = SHAPE,
 ) -> Run:
     """`mpips run` over all nodes with so many slots each; `fault`: see native/src/shm/fault.hpp."""
     hosts = ",".join(f"{host}:{n}" for host, n in zip(nodes.hosts, slots, strict=True))
-    command = supervised.command("--hosts", hosts, *SHAPE, *arguments)
+    command = supervised.command("--hosts", hosts, *shape, *arguments)
     env = {**supervised.ENVIRONMENT, "MPIPS_FAULT": fault}
     return Run(folder, nodes.start_on_head(command, env, 170.0, folder))
 
@@ -72,6 +79,19 @@ def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
     assert f"server 0 continues from its partner's copy on {nodes3.hosts[1]}" in said
     assert f"server 1 continues from its memory, moved here from {nodes3.hosts[1]}" in said
     assert run.final() == calm.final()
+
+
+@in_turn(1, 6)
+def test_a_script_has_replicas(nodes3: multinode.Nodes, tmp_path: Path) -> None:
+    shape = ["-n", "5", "--set", "redundancy.partner=true"]
+    script = str(supervised.PROGRAMS / "lost_node.py")
+    run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", script, shape=shape)
+    said = lose(nodes3, run, 0)
+    assert f"server 0 continues from its partner's copy on {nodes3.hosts[1]}" in said
+    found = json.loads(run.launched.stdout().strip().splitlines()[-1])
+    assert found["first"] == 30  # more than the checkpoint has
+    assert found["dense"] == [120.0] * 4
+    assert found["rows"] == [2.0, 4.0, *[6.0] * 58, 4.0, 2.0]
 
 
 # Replicated tables beside a dense table and rows on servers, and nothing but replicated tables.

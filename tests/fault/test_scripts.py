@@ -148,8 +148,12 @@ def test_what_ends_a_script_is_one_sentence_with_its_exit_code(tmp_path: Path, h
         (("nosuch.py",), "nosuch.py: cannot be read: No such file or directory"),
         (("--lr=0.1", str(SCRIPT)), "--lr: applies only to a task"),
         (("--set", "train.epochs=3", str(SCRIPT)), "--set train.epochs=3: applies only to a task"),
+        (
+            ("--set", "redundancy.warm=false", "--set", "redundancy.partner=true", str(SCRIPT)),
+            "redundancy.partner = true needs redundancy.warm = true",
+        ),
     ],
-    ids=["missing", "flag", "set"],
+    ids=["missing", "flag", "set", "no memory"],
 )
 def test_what_a_script_cannot_have_is_refused_before_it_starts(
     tmp_path: Path, arguments: tuple[str, ...], said: str

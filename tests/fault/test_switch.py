@@ -21,12 +21,12 @@ PLANS = [
 
 
 def switched(
-    folder: Path, plan: list[str], *options: str, servers: int = 2
+    folder: Path, plan: list[str], *options: str, servers: int = 2, **more: str
 ) -> list[dict[str, object]]:
     """Run the program with kills; check its values; return how each launch but the first has begun."""
     script = str(PROGRAMS / "switching.py")
     shape = ["-n", str(1 + servers + N_WORKERS), "--max-restarts", str(len(plan))]
-    run = start(folder, *shape, *options, script, str(AT), *plan, SERVERS=str(servers))
+    run = start(folder, *shape, *options, script, str(AT), *plan, SERVERS=str(servers), **more)
     with run.launched:
         assert run.launched.wait() == 0, run.launched.tail(80)
         found = json.loads(run.launched.stdout().strip().splitlines()[-1])
@@ -59,6 +59,6 @@ def test_kills_of_each_role_at_each_place_lose_and_double_nothing(
 def test_a_run_that_continues_from_checkpoints_switches_at_the_same_clock(
     tmp_path: Path, role: str
 ) -> None:
-    plan = [f"{role}:pushed:{step}" for step in (AT - 1, AT, AT + 5)]
-    begun = switched(tmp_path, plan, "--set", "redundancy.warm=false")
+    plan = [f"{role}:pushed:{step}" for step in (AT - 1, AT + 3, AT + 7)]
+    begun = switched(tmp_path, plan, "--set", "redundancy.warm=false", SAVED="1")
     assert [e["source"] == "memory" for e in begun] == [False] * len(plan)

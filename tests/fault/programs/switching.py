@@ -2,7 +2,8 @@
 
 usage: switching.py AT [ROLE:PLACE:STEP ...]   the n-th launch ends at that step of the run, before worker 1
 goes on from this place. ROLE: worker (1), server; or both. PLACE: pulled, pushed (and acknowledged, where
-ASP is in force), ended (the worker's clock). Worker 0 prints a JSON line. The environment has SERVERS.
+ASP is in force), ended (the worker's clock). Worker 0 prints a JSON line. The environment has SERVERS; with
+SAVED=1 a launch ends at the first step from there on at which the checkpoint before that step is there.
 """
 
 import json
@@ -18,8 +19,10 @@ import mpips
 
 AT = int(sys.argv[1])
 PLAN = [text.split(":") for text in sys.argv[2:]]
+SAVED = os.environ.get("SAVED") == "1"
 N_WORKERS = 2
 STEPS = 2 * AT + 6
+EVERY = 4  # steps between two checkpoints
 QUIET = 24  # steps at the end without an update: velocities decay to 2^-24, also without the other worker
 DIM = 3
 
@@ -35,10 +38,22 @@ def servers() -> list[int]:
     raise TimeoutError("places.json does not have this launch")
 
 
+def saved() -> int:
+    """Return the step of the newest checkpoint; 0: there is none."""
+    folder = Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints"
+    return max((int(p.name[5:]) for p in folder.glob("step-*[0-9]")), default=0)
+
+
 def end_here(worker: mpips.Worker, place: str, step: int) -> None:
     """End the launch if the command line says so."""
     launch = int(os.environ["MPIPS_GENERATION"])
-    if worker.index != 1 or launch >= len(PLAN) or PLAN[launch][1:] != [place, str(step)]:
+    if worker.index != 1 or launch >= len(PLAN) or PLAN[launch][1] != place:
+        return
+    planned = int(PLAN[launch][2])
+    if SAVED and planned <= step and saved() < planned // EVERY * EVERY:
+        time.sleep(0.1)  # the next step tries again
+        return
+    if step != planned and not (SAVED and step > planned):
         return
     role = PLAN[launch][0]
     if role in ("server", "both"):
@@ -75,6 +90,8 @@ def main(worker: mpips.Worker) -> dict[str, object]:
         mine[at : at + 1] = -(step < STEPS)
         check(worker, plain.pull().reshape(N_WORKERS, STEPS), min(step, STEPS))
         check(worker, rows.pull(keys)[:, 0].reshape(N_WORKERS, STEPS), min(step, STEPS))
+        if SAVED:
+            worker.keep_pace(1)
         end_here(worker, "pulled", step)
         heavy.push(mine)
         pushed = plain.push(mine)
@@ -104,7 +121,7 @@ if __name__ == "__main__":
         ],
         servers=int(os.environ["SERVERS"]),
         timeout_s=60.0,
-        every_steps=4,
+        every_steps=EVERY,
     )
     if outcome.is_first_worker:
         print(json.dumps(outcome.value), flush=True)
