@@ -2,6 +2,7 @@
 
     stream_table.py   StreamTable: what a sample is, how many are held, which ones
     layout.py         a sample as a row of float32, and back
+    moments.py        mean and standard deviation of fields over all that was produced
     slots.py          where a sample goes, or that it is left out: by counts and seed alone
     counts.py         what a producer counts, as a row
     producer.py       the pushing side

@@ -75,7 +75,7 @@ class SampleField:
     def encode(self, array: NDArray[Any], out: Float32) -> None:
         """Write an array of this field's shape and type into its part of a row."""
         if self.dtype == np.float32:
-            out[:] = array.reshape(-1)
+            out.reshape(self.shape)[...] = array
             return
         words = np.zeros(self.size, np.uint16)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -158,15 +158,15 @@ class SampleLayout:
             raise ValueError(f"{where} contains {first}, which is beyond {field.dtype}")
         return converted
 
-    def encode(self, producer: int, number: int, arrays: Mapping[str, NDArray[Any]]) -> Float32:
-        """Return the row of a checked sample, float32, shape (1, dim). `number` counts from 0."""
-        row = np.empty((1, self.dim), np.float32)
+    def encode(
+        self, producer: int, number: int, arrays: Mapping[str, NDArray[Any]], row: Float32
+    ) -> None:
+        """Write a checked sample into a row, float32, shape (1, dim). `number` counts from 0."""
         row[0, :HEAD] = (*split(number + 1), producer)
         at = HEAD
         for field in self.fields:
             field.encode(arrays[field.name], row[0, at : at + field.size])
             at += field.size
-        return row
 
     def decode(
         self, rows: Float32

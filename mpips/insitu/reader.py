@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips.errors import ProtocolError, StallError, StreamError
-from mpips.insitu.counts import DECLARATION_KEY, ProducerCounts, counts_of
+from mpips.errors import ConfigError, ProtocolError, StallError, StreamError
+from mpips.insitu.counts import (
+    AGREED_KEY,
+    DECLARATION_KEY,
+    CountsRow,
+    ProducerCounts,
+    counts_of,
+    moments_of,
+    row_of,
+)
+from mpips.insitu.moments import Moments, RunningMoments, merged
 from mpips.process.patience import Patience
 from mpips.terminal.screen import say
 from mpips.worker.worker import connection_of
@@ -86,6 +95,7 @@ class SampleReader:
         self._worker = worker
         self._keys = np.append(np.arange(stream.producers), DECLARATION_KEY)
         self._known: list[ProducerCounts] = []
+        self._rows: NDArray[np.float32]  # of all producers, as `_known` has them
         self._known_at = float("-inf")
 
     def counts(self) -> StreamCounts:
@@ -139,6 +149,99 @@ class SampleReader:
             if len(part):
                 yield self._read(part, sizes, True)
 
+    def moments(self) -> Moments:
+        """Return mean and standard deviation over the samples for training that count now.
+
+        Blocks for one pull. Samples that are no longer held, or that a reservoir has left out, are among
+        them; held-out and dropped ones are not. Readers that call it at different times see other samples;
+        see `agreed_moments`.
+
+        Raises:
+            StreamError: No sample for training has been produced yet.
+        """
+        self._refresh()
+        return self._stream.moments_layout.public(self._merged())
+
+    def agreed_moments(
+        self, *, min_seen: int = 1, by: int = 0, patience_s: float = 600.0
+    ) -> Moments:
+        """Return the moments that all readers use, in all launches: those of the first call of worker `by`.
+
+        Worker `by` waits until `min_seen` samples have been pushed, or all producers have ended, takes
+        `moments()`, and stores them with the stream. The others wait until it has. From then on each call
+        returns the stored moments at once. Each wait prints a line every 10 s. Not collective.
+
+        Args:
+            min_seen: Samples that producers must have pushed, without dropped ones; for worker `by`.
+            by: Index of the worker that decides, alike on all readers.
+            patience_s: Seconds without a new sample after which the wait ends. Other workers than `by` wait
+                as long for its decision, from the last new sample on.
+
+        Raises:
+            ConfigError: `by` is not the index of a worker.
+            StallError: The wait has ended.
+            StreamError: All producers have ended and no sample is held.
+        """
+        if isinstance(by, bool) or not 0 <= by < self._worker.n_workers:
+            raise ConfigError(
+                f"stream {self._stream.name!r}: by = {by!r}: must be the index of a worker, 0 to "
+                f"{self._worker.n_workers - 1}"
+            )
+        connection = connection_of(self._worker)
+        found = self._agreed()
+        if found is None and by == self._worker.index:
+            self._await_samples(min_seen, patience_s)
+            found = self._decision(connection)
+            self._table.push(np.array([AGREED_KEY], np.int64), found.values()).wait()
+        elif found is None:
+            found = self._await_decision(by, patience_s)
+        elif connection.repeats and (found.worker, found.clock) == (
+            connection.index,
+            connection.now,
+        ):
+            # This worker had stored them in the clock that it repeats, with the same pushes.
+            self._table.push(np.array([AGREED_KEY], np.int64), found.values()).wait()
+        layout = self._stream.moments_layout
+        return layout.public(layout.read(found.counts.trained, found.moments))
+
+    def _agreed(self) -> CountsRow | None:
+        rows = self._table.pull(np.array([AGREED_KEY], np.int64))
+        self._stream.check_declared(rows)
+        found = row_of(rows[0])
+        return found if found.declaration else None
+
+    def _decision(self, connection: Connection) -> CountsRow:
+        """Return the row that stores the moments of now."""
+        moments = self._merged()
+        stored = self._stream.moments_layout.stored(moments)
+        counts = ProducerCounts(produced=moments.n, trained=moments.n)
+        return CountsRow(
+            counts,
+            ProducerCounts(),
+            False,
+            connection.now,
+            connection.index,
+            self._stream.declaration,
+            stored,
+            bytes(len(stored)),
+        )
+
+    def _merged(self) -> RunningMoments:
+        """Return the moments of all producers, as the last pull has them."""
+        layout = self._stream.moments_layout
+        total = merged(
+            layout,
+            [
+                layout.read(counts.trained, moments_of(row))
+                for counts, row in zip(self._known, self._rows, strict=True)
+            ],
+        )
+        if not total.n:
+            raise StreamError(
+                f"stream {self._stream.name!r}: no sample for training has been produced yet"
+            )
+        return total
+
     def batches(
         self, n: int, *, min_seen: int = 1, limit: int = 0, patience_s: float = 600.0
     ) -> Iterator[SampleBatch]:
@@ -162,12 +265,7 @@ class SampleReader:
         """
         if limit < 0:
             raise ValueError(f"stream {self._stream.name!r}: limit = {limit}: must be 0 or more")
-        connection = connection_of(self._worker)
-        try:
-            self._await(min_seen, patience_s, connection)
-        finally:
-            connection.snapshot.end_gather()
-            connection.control.state = "computing"
+        self._await_samples(min_seen, patience_s)
         for _ in range(limit):
             yield self.sample(n)
         news = _News(patience_s)
@@ -182,7 +280,7 @@ class SampleReader:
     def _refresh(self) -> None:
         rows = self._table.pull(self._keys)
         self._stream.check_declared(rows)
-        self._known = counts_of(rows[:-1])
+        self._rows, self._known = rows[:-1], counts_of(rows[:-1])
         self._known_at = time.monotonic()
 
     def _filled(self, held_out: bool) -> NDArray[np.int64]:
@@ -213,28 +311,71 @@ class SampleReader:
         """Return the number of samples that producers have pushed, without dropped ones."""
         return sum(each.produced - each.dropped for each in self._known)
 
-    def _await(self, min_seen: int, patience_s: float, connection: Connection) -> None:
-        news, sign = _News(patience_s), Patience(_SIGN_S)
-        while True:
+    def _await_samples(self, min_seen: int, patience_s: float) -> None:
+        """Return when `min_seen` samples have been pushed, or all producers have ended."""
+
+        def are_there() -> bool:
             counts, taken = self.counts(), self._taken()
             if counts.held and (taken >= min_seen or self._all_ended()):
-                return
+                return True
             if self._all_ended():
                 raise StreamError(
                     f"stream {self._stream.name!r}: all producers have ended, and no sample is held"
                 )
-            if news.are_late(taken):
-                raise StallError(self._late(taken, min_seen, patience_s))
-            if sign.is_over:
-                sign = Patience(_SIGN_S)
-                say(
-                    f"mpips: worker {self._worker.index} waits for {min_seen} samples of stream "
-                    f"{self._stream.name!r}: {taken} so far"
-                )
-            # Producers that have come to a cut are held there until this worker has come to it.
-            connection.control.state = f"waiting for samples of stream {self._stream.name!r}"
-            connection.check_cut_in_wait()
-            time.sleep(_POLL_S)
+            return False
+
+        self._await(
+            are_there,
+            lambda: f"{min_seen} samples of stream {self._stream.name!r}: {self._taken()} so far",
+            lambda: self._late(self._taken(), min_seen, patience_s),
+            patience_s,
+        )
+
+    def _await_decision(self, by: int, patience_s: float) -> CountsRow:
+        """Return the row that worker `by` stores."""
+        found: list[CountsRow] = []
+
+        def is_there() -> bool:
+            self._refresh()
+            row = self._agreed()
+            found.extend([] if row is None else [row])
+            return bool(found)
+
+        self._await(
+            is_there,
+            lambda: f"the moments of stream {self._stream.name!r} that worker {by} decides on",
+            lambda: (
+                f"stream {self._stream.name!r}: worker {by} has stored no moments, and for {patience_s:g} s "
+                f"no new sample has come; worker {by} must call agreed_moments"
+            ),
+            patience_s,
+        )
+        return found[0]
+
+    def _await(
+        self,
+        is_there: Callable[[], bool],
+        what: Callable[[], str],
+        late: Callable[[], str],
+        patience_s: float,
+    ) -> None:
+        """Wait for what a function finds; the others return it in words, and the error without it."""
+        connection = connection_of(self._worker)
+        news, sign = _News(patience_s), Patience(_SIGN_S)
+        try:
+            while not is_there():
+                if news.are_late(self._taken()):
+                    raise StallError(late())
+                if sign.is_over:
+                    sign = Patience(_SIGN_S)
+                    say(f"mpips: worker {self._worker.index} waits for {what()}")
+                # Producers that have come to a cut are held there until this worker has come to it.
+                connection.control.state = f"waiting for samples of stream {self._stream.name!r}"
+                connection.check_cut_in_wait()
+                time.sleep(_POLL_S)
+        finally:
+            connection.snapshot.end_gather()
+            connection.control.state = "computing"
 
     def _late(self, taken: int, min_seen: int, patience_s: float) -> str:
         late = [str(i) for i, each in enumerate(self._known) if not each.is_closed]

@@ -28,14 +28,20 @@ EDGES = {
 }
 
 
+def encoded(layout: SampleLayout, producer: int, number: int, sample: dict) -> np.ndarray:
+    """The row of a sample."""
+    row = np.full((1, layout.dim), np.nan, np.float32)
+    layout.encode(producer, number, layout.checked(sample), row)
+    return row
+
+
 @pytest.mark.parametrize("dtype", EDGES)
 @pytest.mark.parametrize("n", [1, 3, 4])
 def test_values_of_each_type_come_back_bit_for_bit(dtype: str, n: int) -> None:
     layout = SampleLayout("s", {"before": (2,), "x": ((n,), dtype), "after": ()})
     x = np.array(EDGES[dtype][:n], dtype)
     sample = {"before": np.array([1, 2], np.float32), "x": x, "after": np.float32(7)}
-    row = layout.encode(5, 2**40, layout.checked(sample))
-    assert row.shape == (1, layout.dim)
+    row = encoded(layout, 5, 2**40, sample)
     assert np.isfinite(row).all()
     producers, numbers, arrays = layout.decode(np.concatenate([row, row]))
     assert producers.tolist() == [5, 5]
@@ -52,7 +58,7 @@ def test_shapes_and_strides_of_the_caller_do_not_matter() -> None:
         np.arange(6.0).reshape(3, 2).T,
         np.asfortranarray(np.arange(6, dtype=np.float32).reshape(3, 2)),
     )
-    _, _, arrays = layout.decode(layout.encode(0, 0, layout.checked({"y": y, "x": x})))
+    _, _, arrays = layout.decode(encoded(layout, 0, 0, {"y": y, "x": x}))
     np.testing.assert_array_equal(arrays["x"][0], x)
     np.testing.assert_array_equal(arrays["y"][0], y)
     arrays["y"][:] = 0  # the caller's own
