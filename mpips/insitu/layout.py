@@ -1,15 +1,16 @@
 """A sample as a row of float32 values, and back.
 
-A row begins with three values: the number of the sample, from 1 and in two parts, and its producer. The
-fields follow. float32 is stored as it is. Values of other types are stored as whole numbers of 16 bits, which
-float32 holds exactly, since not each pattern of 32 bits survives as a float32.
+A row begins with five values: the number of the sample, from 1 and in two parts; its producer; and its
+ordinal among the samples of its kind, for training or held out, in two parts. The fields follow. float32 is
+stored as it is. Values of other types are stored as whole numbers of 16 bits, which float32 holds exactly,
+since not each pattern of 32 bits survives as a float32.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ FieldSpec: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], str]
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("float32", "float64", *_INTEGERS, "bool")
-HEAD = 3  # values before the fields
+HEAD = 5  # values before the fields
 PART = 1 << 24  # whole numbers below it are exact in float32
 
 
@@ -95,6 +96,22 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+class DecodedRows(NamedTuple):
+    """What rows contain; all arrays int64, shape (n,).
+
+    Attributes:
+        producers: The producers.
+        numbers: Numbers of the samples, from 0; -1: the row holds no sample.
+        ordinals: Ordinals of the samples among those of their kind, from 0.
+        arrays: The arrays by field.
+    """
+
+    producers: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    ordinals: NDArray[np.int64]
+    arrays: dict[str, NDArray[Any]]
+
+
 class SampleLayout:
     """All fields of a sample.
 
@@ -159,23 +176,26 @@ class SampleLayout:
         return converted
 
     def encode(
-        self, producer: int, number: int, arrays: Mapping[str, NDArray[Any]], row: Float32
+        self,
+        producer: int,
+        number: int,
+        ordinal: int,
+        arrays: Mapping[str, NDArray[Any]],
+        row: Float32,
     ) -> None:
-        """Write a checked sample into a row, float32, shape (1, dim). `number` counts from 0."""
-        row[0, :HEAD] = (*split(number + 1), producer)
+        """Write a checked sample into a row, float32, shape (1, dim). Number and ordinal count from 0."""
+        row[0, :HEAD] = (*split(number + 1), producer, *split(ordinal))
         at = HEAD
         for field in self.fields:
             field.encode(arrays[field.name], row[0, at : at + field.size])
             at += field.size
 
-    def decode(
-        self, rows: Float32
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]:
-        """Return producers, numbers (from 0; -1: the row holds no sample) and arrays of rows, by field."""
-        numbers = joined(rows[:, :2]) - 1
-        producers = rows[:, 2].astype(np.int64)
+    def decode(self, rows: Float32) -> DecodedRows:
+        """Return what rows, float32, shape (n, dim), contain. The arrays are the caller's own."""
         arrays, at = {}, HEAD
         for field in self.fields:
             arrays[field.name] = field.decode(rows[:, at : at + field.size])
             at += field.size
-        return producers, numbers, arrays
+        return DecodedRows(
+            rows[:, 2].astype(np.int64), joined(rows[:, :2]) - 1, joined(rows[:, 3:HEAD]), arrays
+        )

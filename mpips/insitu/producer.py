@@ -115,7 +115,8 @@ class Producer:
             self._push_counts()
             return False
         if slot is not None:
-            self._layout.encode(self.number, self.produced, arrays, self._row)
+            ordinal = self._counts.held_out if is_held_out else self._counts.trained
+            self._layout.encode(self.number, self.produced, ordinal, arrays, self._row)
             key = np.array([self.number * self._slots.n + slot], np.int64)
             self._open = self._samples.push(key, self._row)
         self._counts.produced += 1

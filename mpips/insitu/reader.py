@@ -21,6 +21,7 @@ from mpips.insitu.counts import (
     row_of,
 )
 from mpips.insitu.moments import Moments, RunningMoments, merged
+from mpips.insitu.uses import SampleUses
 from mpips.process.patience import Patience
 from mpips.terminal.screen import say
 from mpips.worker.worker import connection_of
@@ -86,6 +87,9 @@ class SampleReader:
     A slot that the counts name as filled holds a sample, because a producer pushes counts only after a server
     has applied the sample. A sample that is written over meanwhile is a newer one of the same producer and of
     the same kind. A row is written and read whole, so it is one sample.
+
+    Attributes:
+        used: Samples for training in all batches of this reader since it was made.
     """
 
     def __init__(self, stream: StreamTable, worker: Worker) -> None:
@@ -97,6 +101,8 @@ class SampleReader:
         self._known: list[ProducerCounts] = []
         self._rows: NDArray[np.float32]  # of all producers, as `_known` has them
         self._known_at = float("-inf")
+        self.used = 0
+        self._uses: SampleUses | None = None  # from the first call of `batches` with `max_uses` on
 
     def counts(self) -> StreamCounts:
         """Return the counts of now. Blocks for one pull."""
@@ -139,7 +145,8 @@ class SampleReader:
         if total == 0:
             what = "held-out sample" if held_out else "sample"
             raise StreamError(f"stream {self._stream.name!r}: no {what} is held yet")
-        return self._read(self._worker.random.choice(total, n, replace=n > total), sizes, held_out)
+        places = self._worker.random.choice(total, n, replace=n > total)
+        return self._read(places, sizes, held_out)
 
     def all_held_out(self) -> Iterator[SampleBatch]:
         """Yield all held-out samples of now, in batches of at most 1024. Blocks for pulls."""
@@ -243,7 +250,13 @@ class SampleReader:
         return total
 
     def batches(
-        self, n: int, *, min_seen: int = 1, limit: int = 0, patience_s: float = 600.0
+        self,
+        n: int,
+        *,
+        min_seen: int = 1,
+        limit: int = 0,
+        max_uses: int = 0,
+        patience_s: float = 600.0,
     ) -> Iterator[SampleBatch]:
         """Yield random batches until all producers of the stream have called `close`.
 
@@ -255,17 +268,34 @@ class SampleReader:
             n: Samples of a batch.
             min_seen: Samples that producers must have pushed before the first batch, without dropped ones.
             limit: Number of batches, whether producers have ended or not; 0: no limit.
-            patience_s: Seconds without a new sample after which the wait for `min_seen` ends, and, without a
-                limit, the batches: a producer that has ended without `close` would let them come for ever.
+            max_uses: How often this reader uses a sample at most; 0: no bound. A batch waits until `n` held
+                samples have fewer uses. Once all producers have ended, the last batch has those that are
+                left, perhaps fewer than `n`, and no further one comes, whatever the limit. Uses count from
+                the first call with `max_uses`, those by `sample` included; a restarted reader, and each other
+                reader, counts its own.
+            patience_s: Seconds without a new sample after which a wait ends, and, without a limit, the
+                batches: a producer that has ended without `close` would let them come for ever.
 
         Raises:
             StallError: No new sample has come for `patience_s`.
             StreamError: All producers have ended and no sample is held.
-            ValueError: `limit` is below 0.
+            ValueError: `limit` or `max_uses` is below 0, or `n` is more than can be held, with `max_uses`.
         """
-        if limit < 0:
-            raise ValueError(f"stream {self._stream.name!r}: limit = {limit}: must be 0 or more")
+        for name, value in (("limit", limit), ("max_uses", max_uses)):
+            if value < 0:
+                raise ValueError(
+                    f"stream {self._stream.name!r}: {name} = {value}: must be 0 or more"
+                )
+        most = self._slots.n_train * self._stream.producers
+        if max_uses and not 1 <= n <= most:
+            raise ValueError(
+                f"stream {self._stream.name!r}: {n!r} samples: must be 1 to {most}, which is how many are "
+                "held for training, if max_uses bounds their uses"
+            )
         self._await_samples(min_seen, patience_s)
+        if max_uses:
+            yield from self._bounded(n, max_uses, limit, patience_s)
+            return
         for _ in range(limit):
             yield self.sample(n)
         news = _News(patience_s)
@@ -276,6 +306,41 @@ class SampleReader:
             taken = self._taken()
             if news.are_late(taken):
                 raise StallError(self._late(taken, taken + 1, patience_s))
+
+    def _bounded(
+        self, n: int, max_uses: int, limit: int, patience_s: float
+    ) -> Iterator[SampleBatch]:
+        """Yield batches of samples with fewer than `max_uses` uses by this reader."""
+        if self._uses is None:
+            self._uses = SampleUses(self._slots, self._stream.producers)
+        uses, places, sizes, done = self._uses, np.empty(0, np.int64), np.empty(0, np.int64), 0
+
+        def are_there() -> bool:
+            # In this order: after the counts that show all producers as ended no sample comes.
+            nonlocal places, sizes
+            if time.monotonic() - self._known_at > _FRESH_S:
+                self._refresh()
+            uses.advance(self._known)
+            sizes = self._filled(False)
+            places = uses.below(max_uses, sizes)
+            return len(places) >= n or all(each.is_closed for each in self._known)
+
+        while not limit or done < limit:
+            self._await(
+                are_there,
+                lambda: (
+                    f"{n} samples of stream {self._stream.name!r} with fewer than {max_uses} uses: "
+                    f"{len(places)} so far"
+                ),
+                lambda: self._late(len(places), n, patience_s, f" with fewer than {max_uses} uses"),
+                patience_s,
+            )
+            if not len(places):
+                return
+            yield self._read(
+                self._worker.random.choice(places, min(n, len(places)), replace=False), sizes, False
+            )
+            done += 1
 
     def _refresh(self) -> None:
         rows = self._table.pull(self._keys)
@@ -295,12 +360,15 @@ class SampleReader:
         producers = np.searchsorted(ends, places, side="right")
         slots = places - (ends - sizes)[producers] + (self._slots.n_train if held_out else 0)
         rows = self._samples.pull(producers * self._slots.n + slots)
-        found, numbers, arrays = self._layout.decode(rows)
-        if (numbers < 0).any() or (found != producers).any():
+        found = self._layout.decode(rows)
+        if (found.numbers < 0).any() or (found.producers != producers).any():
             raise ProtocolError(
                 f"stream {self._stream.name!r}: a slot that its producer has filled holds no sample of it"
             )
-        return SampleBatch(arrays, found, numbers)
+        self.used += 0 if held_out else len(slots)
+        if self._uses is not None and not held_out:
+            self._uses.note(producers, slots, found.ordinals)
+        return SampleBatch(found.arrays, found.producers, found.numbers)
 
     def _all_ended(self) -> bool:
         if time.monotonic() - self._known_at > _FRESH_S:
@@ -377,12 +445,12 @@ class SampleReader:
             connection.snapshot.end_gather()
             connection.control.state = "computing"
 
-    def _late(self, taken: int, min_seen: int, patience_s: float) -> str:
+    def _late(self, found: int, needed: int, patience_s: float, kind: str = "") -> str:
         late = [str(i) for i, each in enumerate(self._known) if not each.is_closed]
         more = f" and {len(late) - 8} more" if len(late) > 8 else ""
         return (
-            f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {taken} of "
-            f"{min_seen} samples are there; producers that have not ended: {', '.join(late[:8])}{more}"
+            f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {found} of "
+            f"{needed} samples{kind} are there; producers that have not ended: {', '.join(late[:8])}{more}"
         )
 
 

@@ -31,7 +31,7 @@ EDGES = {
 def encoded(layout: SampleLayout, producer: int, number: int, sample: dict) -> np.ndarray:
     """The row of a sample."""
     row = np.full((1, layout.dim), np.nan, np.float32)
-    layout.encode(producer, number, layout.checked(sample), row)
+    layout.encode(producer, number, number + 3, layout.checked(sample), row)
     return row
 
 
@@ -43,7 +43,8 @@ def test_values_of_each_type_come_back_bit_for_bit(dtype: str, n: int) -> None:
     sample = {"before": np.array([1, 2], np.float32), "x": x, "after": np.float32(7)}
     row = encoded(layout, 5, 2**40, sample)
     assert np.isfinite(row).all()
-    producers, numbers, arrays = layout.decode(np.concatenate([row, row]))
+    producers, numbers, ordinals, arrays = layout.decode(np.concatenate([row, row]))
+    assert ordinals.tolist() == [2**40 + 3] * 2
     assert producers.tolist() == [5, 5]
     assert numbers.tolist() == [2**40, 2**40]
     assert arrays["x"].dtype == x.dtype
@@ -58,7 +59,7 @@ def test_shapes_and_strides_of_the_caller_do_not_matter() -> None:
         np.arange(6.0).reshape(3, 2).T,
         np.asfortranarray(np.arange(6, dtype=np.float32).reshape(3, 2)),
     )
-    _, _, arrays = layout.decode(encoded(layout, 0, 0, {"y": y, "x": x}))
+    _, _, _, arrays = layout.decode(encoded(layout, 0, 0, {"y": y, "x": x}))
     np.testing.assert_array_equal(arrays["x"][0], x)
     np.testing.assert_array_equal(arrays["y"][0], y)
     arrays["y"][:] = 0  # the caller's own
@@ -138,7 +139,7 @@ def test_declarations_that_cannot_be_are_refused(options: dict, text: str) -> No
 
 
 def test_capacity_is_given_in_samples_or_memory_and_divided() -> None:
-    stream = StreamTable("s", {"x": (61,)}, capacity_mib=1, producers=4, held_out=0.25)
+    stream = StreamTable("s", {"x": (59,)}, capacity_mib=1, producers=4, held_out=0.25)
     assert stream.layout.dim == 64
     assert stream.slots.n == 1024
     assert (stream.slots.n_train, stream.slots.n_held_out) == (768, 256)
