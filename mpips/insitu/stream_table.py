@@ -143,11 +143,22 @@ class StreamTable(TableGroup):
         """Return the two tables of the job for which the stream stands."""
 
         # A producer checks the values of a sample itself, and all values of a row are finite.
-        def table(name: str, dim: int) -> EmbeddingTable:
-            return EmbeddingTable(f"{self.name}.{name}", dim, Replace(), ASP(), check_finite=False)
+        def table(name: str, dim: int, rows: int) -> EmbeddingTable:
+            return EmbeddingTable(
+                f"{self.name}.{name}",
+                dim,
+                Replace(),
+                ASP(),
+                check_finite=False,
+                expected_rows=rows,
+            )
 
         dim = counts.DIM + 2 * self.moments_layout.words
-        return table("samples", self.layout.dim), table("counts", dim)
+        n_counts = self.producers + 2  # the declaration, and the moments that are agreed
+        return (
+            table("samples", self.layout.dim, self.producers * self.slots.n),
+            table("counts", dim, n_counts),
+        )
 
     def check_declared(self, rows: NDArray[np.float32]) -> None:
         """Refuse rows of NAME.counts, float32, shape (n, DIM or more), that come from another declaration.
