@@ -144,11 +144,16 @@ class MomentsLayout:
             return float(values[0]), 0.0
         if field.dtype == np.float32 and field.count >= 4 * _BLOCK:
             # Differences from a number near the mean, so that nothing cancels in the second pass.
-            centre = np.float32(_sum(values) / field.count)
+            mean = _sum(values) / field.count
+            centre = np.float32(mean)
             away = np.subtract(values, centre, out=self._scratch[: field.count])
-            mean, squares = _sum(away) / field.count, _squares(away)
+            squares = _squares(away)
             if _SMALL < squares / field.count < _LARGE:
-                return float(centre) + mean, max(0.0, squares - field.count * mean**2)
+                if squares > field.count * mean**2:
+                    return mean, squares
+                # The values are far from 0, so the mean needs the digits of the differences.
+                rest = _sum(away) / field.count
+                return float(centre) + rest, max(0.0, squares - field.count * rest**2)
         wide = values.astype(np.float64)
         mean = float(wide.mean())
         wide -= mean

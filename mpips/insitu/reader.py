@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mpips.worker.connection import Connection
     from mpips.worker.worker import Worker
 
-_POLL_S = 0.01
+_POLL_S = (0.0005, 0.01)  # s between two looks of a reader that waits: at first, at most
 _FRESH_S = 0.05  # s for which counts are taken as those of now
 _SIGN_S = 10.0  # s between two lines of a reader that waits
 
@@ -107,6 +107,10 @@ class SampleReader:
     def counts(self) -> StreamCounts:
         """Return the counts of now. Blocks for one pull."""
         self._refresh()
+        return self._counted()
+
+    def _counted(self) -> StreamCounts:
+        """Return the counts that the last pull has found."""
         filled = [self._slots.filled(each) for each in self._known]
         return StreamCounts(
             produced=sum(each.produced for each in self._known),
@@ -381,9 +385,10 @@ class SampleReader:
 
     def _await_samples(self, min_seen: int, patience_s: float) -> None:
         """Return when `min_seen` samples have been pushed, or all producers have ended."""
+        self._refresh()
 
         def are_there() -> bool:
-            counts, taken = self.counts(), self._taken()
+            counts, taken = self._counted(), self._taken()
             if counts.held and (taken >= min_seen or self._all_ended()):
                 return True
             if self._all_ended():
@@ -403,8 +408,9 @@ class SampleReader:
         """Return the row that worker `by` stores."""
         found: list[CountsRow] = []
 
+        self._refresh()
+
         def is_there() -> bool:
-            self._refresh()
             row = self._agreed()
             found.extend([] if row is None else [row])
             return bool(found)
@@ -430,6 +436,7 @@ class SampleReader:
         """Wait for what a function finds; the others return it in words, and the error without it."""
         connection = connection_of(self._worker)
         news, sign = _News(patience_s), Patience(_SIGN_S)
+        pause_s, most_s = _POLL_S
         try:
             while not is_there():
                 if news.are_late(self._taken()):
@@ -440,7 +447,9 @@ class SampleReader:
                 # Producers that have come to a cut are held there until this worker has come to it.
                 connection.control.state = f"waiting for samples of stream {self._stream.name!r}"
                 connection.check_cut_in_wait()
-                time.sleep(_POLL_S)
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, most_s)
+                self._refresh()
         finally:
             connection.snapshot.end_gather()
             connection.control.state = "computing"
