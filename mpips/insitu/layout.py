@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
+from mpips.kernels import all_finite, copy_finite
 
 Float32 = NDArray[np.float32]
 # A shape, of float32 values; or a shape and the name of a type.
@@ -73,15 +74,30 @@ class SampleField:
         n_bytes = self.count * self.dtype.itemsize
         self.size = self.count if self.dtype == np.float32 else (n_bytes + 1) // 2
 
-    def encode(self, array: NDArray[Any], out: Float32) -> None:
-        """Write an array of this field's shape and type into its part of a row."""
+    def is_finite(self, array: NDArray[Any]) -> bool:
+        """Return False if an array of this field's type contains NaN or infinity."""
+        if self.dtype == np.float32 and array.flags.c_contiguous:
+            return all_finite(array.reshape(-1))
+        return self.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+    def encode(self, array: NDArray[Any], out: Float32) -> bool:
+        """Write an array of this field's shape and type into its part of a row.
+
+        Returns:
+            False if it contains NaN or infinity; the row is then not to be used.
+        """
         if self.dtype == np.float32:
+            if array.flags.c_contiguous:
+                return copy_finite(out, array.reshape(-1))  # in one pass
             out.reshape(self.shape)[...] = array
-            return
+            return all_finite(out)
+        if not self.is_finite(array):
+            return False
         words = np.zeros(self.size, np.uint16)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         words.view(np.uint8)[: len(raw)] = raw
         out[:] = words
+        return True
 
     def decode(self, part: Float32) -> NDArray[Any]:
         """Return the arrays of rows, shape (n, *shape). `part`: float32, shape (n, size)."""
@@ -182,13 +198,26 @@ class SampleLayout:
         ordinal: int,
         arrays: Mapping[str, NDArray[Any]],
         row: Float32,
-    ) -> None:
-        """Write a checked sample into a row, float32, shape (1, dim). Number and ordinal count from 0."""
+    ) -> str | None:
+        """Write a checked sample into a row, float32, shape (1, dim). Number and ordinal count from 0.
+
+        Returns:
+            The name of the first field that contains NaN or infinity: the row is then not to be used.
+        """
         row[0, :HEAD] = (*split(number + 1), producer, *split(ordinal))
         at = HEAD
         for field in self.fields:
-            field.encode(arrays[field.name], row[0, at : at + field.size])
+            if not field.encode(arrays[field.name], row[0, at : at + field.size]):
+                return field.name
             at += field.size
+        return None
+
+    def first_invalid(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
+        """Return the name of the first field of a checked sample that contains NaN or infinity."""
+        for field in self.fields:
+            if not field.is_finite(arrays[field.name]):
+                return field.name
+        return None
 
     def decode(self, rows: Float32) -> DecodedRows:
         """Return what rows, float32, shape (n, dim), contain. The arrays are the caller's own."""

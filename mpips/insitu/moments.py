@@ -123,11 +123,16 @@ class MomentsLayout:
         """Return the moments of no sample."""
         return RunningMoments(0, np.zeros(self.size), np.zeros(self.size))
 
-    def of_sample(self, arrays: Mapping[str, NDArray[Any]]) -> RunningMoments:
-        """Return the moments of one sample, from the arrays that `SampleLayout.checked` returns.
+    def with_sample(
+        self, moments: RunningMoments, arrays: Mapping[str, NDArray[Any]]
+    ) -> RunningMoments:
+        """Return the moments with one more sample, from the arrays that `SampleLayout.checked` returns."""
+        if not self.size:
+            return moments
+        return self.merged(moments, self.of_sample(arrays))
 
-        Where it contains NaN or infinity they are not finite.
-        """
+    def of_sample(self, arrays: Mapping[str, NDArray[Any]]) -> RunningMoments:
+        """Return the moments of one sample, from the arrays that `SampleLayout.checked` returns."""
         found = RunningMoments(1, np.zeros(self.size), np.zeros(self.size))
         with np.errstate(all="ignore"):
             for field in self._fields:
@@ -192,14 +197,6 @@ class MomentsLayout:
             mean[field.name] = moments.mean[place].reshape(shape).copy()
             std[field.name] = deviation[place].reshape(shape)
         return Moments(moments.n, mean, std)
-
-    def proves_finite(self, name: str, moments: RunningMoments) -> bool:
-        """Return True if the moments of one sample show that a field of it has neither NaN nor infinity."""
-        place = self._places.get(name)
-        if place is None:
-            return False
-        mean, squares = moments.mean[place], moments.squares[place]
-        return bool(np.isfinite(mean).all() and np.isfinite(squares).all())
 
 
 class RunningMoments(msgspec.Struct, frozen=True, eq=False):

@@ -13,7 +13,6 @@ from mpips.insitu.counts import DECLARATION_KEY, CountsRow, ProducerCounts, row_
 from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
-    from mpips.insitu.moments import RunningMoments
     from mpips.insitu.stream_table import StreamTable
     from mpips.worker.requests import PushResult, Request
     from mpips.worker.worker import Worker
@@ -102,8 +101,12 @@ class Producer:
         self._note_clock()
         self._settle()
         slot, is_held_out = self._slots.of(self.number, self._counts)
-        moments = None if is_held_out else self._moments_layout.of_sample(arrays)
-        if (name := self._first_invalid(arrays, moments)) is not None:
+        if slot is None:
+            name = self._layout.first_invalid(arrays)
+        else:
+            ordinal = self._counts.held_out if is_held_out else self._counts.trained
+            name = self._layout.encode(self.number, self.produced, ordinal, arrays, self._row)
+        if name is not None:
             if self._stream.invalid == "error":
                 raise ValueError(
                     f"stream {self._stream.name!r}: field {name!r} of sample {self.produced} of producer "
@@ -115,16 +118,14 @@ class Producer:
             self._push_counts()
             return False
         if slot is not None:
-            ordinal = self._counts.held_out if is_held_out else self._counts.trained
-            self._layout.encode(self.number, self.produced, ordinal, arrays, self._row)
             key = np.array([self.number * self._slots.n + slot], np.int64)
             self._open = self._samples.push(key, self._row)
         self._counts.produced += 1
-        if moments is None:
+        if is_held_out:
             self._counts.held_out += 1
         else:
             self._counts.trained += 1
-            self._moments = self._moments_layout.merged(self._moments, moments)
+            self._moments = self._moments_layout.with_sample(self._moments, arrays)
         self._counts.thinned += slot is None
         self._counts.is_closed = False
         if slot is None:
@@ -196,16 +197,3 @@ class Producer:
         declared = CountsRow(none, none, False, 0, 0, self._stream.declaration, zero, zero).values()
         keys = np.array([self.number, DECLARATION_KEY], np.int64)
         self._sent = self._table.push(keys, np.concatenate([row, declared]))
-
-    def _first_invalid(
-        self, arrays: Mapping[str, Any], moments: RunningMoments | None
-    ) -> str | None:
-        """Return the name of the first array that contains NaN or infinity. `moments`: of the sample."""
-        for name, array in arrays.items():
-            if array.dtype.kind != "f":
-                continue
-            if moments is not None and self._moments_layout.proves_finite(name, moments):
-                continue
-            if not np.isfinite(array).all():
-                return name
-        return None

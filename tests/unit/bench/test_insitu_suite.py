@@ -21,6 +21,7 @@ SERVER = """
 import socket, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
 assert sys.argv[1:3] == ["--bind", "127.0.0.1"]
+assert sys.argv[-4:] == ["--save", "", "--appendonly", "no"]  # nothing is written to disks
 listening = socket.create_server(("127.0.0.1", port))
 while True:
     file = listening.accept()[0].makefile("rwb")

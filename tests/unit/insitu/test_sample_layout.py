@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,27 @@ def test_shapes_and_strides_of_the_caller_do_not_matter() -> None:
     np.testing.assert_array_equal(arrays["y"][0], y)
     arrays["y"][:] = 0  # the caller's own
     x[:] = 0
+
+
+NAN, INF = np.float32("nan"), np.float32("-inf")
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("form", ["C", "F"])
+def test_fields_with_nan_or_infinity_are_named(bad: np.float32, at: int, form: Any) -> None:
+    layout = SampleLayout("s", {"n": ((), "int8"), "x": (2, 3), "y": ((2, 3), "float64")})
+    row = np.empty((1, layout.dim), np.float32)
+    good = np.arange(6.0).reshape(2, 3)
+    wrong = good.copy()
+    wrong.flat[at] = bad
+    for name in ("", "x", "y"):
+        sample = {"n": 1, "x": good, "y": good} | ({name: wrong} if name else {})
+        arrays = layout.checked({key: np.array(each, order=form) for key, each in sample.items()})
+        arrays["x"] = np.array(arrays["x"], order=form)
+        arrays["x"].flags.writeable = False
+        assert layout.first_invalid(arrays) == (name or None)
+        assert layout.encode(0, 0, 0, arrays, row) == (name or None)
 
 
 def test_a_row_that_was_never_written_holds_no_sample() -> None:
