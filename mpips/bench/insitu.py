@@ -33,7 +33,7 @@ class InsituOptions(Options, kw_only=True, frozen=True):
     """Options with the Redis server to compare with.
 
     Attributes:
-        redis: Path of its socket; "": there is none.
+        redis: "HOST:PORT" of the server; "" without one.
     """
 
     redis: str = ""

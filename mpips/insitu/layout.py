@@ -113,7 +113,7 @@ def _is_size(value: object) -> bool:
 
 
 class DecodedRows(NamedTuple):
-    """What rows contain; all arrays int64, shape (n,).
+    """The content of rows; all arrays int64, shape (n,).
 
     Attributes:
         producers: The producers.

@@ -31,7 +31,7 @@ _BLOCK = 256  # float32 values that are summed in float32
 _SMALL, _LARGE = 1e-25, 1e25
 
 
-class Moments(msgspec.Struct, frozen=True, eq=False):
+class FieldMoments(msgspec.Struct, frozen=True, eq=False):
     """Mean and standard deviation of the fields of a stream.
 
     Attributes:
@@ -187,7 +187,7 @@ class MomentsLayout:
         values = np.frombuffer(stored, np.float64)
         return RunningMoments(n, values[: self.size].copy(), values[self.size :].copy())
 
-    def public(self, moments: RunningMoments) -> Moments:
+    def public(self, moments: RunningMoments) -> FieldMoments:
         """Return mean and standard deviation by field."""
         mean, std = {}, {}
         deviation = np.sqrt(moments.squares / (self._weights * max(1, moments.n)))
@@ -196,7 +196,7 @@ class MomentsLayout:
             place = self._places[field.name]
             mean[field.name] = moments.mean[place].reshape(shape).copy()
             std[field.name] = deviation[place].reshape(shape)
-        return Moments(moments.n, mean, std)
+        return FieldMoments(moments.n, mean, std)
 
 
 class RunningMoments(msgspec.Struct, frozen=True, eq=False):

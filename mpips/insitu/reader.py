@@ -20,7 +20,7 @@ from mpips.insitu.counts import (
     moments_of,
     row_of,
 )
-from mpips.insitu.moments import Moments, RunningMoments, merged
+from mpips.insitu.moments import FieldMoments, RunningMoments, merged
 from mpips.insitu.uses import SampleUses
 from mpips.process.patience import Patience
 from mpips.terminal.screen import say
@@ -160,7 +160,7 @@ class SampleReader:
             if len(part):
                 yield self._read(part, sizes, True)
 
-    def moments(self) -> Moments:
+    def moments(self) -> FieldMoments:
         """Return mean and standard deviation over the samples for training that count now.
 
         Blocks for one pull. Samples that are no longer held, or that a reservoir has left out, are among
@@ -175,7 +175,7 @@ class SampleReader:
 
     def agreed_moments(
         self, *, min_seen: int = 1, by: int = 0, patience_s: float = 600.0
-    ) -> Moments:
+    ) -> FieldMoments:
         """Return the moments that all readers use, in all launches: those of the first call of worker `by`.
 
         Worker `by` waits until `min_seen` samples have been pushed, or all producers have ended, takes
@@ -272,11 +272,11 @@ class SampleReader:
             n: Samples of a batch.
             min_seen: Samples that producers must have pushed before the first batch, without dropped ones.
             limit: Number of batches, whether producers have ended or not; 0: no limit.
-            max_uses: How often this reader uses a sample at most; 0: no bound. A batch waits until `n` held
-                samples have fewer uses. Once all producers have ended, the last batch has those that are
-                left, perhaps fewer than `n`, and no further one comes, whatever the limit. Uses count from
-                the first call with `max_uses`, those by `sample` included; a restarted reader, and each other
-                reader, counts its own.
+            max_uses: Greatest number of uses of a sample by this reader; 0: no bound. A batch waits until
+                `n` held samples have fewer uses. Once all producers have ended, the last batch has those that
+                are left, perhaps fewer than `n`, and no further one comes, whatever the limit. Uses count
+                from the first call with `max_uses`, those by `sample` included; a restarted reader, and each
+                other reader, counts its own.
             patience_s: Seconds without a new sample after which a wait ends, and, without a limit, the
                 batches: a producer that has ended without `close` would let them come for ever.
 

@@ -1,4 +1,4 @@
-"""How often a reader has used each sample for training that is held."""
+"""Counts of the uses of each held sample for training, by one reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments of a stream: those of the definition in float64, over what was produced, whatever is held."""
+"""FieldMoments of a stream: those of the definition in float64, over what was produced, whatever is held."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpips import StreamTable, Worker
 from mpips.errors import ConfigError, StallError, StreamError
 from mpips.insitu.counts import AGREED_KEY, CountsRow, ProducerCounts, moments_of, row_of
 from mpips.insitu.layout import SampleLayout
-from mpips.insitu.moments import Moments, MomentsLayout, merged
+from mpips.insitu.moments import FieldMoments, MomentsLayout, merged
 from mpips.insitu.reader import SampleReader
 
 RANDOM = np.random.default_rng(5)
@@ -24,8 +24,8 @@ def layout_of(fields: Any, of: Any = "field") -> MomentsLayout:
     return MomentsLayout("s", SampleLayout("s", fields), of)
 
 
-def taken(layout: MomentsLayout, samples: list[dict[str, Any]]) -> Moments:
-    """Moments of samples, merged one after the other."""
+def taken(layout: MomentsLayout, samples: list[dict[str, Any]]) -> FieldMoments:
+    """FieldMoments of samples, merged one after the other."""
     return layout.public(merged(layout, [layout.of_sample(sample) for sample in samples]))
 
 
@@ -117,7 +117,7 @@ def run(stream: StreamTable, main: Callable[[Worker], Any], **options: Any) -> A
     return mpips.run(main, [stream], verbose=False, **options).value
 
 
-def as_bytes(moments: Moments) -> list[bytes]:
+def as_bytes(moments: FieldMoments) -> list[bytes]:
     """All values, bit for bit."""
     parts = [*moments.mean.values(), *moments.std.values()]
     return [moments.n.to_bytes(8, "little"), *(part.tobytes() for part in parts)]
@@ -139,7 +139,7 @@ def test_moments_are_over_what_was_produced_and_independent_of_restarts(
     )
 
     def until(n: int) -> Callable[[Worker], Any]:
-        def main(worker: Worker) -> Moments:
+        def main(worker: Worker) -> FieldMoments:
             for p in range(2):
                 producer = stream.producer(worker, p)
                 for i in range(producer.produced, n - p):
