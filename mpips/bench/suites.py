@@ -25,6 +25,10 @@ SUITES: Suites = {
         "mpips.bench.checkpoint",
         "checkpoints written by two servers, and verified",
     ),
+    "insitu": (
+        "mpips.bench.insitu",
+        "samples of a simulation: pushes, a solver that pushes, many producers and one reader",
+    ),
     "recovery": (
         "mpips.bench.recovery",
         "a kill under mpips run: time to the next step; costs of journal, record and replicas",

@@ -2,7 +2,9 @@
 
     stream_table.py   StreamTable: what a sample is, how many are held, which ones
     layout.py         a sample as a row of float32, and back
+    moments.py        mean and standard deviation of fields over all that was produced
     slots.py          where a sample goes, or that it is left out: by counts and seed alone
+    uses.py           counts of the uses of each sample by a reader
     counts.py         what a producer counts, as a row
     producer.py       the pushing side
     reader.py         the learning side: random batches, held-out samples, waits

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.insitu.layout import joined, split
+from mpips.insitu.moments import bytes_of, words_of
 
 
 class ProducerCounts(msgspec.Struct):
@@ -31,12 +32,13 @@ class ProducerCounts(msgspec.Struct):
 
 _NUMBERS = ("produced", "trained", "held_out", "thinned", "dropped")
 _SIZE = 2 * len(_NUMBERS) + 1  # values of counts
-DIM = 2 * _SIZE + 6  # values of a row
+DIM = 2 * _SIZE + 6  # values of a row, without moments
 DECLARATION_KEY = -1  # of the row that has the declaration of the stream, and no counts of its own
+AGREED_KEY = -2  # of the row that has the moments on which readers have agreed
 
 
 class CountsRow(msgspec.Struct):
-    """The row that a producer pushes with its counts.
+    """The row that a producer pushes with its counts. A reader pushes one with the moments that are agreed.
 
     A worker that continues in memory repeats the pushes of its last clock. So its producers must begin at the
     counts with which that clock began.
@@ -48,6 +50,8 @@ class CountsRow(msgspec.Struct):
         clock: That clock, as servers count it.
         worker: Index of the worker.
         declaration: `StreamTable.declaration` of the stream; 0: the row was never written.
+        moments: Moments of the samples for training that `counts` count, as `MomentsLayout.stored` has them.
+        moments_before: Those of `before`.
     """
 
     counts: ProducerCounts
@@ -56,11 +60,14 @@ class CountsRow(msgspec.Struct):
     clock: int
     worker: int
     declaration: int
+    moments: bytes = b""
+    moments_before: bytes = b""
 
     def values(self) -> NDArray[np.float32]:
-        """Return the row, shape (1, DIM)."""
+        """Return the row, shape (1, DIM + values of both moments)."""
         rest = (self.owed, *split(self.clock), self.worker, *split(self.declaration))
-        return np.array([[*_values(self.counts), *_values(self.before), *rest]], np.float32)
+        head = np.array([*_values(self.counts), *_values(self.before), *rest], np.float32)
+        return np.concatenate([head, words_of(self.moments + self.moments_before)])[None]
 
 
 def _values(counts: ProducerCounts) -> list[int]:
@@ -69,7 +76,7 @@ def _values(counts: ProducerCounts) -> list[int]:
 
 
 def counts_of(rows: NDArray[np.float32]) -> list[ProducerCounts]:
-    """Return the counts in rows, float32, shape (n, DIM)."""
+    """Return the counts in rows, float32, shape (n, DIM or more)."""
     numbers = joined(rows[:, : _SIZE - 1].reshape(len(rows), len(_NUMBERS), 2))
     return [
         ProducerCounts(**dict(zip(_NUMBERS, map(int, row), strict=True)), is_closed=bool(closed))
@@ -78,13 +85,29 @@ def counts_of(rows: NDArray[np.float32]) -> list[ProducerCounts]:
 
 
 def row_of(row: NDArray[np.float32]) -> CountsRow:
-    """Return what is in a row, float32, shape (DIM,)."""
+    """Return what is in a row, float32, shape (DIM or more,)."""
     counts, before = counts_of(row[: 2 * _SIZE].reshape(2, _SIZE))
-    owed, *clock, worker = row[2 * _SIZE : -2]
-    at, declaration = joined(np.array([clock, row[-2:]], np.float32))
-    return CountsRow(counts, before, bool(owed), int(at), int(worker), int(declaration))
+    owed, *clock, worker = row[2 * _SIZE : DIM - 2]
+    at, declaration = joined(np.array([clock, row[DIM - 2 : DIM]], np.float32))
+    stored = bytes_of(row[DIM:])
+    half = len(stored) // 2
+    return CountsRow(
+        counts,
+        before,
+        bool(owed),
+        int(at),
+        int(worker),
+        int(declaration),
+        stored[:half],
+        stored[half:],
+    )
 
 
 def declarations_of(rows: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the declarations in rows, float32, shape (n, DIM); 0: the row was never written."""
-    return joined(rows[:, -2:])
+    """Return the declarations in rows, float32, shape (n, DIM or more); 0: the row was never written."""
+    return joined(rows[:, DIM - 2 : DIM])
+
+
+def moments_of(row: NDArray[np.float32]) -> bytes:
+    """Return the moments in a row, float32, shape (DIM or more,)."""
+    return bytes_of(row[DIM : DIM + (len(row) - DIM) // 2])

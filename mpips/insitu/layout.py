@@ -1,20 +1,22 @@
 """A sample as a row of float32 values, and back.
 
-A row begins with three values: the number of the sample, from 1 and in two parts, and its producer. The
-fields follow. float32 is stored as it is. Values of other types are stored as whole numbers of 16 bits, which
-float32 holds exactly, since not each pattern of 32 bits survives as a float32.
+A row begins with five values: the number of the sample, from 1 and in two parts; its producer; and its
+ordinal among the samples of its kind, for training or held out, in two parts. The fields follow. float32 is
+stored as it is. Values of other types are stored as whole numbers of 16 bits, which float32 holds exactly,
+since not each pattern of 32 bits survives as a float32.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
+from mpips.kernels import all_finite, copy_finite
 
 Float32 = NDArray[np.float32]
 # A shape, of float32 values; or a shape and the name of a type.
@@ -22,7 +24,7 @@ FieldSpec: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], str]
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("float32", "float64", *_INTEGERS, "bool")
-HEAD = 3  # values before the fields
+HEAD = 5  # values before the fields
 PART = 1 << 24  # whole numbers below it are exact in float32
 
 
@@ -72,15 +74,30 @@ class SampleField:
         n_bytes = self.count * self.dtype.itemsize
         self.size = self.count if self.dtype == np.float32 else (n_bytes + 1) // 2
 
-    def encode(self, array: NDArray[Any], out: Float32) -> None:
-        """Write an array of this field's shape and type into its part of a row."""
+    def is_finite(self, array: NDArray[Any]) -> bool:
+        """Return False if an array of this field's type contains NaN or infinity."""
+        if self.dtype == np.float32 and array.flags.c_contiguous:
+            return all_finite(array.reshape(-1))
+        return self.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+    def encode(self, array: NDArray[Any], out: Float32) -> bool:
+        """Write an array of this field's shape and type into its part of a row.
+
+        Returns:
+            False if it contains NaN or infinity; the row is then not to be used.
+        """
         if self.dtype == np.float32:
-            out[:] = array.reshape(-1)
-            return
+            if array.flags.c_contiguous:
+                return copy_finite(out, array.reshape(-1))  # in one pass
+            out.reshape(self.shape)[...] = array
+            return all_finite(out)
+        if not self.is_finite(array):
+            return False
         words = np.zeros(self.size, np.uint16)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         words.view(np.uint8)[: len(raw)] = raw
         out[:] = words
+        return True
 
     def decode(self, part: Float32) -> NDArray[Any]:
         """Return the arrays of rows, shape (n, *shape). `part`: float32, shape (n, size)."""
@@ -93,6 +110,22 @@ class SampleField:
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+class DecodedRows(NamedTuple):
+    """The content of rows; all arrays int64, shape (n,).
+
+    Attributes:
+        producers: The producers.
+        numbers: Numbers of the samples, from 0; -1: the row holds no sample.
+        ordinals: Ordinals of the samples among those of their kind, from 0.
+        arrays: The arrays by field.
+    """
+
+    producers: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    ordinals: NDArray[np.int64]
+    arrays: dict[str, NDArray[Any]]
 
 
 class SampleLayout:
@@ -158,24 +191,40 @@ class SampleLayout:
             raise ValueError(f"{where} contains {first}, which is beyond {field.dtype}")
         return converted
 
-    def encode(self, producer: int, number: int, arrays: Mapping[str, NDArray[Any]]) -> Float32:
-        """Return the row of a checked sample, float32, shape (1, dim). `number` counts from 0."""
-        row = np.empty((1, self.dim), np.float32)
-        row[0, :HEAD] = (*split(number + 1), producer)
+    def encode(
+        self,
+        producer: int,
+        number: int,
+        ordinal: int,
+        arrays: Mapping[str, NDArray[Any]],
+        row: Float32,
+    ) -> str | None:
+        """Write a checked sample into a row, float32, shape (1, dim). Number and ordinal count from 0.
+
+        Returns:
+            The name of the first field that contains NaN or infinity: the row is then not to be used.
+        """
+        row[0, :HEAD] = (*split(number + 1), producer, *split(ordinal))
         at = HEAD
         for field in self.fields:
-            field.encode(arrays[field.name], row[0, at : at + field.size])
+            if not field.encode(arrays[field.name], row[0, at : at + field.size]):
+                return field.name
             at += field.size
-        return row
+        return None
 
-    def decode(
-        self, rows: Float32
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]:
-        """Return producers, numbers (from 0; -1: the row holds no sample) and arrays of rows, by field."""
-        numbers = joined(rows[:, :2]) - 1
-        producers = rows[:, 2].astype(np.int64)
+    def first_invalid(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
+        """Return the name of the first field of a checked sample that contains NaN or infinity."""
+        for field in self.fields:
+            if not field.is_finite(arrays[field.name]):
+                return field.name
+        return None
+
+    def decode(self, rows: Float32) -> DecodedRows:
+        """Return what rows, float32, shape (n, dim), contain. The arrays are the caller's own."""
         arrays, at = {}, HEAD
         for field in self.fields:
             arrays[field.name] = field.decode(rows[:, at : at + field.size])
             at += field.size
-        return producers, numbers, arrays
+        return DecodedRows(
+            rows[:, 2].astype(np.int64), joined(rows[:, :2]) - 1, joined(rows[:, 3:HEAD]), arrays
+        )

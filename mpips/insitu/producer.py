@@ -50,15 +50,19 @@ class Producer:
         self._stream, self._slots, self._layout = stream, stream.slots, stream.layout
         self._samples, self._table = stream.handles(worker)
         self._key = np.array([number], np.int64)
+        self._row = np.empty((1, self._layout.dim), np.float32)
         rows = self._table.pull(np.array([number, DECLARATION_KEY], np.int64))
         stream.check_declared(rows)
         stored = row_of(rows[0])
-        self._counts, self._owed = stored.counts, False
+        self._counts, self._owed, moments = stored.counts, False, stored.moments
         self._connection = at = connection_of(worker)
         if at.repeats and (stored.worker, stored.clock) == (at.index, at.now):
-            self._counts, self._owed = stored.before, stored.owed
+            self._counts, self._owed, moments = stored.before, stored.owed, stored.moments_before
+        self._moments_layout = stream.moments_layout
+        self._moments = self._moments_layout.read(self._counts.trained, moments)
         self._clock = -1
         self._before, self._owed_before = self._counts, self._owed
+        self._moments_before = self._moments
         self._open: Request[PushResult] | None = None
         self._sent: Request[PushResult] | None = None
 
@@ -96,7 +100,13 @@ class Producer:
         arrays = self._layout.checked(sample)
         self._note_clock()
         self._settle()
-        if (name := _first_invalid(arrays)) is not None:
+        slot, is_held_out = self._slots.of(self.number, self._counts)
+        if slot is None:
+            name = self._layout.first_invalid(arrays)
+        else:
+            ordinal = self._counts.held_out if is_held_out else self._counts.trained
+            name = self._layout.encode(self.number, self.produced, ordinal, arrays, self._row)
+        if name is not None:
             if self._stream.invalid == "error":
                 raise ValueError(
                     f"stream {self._stream.name!r}: field {name!r} of sample {self.produced} of producer "
@@ -107,16 +117,15 @@ class Producer:
             self._counts.is_closed = False
             self._push_counts()
             return False
-        slot, is_held_out = self._slots.of(self.number, self._counts)
         if slot is not None:
-            row = self._layout.encode(self.number, self.produced, arrays)
             key = np.array([self.number * self._slots.n + slot], np.int64)
-            self._open = self._samples.push(key, row)
+            self._open = self._samples.push(key, self._row)
         self._counts.produced += 1
         if is_held_out:
             self._counts.held_out += 1
         else:
             self._counts.trained += 1
+            self._moments = self._moments_layout.with_sample(self._moments, arrays)
         self._counts.thinned += slot is None
         self._counts.is_closed = False
         if slot is None:
@@ -156,6 +165,7 @@ class Producer:
         if self._clock != self._connection.now:
             self._clock = self._connection.now
             self._before = msgspec.structs.replace(self._counts)
+            self._moments_before = self._moments
             self._owed_before = self._owed or self._open is not None
 
     def _settle(self) -> None:
@@ -176,20 +186,14 @@ class Producer:
             self._clock,
             self._connection.index,
             self._stream.declaration,
+            self._moments_layout.stored(self._moments),
+            self._moments_layout.stored(self._moments_before),
         ).values()
         if self._counts.produced > 1:
             self._sent = self._table.push(self._key, row)
             return
         # With the first counts of a producer the declaration is stored; all producers push the same one.
-        none = ProducerCounts()
-        declared = CountsRow(none, none, False, 0, 0, self._stream.declaration).values()
+        none, zero = ProducerCounts(), self._moments_layout.stored(self._moments_layout.zero())
+        declared = CountsRow(none, none, False, 0, 0, self._stream.declaration, zero, zero).values()
         keys = np.array([self.number, DECLARATION_KEY], np.int64)
         self._sent = self._table.push(keys, np.concatenate([row, declared]))
-
-
-def _first_invalid(arrays: Mapping[str, Any]) -> str | None:
-    """Return the name of the first array that contains NaN or infinity."""
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            return name
-    return None

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips.errors import ProtocolError, StallError, StreamError
-from mpips.insitu.counts import DECLARATION_KEY, ProducerCounts, counts_of
+from mpips.errors import ConfigError, ProtocolError, StallError, StreamError
+from mpips.insitu.counts import (
+    AGREED_KEY,
+    DECLARATION_KEY,
+    CountsRow,
+    ProducerCounts,
+    counts_of,
+    moments_of,
+    row_of,
+)
+from mpips.insitu.moments import FieldMoments, RunningMoments, merged
+from mpips.insitu.uses import SampleUses
 from mpips.process.patience import Patience
 from mpips.terminal.screen import say
 from mpips.worker.worker import connection_of
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
     from mpips.worker.connection import Connection
     from mpips.worker.worker import Worker
 
-_POLL_S = 0.01
+_POLL_S = (0.0005, 0.01)  # s between two looks of a reader that waits: at first, at most
 _FRESH_S = 0.05  # s for which counts are taken as those of now
 _SIGN_S = 10.0  # s between two lines of a reader that waits
 
@@ -77,6 +87,9 @@ class SampleReader:
     A slot that the counts name as filled holds a sample, because a producer pushes counts only after a server
     has applied the sample. A sample that is written over meanwhile is a newer one of the same producer and of
     the same kind. A row is written and read whole, so it is one sample.
+
+    Attributes:
+        used: Samples for training in all batches of this reader since it was made.
     """
 
     def __init__(self, stream: StreamTable, worker: Worker) -> None:
@@ -86,11 +99,18 @@ class SampleReader:
         self._worker = worker
         self._keys = np.append(np.arange(stream.producers), DECLARATION_KEY)
         self._known: list[ProducerCounts] = []
+        self._rows: NDArray[np.float32]  # of all producers, as `_known` has them
         self._known_at = float("-inf")
+        self.used = 0
+        self._uses: SampleUses | None = None  # from the first call of `batches` with `max_uses` on
 
     def counts(self) -> StreamCounts:
         """Return the counts of now. Blocks for one pull."""
         self._refresh()
+        return self._counted()
+
+    def _counted(self) -> StreamCounts:
+        """Return the counts that the last pull has found."""
         filled = [self._slots.filled(each) for each in self._known]
         return StreamCounts(
             produced=sum(each.produced for each in self._known),
@@ -129,7 +149,8 @@ class SampleReader:
         if total == 0:
             what = "held-out sample" if held_out else "sample"
             raise StreamError(f"stream {self._stream.name!r}: no {what} is held yet")
-        return self._read(self._worker.random.choice(total, n, replace=n > total), sizes, held_out)
+        places = self._worker.random.choice(total, n, replace=n > total)
+        return self._read(places, sizes, held_out)
 
     def all_held_out(self) -> Iterator[SampleBatch]:
         """Yield all held-out samples of now, in batches of at most 1024. Blocks for pulls."""
@@ -139,8 +160,107 @@ class SampleReader:
             if len(part):
                 yield self._read(part, sizes, True)
 
+    def moments(self) -> FieldMoments:
+        """Return mean and standard deviation over the samples for training that count now.
+
+        Blocks for one pull. Samples that are no longer held, or that a reservoir has left out, are among
+        them; held-out and dropped ones are not. Readers that call it at different times see other samples;
+        see `agreed_moments`.
+
+        Raises:
+            StreamError: No sample for training has been produced yet.
+        """
+        self._refresh()
+        return self._stream.moments_layout.public(self._merged())
+
+    def agreed_moments(
+        self, *, min_seen: int = 1, by: int = 0, patience_s: float = 600.0
+    ) -> FieldMoments:
+        """Return the moments that all readers use, in all launches: those of the first call of worker `by`.
+
+        Worker `by` waits until `min_seen` samples have been pushed, or all producers have ended, takes
+        `moments()`, and stores them with the stream. The others wait until it has. From then on each call
+        returns the stored moments at once. Each wait prints a line every 10 s. Not collective.
+
+        Args:
+            min_seen: Samples that producers must have pushed, without dropped ones; for worker `by`.
+            by: Index of the worker that decides, alike on all readers.
+            patience_s: Seconds without a new sample after which the wait ends. Other workers than `by` wait
+                as long for its decision, from the last new sample on.
+
+        Raises:
+            ConfigError: `by` is not the index of a worker.
+            StallError: The wait has ended.
+            StreamError: All producers have ended and no sample is held.
+        """
+        if isinstance(by, bool) or not 0 <= by < self._worker.n_workers:
+            raise ConfigError(
+                f"stream {self._stream.name!r}: by = {by!r}: must be the index of a worker, 0 to "
+                f"{self._worker.n_workers - 1}"
+            )
+        connection = connection_of(self._worker)
+        found = self._agreed()
+        if found is None and by == self._worker.index:
+            self._await_samples(min_seen, patience_s)
+            found = self._decision(connection)
+            self._table.push(np.array([AGREED_KEY], np.int64), found.values()).wait()
+        elif found is None:
+            found = self._await_decision(by, patience_s)
+        elif connection.repeats and (found.worker, found.clock) == (
+            connection.index,
+            connection.now,
+        ):
+            # This worker had stored them in the clock that it repeats, with the same pushes.
+            self._table.push(np.array([AGREED_KEY], np.int64), found.values()).wait()
+        layout = self._stream.moments_layout
+        return layout.public(layout.read(found.counts.trained, found.moments))
+
+    def _agreed(self) -> CountsRow | None:
+        rows = self._table.pull(np.array([AGREED_KEY], np.int64))
+        self._stream.check_declared(rows)
+        found = row_of(rows[0])
+        return found if found.declaration else None
+
+    def _decision(self, connection: Connection) -> CountsRow:
+        """Return the row that stores the moments of now."""
+        moments = self._merged()
+        stored = self._stream.moments_layout.stored(moments)
+        counts = ProducerCounts(produced=moments.n, trained=moments.n)
+        return CountsRow(
+            counts,
+            ProducerCounts(),
+            False,
+            connection.now,
+            connection.index,
+            self._stream.declaration,
+            stored,
+            bytes(len(stored)),
+        )
+
+    def _merged(self) -> RunningMoments:
+        """Return the moments of all producers, as the last pull has them."""
+        layout = self._stream.moments_layout
+        total = merged(
+            layout,
+            [
+                layout.read(counts.trained, moments_of(row))
+                for counts, row in zip(self._known, self._rows, strict=True)
+            ],
+        )
+        if not total.n:
+            raise StreamError(
+                f"stream {self._stream.name!r}: no sample for training has been produced yet"
+            )
+        return total
+
     def batches(
-        self, n: int, *, min_seen: int = 1, limit: int = 0, patience_s: float = 600.0
+        self,
+        n: int,
+        *,
+        min_seen: int = 1,
+        limit: int = 0,
+        max_uses: int = 0,
+        patience_s: float = 600.0,
     ) -> Iterator[SampleBatch]:
         """Yield random batches until all producers of the stream have called `close`.
 
@@ -152,22 +272,34 @@ class SampleReader:
             n: Samples of a batch.
             min_seen: Samples that producers must have pushed before the first batch, without dropped ones.
             limit: Number of batches, whether producers have ended or not; 0: no limit.
-            patience_s: Seconds without a new sample after which the wait for `min_seen` ends, and, without a
-                limit, the batches: a producer that has ended without `close` would let them come for ever.
+            max_uses: Greatest number of uses of a sample by this reader; 0: no bound. A batch waits until
+                `n` held samples have fewer uses. Once all producers have ended, the last batch has those that
+                are left, perhaps fewer than `n`, and no further one comes, whatever the limit. Uses count
+                from the first call with `max_uses`, those by `sample` included; a restarted reader, and each
+                other reader, counts its own.
+            patience_s: Seconds without a new sample after which a wait ends, and, without a limit, the
+                batches: a producer that has ended without `close` would let them come for ever.
 
         Raises:
             StallError: No new sample has come for `patience_s`.
             StreamError: All producers have ended and no sample is held.
-            ValueError: `limit` is below 0.
+            ValueError: `limit` or `max_uses` is below 0, or `n` is more than can be held, with `max_uses`.
         """
-        if limit < 0:
-            raise ValueError(f"stream {self._stream.name!r}: limit = {limit}: must be 0 or more")
-        connection = connection_of(self._worker)
-        try:
-            self._await(min_seen, patience_s, connection)
-        finally:
-            connection.snapshot.end_gather()
-            connection.control.state = "computing"
+        for name, value in (("limit", limit), ("max_uses", max_uses)):
+            if value < 0:
+                raise ValueError(
+                    f"stream {self._stream.name!r}: {name} = {value}: must be 0 or more"
+                )
+        most = self._slots.n_train * self._stream.producers
+        if max_uses and not 1 <= n <= most:
+            raise ValueError(
+                f"stream {self._stream.name!r}: {n!r} samples: must be 1 to {most}, which is how many are "
+                "held for training, if max_uses bounds their uses"
+            )
+        self._await_samples(min_seen, patience_s)
+        if max_uses:
+            yield from self._bounded(n, max_uses, limit, patience_s)
+            return
         for _ in range(limit):
             yield self.sample(n)
         news = _News(patience_s)
@@ -179,10 +311,45 @@ class SampleReader:
             if news.are_late(taken):
                 raise StallError(self._late(taken, taken + 1, patience_s))
 
+    def _bounded(
+        self, n: int, max_uses: int, limit: int, patience_s: float
+    ) -> Iterator[SampleBatch]:
+        """Yield batches of samples with fewer than `max_uses` uses by this reader."""
+        if self._uses is None:
+            self._uses = SampleUses(self._slots, self._stream.producers)
+        uses, places, sizes, done = self._uses, np.empty(0, np.int64), np.empty(0, np.int64), 0
+
+        def are_there() -> bool:
+            # In this order: after the counts that show all producers as ended no sample comes.
+            nonlocal places, sizes
+            if time.monotonic() - self._known_at > _FRESH_S:
+                self._refresh()
+            uses.advance(self._known)
+            sizes = self._filled(False)
+            places = uses.below(max_uses, sizes)
+            return len(places) >= n or all(each.is_closed for each in self._known)
+
+        while not limit or done < limit:
+            self._await(
+                are_there,
+                lambda: (
+                    f"{n} samples of stream {self._stream.name!r} with fewer than {max_uses} uses: "
+                    f"{len(places)} so far"
+                ),
+                lambda: self._late(len(places), n, patience_s, f" with fewer than {max_uses} uses"),
+                patience_s,
+            )
+            if not len(places):
+                return
+            yield self._read(
+                self._worker.random.choice(places, min(n, len(places)), replace=False), sizes, False
+            )
+            done += 1
+
     def _refresh(self) -> None:
         rows = self._table.pull(self._keys)
         self._stream.check_declared(rows)
-        self._known = counts_of(rows[:-1])
+        self._rows, self._known = rows[:-1], counts_of(rows[:-1])
         self._known_at = time.monotonic()
 
     def _filled(self, held_out: bool) -> NDArray[np.int64]:
@@ -197,12 +364,15 @@ class SampleReader:
         producers = np.searchsorted(ends, places, side="right")
         slots = places - (ends - sizes)[producers] + (self._slots.n_train if held_out else 0)
         rows = self._samples.pull(producers * self._slots.n + slots)
-        found, numbers, arrays = self._layout.decode(rows)
-        if (numbers < 0).any() or (found != producers).any():
+        found = self._layout.decode(rows)
+        if (found.numbers < 0).any() or (found.producers != producers).any():
             raise ProtocolError(
                 f"stream {self._stream.name!r}: a slot that its producer has filled holds no sample of it"
             )
-        return SampleBatch(arrays, found, numbers)
+        self.used += 0 if held_out else len(slots)
+        if self._uses is not None and not held_out:
+            self._uses.note(producers, slots, found.ordinals)
+        return SampleBatch(found.arrays, found.producers, found.numbers)
 
     def _all_ended(self) -> bool:
         if time.monotonic() - self._known_at > _FRESH_S:
@@ -213,35 +383,83 @@ class SampleReader:
         """Return the number of samples that producers have pushed, without dropped ones."""
         return sum(each.produced - each.dropped for each in self._known)
 
-    def _await(self, min_seen: int, patience_s: float, connection: Connection) -> None:
-        news, sign = _News(patience_s), Patience(_SIGN_S)
-        while True:
-            counts, taken = self.counts(), self._taken()
+    def _await_samples(self, min_seen: int, patience_s: float) -> None:
+        """Return when `min_seen` samples have been pushed, or all producers have ended."""
+        self._refresh()
+
+        def are_there() -> bool:
+            counts, taken = self._counted(), self._taken()
             if counts.held and (taken >= min_seen or self._all_ended()):
-                return
+                return True
             if self._all_ended():
                 raise StreamError(
                     f"stream {self._stream.name!r}: all producers have ended, and no sample is held"
                 )
-            if news.are_late(taken):
-                raise StallError(self._late(taken, min_seen, patience_s))
-            if sign.is_over:
-                sign = Patience(_SIGN_S)
-                say(
-                    f"mpips: worker {self._worker.index} waits for {min_seen} samples of stream "
-                    f"{self._stream.name!r}: {taken} so far"
-                )
-            # Producers that have come to a cut are held there until this worker has come to it.
-            connection.control.state = f"waiting for samples of stream {self._stream.name!r}"
-            connection.check_cut_in_wait()
-            time.sleep(_POLL_S)
+            return False
 
-    def _late(self, taken: int, min_seen: int, patience_s: float) -> str:
+        self._await(
+            are_there,
+            lambda: f"{min_seen} samples of stream {self._stream.name!r}: {self._taken()} so far",
+            lambda: self._late(self._taken(), min_seen, patience_s),
+            patience_s,
+        )
+
+    def _await_decision(self, by: int, patience_s: float) -> CountsRow:
+        """Return the row that worker `by` stores."""
+        found: list[CountsRow] = []
+
+        self._refresh()
+
+        def is_there() -> bool:
+            row = self._agreed()
+            found.extend([] if row is None else [row])
+            return bool(found)
+
+        self._await(
+            is_there,
+            lambda: f"the moments of stream {self._stream.name!r} that worker {by} decides on",
+            lambda: (
+                f"stream {self._stream.name!r}: worker {by} has stored no moments, and for {patience_s:g} s "
+                f"no new sample has come; worker {by} must call agreed_moments"
+            ),
+            patience_s,
+        )
+        return found[0]
+
+    def _await(
+        self,
+        is_there: Callable[[], bool],
+        what: Callable[[], str],
+        late: Callable[[], str],
+        patience_s: float,
+    ) -> None:
+        """Wait for what a function finds; the others return it in words, and the error without it."""
+        connection = connection_of(self._worker)
+        news, sign = _News(patience_s), Patience(_SIGN_S)
+        pause_s, most_s = _POLL_S
+        try:
+            while not is_there():
+                if news.are_late(self._taken()):
+                    raise StallError(late())
+                if sign.is_over:
+                    sign = Patience(_SIGN_S)
+                    say(f"mpips: worker {self._worker.index} waits for {what()}")
+                # Producers that have come to a cut are held there until this worker has come to it.
+                connection.control.state = f"waiting for samples of stream {self._stream.name!r}"
+                connection.check_cut_in_wait()
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, most_s)
+                self._refresh()
+        finally:
+            connection.snapshot.end_gather()
+            connection.control.state = "computing"
+
+    def _late(self, found: int, needed: int, patience_s: float, kind: str = "") -> str:
         late = [str(i) for i, each in enumerate(self._known) if not each.is_closed]
         more = f" and {len(late) - 8} more" if len(late) > 8 else ""
         return (
-            f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {taken} of "
-            f"{min_seen} samples are there; producers that have not ended: {', '.join(late[:8])}{more}"
+            f"stream {self._stream.name!r}: no new sample for {patience_s:g} s while {found} of "
+            f"{needed} samples{kind} are there; producers that have not ended: {', '.join(late[:8])}{more}"
         )
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mpips.insitu.counts import ProducerCounts
 
 Keep = Literal["reservoir", "newest"]
 _MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _HELD_OUT, _RESERVOIR = 1, 2
 
 
@@ -47,6 +51,9 @@ class SampleSlots(msgspec.Struct, frozen=True):
     def of(self, producer: int, counts: ProducerCounts) -> tuple[int | None, bool]:
         """Return the slot of the next sample, None if it is left out; and whether it is held out.
 
+        The slot follows from the ordinal of the sample among those of its kind, so `training_slots` can find
+        it without the numbers of dropped and held-out samples.
+
         `counts`: Counts of the producer before the sample.
         """
         is_held_out = self.is_held_out(producer, counts.produced)
@@ -56,24 +63,55 @@ class SampleSlots(msgspec.Struct, frozen=True):
             return first + before, is_held_out
         if self.keep == "newest":
             return first + before % size, is_held_out
-        place = int(uniform(self.seed, producer, counts.produced, _RESERVOIR) * (before + 1))
+        place = int(uniform(self.seed, producer, before, _RESERVOIR, is_held_out) * (before + 1))
         return (first + place if place < size else None), is_held_out
+
+    def training_slots(self, producer: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the slots of samples for training, -1 for those that are left out.
+
+        `ordinals`: Their places among the samples for training of their producer, from 0, shape (n,).
+        """
+        if self.keep == "newest":
+            return ordinals % self.n_train
+        drawn = uniform_numbers(self.seed, producer, ordinals, _RESERVOIR, False)
+        places = (drawn * (ordinals + 1)).astype(np.int64)
+        places[places >= self.n_train] = -1
+        return np.where(ordinals < self.n_train, ordinals, places)
 
     def filled(self, counts: ProducerCounts) -> tuple[int, int]:
         """Return how many slots of samples for training, and of held-out ones, hold a sample."""
         return min(counts.trained, self.n_train), min(counts.held_out, self.n_held_out)
 
 
-def uniform(seed: int, producer: int, number: int, what: int) -> float:
+def uniform(seed: int, *words: int) -> float:
     """Return a number from 0 to below 1 that follows from the arguments (splitmix64, Steele et al. 2014)."""
     state = seed & _MASK
-    for word in (producer, number, what):
+    for word in words:
         state = _mixed((state ^ word) & _MASK)
     return (state >> 11) / (1 << 53)
 
 
+def uniform_numbers(
+    seed: int, producer: int, ordinals: NDArray[np.int64], *words: int
+) -> NDArray[np.float64]:
+    """Return `uniform(seed, producer, ordinal, *words)` for each ordinal."""
+    first = np.uint64(_mixed((seed & _MASK) ^ producer))
+    state = _mixed_all(first ^ ordinals.astype(np.uint64))
+    for word in words:
+        state = _mixed_all(state ^ np.uint64(word))
+    numbers: NDArray[np.float64] = (state >> np.uint64(11)) / float(1 << 53)
+    return numbers
+
+
 def _mixed(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    x = (x + _STEP) & _MASK
+    for shift, factor in _ROUNDS:
+        x = ((x ^ (x >> shift)) * factor) & _MASK
     return x ^ (x >> 31)
+
+
+def _mixed_all(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = x + np.uint64(_STEP)  # arrays of uint64 wrap around
+    for shift, factor in _ROUNDS:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mpips.errors import ConfigError
 from mpips.insitu import counts
 from mpips.insitu.layout import PART, FieldSpec, SampleLayout
+from mpips.insitu.moments import MomentsLayout, MomentsSpec
 from mpips.insitu.slots import Keep, SampleSlots
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import Replace
@@ -53,6 +54,10 @@ class StreamTable(TableGroup):
         invalid: Treatment of a sample that contains NaN or infinity: "error" raises ValueError, "drop" counts
             it and leaves it out; its number is not used again.
         seed: Seed of the choice of samples.
+        moments: Mean and standard deviation over the samples for training that were produced: "field", one of
+            each over all elements of a field; "element", for each element of a field, which costs 64 bytes
+            per element with each sample and suits short vectors; "none"; or one of these by field, as in
+            {"parameters": "element"}, where the fields that are not named have "field".
     """
 
     name: str
@@ -64,6 +69,7 @@ class StreamTable(TableGroup):
     held_out: float = 0.0
     invalid: Literal["error", "drop"] = "error"
     seed: int = 0
+    moments: MomentsSpec = "field"
 
     def __post_init__(self) -> None:
         """Check all values.
@@ -96,7 +102,7 @@ class StreamTable(TableGroup):
             raise ConfigError(
                 f"{where}: held_out = {self.held_out!r}: must be a share from 0 to below 1"
             )
-        SampleLayout(self.name, self.fields)
+        MomentsLayout(self.name, SampleLayout(self.name, self.fields), self.moments)
         needed = 2 if self.held_out else 1
         if self.slots.n < needed:
             raise ConfigError(
@@ -110,6 +116,11 @@ class StreamTable(TableGroup):
         return SampleLayout(self.name, self.fields)
 
     @cached_property
+    def moments_layout(self) -> MomentsLayout:
+        """The moments that are taken."""
+        return MomentsLayout(self.name, self.layout, self.moments)
+
+    @cached_property
     def slots(self) -> SampleSlots:
         """The slots of each producer."""
         total = self.capacity or int(self.capacity_mib * _MIB) // (self.layout.dim * 4)
@@ -121,20 +132,36 @@ class StreamTable(TableGroup):
     def declaration(self) -> int:
         """A checksum of all from which the place and form of a sample follow, 1 to below 2**48."""
         fields = [(field.name, field.shape, field.dtype.str) for field in self.layout.fields]
-        text = repr((fields, self.slots, self.producers))
+        text = repr(
+            (fields, self.slots, self.producers, sorted(self.moments_layout.chosen.items()))
+        )
         digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
         return int.from_bytes(digest, "little") or 1
 
     @property
     def tables(self) -> Sequence[Table]:
         """Return the two tables of the job for which the stream stands."""
+
+        # A producer checks the values of a sample itself, and all values of a row are finite.
+        def table(name: str, dim: int, rows: int) -> EmbeddingTable:
+            return EmbeddingTable(
+                f"{self.name}.{name}",
+                dim,
+                Replace(),
+                ASP(),
+                check_finite=False,
+                expected_rows=rows,
+            )
+
+        dim = counts.DIM + 2 * self.moments_layout.words
+        n_counts = self.producers + 2  # the declaration, and the moments that are agreed
         return (
-            EmbeddingTable(f"{self.name}.samples", self.layout.dim, Replace(), ASP()),
-            EmbeddingTable(f"{self.name}.counts", counts.DIM, Replace(), ASP()),
+            table("samples", self.layout.dim, self.producers * self.slots.n),
+            table("counts", dim, n_counts),
         )
 
     def check_declared(self, rows: NDArray[np.float32]) -> None:
-        """Refuse rows of NAME.counts, float32, shape (n, DIM), that come from another declaration.
+        """Refuse rows of NAME.counts, float32, shape (n, DIM or more), that come from another declaration.
 
         Raises:
             ConfigError: The samples of the job are those of another declaration of this stream.
@@ -143,8 +170,8 @@ class StreamTable(TableGroup):
         if ((found != 0) & (found != self.declaration)).any():
             raise ConfigError(
                 f"stream {self.name!r}: its samples were pushed under another declaration; declare fields, "
-                "capacity, producers, keep, held_out and seed as in the launch that began it, alike on all "
-                "workers, or start a new run with resume = 'never'"
+                "capacity, producers, keep, held_out, seed and moments as in the launch that began it, alike "
+                "on all workers, or start a new run with resume = 'never'"
             )
 
     def handles(self, worker: Worker) -> tuple[Any, Any]:

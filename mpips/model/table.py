@@ -124,6 +124,9 @@ class DenseTable:
         return (window * self.shape[-2], window * self.shape[-1])
 
 
+_MOST_ROWS = (1 << 32) - 1  # rows that a server can hold of a table
+
+
 @dataclass(frozen=True)
 class EmbeddingTable:
     """A map from int64 keys to float32 rows. Any key exists; a row is made at its first push.
@@ -153,6 +156,9 @@ class EmbeddingTable:
             under BSP without backup workers. See mpips.model.row_limits.
         evict: Idle(clocks), MaxRows(n, by="lru") or MaxBytes(mib, by="lru"): rows that leave the table, with
             the state of their optimizer; None: rows stay. Only under BSP without backup workers.
+        expected_rows: Number of rows that the table will have at most, on all servers; 0: unknown. The
+            start-up refuses a job whose memory is too small for them, and `mpips plan` counts them. More rows
+            are not refused.
     """
 
     name: str
@@ -169,6 +175,7 @@ class EmbeddingTable:
     hash_buckets: int = 0
     admit: Admission | None = None
     evict: Eviction | None = None
+    expected_rows: int = 0
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -180,6 +187,11 @@ class EmbeddingTable:
         if not is_count(self.dim) or self.dim < 1:
             raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
         object.__setattr__(self, "dim", int(self.dim))
+        if not is_count(self.expected_rows) or not 0 <= self.expected_rows <= _MOST_ROWS:
+            raise ConfigError(
+                f"table {self.name!r}: expected_rows = {self.expected_rows!r}: must be a whole number from 0 "
+                f"to {_MOST_ROWS}"
+            )
         check_row_codecs(self)
         check_buckets(self)
         check_row_dtype(self)

@@ -61,6 +61,10 @@ def expected_rows(
             shares = tuple((most + s) // n for s in range(n))[::-1]
             found[name] = Rows(shares, "as given, in equal shares")
             continue
+        if table.expected_rows:
+            shares = tuple((table.expected_rows + s) // n for s in range(n))[::-1]
+            found[name] = Rows(shares, "as declared, in equal shares")
+            continue
         keys, source = _keys(name, data, rehearsal)
         owners = placement.partitioners[name].owners(np.unique(table.stored_keys(keys)))
         found[name] = Rows(tuple(np.bincount(owners, minlength=n).tolist()), source)

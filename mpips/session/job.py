@@ -41,6 +41,7 @@ from mpips.scheduler.own_worker import OwnWorker
 from mpips.scheduler.rank_table import RankTable
 from mpips.session.calling import call
 from mpips.session.ending import Ending, OwnEnding
+from mpips.session.expected_rows import describe as describe_expected
 from mpips.session.own_link import OwnLink
 from mpips.session.recording import ReplayPlan
 from mpips.session.recording import begin as begin_record
@@ -215,6 +216,8 @@ class Job:
             lines.append(
                 f"replicated: {tables}, {n_bytes / 2**20:.1f} MiB on each node with workers"
             )
+        if lines and (expected := describe_expected(p.tables, len(p.ranks.assignment.servers))):
+            lines.append(expected)
         if p.groups:
             groups = [described(group, p.subgroups) for group in p.groups[:_FEW_GROUPS]]
             more = f", and {n} more" if (n := len(p.groups) - _FEW_GROUPS) > 0 else ""

@@ -28,6 +28,7 @@ from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
 from mpips.session.buffers import decide_shares
+from mpips.session.expected_rows import check_room
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.own_link import OwnLink
 from mpips.session.parts import Parts
@@ -323,6 +324,7 @@ class _StartUp:
     def _make_regions(self) -> None:
         p, c = self._parts, self._parts.ranks
         if c.server is not None and p.server is None:
+            self._check_room()
             p.server = self._make_server(False, p.saving.steps_before)
             if p.saving.start is not None:
                 from mpips.recovery.restore import restore
@@ -330,6 +332,17 @@ class _StartUp:
                 restore(p.server, p.placement, p.tables, p.saving.start)
         if c.worker is not None and not p.has_partners:
             p.staging = p.regions.create_sparse(self._staging_part(c.worker), p.shares.staging)
+
+    def _check_room(self) -> None:
+        """Refuse expected rows for which the memory of this node is too small."""
+        p, c = self._parts, self._parts.ranks
+        # Later launches may still have the tables of an earlier one in shared memory.
+        if p.generation:
+            return
+        node_of, assigned = c.assignment.node_of, c.assignment.servers
+        here = sum(node_of[rank] == node_of[c.rank] for rank in assigned)
+        copies = 2 if p.has_partners else 1
+        check_room(p.tables, len(assigned), copies * here, shared=not isinstance(c, OneRank))
 
     def _staging_part(self, worker: int) -> str:
         p = self._parts

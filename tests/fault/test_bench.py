@@ -9,7 +9,7 @@ import launcher
 import pytest
 from long_runs import in_turn
 
-from mpips.bench import gpu
+from mpips.bench import gpu, insitu
 from mpips.bench.torch_models import RATIOS
 from tests.bench import diloco, monitor
 from tests.bench.placement import JOBS
@@ -35,6 +35,7 @@ SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
 SUITES = [
     *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
     *("torch", "logistic", "gpu", "diloco", "word2vec", "monitor", "elastic"),
+    "insitu",
 ]
 
 
@@ -195,3 +196,11 @@ def test_elastic_gives_every_figure_and_ratio() -> None:
     assert all(ratio >= 0 for ratio in found["ratios"].values())
     assert set(found["bars"]) == {"goodput_mtbf_10s"}
     assert sum("bar <=" in note for note in found["notes"]) == 3
+
+
+@of_suite("insitu")
+def test_insitu_gives_every_ratio() -> None:
+    found = quick("insitu")
+    assert {*found["ratios"], *found["skipped"]} == set(insitu.RATIOS)
+    assert set(found["skipped"]) <= {"sample_push_vs_redis"}
+    assert all(ratio > 0 for ratio in found["ratios"].values())

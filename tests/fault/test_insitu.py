@@ -20,6 +20,7 @@ def ended(folder: Path, how: str) -> dict:
     command = [sys.executable, "-m", "mpips", "run", "-n", "6", str(PROGRAM), how]
     with launcher.Launch(command, launcher.site_environment(), 120.0, folder) as job:
         assert job.wait() == 0, job.tail(60)
+        assert "expected rows: s.samples 48, s.counts 4; " in job.stderr()
         found: dict = json.loads(job.stdout().strip().splitlines()[-1])
         return found
 

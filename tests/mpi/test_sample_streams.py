@@ -34,7 +34,11 @@ def test_readers_learn_while_producers_push(session: Session, keep: Any, servers
         held_out=0.1,
     )
 
-    def main(worker: Worker) -> tuple[int, int, int]:
+    def agreed(worker: Worker) -> tuple[int, float, float]:
+        found = stream.reader(worker).agreed_moments(min_seen=10)
+        return found.n, float(found.mean["x"]), float(found.std["x"])
+
+    def main(worker: Worker) -> tuple[Any, ...]:
         if worker.index > 0:
             producer = stream.producer(worker, worker.index - 1)
             for i in range(PUSHED):
@@ -42,8 +46,9 @@ def test_readers_learn_while_producers_push(session: Session, keep: Any, servers
                 producer.push({"x": x, "n": i}, wait=i % 3 > 0)
                 worker.clock()
             producer.close()
-            return 0, 0, 0
+            return agreed(worker)
         reader, batches = stream.reader(worker), 0
+        moments = agreed(worker)
         for batch in reader.batches(8, min_seen=10):
             batches += 1
             expected = 1000 * batch.producers + batch.numbers
@@ -55,10 +60,14 @@ def test_readers_learn_while_producers_push(session: Session, keep: Any, servers
         counts = reader.counts()
         assert counts.held == stream.slots.n_train * stream.producers
         assert counts.ended == stream.producers
-        return batches, counts.produced, counts.dropped
+        assert reader.moments().n == PUSHED * stream.producers - sum(
+            stream.slots.is_held_out(p, i) for p in range(stream.producers) for i in range(PUSHED)
+        )
+        return batches, counts.produced, counts.dropped, moments
 
     played = session(main, stream.tables, servers=servers)
-    batches, produced, dropped = played.values[0]
+    batches, produced, dropped, moments = played.values[0]
+    assert all(played.values[i] == moments for i in range(1, n_workers))
     assert batches > 0
     assert (produced, dropped) == (PUSHED * stream.producers, 0)
 

@@ -47,7 +47,15 @@ def check(batch):
     np.testing.assert_array_equal(batch["x"], np.repeat(expected[:, None], 50, 1))
 
 
+def values(moments):
+    """Print no digit less than there are."""
+    return {
+        name: [float(moments.mean[name]).hex(), float(moments.std[name]).hex()] for name in "xn"
+    }
+
+
 def read(worker, reader):
+    agreed = values(reader.agreed_moments(min_seen=N // 4))
     for done, batch in enumerate(reader.batches(8, min_seen=N // 4)):
         check(batch)
         if attempt == 2:
@@ -61,7 +69,12 @@ def read(worker, reader):
         check(batch)
         held[f"held out: {held_out}"] = [batch.producers.tolist(), batch.numbers.tolist()]
     counts = reader.counts()
-    return {"held": held, "counts": [counts.produced, counts.thinned, counts.ended]}
+    assert values(reader.agreed_moments()) == agreed
+    return {
+        "held": held,
+        "counts": [counts.produced, counts.thinned, counts.ended],
+        "moments": values(reader.moments()),
+    }
 
 
 def main(worker):

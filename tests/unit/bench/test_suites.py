@@ -22,6 +22,7 @@ from tests.bench.options import SuiteOptions
 PROGRAMS = [
     *("dense:push", "dense:pull", "embedding:run", "transport:run", "checkpoint:run", "cut:run"),
     *("partners:run", "plan:run", "network:run"),
+    *("insitu:push", "insitu:solve", "insitu:gather"),
 ]
 OWN_PROGRAMS = [
     *("train:steps", "train:idle", "train:samples", "train:pushes", "scale:crowd"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpips import StreamTable
-from mpips.insitu.counts import DIM, counts_of
+from mpips.insitu.counts import DIM, counts_of, moments_of
 from mpips.insitu.producer import Producer
 
 N = 23
@@ -93,7 +93,9 @@ def test_pushes_of_the_last_clock_are_made_again(keep: Any, every: int, capacity
         samples = [key for key in whole.rows if key[0] == "s.samples"]
         for key in samples:
             np.testing.assert_array_equal(memory.rows[key], whole.rows[key])
-        assert counts_of(memory.rows["s.counts", 1][None]) == [counts]
+        row = memory.rows["s.counts", 1]
+        assert counts_of(row[None]) == [counts]
+        assert moments_of(row) == moments_of(whole.rows["s.counts", 1])
 
 
 def test_a_worker_that_had_finished_makes_no_push() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,16 +29,23 @@ EDGES = {
 }
 
 
+def encoded(layout: SampleLayout, producer: int, number: int, sample: dict) -> np.ndarray:
+    """The row of a sample."""
+    row = np.full((1, layout.dim), np.nan, np.float32)
+    layout.encode(producer, number, number + 3, layout.checked(sample), row)
+    return row
+
+
 @pytest.mark.parametrize("dtype", EDGES)
 @pytest.mark.parametrize("n", [1, 3, 4])
 def test_values_of_each_type_come_back_bit_for_bit(dtype: str, n: int) -> None:
     layout = SampleLayout("s", {"before": (2,), "x": ((n,), dtype), "after": ()})
     x = np.array(EDGES[dtype][:n], dtype)
     sample = {"before": np.array([1, 2], np.float32), "x": x, "after": np.float32(7)}
-    row = layout.encode(5, 2**40, layout.checked(sample))
-    assert row.shape == (1, layout.dim)
+    row = encoded(layout, 5, 2**40, sample)
     assert np.isfinite(row).all()
-    producers, numbers, arrays = layout.decode(np.concatenate([row, row]))
+    producers, numbers, ordinals, arrays = layout.decode(np.concatenate([row, row]))
+    assert ordinals.tolist() == [2**40 + 3] * 2
     assert producers.tolist() == [5, 5]
     assert numbers.tolist() == [2**40, 2**40]
     assert arrays["x"].dtype == x.dtype
@@ -52,11 +60,32 @@ def test_shapes_and_strides_of_the_caller_do_not_matter() -> None:
         np.arange(6.0).reshape(3, 2).T,
         np.asfortranarray(np.arange(6, dtype=np.float32).reshape(3, 2)),
     )
-    _, _, arrays = layout.decode(layout.encode(0, 0, layout.checked({"y": y, "x": x})))
+    _, _, _, arrays = layout.decode(encoded(layout, 0, 0, {"y": y, "x": x}))
     np.testing.assert_array_equal(arrays["x"][0], x)
     np.testing.assert_array_equal(arrays["y"][0], y)
     arrays["y"][:] = 0  # the caller's own
     x[:] = 0
+
+
+NAN, INF = np.float32("nan"), np.float32("-inf")
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("form", ["C", "F"])
+def test_fields_with_nan_or_infinity_are_named(bad: np.float32, at: int, form: Any) -> None:
+    layout = SampleLayout("s", {"n": ((), "int8"), "x": (2, 3), "y": ((2, 3), "float64")})
+    row = np.empty((1, layout.dim), np.float32)
+    good = np.arange(6.0).reshape(2, 3)
+    wrong = good.copy()
+    wrong.flat[at] = bad
+    for name in ("", "x", "y"):
+        sample = {"n": 1, "x": good, "y": good} | ({name: wrong} if name else {})
+        arrays = layout.checked({key: np.array(each, order=form) for key, each in sample.items()})
+        arrays["x"] = np.array(arrays["x"], order=form)
+        arrays["x"].flags.writeable = False
+        assert layout.first_invalid(arrays) == (name or None)
+        assert layout.encode(0, 0, 0, arrays, row) == (name or None)
 
 
 def test_a_row_that_was_never_written_holds_no_sample() -> None:
@@ -132,7 +161,7 @@ def test_declarations_that_cannot_be_are_refused(options: dict, text: str) -> No
 
 
 def test_capacity_is_given_in_samples_or_memory_and_divided() -> None:
-    stream = StreamTable("s", {"x": (61,)}, capacity_mib=1, producers=4, held_out=0.25)
+    stream = StreamTable("s", {"x": (59,)}, capacity_mib=1, producers=4, held_out=0.25)
     assert stream.layout.dim == 64
     assert stream.slots.n == 1024
     assert (stream.slots.n_train, stream.slots.n_held_out) == (768, 256)

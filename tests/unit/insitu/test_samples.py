@@ -188,8 +188,10 @@ def test_a_stream_whose_producers_end_without_a_sample_ends_readers() -> None:
     run(stream, main)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_invalid_samples_are_refused_or_counted(value: float) -> None:
+@pytest.mark.parametrize(
+    ("value", "moments"), [(np.nan, "field"), (np.inf, "element"), (-np.inf, "none")]
+)
+def test_invalid_samples_are_refused_or_counted(value: float, moments: Any) -> None:
     fields = {"x": (3,), "y": ((2,), "float64"), "n": ((), "int8")}
     bad = {"x": np.ones(3), "y": np.array([1, value]), "n": 1}
     good = {**bad, "y": np.ones(2)}
@@ -215,7 +217,7 @@ def test_invalid_samples_are_refused_or_counted(value: float) -> None:
         return producer.counts, reader.counts().dropped
 
     for invalid, dropped in (("error", 0), ("drop", 1)):
-        stream = StreamTable("s", fields, 9, invalid=invalid)  # type: ignore[arg-type]
+        stream = StreamTable("s", fields, 9, invalid=invalid, moments=moments)  # type: ignore[arg-type]
         counts, seen = run(stream, lambda worker, stream=stream: main(stream, worker))
         assert counts == ProducerCounts(produced=2 + dropped, trained=2, dropped=dropped)
         assert seen == dropped
@@ -276,6 +278,7 @@ BASE: dict[str, Any] = {
     "held_out": 0.25,
     "keep": "reservoir",
     "seed": 1,
+    "moments": {"i": "none"},
 }
 
 
@@ -298,6 +301,7 @@ def declared(options: dict[str, Any]) -> StreamTable:
         {"held_out": 0.0},
         {"held_out": 0.5},
         {"seed": 2},
+        {"moments": {"x": "none"}},
     ],
 )
 def test_samples_of_another_declaration_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:

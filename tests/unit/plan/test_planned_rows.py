@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from planning_rig import job, planned
 
+from mpips import EmbeddingTable, StreamTable
 from mpips.errors import ConfigError
+from mpips.model.placement import place
+from mpips.plan.rows import Rows, expected_rows
 from mpips.training.train import train
 
 
@@ -73,6 +76,16 @@ def test_given_rows_take_the_place_of_keys(svm: Path) -> None:
     assert plan.needs.servers[0].embedding >= 5_000_001 * (8 + 4 * dim)
     with pytest.raises(ConfigError, match="no such embedding table; there are: weight, factor"):
         planned(config, 4, rows={"nosuch": 5})
+
+
+def test_declared_rows_take_the_place_of_those_of_the_steps() -> None:
+    stream = StreamTable("s", {"x": (27,)}, 101, producers=3)
+    unknown = EmbeddingTable("e", 4)
+    tables = [*stream.tables, unknown]
+    found = expected_rows(tables, place(tables, 2, 1, 8, 4096), None, None, {})
+    assert found["s.samples"] == Rows((50, 49), "as declared, in equal shares")
+    assert found["s.counts"].per_server == (3, 2)
+    assert found["e"].source == "unknown; give --rows e=N"
 
 
 def test_rows_of_a_table_with_buckets_are_its_buckets(svm: Path) -> None:
