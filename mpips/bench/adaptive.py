@@ -58,7 +58,7 @@ def compared(times: Times) -> Findings:
     jobs: that whose ratios exceed the bars least.
 
     Args:
-        times: Of all models, with as many repetitions for each.
+        times: The seconds of all models, with as many repetitions for each.
     """
     worst = {
         (job, model): max(

@@ -47,7 +47,7 @@ class BackupControl:
         Args:
             core: The native server, which has started.
             table: The table whose head has the decisions.
-            most: Greatest number.
+            most: Greatest number, less than that of the workers.
             is_warm: The server has taken over the memory of an earlier launch.
 
         Raises:

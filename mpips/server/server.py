@@ -228,7 +228,8 @@ class Server:
         table = backup_table(self._tables)
         if table is None or self.layout.n_workers == 1:
             return None
-        return BackupControl(self.core, table, backup_workers(self._tables), self.durability.warm)
+        most = min(backup_workers(self._tables), self.layout.n_workers - 1)
+        return BackupControl(self.core, table, most, self.durability.warm)
 
     def _memory(
         self, part: str, n_bytes: int, reserve: int = 0, sparse: bool = False

@@ -9,7 +9,7 @@ import launcher
 import pytest
 from long_runs import in_turn
 
-from mpips.bench import gpu
+from mpips.bench import adaptive, gpu
 from mpips.bench.torch_models import RATIOS
 from tests.bench import diloco, monitor
 from tests.bench.placement import JOBS
@@ -195,3 +195,15 @@ def test_elastic_gives_every_figure_and_ratio() -> None:
     assert all(ratio >= 0 for ratio in found["ratios"].values())
     assert set(found["bars"]) == {"goodput_mtbf_10s"}
     assert sum("bar <=" in note for note in found["notes"]) == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_adaptive_gives_every_ratio() -> None:
+    pytest.importorskip("torch", reason="one of the workloads is a network of PyTorch")
+    found = quick("adaptive")
+    bars = set(adaptive.RATIOS.values())
+    assert set(found["bars"]) == bars
+    each = {f"{ratio}_{model}" for ratio in bars for model in adaptive.ADAPTIVE}
+    assert set(found["ratios"]) == bars | each
+    assert all(ratio > 0 for ratio in found["ratios"].values())

@@ -23,7 +23,7 @@ from mpips.bench.rank.adapting_works import Steps, data_file, session_of
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.worker.worker import Worker
 
-_STEPS, _QUICK_STEPS = 72, 12  # of BSP
+_STEPS, _QUICK_STEPS = 192, 12  # of BSP
 _COMPUTE_S, _QUICK_COMPUTE_S = 0.01, 0.003  # of a step of a worker that is not slow
 _SLOW = 3.0  # factor of the slow worker
 # A stall of 5 s comes once a minute; here both are shorter in proportion, in steps of the other workers: a

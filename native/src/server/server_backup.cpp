@@ -35,6 +35,8 @@ void ServerCore::begin_backups(std::uint16_t table, std::uint64_t most,
   backup_table_ = table;
   most_backup_ = most;
   backup_times_ = std::make_unique<BackupTimes>(rings_.size());
+  for (std::size_t w = 0; w < rings_.size(); ++w)
+    if (clocks_.finished(w)) backup_times_->finish(w);
   publish_backup(decision);
 }
 

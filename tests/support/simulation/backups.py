@@ -47,6 +47,8 @@ class Backups:
         """Return the number at a clock."""
         if not isinstance(model.backup, str):
             return model.backup
+        if server not in self._decided:
+            return 0  # a server of one worker decides on nothing
         decided = self._decided[server]
         return decided[bisect.bisect_right(decided, (clock, 1 << 30)) - 1][1]
 
@@ -59,6 +61,7 @@ class DrawnBackups:
         assert control is not None
         self._server, self._control, self._backups = server.index, control, backups
         control.every = 1 + draws.randrange(3)
+        control._next = server.core.open_clock() + control.every  # histories have few clocks
 
         def choose() -> BackupChoice:
             return BackupChoice(draws.randrange(control.most + 1), "drawn")

@@ -80,6 +80,37 @@ def test_the_choice_has_nearly_the_most_gradients_per_second_of_all_numbers(
     assert choice.backup == expected, (choice, rates)
 
 
+N_PAPER = 16
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1.0])
+def test_the_choice_for_the_times_of_the_paper(alpha: float) -> None:
+    """Xu et al. simulate workers whose times are 1 - alpha + alpha X, where X is exponential with mean 1."""
+    rng = np.random.default_rng([11, round(10 * alpha)])
+    times, more = (1 - alpha + alpha * rng.exponential(1, (N_PAPER, n)) for n in (64, 200))
+    rates = [gradients_per_second(more, backup) for backup in range(N_PAPER)]
+    choice = choose_backup(times.tolist(), N_PAPER)
+    # The choice sees 64 times of each worker, and the simulation others.
+    assert rates[choice.backup] >= max(rates) / (1 + TOLERANCE) / 1.05, (choice, rates)
+    assert (choice.backup == 0) == (alpha < 1), (choice, rates)
+    # Clocks of all last as long as the greatest of the times (Renyi).
+    expected = 1 - alpha + alpha * sum(1 / (i + 1) for i in range(N_PAPER))
+    assert simulated_clocks(times.tolist(), [N_PAPER])[0] == pytest.approx(expected, rel=0.15)
+
+
+def test_half_of_the_workers_become_backup_workers_when_they_are_slower() -> None:
+    """A slow-down of half of the workers by a factor of 5, as in the paper: and back, when it ends."""
+    even = np.ones((N_PAPER, 20))
+    slower = even.copy()
+    slower[::2] *= 5
+    found = [choose_backup(times.tolist(), N_PAPER).backup for times in (even, slower, even)]
+    assert found == [0, N_PAPER // 2, 0]
+    rates = [gradients_per_second(slower, backup) for backup in range(N_PAPER)]
+    assert int(np.argmax(rates)) == N_PAPER // 2
+    # With at most 4 of them a clock still waits for slow workers.
+    assert choose_backup(slower.tolist(), 4).backup == 0
+
+
 @pytest.mark.parametrize("n", [2, 5, 20])
 def test_clocks_of_all_last_as_long_as_the_greatest_of_exponential_times(n: int) -> None:
     """Its expected value is 1/n + 1/(n-1) + ... + 1 (Renyi). Half of the times are not counted."""
@@ -94,6 +125,8 @@ def test_a_slow_worker_ends_later_clocks_than_those_that_it_began() -> None:
     assert simulated_clocks(times, [3, 2, 1]).tolist() == [2.5, 1.0, 1.0]
     # A worker with few times repeats them: clocks of 10, 2, 10, 4 s, and again.
     assert simulated_clocks([[1, 2, 3, 4], [10, 0]], [2]).tolist() == [6.5]
+    # Times 4 to 7 of worker 1 are 3, 3, 6, 3 s.
+    assert simulated_clocks([[0, 0, 0, 0], [6, 3, 3]], [2]).tolist() == [3.75]
     assert simulated_clocks([[2.0]], [1]).tolist() == [2.0]
 
 

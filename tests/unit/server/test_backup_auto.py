@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import Rig, clock_of, dense, in_threads, rows
+from journal_rig import Rig as JournalRig
 
 from mpips import _native
 from mpips.errors import RecoveryError
@@ -12,6 +13,7 @@ from mpips.model.backup_choice import BackupChoice
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import Adam
 from mpips.server.backup_control import BackupControl
+from mpips.transport.region import unlink_job
 
 MOST = 2
 AUTO = BSP("sum", backup="auto", max=MOST)
@@ -149,6 +151,41 @@ def test_times_leave_out_waits_and_have_those_of_late_workers():
         log.tick(3, 1.0)
 
 
+def test_a_finished_worker_has_no_times_though_it_is_in_the_clock_that_closes():
+    """It ends clock 1 in time, and finishes before this clock closes."""
+    log = _native.BackupTimes(3)
+    log.close([0, 1, 2], 0.0)
+    for w in (0, 1):
+        log.tick(w, 1.0)
+    log.finish(0)
+    log.tick(2, 3.0)
+    log.close([0, 1, 2], 3.0)
+    log.tick(1, 4.0)
+    assert log.take(9.0) == [[], [1.0, 1.0], [3.0]]
+    # The native server notes it.
+    rig = rig_of()
+    for clock in range(2):
+        tick(rig, clock, [0, 1, 2])
+    clock_of(rig, 0, 2, [1.0])
+    rig.writers[0].finish(3)
+    rig.drain()
+    tick(rig, 2, [1, 2])
+    assert rig.core.open_clock() == 3
+    assert [len(own) for own in rig.core.take_backup_times()] == [0, 2, 2]
+    assert [len(own) for own in rig.core.take_backup_times()] == [0, 1, 1]
+
+
+def test_a_worker_that_ends_no_clock_of_a_launch_is_in_one_since_the_first_that_closes():
+    log = _native.BackupTimes(3)
+    log.tick(0, 1.0)
+    log.close([0], 1.0)
+    log.tick(0, 2.0)
+    log.close([0], 2.0)
+    assert log.take(5.0) == [[1.0], [4.0], [4.0]]
+    log.tick(1, 6.0)
+    assert log.take(7.0) == [[5.0], [5.0], [6.0]]
+
+
 def test_only_the_newest_times_are_stored():
     log = _native.BackupTimes(1)
     log.close([0], 0.0)
@@ -245,3 +282,34 @@ def test_a_launch_goes_on_with_the_decision_in_the_memory():
         BackupControl(rig.core, 0, 1, is_warm=True)
     again.begin(9)
     assert again.backup == MOST
+
+
+@pytest.mark.parametrize("is_in_force", [False, True])
+def test_a_warm_server_goes_on_with_the_number(is_in_force):
+    """A process takes over the memory of a killed one, before the clock of the decision or after it."""
+    rig = JournalRig(dense(3, consistency=AUTO), n_workers=3)
+    try:
+        tick(rig, 0, [0, 1, 2])
+        control_of(rig).every = 1
+        control_of(rig).begin(0)
+        tick(rig, 1, [0, 1, 2])
+        assert "are 1 from clock 3 on" in decide(rig, 1)
+        if is_in_force:
+            tick(rig, 2, [0, 1, 2])
+        rig.again()
+        assert control_of(rig).backup == rig.server.figures().backup == 1
+        if not is_in_force:
+            tick(rig, 2, [0, 1])
+            assert rig.core.open_clock() == 2
+            tick(rig, 2, [2])
+        tick(rig, 3, [0, 2])
+        assert rig.core.open_clock() == 4
+    finally:
+        unlink_job(rig.token)
+
+
+def test_a_job_of_fewer_workers_has_fewer_backup_workers():
+    """A checkpoint of a job with five workers has 4 of at most 9."""
+    rig = Rig(dense(3, consistency=BSP("sum", "auto", 9)), n_workers=3, n_slots=64)
+    control_of(rig).begin(4)
+    assert (control_of(rig).most, control_of(rig).backup) == (2, 2)
