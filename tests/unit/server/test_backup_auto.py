@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from harness import Rig, clock_of, dense, in_threads, rows
@@ -13,6 +15,7 @@ from mpips.model.backup_choice import BackupChoice
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import Adam
 from mpips.server.backup_control import BackupControl
+from mpips.snapshot.server_part import ServerPart
 from mpips.transport.region import unlink_job
 
 MOST = 2
@@ -298,6 +301,8 @@ def test_a_warm_server_goes_on_with_the_number(is_in_force):
             tick(rig, 2, [0, 1, 2])
         rig.again()
         assert control_of(rig).backup == rig.server.figures().backup == 1
+        # It measures for as many clocks as any other launch before it decides anew.
+        assert decide(rig, 2) == ""
         if not is_in_force:
             tick(rig, 2, [0, 1])
             assert rig.core.open_clock() == 2
@@ -306,6 +311,27 @@ def test_a_warm_server_goes_on_with_the_number(is_in_force):
         assert rig.core.open_clock() == 4
     finally:
         unlink_job(rig.token)
+
+
+def test_an_only_worker_that_has_not_finished_changes_nothing():
+    rig = rig_of()
+    tick(rig, 0, [0, 1, 2])
+    decide(rig, 1)
+    for w in (1, 2):
+        rig.writers[w].finish(1)
+    tick(rig, 1, [0])
+    tick(rig, 2, [0])
+    assert BackupControl.choose(control_of(rig)) is None
+
+
+def test_a_cut_has_the_number_that_was_decided_on_last():
+    rig = rig_of()
+    tick(rig, 0, [0, 1, 2])
+    decide(rig, 2)
+    fixed = Rig(dense(3, consistency=BSP(backup=1)), n_workers=3)
+    for server, expected in ((rig.server, 2), (fixed.server, -1)):
+        part = SimpleNamespace(_server=server, _n_workers=3)
+        assert ServerPart._state(part).backup == expected
 
 
 def test_a_job_of_fewer_workers_has_fewer_backup_workers():
