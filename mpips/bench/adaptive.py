@@ -1,11 +1,11 @@
 """The suite `adaptive`: models of consistency that adapt, beside all fixed ones in the same run.
 
-Three workers sleep for some milliseconds in each step, in place of computing, so that two cores are enough;
-then they push a real gradient. In the job `slow_worker` one worker needs three times as long for each step.
-In `stalls` one worker stops for as long, in proportion, as 5 s a minute. In `even` all are equally
-fast. BSP makes a fixed number of steps. Its loss at the end is the target, and the figure of a model is the
-time until worker 0 has seen a loss at or below it. A model that has not after 1.5 times the time of BSP gets
-this time.
+Three workers pull, sleep for some milliseconds in place of computing, so that two cores are enough, and
+push the real gradient at the values that they have pulled. In the job `slow_worker` one worker needs three
+times as long for each step. In `stalls` one worker stops for as long, in proportion, as 5 s a minute. In
+`even` all are equally fast. BSP makes a fixed number of steps. Its loss at the end is the target, and the
+figure of a model is the time until worker 0 has seen a loss at or below it. A model that has not after 1.5
+times the time of BSP gets this time.
 """
 
 from __future__ import annotations

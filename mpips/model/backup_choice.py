@@ -15,7 +15,9 @@ The rate of a number is that of a simulation which uses the measured times as th
 statistics would not do: a worker that stops for a time is late in all clocks that close meanwhile, and more
 clocks close with more backup workers.
 
-Servers measure the times of all workers, of late ones as well, without their waits for others.
+Servers measure the times of all workers, of late ones as well, without their waits for others. A worker in
+time that does something before its first pull of a clock, such as reading a batch, does it while it would
+wait for others. So this part of its time is measured only as far as it is longer than that wait.
 """
 
 from __future__ import annotations

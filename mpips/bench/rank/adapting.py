@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,10 +136,12 @@ def _train(worker: Worker, steps: Steps, site: Site) -> Progress | None:
     for step in range(site.n_steps):
         if time.perf_counter() - began > site.most_s or site.done.is_file():
             break
-        time.sleep(max(0.0, pause(worker.index, step, site) - measured_s))
-        steps.step()
+        compute_s = max(0.0, pause(worker.index, step, site) - measured_s)
+        steps.step(partial(time.sleep, compute_s))
         worker.clock()
         if worker.index == 0:
+            # The measurement has no wait for other workers.
+            steps.wait()
             before = time.perf_counter()
             loss = steps.loss()
             after = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -31,11 +31,17 @@ _HIDDEN = 16
 _SWITCH_SHARE = 16
 
 
+Compute = Callable[[], None]  # takes the time in which a worker computes a gradient
+
+
 class Steps(Protocol):
     """The steps of a worker in one session."""
 
-    def step(self) -> None:
-        """Pull, and push the gradient of the next batch. Blocks."""
+    def step(self, compute: Compute) -> None:
+        """Pull, and push the gradient of the next batch; call `compute` once between both. Blocks."""
+
+    def wait(self) -> None:
+        """Pull a table: wait as long as a pull of this clock must. Blocks."""
 
     def loss(self) -> float:
         """Return the mean loss on all samples of this worker, by values that it pulls. Blocks."""
@@ -117,21 +123,68 @@ class TaskSteps:
         """Prepare the task. Collective over workers."""
         self._worker, self._task = worker, inputs.task
         loader = ready(worker, inputs, 0)
+        self._dense = next(t.name for t in inputs.tables if isinstance(t, DenseTable))
         self._batches = iter(loader)
         assert inputs.train is not None
         n, n_workers = inputs.info.n_samples_total, worker.n_workers
         every = Loader(inputs.train, n, n_workers, worker.index, n, 0)  # type: ignore[arg-type]
         _, self._all = next(iter(every))
 
-    def step(self) -> None:
-        """Pull, and push the gradient of the next batch. Blocks."""
+    def step(self, compute: Compute) -> None:
+        """Pull, and push the gradient of the next batch; call `compute` once between both. Blocks."""
         _, batch = next(self._batches)
-        self._task.step(self._worker, batch)
+        computing = Computing(self._worker, compute)
+        self._task.step(cast(Worker, computing), batch)
+        computing.compute()
+
+    def wait(self) -> None:
+        """Pull a table: wait as long as a pull of this clock must. Blocks."""
+        self._worker.table(self._dense).pull()
 
     def loss(self) -> float:
         """Return the mean loss on all samples of this worker, by values that it pulls. Blocks."""
         found = np.clip(self._task.predict(self._worker, self._all), 1e-7, 1 - 1e-7)
         return float(-np.log(np.where(self._all.labels == 1, found, 1 - found)).mean())
+
+
+class Computing:
+    """A worker for one step of a task: its first push waits until the gradient is computed."""
+
+    def __init__(self, worker: Any, compute: Compute) -> None:
+        """`worker`: The worker, or another value with tables; `compute`: takes the time of a gradient."""
+        self._worker, self._compute = worker, compute
+        self._is_computed = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the worker has."""
+        return getattr(self._worker, name)
+
+    def table(self, name: str) -> ComputingTable:
+        """Return a table of the worker."""
+        return ComputingTable(self._worker.table(name), self.compute)
+
+    def compute(self) -> None:
+        """Compute the gradient, once. Blocks."""
+        if not self._is_computed:
+            self._is_computed = True
+            self._compute()
+
+
+class ComputingTable:
+    """A table whose pushes wait until the gradient is computed."""
+
+    def __init__(self, handle: Any, compute: Compute) -> None:
+        """`handle`: The table; `compute`: returns when the gradient is computed."""
+        self._handle, self._compute = handle, compute
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the table has."""
+        return getattr(self._handle, name)
+
+    def push(self, *arguments: Any, **options: Any) -> Any:
+        """Push when the gradient is computed. Blocks until then."""
+        self._compute()
+        return self._handle.push(*arguments, **options)
 
 
 class TorchNetwork:
@@ -159,14 +212,19 @@ class TorchNetwork:
         shapes = [(_HIDDEN, 8), (_HIDDEN,), (1, _HIDDEN), (1,)]
         return [DenseTable(f"p{i}", shape, init="normal(0.3)") for i, shape in enumerate(shapes)]
 
-    def step(self) -> None:
-        """Pull, and push the gradient of the next batch. Blocks."""
+    def step(self, compute: Compute) -> None:
+        """Pull, and push the gradient of the next batch; call `compute` once between both. Blocks."""
         pulled = self._pull()
+        compute()
         at = self._draws.integers(0, len(self._x), _BATCH)
         self._model.zero_grad()
         self._loss(self._x[at], self._y[at]).backward()
         for i, parameter in enumerate(self._model.parameters()):
             self._worker.table(f"p{i}").push(parameter.grad.numpy(), base=pulled[i])
+
+    def wait(self) -> None:
+        """Pull a table: wait as long as a pull of this clock must. Blocks."""
+        self._worker.table("p0").pull()
 
     def loss(self) -> float:
         """Return the mean loss on all samples of this worker, by values that it pulls. Blocks."""

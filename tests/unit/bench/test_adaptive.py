@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from mpips.bench.adaptive import ADAPTIVE, BARS_OF, FIXED, JOBS, RATIOS, WORKLOA
 from mpips.bench.launching import Options
 from mpips.bench.measure import BARS
 from mpips.bench.rank.adapting import Progress, Site, pause, seconds_to
-from mpips.bench.rank.adapting_works import data_file, job_of
+from mpips.bench.rank.adapting_works import Computing, data_file, job_of
 from mpips.config.overrides import parse_consistency
 from mpips.model.consistency import ASP, BSP, SSP, Reject, Switch
 
@@ -122,3 +123,28 @@ def test_data_are_written_once(tmp_path: Path):
 def test_two_nodes_are_skipped():
     found = adaptive.run("adaptive", Options(), nodes=2)
     assert set(found.skipped) == set(RATIOS.values())
+
+
+def test_a_gradient_is_computed_between_the_pulls_and_the_first_push_of_a_step():
+    events: list[str] = []
+
+    class Table:
+        def pull(self) -> None:
+            events.append("pull")
+
+        def push(self, value: int, base: int) -> int:
+            events.append("push")
+            return value + base
+
+    worker = SimpleNamespace(table=lambda name: Table(), index=3)
+    computing = Computing(worker, lambda: events.append("compute"))
+    computing.table("a").pull()
+    computing.table("b").pull()
+    assert computing.table("a").push(1, base=2) == 3
+    computing.table("b").push(1, base=2)
+    computing.compute()
+    assert events == ["pull", "pull", "compute", "push", "push"]
+    assert computing.index == 3
+    # A step without a push takes its time as well.
+    Computing(worker, lambda: events.append("alone")).compute()
+    assert events[-1] == "alone"
