@@ -33,14 +33,14 @@ _STALL_EVERY, _STALL_STEPS = 36, 3
 _LATE = 1  # index of the slow worker, and of the one that stalls; worker 0 measures the loss
 
 
-class Progress(NamedTuple):
+class LossCurve(NamedTuple):
     """The seconds since the start and the loss after each step, as worker 0 sees them."""
 
     seconds: list[float]
     losses: list[float]
 
 
-class Site(NamedTuple):
+class UnevenSession(NamedTuple):
     """One session: the job, its size, and when its workers end.
 
     Attributes:
@@ -78,13 +78,13 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         for _ in range(options.repetitions):
             for job, by_workload in times.items():
                 for name, by_model in by_workload.items():
-                    _measure(ranks, folder, name, Site(job, compute_s, n_steps), by_model)
+                    _measure(ranks, folder, name, UnevenSession(job, compute_s, n_steps), by_model)
         ranks.comm.Barrier()
     return compared(times) if ranks.rank == 0 else None
 
 
 def _measure(
-    ranks: BenchRanks, folder: Path, name: str, site: Site, times: dict[str, list[float]]
+    ranks: BenchRanks, folder: Path, name: str, uneven: UnevenSession, times: dict[str, list[float]]
 ) -> None:
     """Add a time of each model for a workload. BSP is the first, and sets the target. Collective.
 
@@ -92,51 +92,51 @@ def _measure(
         ranks: All ranks.
         folder: Has the data, and receives a file of each session. The same one on all ranks.
         name: The workload.
-        site: The session of BSP.
+        uneven: The session of BSP.
         times: The times by model.
     """
-    first = _session(ranks, folder, name, site, "bsp", site.n_steps)
+    first = _session(ranks, folder, name, uneven, "bsp", uneven.n_steps)
     target, bsp_s = first.losses[-1], first.seconds[-1]
     for model, found in times.items():
         progress = first
         if model != "bsp":
-            done = folder / f"{name}-{site.job}-{model}-{len(found)}"
+            done = folder / f"{name}-{uneven.job}-{model}-{len(found)}"
             # Workers of faster models make more steps, and slower ones end in time.
-            later = site._replace(
-                n_steps=100 * site.n_steps, most_s=LONGEST * bsp_s, target=target, done=done
+            later = uneven._replace(
+                n_steps=100 * uneven.n_steps, most_s=LONGEST * bsp_s, target=target, done=done
             )
-            progress = _session(ranks, folder, name, later, model, site.n_steps)
+            progress = _session(ranks, folder, name, later, model, uneven.n_steps)
         found.append(min(seconds_to(progress, target), LONGEST * bsp_s))
 
 
-def seconds_to(progress: Progress, target: float) -> float:
+def seconds_to(progress: LossCurve, target: float) -> float:
     """Return when the loss was at or below the target for the first time; infinite: it never was."""
     pairs = zip(progress.seconds, progress.losses, strict=True)
     return next((at for at, loss in pairs if loss <= target), float("inf"))
 
 
 def _session(
-    ranks: BenchRanks, folder: Path, name: str, site: Site, model: str, bsp_steps: int
-) -> Progress:
+    ranks: BenchRanks, folder: Path, name: str, uneven: UnevenSession, model: str, bsp_steps: int
+) -> LossCurve:
     """Run a session with one model; return what worker 0 has seen, on all ranks. Collective."""
     value = session_of(
-        ranks, folder, name, model, bsp_steps, lambda worker, steps: _train(worker, steps, site)
+        ranks, folder, name, model, bsp_steps, lambda worker, steps: _train(worker, steps, uneven)
     )
     found = [each for each in ranks.comm.allgather(value) if each is not None]
-    progress: Progress = found[0]
+    progress: LossCurve = found[0]
     return progress
 
 
-def _train(worker: Worker, steps: Steps, site: Site) -> Progress | None:
+def _train(worker: Worker, steps: Steps, uneven: UnevenSession) -> LossCurve | None:
     """Make the steps of a worker; return what worker 0 has seen. Blocks."""
-    progress = Progress([], [])
+    progress = LossCurve([], [])
     worker.barrier("the first step")
     began = time.perf_counter()
     measured_s = 0.0  # the measurement of the loss takes the place of a part of the next sleep
-    for step in range(site.n_steps):
-        if time.perf_counter() - began > site.most_s or site.done.is_file():
+    for step in range(uneven.n_steps):
+        if time.perf_counter() - began > uneven.most_s or uneven.done.is_file():
             break
-        compute_s = max(0.0, pause(worker.index, step, site) - measured_s)
+        compute_s = max(0.0, pause(worker.index, step, uneven) - measured_s)
         steps.step(partial(time.sleep, compute_s))
         worker.clock()
         if worker.index == 0:
@@ -148,16 +148,16 @@ def _train(worker: Worker, steps: Steps, site: Site) -> Progress | None:
             measured_s = after - before
             progress.losses.append(loss)
             progress.seconds.append(before - began)
-            if loss <= site.target:
-                site.done.touch()
+            if loss <= uneven.target:
+                uneven.done.touch()
     return progress if worker.index == 0 else None
 
 
-def pause(worker: int, step: int, site: Site) -> float:
+def pause(worker: int, step: int, uneven: UnevenSession) -> float:
     """Return the seconds that a worker computes in a step."""
-    if worker != _LATE or site.job == "even":
-        return site.compute_s
-    if site.job == "slow_worker":
-        return _SLOW * site.compute_s
+    if worker != _LATE or uneven.job == "even":
+        return uneven.compute_s
+    if uneven.job == "slow_worker":
+        return _SLOW * uneven.compute_s
     stalls = step % _STALL_EVERY == _STALL_EVERY // 2
-    return site.compute_s * (1 + _STALL_STEPS if stalls else 1)
+    return uneven.compute_s * (1 + _STALL_STEPS if stalls else 1)

@@ -127,7 +127,7 @@ class TaskSteps:
         self._batches = iter(loader)
         assert inputs.train is not None
         n, n_workers = inputs.info.n_samples_total, worker.n_workers
-        every = Loader(inputs.train, n, n_workers, worker.index, n, 0)  # type: ignore[arg-type]
+        every = Loader(inputs.train, n, n_workers, worker.index, n, 0)
         _, self._all = next(iter(every))
 
     def step(self, compute: Compute) -> None:
@@ -220,6 +220,7 @@ class TorchNetwork:
         self._model.zero_grad()
         self._loss(self._x[at], self._y[at]).backward()
         for i, parameter in enumerate(self._model.parameters()):
+            assert parameter.grad is not None
             self._worker.table(f"p{i}").push(parameter.grad.numpy(), base=pulled[i])
 
     def wait(self) -> None:

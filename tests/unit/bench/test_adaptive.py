@@ -12,7 +12,7 @@ from mpips.bench import adaptive
 from mpips.bench.adaptive import ADAPTIVE, BARS_OF, FIXED, JOBS, RATIOS, WORKLOADS, compared
 from mpips.bench.launching import Options
 from mpips.bench.measure import BARS
-from mpips.bench.rank.adapting import Progress, Site, pause, seconds_to
+from mpips.bench.rank.adapting import LossCurve, UnevenSession, pause, seconds_to
 from mpips.bench.rank.adapting_works import Computing, data_file, job_of
 from mpips.config.overrides import parse_consistency
 from mpips.model.consistency import ASP, BSP, SSP, Reject, Switch
@@ -79,7 +79,7 @@ def test_the_bars_are_those_of_one_model_for_all_jobs():
 
 
 def test_the_time_is_that_of_the_first_loss_at_the_target():
-    progress = Progress([1.0, 2.0, 3.0, 4.0], [9.0, 5.0, 6.0, 5.0])
+    progress = LossCurve([1.0, 2.0, 3.0, 4.0], [9.0, 5.0, 6.0, 5.0])
     assert seconds_to(progress, 5.0) == 2.0
     assert seconds_to(progress, 4.9) == inf
 
@@ -87,9 +87,9 @@ def test_the_time_is_that_of_the_first_loss_at_the_target():
 def test_only_worker_1_is_late_and_by_as_much_as_the_job_says():
     """A stall of 5 s in a minute is a twelfth of the time of the other workers."""
     for job, mean in (("even", 1.0), ("slow_worker", 3.0), ("stalls", 1 + 1 / 12)):
-        site = Site(job, 0.01, 72)
-        assert all(pause(w, step, site) == 0.01 for w in (0, 2) for step in range(72))
-        total = sum(pause(1, step, site) for step in range(72)) / 72 / 0.01
+        uneven = UnevenSession(job, 0.01, 72)
+        assert all(pause(w, step, uneven) == 0.01 for w in (0, 2) for step in range(72))
+        total = sum(pause(1, step, uneven) for step in range(72)) / 72 / 0.01
         assert total == pytest.approx(mean)
 
 
