@@ -33,7 +33,7 @@ _STALL_EVERY, _STALL_STEPS = 36, 3
 _LATE = 1  # index of the slow worker, and of the one that stalls; worker 0 measures the loss
 
 
-class LossCurve(NamedTuple):
+class TimedLosses(NamedTuple):
     """The seconds since the start and the loss after each step, as worker 0 sees them."""
 
     seconds: list[float]
@@ -109,7 +109,7 @@ def _measure(
         found.append(min(seconds_to(progress, target), LONGEST * bsp_s))
 
 
-def seconds_to(progress: LossCurve, target: float) -> float:
+def seconds_to(progress: TimedLosses, target: float) -> float:
     """Return when the loss was at or below the target for the first time; infinite: it never was."""
     pairs = zip(progress.seconds, progress.losses, strict=True)
     return next((at for at, loss in pairs if loss <= target), float("inf"))
@@ -117,19 +117,19 @@ def seconds_to(progress: LossCurve, target: float) -> float:
 
 def _session(
     ranks: BenchRanks, folder: Path, name: str, uneven: UnevenSession, model: str, bsp_steps: int
-) -> LossCurve:
+) -> TimedLosses:
     """Run a session with one model; return what worker 0 has seen, on all ranks. Collective."""
     value = session_of(
         ranks, folder, name, model, bsp_steps, lambda worker, steps: _train(worker, steps, uneven)
     )
     found = [each for each in ranks.comm.allgather(value) if each is not None]
-    progress: LossCurve = found[0]
+    progress: TimedLosses = found[0]
     return progress
 
 
-def _train(worker: Worker, steps: Steps, uneven: UnevenSession) -> LossCurve | None:
+def _train(worker: Worker, steps: Steps, uneven: UnevenSession) -> TimedLosses | None:
     """Make the steps of a worker; return what worker 0 has seen. Blocks."""
-    progress = LossCurve([], [])
+    progress = TimedLosses([], [])
     worker.barrier("the first step")
     began = time.perf_counter()
     measured_s = 0.0  # the measurement of the loss takes the place of a part of the next sleep

@@ -12,7 +12,7 @@ from mpips.bench import adaptive
 from mpips.bench.adaptive import ADAPTIVE, BARS_OF, FIXED, JOBS, RATIOS, WORKLOADS, compared
 from mpips.bench.launching import Options
 from mpips.bench.measure import BARS
-from mpips.bench.rank.adapting import LossCurve, UnevenSession, pause, seconds_to
+from mpips.bench.rank.adapting import TimedLosses, UnevenSession, pause, seconds_to
 from mpips.bench.rank.adapting_works import Computing, data_file, job_of
 from mpips.config.overrides import parse_consistency
 from mpips.model.consistency import ASP, BSP, SSP, Reject, Switch
@@ -79,7 +79,7 @@ def test_the_bars_are_those_of_one_model_for_all_jobs():
 
 
 def test_the_time_is_that_of_the_first_loss_at_the_target():
-    progress = LossCurve([1.0, 2.0, 3.0, 4.0], [9.0, 5.0, 6.0, 5.0])
+    progress = TimedLosses([1.0, 2.0, 3.0, 4.0], [9.0, 5.0, 6.0, 5.0])
     assert seconds_to(progress, 5.0) == 2.0
     assert seconds_to(progress, 4.9) == inf
 
