@@ -37,6 +37,10 @@ SUITES: Suites = {
         "mpips.bench.elastic",
         "pauses when ranks die or mpips scale changes their number; steps while ranks are killed",
     ),
+    "adaptive": (
+        "mpips.bench.adaptive",
+        "time to a loss with uneven workers: consistency that adapts, and all fixed models",
+    ),
     "network": (
         "mpips.bench.network",
         "codecs, and steps over links of 10, 1 and 0.1 Gb/s between two nodes",

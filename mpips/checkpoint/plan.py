@@ -26,13 +26,14 @@ from mpips.checkpoint.shards import (
 )
 from mpips.errors import CheckpointError
 from mpips.model.common_copy import stored_states
-from mpips.model.consistency import is_adaptive
+from mpips.model.consistency import estimates_backup, is_adaptive
 from mpips.model.initializer import Initializer
 from mpips.model.row_limits import limit_config
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 # Keys of a consistency model in a manifest: numbers that were in force at the cut.
 IN_FORCE = "bound_in_force"  # of SSP("auto")
+BACKUP = "backup_in_force"  # of BSP(backup="auto")
 THRESHOLD = "threshold_in_force"  # of Reject("auto"): the greatest one of a server
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
@@ -45,7 +46,7 @@ class Hello(msgspec.Struct):
         hdf5: Kind of the server's h5py: "parallel" (with MPI, and the server may use it), "serial" or "none".
         shards: Shards of the server by name of the table.
         applied: Sequence number of the last applied record, by worker.
-        bound, thresholds: See ServerState.
+        bound, backup, thresholds: See ServerState.
     """
 
     run: tuple[str, int, int]
@@ -53,6 +54,7 @@ class Hello(msgspec.Struct):
     shards: dict[str, list[ShardEntry]]
     applied: list[int]
     bound: int = -1
+    backup: int = -1
     thresholds: dict[str, int] = {}
 
 
@@ -126,9 +128,12 @@ def plan_tables(
             )
     plans = [_plan_table(table, hellos, block_bytes) for table in head.tables]
     bound = max(hello.bound for hello in hellos)
+    backup = max(hello.backup for hello in hellos)
     for table, plan in zip(head.tables, plans, strict=True):
         if is_adaptive(table.consistency) and bound >= 0:
             plan.entry.consistency[IN_FORCE] = bound
+        if estimates_backup(table.consistency) and backup >= 0:
+            plan.entry.consistency[BACKUP] = backup
         # A server without a part of the table estimates nothing.
         thresholds = [
             h.thresholds[table.name]

@@ -14,7 +14,7 @@ from mpips.checkpoint.manifest import WorkerState
 from mpips.errors import CheckpointError
 from mpips.model.best_value import BestValue
 from mpips.model.common_copy import stored_states
-from mpips.model.consistency import is_adaptive
+from mpips.model.consistency import estimates_backup, is_adaptive
 from mpips.model.partition import Partition
 from mpips.model.row_values import bf16_values
 from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -84,11 +84,13 @@ class ServerState:
         applied: Sequence number of the last applied record, by worker.
         bound: The bound of SSP("auto") that server 0 has decided on last; -1: this is another server, or no
             table has such a bound.
+        backup: The number of backup workers that this server has decided on last; -1: it is fixed.
         thresholds: By name of a table with Reject("auto"), the staleness from which on updates are dropped.
     """
 
     applied: Sequence[int] = ()
     bound: int = -1
+    backup: int = -1
     thresholds: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -137,14 +139,14 @@ def notes_uses(table: Table) -> bool:
 def settings_of(value: Any) -> dict[str, Any]:
     """Return a consistency model, with its policy, as a configuration mapping.
 
-    A fixed bound of SSP has no greatest one.
+    A fixed bound of SSP, or number of backup workers, has no greatest one.
     """
     options = {
         f.name: settings_of(getattr(value, f.name))
         if dataclasses.is_dataclass(getattr(value, f.name))
         else getattr(value, f.name)
         for f in dataclasses.fields(value)
-        if f.name != "max" or is_adaptive(value)
+        if f.name != "max" or is_adaptive(value) or estimates_backup(value)
     }
     return {"name": value.name, **options}
 

@@ -199,6 +199,7 @@ class CheckpointWriter:
             shards=shards or {},
             applied=applied,
             bound=self._server.bound,
+            backup=self._server.backup,
             thresholds=dict(self._server.thresholds),
         )
         plain = yield from self._all.meet(msgspec.to_builtins(hello))

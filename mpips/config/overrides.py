@@ -14,6 +14,7 @@ from mpips.model.consistency import (
     ASP,
     AUTO,
     BSP,
+    DEFAULT_MOST_BACKUP,
     PLAIN_MODELS,
     POLICIES,
     SSP,
@@ -155,6 +156,7 @@ _HOMES = {
     "switch_at": "switch",
     "switch_rate": "switch",
     "backup": "BSP",
+    "max_backup": "BSP with backup 'auto'",
     "bound": "SSP and asynchronous diloco",
     "max_bound": "SSP with bound 'auto'",
     "steps": "local_sgd and diloco",
@@ -204,6 +206,8 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
     allowed = _OPTIONS[model]
     if model == "ssp" and _bound(options, default) == AUTO:
         allowed = allowed | {"max_bound"}
+    if model == "bsp" and _backup(options, default) == AUTO:
+        allowed = allowed | {"max_backup"}
     if options.policy == "reject":
         allowed = allowed | {"max_staleness"}
     if options.policy == "compensate":
@@ -231,7 +235,8 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
     if isinstance(same, BSP):
         return BSP(
             reduce=options.reduce if options.reduce is not None else same.reduce,
-            backup=options.backup if options.backup is not None else same.backup,
+            backup=_backup(options, same),
+            max=_most_backup(options, same),
         )
     policy = _policy(options, same.policy)
     if isinstance(same, SSP):
@@ -265,6 +270,19 @@ def _bound(options: TableConfig, default: Consistency) -> int | Literal["auto"]:
     if options.bound is not None:
         return options.bound
     return (default if isinstance(default, SSP) else SSP()).bound
+
+
+def _backup(options: TableConfig, default: Consistency) -> int | Literal["auto"]:
+    """Return the backup workers of BSP: those of the options, or else those of the task."""
+    if options.backup is not None:
+        return options.backup
+    return (default if isinstance(default, BSP) else BSP()).backup
+
+
+def _most_backup(options: TableConfig, same: BSP) -> int:
+    if options.max_backup is not None:
+        return options.max_backup
+    return same.max if _backup(options, same) == AUTO else DEFAULT_MOST_BACKUP
 
 
 def _policy(options: TableConfig, default: Policy) -> Policy:

@@ -8,11 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from mpips.model.consistency import (
+    AutoBackup,
     AutoBound,
     AutoStaleness,
-    Backup,
     ConsistencyName,
     Lambda,
+    MostBackup,
     MostBound,
     PolicyName,
     Reduction,
@@ -63,8 +64,14 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ),
     ] = None
     backup: Annotated[
-        Backup | None,
-        Meta(description="BSP: number of backup workers, whose pushes a clock does not wait for."),
+        AutoBackup | None,
+        Meta(
+            description="BSP: number of backup workers, whose pushes a clock does not wait for; auto: as "
+            "measured times of the workers suggest."
+        ),
+    ] = None
+    max_backup: Annotated[
+        MostBackup | None, Meta(description="BSP with backup auto: greatest number; 8 by default.")
     ] = None
     policy: Annotated[
         PolicyName | None, Meta(description="SSP, ASP and switch: what happens to a stale update.")

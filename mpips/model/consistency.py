@@ -3,7 +3,8 @@
 BSP: bulk synchronous parallel (Valiant 1990). SSP: stale synchronous parallel (Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013). ASP: fully
 asynchronous (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012). LocalSGD, DiLoCo: see
-mpips.model.local_sgd. SSP("auto"): see mpips.model.adaptive_bound.
+mpips.model.local_sgd. SSP("auto"): see mpips.model.adaptive_bound. BSP(backup="auto"): see
+mpips.model.backup_choice.
 
 The staleness of an update is the number of updates that its table has applied since the values that the
 update was computed on. These are the values that the push names as `base`, or else those of the worker's
@@ -40,6 +41,9 @@ Reduction: TypeAlias = Literal["mean", "sum"]
 Backup: TypeAlias = Annotated[int, Meta(ge=0)]
 Bound: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 AUTO: Literal["auto"] = "auto"
+AutoBackup: TypeAlias = Annotated[Backup | Literal["auto"], Meta(description="workers")]
+MostBackup: TypeAlias = Annotated[int, Meta(ge=1, le=255)]  # le: what the word of a decision holds
+DEFAULT_MOST_BACKUP = 8  # of BSP(backup="auto")
 AutoBound: TypeAlias = Annotated[Bound | Literal["auto"], Meta(description="clocks")]
 MostBound: TypeAlias = Annotated[int, Meta(ge=1, le=255)]  # le: what the word of a decision holds
 DEFAULT_MOST_BOUND = 8  # of SSP("auto")
@@ -133,16 +137,29 @@ class BSP:
         reduce: "mean" divides the sum by the number of workers in it, "sum" does not.
         backup: Number of backup workers. A clock closes when all but this many workers have sent their
             pushes. Pushes that arrive later are dropped and counted. With 0 a clock waits for all workers,
-            and results are bitwise repeatable.
+            and results are bitwise repeatable. With "auto" the number begins with 0, and each server changes
+            it by the measured times of the workers: to the number with most gradients per second. See
+            mpips.model.backup_choice.
+        max: Greatest number of "auto". Another number takes none.
     """
 
     reduce: Reduction = "mean"
-    backup: Backup = 0
+    backup: AutoBackup = 0
+    max: MostBackup = DEFAULT_MOST_BACKUP
     name: ClassVar[str] = "bsp"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown reduction or a number of backup workers that is not accepted."""
         check_fields(self)
+        if not isinstance(self.backup, str) and self.max != DEFAULT_MOST_BACKUP:
+            raise ConfigError(
+                f"max = {self.max} with backup = {self.backup}: applies only to backup = 'auto'; remove it"
+            )
+
+    @property
+    def most_backup(self) -> int:
+        """The greatest number of backup workers that can be in force."""
+        return self.max if isinstance(self.backup, str) else self.backup
 
 
 @dataclass(frozen=True)
@@ -347,6 +364,11 @@ def estimates_staleness(consistency: Consistency) -> bool:
 def is_adaptive(consistency: Consistency) -> bool:
     """Return True for SSP("auto")."""
     return isinstance(consistency, SSP) and consistency.is_adaptive
+
+
+def estimates_backup(consistency: Consistency) -> bool:
+    """Return True for BSP(backup="auto")."""
+    return isinstance(consistency, BSP) and isinstance(consistency.backup, str)
 
 
 def judges_staleness(consistency: Consistency) -> bool:

@@ -31,14 +31,22 @@ def check_tables(tables: list[Table]) -> None:
     if count > 1:
         raise ConfigError(f"two tables are named {name!r}; rename one")
     check_together(tables)
-    backups = {t.consistency.backup for t in tables if isinstance(t.consistency, BSP)}
+    models = {
+        (t.consistency.backup, t.consistency.max) for t in tables if isinstance(t.consistency, BSP)
+    }
+    backups = {backup for backup, _ in models}
     if len(backups) > 1:
         raise ConfigError(
-            f"BSP tables with different numbers of backup workers {sorted(backups)}: "
+            f"BSP tables with different numbers of backup workers {sorted(backups, key=str)}: "
             "a clock closes for all tables at once, so give all of them the same backup"
         )
     if backups - {0} and any(not isinstance(t.consistency, BSP) for t in tables):
         raise ConfigError("backup workers need every table to be BSP; set backup = 0 or use BSP")
+    if len(models) > 1:
+        raise ConfigError(
+            f"BSP tables with different greatest numbers of backup workers {sorted(m for _, m in models)}: a "
+            "clock closes for all tables at once, so give all of them the same max"
+        )
     _check_switch(tables)
     for table in tables:
         if isinstance(table, EmbeddingTable) and estimates_staleness(table.consistency):

@@ -195,11 +195,12 @@ def loads(view: TopView, width: int) -> list[str]:
     for link in view.load.links:
         moved = link.push_bytes_per_s + link.pull_bytes_per_s
         links.append((f"{link.worker_host} - {link.server_host} {_short(moved / 1e6)} MB/s", moved))
-    bound, switched = view.load.bound, view.load.switched
+    bound, switched, backup = view.load.bound, view.load.switched, view.load.backup
     now = "ASP, after the switch" if switched else "BSP, before the switch"
     found = (
         "" if switched is None else f"{'model':<10}{now}"[:width],
         "" if bound is None else f"{'bound':<10}{plural(bound, 'clock')}, of SSP('auto')"[:width],
+        "" if backup is None else f"{'backup':<10}{plural(backup, 'worker')}, of BSP"[:width],
         _listed("tables", tables, width),
         _listed("limits", limits, width),
         _listed("rows", [row[:2] for row in rows], width),

@@ -56,6 +56,7 @@ class Figures(msgspec.Struct, array_like=True):
             (servers); empty if the job is not observed.
         bound: The bound of SSP("auto") that was decided on last (server 0); -1: no table has such a bound.
         switched: Tables under Switch are under ASP (1) or under BSP (0) at this server; -1: no such table.
+        backup: Number of backup workers that was decided on last (servers); -1: it is fixed.
     """
 
     at: float = 0.0
@@ -85,6 +86,7 @@ class Figures(msgspec.Struct, array_like=True):
     limits: dict[int, tuple[int, int, int, int]] = {}
     bound: int = -1
     switched: int = -1
+    backup: int = -1
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):

@@ -166,7 +166,7 @@ def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> in
             continue
         if table.is_replicated:
             continue
-        backup = isinstance(table.consistency, BSP) and table.consistency.backup
+        backup = isinstance(table.consistency, BSP) and bool(table.consistency.backup)
         each = placement.layouts[server].n_workers if backup else 1
         parts = [p for p in placement.dense[table.name] if p.server == server]
         total += 4 * each * sum(p.stop - p.start for p in parts)

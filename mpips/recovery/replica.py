@@ -82,7 +82,7 @@ def check_tables(tables: Sequence[Table]) -> None:
     for table in tables:
         model = table.consistency
         if isinstance(model, BSP) and model.backup:
-            what, rest = f"backup = {model.backup}", "backup = 0"
+            what, rest = f"backup = {model.backup!r}", "backup = 0"
         elif isinstance(model, SSP | ASP) and isinstance(model.policy, Reject):
             what, rest = "policy = 'reject'", "policy 'accept', 'scale' or 'compensate'"
         elif isinstance(model, Switch):

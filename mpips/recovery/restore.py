@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mpips.checkpoint import Checkpoint, open_checkpoint
-from mpips.checkpoint.plan import IN_FORCE, THRESHOLD
+from mpips.checkpoint.plan import BACKUP, IN_FORCE, THRESHOLD
 from mpips.checkpoint.start import absent_scales, check_start
 from mpips.errors import ConfigError
 from mpips.model.common_copy import COMMON, has_common
@@ -43,6 +43,8 @@ def restore(server: Server, placement: Placement, tables: Sequence[Table], start
             server.core.set_steps_before(i, entry.version)
             if server.bound_control is not None and IN_FORCE in entry.consistency:
                 server.bound_control.begin(int(entry.consistency[IN_FORCE]))
+            if server.backup_control is not None and BACKUP in entry.consistency:
+                server.backup_control.begin(int(entry.consistency[BACKUP]))
             if server.threshold_control is not None and THRESHOLD in entry.consistency:
                 server.threshold_control.begin({table.name: int(entry.consistency[THRESHOLD])})
             if isinstance(table, EmbeddingTable):

@@ -273,6 +273,11 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "Bound of the tables under SSP with bound auto: clocks that a worker may be ahead of the slowest.",
         labels=["run"],
     )
+    backup = GaugeMetricFamily(
+        "mpips_backup_workers",
+        "Backup workers of the tables under BSP with backup auto: the greatest number of all servers.",
+        labels=["run"],
+    )
     switched = GaugeMetricFamily(
         "mpips_switched",
         "1: the tables under Switch are under ASP at all servers; 0: under BSP.",
@@ -284,6 +289,8 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         load = view.ranks.load
         if load.switched is not None:
             switched.add_metric([view.name], int(load.switched))
+        if load.backup is not None:
+            backup.add_metric([view.name], load.backup)
         if load.bound is not None:
             bound.add_metric([view.name], load.bound)
         for table in load.tables:
@@ -308,7 +315,7 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         )
         buckets = [(f"{bound:.1f}", sum(load.staleness[: bound + 1])) for bound in _BUCKETS]
         staleness.add_metric([view.name], [*buckets, ("+Inf", sum(load.staleness))], total)
-    yield from (tables, limited, hottest, pushed, pulled, staleness, bound, switched)
+    yield from (tables, limited, hottest, pushed, pulled, staleness, bound, backup, switched)
 
 
 # Metrics of single ranks: role, name, help, whether it is a counter, value.

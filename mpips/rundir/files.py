@@ -130,6 +130,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         staleness: Number of updates by their staleness from 0 on, since the start of this launch.
         bound: The bound of SSP("auto") that was decided on last; None: no table has such a bound.
         switched: True: tables under Switch are under ASP, False: under BSP; None: no table is under Switch.
+        backup: The greatest number of backup workers that a server has decided on last; None: it is fixed.
     """
 
     tables: tuple[TableLoad, ...] = ()
@@ -138,6 +139,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[RowLoad, ...] = ()
     bound: int | None = None
     switched: bool | None = None
+    backup: int | None = None
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,9 @@ import msgspec
 # Values of which the totals contain the greatest; of other numbers they contain the sum.
 _GREATEST = frozenset(("clock", "version", "max_staleness", "longest_copy_s", "longest_hold_s"))
 _INDICES = frozenset(("server", "worker"))  # numbers of servers and workers, which have no total
-# The last checkpoint, which is equal on all servers, and the decisions on the bound of SSP: from server 0.
-_OF_THE_JOB = ("checkpoint", "bounds")
+# The last checkpoint, which is equal on all servers, and decisions on numbers that follow measurements: from
+# server 0.
+_OF_THE_JOB = ("checkpoint", "bounds", "backups")
 
 
 class JobStatistics:

@@ -77,10 +77,12 @@ class LoadTable:
         hottest = nlargest(MOST_TABLES, updates, key=lambda i: (update_rates[i], updates[i], -i))
         busiest = nlargest(MOST_LINKS, links, key=lambda link: (sum(links[link][2:]), link))
         bound = max((last.bound for _, last, _ in counts), default=-1)
+        backup = max((last.backup for _, last, _ in counts), default=-1)
         switched = [last.switched > 0 for _, last, _ in counts if last.switched >= 0]
         return Load(
             switched=all(switched) if switched else None,
             bound=bound if bound >= 0 else None,
+            backup=backup if backup >= 0 else None,
             tables=tuple(
                 TableLoad(
                     name=self._tables[i],

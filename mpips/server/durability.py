@@ -40,8 +40,10 @@ NEW = Durability()  # a server that takes nothing over and leaves nothing
 
 
 def backup_workers(tables: Sequence[Table]) -> int:
-    """Return the job's number of backup workers. All BSP tables have the same; without BSP tables it is 0."""
-    return max((t.consistency.backup for t in tables if isinstance(t.consistency, BSP)), default=0)
+    """Return the job's greatest number of backup workers; 0 without BSP tables. All of them have the same."""
+    return max(
+        (t.consistency.most_backup for t in tables if isinstance(t.consistency, BSP)), default=0
+    )
 
 
 def check_journal(index: int, tables: Sequence[Table], placement: Placement) -> None:

@@ -28,6 +28,7 @@ from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
 from mpips.server import heartbeat
+from mpips.server.backup_control import BackupControl, backup_table
 from mpips.server.bound_control import BoundControl, bound_in_force, bound_table
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.server.threshold_control import ThresholdControl, thresholds_in_memory
@@ -91,6 +92,7 @@ class Server:
         token: Token of the job, which names its memory.
         threshold_control: Reads the estimates for Reject("auto"); None: no table has this policy.
         bound_control: Decides on the bound of SSP("auto"); None: this server has nothing to decide.
+        backup_control: Decides on the number of backup workers of BSP(backup="auto"); None: it is fixed.
     """
 
     def __init__(
@@ -182,6 +184,7 @@ class Server:
         self._switch_at = switch_clock(tables)
         self._has_switched = self.core.has_switched()
         self.bound_control = self._make_bound_control()
+        self.backup_control = self._make_backup_control()
         self.threshold_control: ThresholdControl | None = None
         if any(estimates_staleness(table.consistency) for table in tables):
             before = (
@@ -200,13 +203,15 @@ class Server:
             )
         if self.bound_control is not None and (line := self.bound_control.poll()):
             lines.append(line)
+        if self.backup_control is not None and (line := self.backup_control.poll()):
+            lines.append(line)
         return lines
 
     @property
     def decides(self) -> bool:
         """True if `poll_decisions` is to be called."""
-        controls = (self.bound_control, self.threshold_control, self._switch_at)
-        return any(control is not None for control in controls)
+        controls = (self.bound_control, self.backup_control, self.threshold_control)
+        return self._switch_at is not None or any(control is not None for control in controls)
 
     def _make_bound_control(self) -> BoundControl | None:
         """Make the control of SSP("auto") on server 0; None: it has nothing to decide."""
@@ -217,6 +222,14 @@ class Server:
         assert isinstance(consistency, SSP)
         before = bound_in_force(self.region, self.layout, table) if self.durability.warm else 0
         return BoundControl(self.core, table, consistency.most_bound, before)
+
+    def _make_backup_control(self) -> BackupControl | None:
+        """Make the control of BSP(backup="auto"); None: the number is fixed, or there is one worker."""
+        table = backup_table(self._tables)
+        if table is None or self.layout.n_workers == 1:
+            return None
+        most = min(backup_workers(self._tables), self.layout.n_workers - 1)
+        return BackupControl(self.core, table, most, self.durability.warm)
 
     def _memory(
         self, part: str, n_bytes: int, reserve: int = 0, sparse: bool = False
@@ -488,6 +501,8 @@ class Server:
             found.rows = heartbeat.hot_rows(self.core, len(self._tables))
         if self.bound_control is not None:
             found.bound = self.bound_control.bound
+        if self.backup_control is not None:
+            found.backup = self.backup_control.backup
         if self._switch_at is not None:
             found.switched = int(self.core.has_switched())
         return found
@@ -501,6 +516,8 @@ class Server:
         """Return this server's statistics since its start, as plain numbers."""
         control = self.bound_control
         decided = {} if control is None else {"bounds": [list(d) for d in control.decisions]}
+        if self.backup_control is not None:
+            decided["backups"] = [list(d) for d in self.backup_control.decisions]
         return {
             "server": self.index,
             "counters": self.core.counters(),

@@ -71,7 +71,7 @@ class BufferTable:
         """Return the table to declare."""
         if isinstance(consistency, BSP):
             reduce: Literal["mean", "sum"] = "mean" if self._averages else "sum"
-            consistency = BSP(reduce=reduce, backup=consistency.backup)
+            consistency = replace(consistency, reduce=reduce)
         elif isinstance(consistency, Switch):
             # Values that replace others have no learning rate.
             reduce = "mean" if self._averages else "sum"

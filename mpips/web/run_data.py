@@ -403,6 +403,7 @@ def _state_of(view: RunView, run: RunFolder) -> dict[str, Any]:
         "ranks": msgspec.to_builtins(view.rows),
         "ssp_bound": view.load.bound,
         "switched": view.load.switched,
+        "backup": view.load.backup,
         "hot_rows": [_row_of(row) for row in view.load.rows],
         "quiet_s": view.quiet_s,
         "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],

@@ -37,7 +37,7 @@ class Ticks:
         self._connection = connection
         self.writes_position = writes_position
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
-        self.skips_clocks = bool(backup) and backup[0] > 0
+        self.skips_clocks = bool(backup) and bool(backup[0])
         # The end of a clock does more than to write the records of the tick.
         self._changes_more = writes_position or any(p.changes_clock for p in connection.parts)
         # A server has the present tick, or more; how much the first server had before it, -1: not yet known.

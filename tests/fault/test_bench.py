@@ -9,7 +9,7 @@ import launcher
 import pytest
 from long_runs import in_turn
 
-from mpips.bench import gpu, insitu
+from mpips.bench import adaptive, gpu, insitu
 from mpips.bench.torch_models import RATIOS
 from tests.bench import diloco, monitor
 from tests.bench.placement import JOBS
@@ -203,4 +203,16 @@ def test_insitu_gives_every_ratio() -> None:
     found = quick("insitu")
     assert {*found["ratios"], *found["skipped"]} == set(insitu.RATIOS)
     assert set(found["skipped"]) <= {"sample_push_vs_redis"}
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_adaptive_gives_every_ratio() -> None:
+    pytest.importorskip("torch", reason="one of the workloads is a network of PyTorch")
+    found = quick("adaptive")
+    bars = set(adaptive.RATIOS.values())
+    assert set(found["bars"]) == bars
+    each = {f"{ratio}_{model}" for ratio in bars for model in adaptive.ADAPTIVE}
+    assert set(found["ratios"]) == bars | each
     assert all(ratio > 0 for ratio in found["ratios"].values())

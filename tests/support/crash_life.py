@@ -38,6 +38,8 @@ class Life_:
         self.server = Server(0, load.tables, placement, self.regions, 0, True, None, life)
         self.core = self.server.core
         if generation == 0:
+            if self.server.backup_control is not None:
+                self.core.set_backup(1)  # from clock 1 on
             self.core.begin_journal()
         else:
             self.server.finish_recovery(lambda w, g: attach(token, f"w{w}-{g}", 0))

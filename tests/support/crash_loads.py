@@ -71,6 +71,14 @@ def _switching() -> dict[str, Load]:
     return found
 
 
+def _with_changing_backup() -> dict[str, Load]:
+    """One backup worker from clock 1 on: the next life finishes a close with the number that it had."""
+    model = BSP(backup="auto", max=1)
+    tables = [dense(20, "d", Adam(0.1), model), rows(4, "e", SGD(0.5), model)]
+    load = Load(tables, [(0, 20, ""), (1, 7, "")], n_workers=3, clocks=3)
+    return {"auto-backup": load}
+
+
 def _of_sizes() -> dict[str, Load]:
     """Large and small pushes."""
     found: dict[str, Load] = {}
@@ -253,6 +261,7 @@ def loads() -> dict[str, Load]:
         **_queued(),
         **_of_policies(),
         **_switching(),
+        **_with_changing_backup(),
         **_of_sizes(),
         **_of_whole_rows(),
         **_with_partner(),

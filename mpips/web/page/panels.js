@@ -82,6 +82,8 @@ const stalenessPanel = (run) => {
   const made = chartCard("staleness", "Staleness of updates", `updates of the table behind, of ${each.length <= MOST_CURVES ? "each worker" : `${each.length} workers`}`, series, {x: "time", y: (v, digits = 3) => number(v, digits), zero: true, several: true, size: ""});
   const bound = run.state ? run.state.ssp_bound : null;
   if (made && isNumber(bound)) made.append(make("p", {class: "note", "data-ssp-bound": String(bound)}, `The bound of SSP("auto") is ${bound}.`));
+  const backup = run.state ? run.state.backup : null;
+  if (made && isNumber(backup)) made.append(make("p", {class: "note", "data-backup": String(backup)}, `Backup workers of BSP: ${backup}.`));
   const switched = run.state ? run.state.switched : null;
   if (made && typeof switched === "boolean") made.append(make("p", {class: "note", "data-switched": String(switched)}, switched ? "Tables are under ASP, after the switch." : "Tables are under BSP, before the switch."));
   return made;

@@ -6,6 +6,7 @@
 #include "bindings/names.hpp"
 #include "bindings/register.hpp"
 #include "bindings/server.hpp"
+#include "server/backup_times.hpp"
 #include "server/delay_threshold.hpp"
 #include "server/push_intervals.hpp"
 #include "server/shard.hpp"
@@ -56,6 +57,31 @@ void register_consistency(py::module_& m) {
           py::arg("worker"), py::arg("clock"), py::arg("waits"), py::arg("now"))
       .def("reach", &PushIntervals::reach, py::arg("clock"), py::arg("now"))
       .def("take", [](PushIntervals& log) { return pairs_of(log.take()); });
+  py::class_<BackupTimes>(m, "BackupTimes")
+      .def(py::init<std::size_t>(), py::arg("n_workers"))
+      .def(
+          "tick",
+          [](BackupTimes& log, std::size_t worker, double now) {
+            if (worker >= log.n_workers()) throw py::index_error("there is no such worker");
+            log.tick(worker, now);
+          },
+          py::arg("worker"), py::arg("now"))
+      .def(
+          "close",
+          [](BackupTimes& log, const std::vector<std::size_t>& workers, double now) {
+            for (const std::size_t w : workers)
+              if (w >= log.n_workers()) throw py::index_error("there is no such worker");
+            log.close(workers, now);
+          },
+          py::arg("workers"), py::arg("now"))
+      .def(
+          "finish",
+          [](BackupTimes& log, std::size_t worker) {
+            if (worker >= log.n_workers()) throw py::index_error("there is no such worker");
+            log.finish(worker);
+          },
+          py::arg("worker"))
+      .def("take", &BackupTimes::take, py::arg("now"));
   py::class_<DelayThreshold>(m, "DelayThreshold")
       .def(py::init<std::uint64_t>(), py::arg("least"))
       .def(

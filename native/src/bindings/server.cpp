@@ -120,6 +120,23 @@ void bind_counters(py::class_<Server>& server) {
       .def(
           "set_bound", [](Server& s, std::uint64_t bound) { return s.core().set_bound(bound); },
           py::arg("bound"))
+      .def(
+          "decide_backups",
+          [](Server& s, std::uint16_t table, std::uint64_t most, std::uint64_t backup) {
+            s.core().decide_backups(table, most, backup);
+          },
+          py::arg("table"), py::arg("most"), py::arg("backup"))
+      .def(
+          "resume_backups",
+          [](Server& s, std::uint16_t table, std::uint64_t most) {
+            return s.core().resume_backups(table, most);
+          },
+          py::arg("table"), py::arg("most"))
+      .def(
+          "set_backup", [](Server& s, std::uint64_t backup) { return s.core().set_backup(backup); },
+          py::arg("backup"))
+      .def("take_backup_times", [](Server& s) { return s.core().take_backup_times(); })
+      .def("open_clock", [](Server& s) { return s.core().clocks().current(); })
       .def("reached_break", [](Server& s) { return s.core().reached_break(); })
       .def("min_clock", [](Server& s) { return s.core().clocks().min_clock(); })
       .def("has_switched", [](Server& s) { return s.core().has_switched(); })

@@ -149,10 +149,10 @@ struct AckLine {
 static_assert(sizeof(AckLine) == line_bytes);
 
 // Published state of a table: its version, the lowest clock of all workers, the number of updates
-// that its rule has applied, in earlier launches as well, and of SSP("auto") the decision on its
-// bound (server/push_intervals.hpp). A server publishes the number of updates before the version
-// that has the update. It publishes that number and the decision anew in each launch, so they are
-// no part of the memory's format.
+// that its rule has applied, in earlier launches as well, and the decision on a number that follows
+// measurements (server/decision.hpp, server/delay_threshold.hpp). A server publishes the number of
+// updates before the version that has the update. It publishes that number anew in each launch, so
+// it is no part of the memory's format.
 struct TableHead {
   PairWord version;
   PairWord min_clock;

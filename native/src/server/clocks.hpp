@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ring/layout.hpp"
+#include "server/decision.hpp"
 
 namespace mpips {
 
@@ -14,25 +15,32 @@ namespace mpips {
 // and the clock closes after the last worker. So the sum is formed in worker order whatever the
 // timing. With b backup workers, every worker has a buffer of its own, and the clock closes when
 // all but b workers have ticked. The sum is then formed in worker order over the workers that
-// ticked in time (Chen et al., "Revisiting distributed synchronous SGD", 2016).
+// ticked in time (Chen et al., "Revisiting distributed synchronous SGD", 2016). The number b may
+// change from clock to clock (server_backup.cpp); with b = 0 a clock waits for all workers.
 //
 // A tick costs the same for any number of workers: counts answer what would need a look at every
 // worker. Only a change of the lowest clock looks at all of them, which is once for each clock of
 // the slowest worker.
 class Clocks {
  public:
+  // `backup`: number of backup workers at every clock, or until `set_backup`.
   Clocks(std::size_t n_workers, std::uint32_t backup)
       : clock_(n_workers, 0),
         finished_(n_workers, 0),
         ticked_(n_workers, 0),
-        backup_(backup),
+        uses_backup_(backup != 0),
+        backup_{0, backup, backup},
         working_(n_workers),
         at_least_(n_workers) {}
 
   std::uint64_t current() const noexcept { return current_; }  // BSP: the clock that is open
   // The worker whose updates of the open clock are consumed now.
   std::size_t awaited() const noexcept { return awaited_; }
-  bool uses_backup() const noexcept { return backup_ != 0; }
+  // True if there are backup workers, or may be: their number may be 0 now.
+  bool uses_backup() const noexcept { return uses_backup_; }
+  const NumberDecision& backup() const noexcept { return backup_; }
+  // Set the number of backup workers, which must stay the same at the open clock.
+  void set_backup(const NumberDecision& backup) noexcept { backup_ = backup; }
   std::uint64_t clock(std::size_t worker) const noexcept { return clock_[worker]; }
   bool finished(std::size_t worker) const noexcept { return finished_[worker] != 0; }
   bool ticked(std::size_t worker) const noexcept { return ticked_[worker] != 0; }
@@ -83,7 +91,8 @@ class Clocks {
   // Return true if the open clock can be closed.
   bool complete() const noexcept {
     if (n_ticked_ == 0) return false;
-    const std::size_t needed = working_ > backup_ ? working_ - backup_ : 1;
+    const std::size_t backup = backup_.at(current_);
+    const std::size_t needed = working_ > backup ? working_ - backup : 1;
     return uses_backup() ? n_ticked_ >= needed : awaited_ == clock_.size();
   }
 
@@ -153,7 +162,8 @@ class Clocks {
 
   std::vector<std::uint64_t> clock_;
   std::vector<std::uint8_t> finished_, ticked_;
-  std::uint32_t backup_;
+  bool uses_backup_;
+  NumberDecision backup_;  // on the number of backup workers
   std::uint64_t current_ = 0;
   std::size_t awaited_ = 0;
   std::size_t n_ticked_ = 0;

@@ -4,18 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "server/decision.hpp"
+
 namespace mpips {
-
-// The decision on the bound of SSP("auto"), as one word: the clock from which the bound is in force
-// (48 bits), the bound (8 bits), and the bound before it (8 bits). Zero: the bound is 0 at every
-// clock.
-struct BoundDecision {
-  static constexpr std::uint64_t most_bound = 255, most_clock = (std::uint64_t{1} << 48) - 1;
-  std::uint64_t from = 0, bound = 0, before = 0;
-
-  std::uint64_t at(std::uint64_t clock) const noexcept { return clock >= from ? bound : before; }
-  std::uint64_t word() const noexcept { return from << 16 | bound << 8 | before; }
-};
 
 // The time that each worker needs for a clock, between its pushes and without its waits for slower
 // workers, as one server sees it. DSSP (Zhao et al., ICDCS 2019) decides on the bound from it.
@@ -34,8 +25,8 @@ class PushIntervals {
       : sums_(n_workers), last_(n_workers, unknown), reached_(most + 2, 0.0) {}
 
   std::size_t n_workers() const noexcept { return sums_.size(); }
-  void decide(const BoundDecision& decision) noexcept { decision_ = decision; }
-  const BoundDecision& decision() const noexcept { return decision_; }
+  void decide(const NumberDecision& decision) noexcept { decision_ = decision; }
+  const NumberDecision& decision() const noexcept { return decision_; }
 
   // Note that a worker ends a clock. `waits`: it waits for all workers at each clock, as under BSP.
   void tick(std::size_t worker, std::uint64_t clock, bool waits, double now) noexcept {
@@ -76,7 +67,7 @@ class PushIntervals {
   std::vector<double> last_;  // by worker: time of its last tick, s; unknown: none in this launch
   std::vector<double> reached_;  // by clock modulo its size: when all workers had reached it, s
   std::uint64_t least_ = 0;
-  BoundDecision decision_;
+  NumberDecision decision_;
 };
 
 }  // namespace mpips

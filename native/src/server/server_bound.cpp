@@ -28,7 +28,7 @@
 namespace mpips {
 
 void ServerCore::decide_bounds(std::uint16_t table, std::uint64_t most, std::uint64_t bound) {
-  if (most > BoundDecision::most_bound || bound > most)
+  if (most > NumberDecision::most_number || bound > most)
     throw std::invalid_argument("bound = " + std::to_string(bound) + " of at most " +
                                 std::to_string(most) + ": at most 255 are accepted");
   bound_table_ = table;
@@ -41,15 +41,15 @@ std::uint64_t ServerCore::set_bound(std::uint64_t bound) {
   if (!intervals_ || bound > most_)
     throw std::invalid_argument("bound = " + std::to_string(bound) + ": at most " +
                                 std::to_string(intervals_ ? most_ : 0) + " is accepted");
-  const BoundDecision& before = intervals_->decision();
+  const NumberDecision& before = intervals_->decision();
   const std::uint64_t least = clocks_.min_clock();
-  if (least < before.from || least > BoundDecision::most_clock - most_ - 2) return 0;
+  if (least < before.from || least > NumberDecision::most_clock - most_ - 2) return 0;
   const std::uint64_t from = least + most_ + 2;
-  publish_decision({from, bound, before.bound});
+  publish_decision({from, bound, before.number});
   return from;
 }
 
-void ServerCore::publish_decision(const BoundDecision& decision) {
+void ServerCore::publish_decision(const NumberDecision& decision) {
   intervals_->decide(decision);
   publish(&tables_[bound_table_].head->decision, decision.word());
 }

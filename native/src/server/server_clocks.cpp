@@ -13,6 +13,7 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
   if (static_cast<RecordKind>(h.kind) == RecordKind::finish) {
     if (!limited_.empty()) remove_rows(0.0);
     clocks_.finish(worker);
+    if (backup_times_) backup_times_->finish(worker);
     discard_clock(worker);
     if (any_bsp_ && clocks_.complete()) close_clock();
     publish_clock(worker);
@@ -25,6 +26,7 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
   } else if (h.clock < clocks_.current()) {
     // The clock closed without this worker: drop the pushes that it had sent for the clock.
     verdict = {true, Outcome::late, discard_clock(worker)};
+    if (backup_times_) backup_times_->tick(worker, now_s());
     clocks_.tick(worker, h.clock);
   } else if (h.clock > clocks_.current() || !clocks_.may_tick(worker)) {
     return {false, Outcome::none, 0};
@@ -32,6 +34,7 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
     // The clock may close. No operation has begun, unless one is done again: it began with all rows
     // removed.
     if (!limited_.empty()) remove_rows(0.0);
+    if (backup_times_) backup_times_->tick(worker, now_s());
     clocks_.tick(worker, h.clock);
     if (clocks_.complete()) close_clock();
   }
@@ -79,6 +82,7 @@ void ServerCore::close_clock() {
     t.open_again();
   }
   clocks_.next_clock();
+  if (backup_times_) backup_times_->close(workers, now_s());
   ++counters_.clocks;
   switch_if_due();
 }

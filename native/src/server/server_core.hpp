@@ -15,6 +15,7 @@
 #include "ring/codec.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
+#include "server/backup_times.hpp"
 #include "server/clocks.hpp"
 #include "server/delay_threshold.hpp"
 #include "server/hot_rows.hpp"
@@ -223,6 +224,18 @@ class ServerCore {
   std::uint64_t set_bound(std::uint64_t bound);
   const PushIntervals* intervals() const noexcept { return intervals_.get(); }
   std::vector<PushIntervals::Sum> take_intervals() { return intervals_->take(); }
+  // Decide on the number of backup workers in this launch; see server_backup.cpp. Call it after
+  // `start` or `attach`, before any record. `table`: the table whose head has the decisions;
+  // `most`: the greatest number, with which this server was made; `backup`: the one with which the
+  // launch begins.
+  void decide_backups(std::uint16_t table, std::uint64_t most, std::uint64_t backup);
+  // Begin instead with the decision of the process before, which has left this memory; return its
+  // number.
+  std::uint64_t resume_backups(std::uint16_t table, std::uint64_t most);
+  // Set the number from the next clock on, and return that clock; 0: the decision before is not in
+  // force yet.
+  std::uint64_t set_backup(std::uint64_t backup);
+  std::vector<std::vector<double>> take_backup_times() { return backup_times_->take(now_s()); }
   // Return the threshold of Reject("auto"); null: the table has no such policy here.
   const DelayThreshold* delay_threshold(std::uint16_t table) const {
     return tables_.at(table).delays.get();
@@ -397,7 +410,9 @@ class ServerCore {
   static void publish_updates(const Table& table) noexcept;
   void publish_clocks();
   void publish_clock(std::size_t worker);
-  void publish_decision(const BoundDecision& decision);
+  void publish_decision(const NumberDecision& decision);
+  void begin_backups(std::uint16_t table, std::uint64_t most, const NumberDecision& decision);
+  void publish_backup(const NumberDecision& decision);
   Verdict handle_places(std::size_t worker, const RecordHeader& header,
                         const std::uint8_t* payload);
   bool may_answer(const RecordHeader& header) const noexcept;
@@ -456,6 +471,9 @@ class ServerCore {
   std::unique_ptr<PushIntervals> intervals_;  // null: this server decides on no bound
   std::uint16_t bound_table_ = 0;
   std::uint64_t most_ = 0;
+  std::unique_ptr<BackupTimes> backup_times_;  // null: the number of backup workers is fixed
+  std::uint16_t backup_table_ = 0;
+  std::uint64_t most_backup_ = 0;
   std::uint64_t n_estimates_ = 0;
   std::unique_ptr<Journal> journal_;
   std::vector<Position> positions_;

@@ -15,6 +15,8 @@ from mpips import ASP, SSP, DenseTable
 from mpips.model.adaptive_bound import BoundChoice
 from mpips.model.consistency import BSP
 from mpips.server.bound_control import BoundControl
+from mpips.server.server import Server
+from simulation.backups import DrawnBackups
 from simulation.program import Shape, may_group
 from simulation.row_limits import is_limited
 
@@ -51,14 +53,6 @@ def with_adaptive(shape: Shape, draws: random.Random) -> Shape:
     return shape._replace(tables=tuple(tables), topology=topology)
 
 
-def bounds_of(control: BoundControl | None, draws: random.Random, era: Any) -> Bounds | None:
-    """Return the bounds of a launch whose server has this control, for an era; None: it decides on none."""
-    if control is None:
-        return None
-    era.bounds = Bounds(control, draws)
-    return era.bounds
-
-
 class Bounds:
     """The bound in force at each clock of a launch. The server's control draws its decisions."""
 
@@ -79,3 +73,14 @@ class Bounds:
         decided = [(d.clock, d.bound) for d in self._control.decisions]
         i = bisect.bisect_right(decided, (clock, 1 << 30))
         return decided[i - 1][1] if i else self._first
+
+
+def decisions_of(server: Server, draws: random.Random, era: Any) -> Bounds | DrawnBackups | None:
+    """Return the drawn decisions of a server in a launch, for an era; None: it decides on nothing."""
+    if server.backup_control is not None:
+        return DrawnBackups(server, draws, era.applied.backups)
+    if server.bound_control is None:
+        return None
+    era.bounds = Bounds(server.bound_control, draws)
+    found: Bounds = era.bounds
+    return found

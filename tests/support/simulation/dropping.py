@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpips import BSP, DenseTable
+from simulation.backups import Backups
 from simulation.program import KEYS, MARK, MOST_MARKS, Contents, Era, Pull, Push, Watch
 
 if TYPE_CHECKING:
@@ -62,13 +63,18 @@ class _OfServer:
 
 
 class Applied:
-    """What all servers have applied in an era; it lives over restarts in memory."""
+    """What all servers have applied in an era; it lives over restarts in memory.
+
+    Attributes:
+        backups: The number of backup workers at each clock.
+    """
 
     def __init__(self, era: Era, watches: Sequence[Watch], placement: Placement) -> None:
         shape = era.shape
         self.era, self._watches, self._placement = era, watches, placement
         self._n = shape.n_workers
         self._servers = [_OfServer(len(shape.tables), self._n) for _ in range(shape.n_servers)]
+        self.backups = Backups()
         self._pulls: list[_Seen] = []
         self._versions: dict[tuple[int, int, int], np.ndarray] = {}
 
@@ -203,9 +209,8 @@ class Applied:
             # exactly if that was after the last look.
             gone = {w for w in before.ended if before.clocks[w] <= clock}
             maybe_gone = {w for w in after.ended if w not in here}
-            most, least = (
-                max(1, self._n - len(each) - consistency.backup) for each in (gone, maybe_gone)
-            )
+            backup = self.backups.at(s, clock, consistency)
+            most, least = (max(1, self._n - len(each) - backup) for each in (gone, maybe_gone))
             assert len(here) <= most, f"{where} has the workers {here}, more than {most}"
             assert len(here | unknown) >= least, (
                 f"{where} has the workers {here}, less than {least}"

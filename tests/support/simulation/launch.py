@@ -30,7 +30,7 @@ from mpips.snapshot.coordinator import Coordinator
 from mpips.worker.ahead.lookahead import lookahead
 from mpips.worker.connection_options import needs_common_clock
 from mpips.worker.worker import Worker
-from simulation.adaptive import bounds_of
+from simulation.adaptive import decisions_of
 from simulation.cluster import SimulatedCluster, simulated_exchanges
 from simulation.comm import Comm, Room
 from simulation.disk import Disk, DiskServerPart
@@ -408,7 +408,7 @@ class Launch:
             [table.name for table in parts.grouped_tables.values()],
         )
         stopped = False
-        bounds = bounds_of(server.bound_control, world.random, self.era)
+        decisions = decisions_of(server, world.random, self.era)
         self._look(server)
         while not stopped:
             if server.drain():
@@ -419,7 +419,7 @@ class Launch:
                     stopped = True
                 else:
                     part.take(message)
-            if part.poll() | (bounds is not None and bounds.poll()):
+            if part.poll() | (decisions is not None and decisions.poll()):
                 world.changed()
             if mirror is not None and mirror.poll():
                 world.changed()

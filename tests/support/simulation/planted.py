@@ -34,6 +34,7 @@ from mpips.worker.image import memory as image_memory
 from mpips.worker.local import tables as local_tables
 from mpips.worker.replicated import tables as replicated_tables
 from simulation import disk, links
+from simulation.planted_backups import BACKUP_DEFECTS
 from simulation.planted_limits import LIMIT_DEFECTS
 
 
@@ -553,6 +554,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _workers_switch_early,
         _servers_switch_early,
         _switches_by_the_clock_of_the_launch,
+        *BACKUP_DEFECTS,
     )
 }
 

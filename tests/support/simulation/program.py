@@ -27,6 +27,7 @@ from mpips.model.consistency import Switch
 from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
 from mpips.model.served import is_local, local_tables, times_of
 from mpips.model.table import Table, feedback_tables
+from simulation.backups import backup_model
 from simulation.row_limits import LimitedRows, Present, whole
 
 KEYS = 6  # keys of an embedding table
@@ -187,7 +188,7 @@ def with_drops(shape: Shape, draws: random.Random, kind: str) -> Shape:
     tables: list[Table] = []
     backup = draws.choice((1, 1, 2))
     for table in shape.tables:
-        consistency: Any = BSP("sum", backup=backup)
+        consistency: Any = backup_model(backup, shape.clocks, shape.n_workers)
         if kind == "reject":
             policy = Reject(draws.choice((0, 1, 2, 5)))
             consistency = draws.choice((ASP(policy), ASP(policy), SSP(1, policy)))

@@ -21,7 +21,7 @@ from tests.bench.options import SuiteOptions
 # Programs that suites start on ranks.
 PROGRAMS = [
     *("dense:push", "dense:pull", "embedding:run", "transport:run", "checkpoint:run", "cut:run"),
-    *("partners:run", "plan:run", "network:run"),
+    *("partners:run", "plan:run", "network:run", "adapting:run"),
     *("insitu:push", "insitu:solve", "insitu:gather"),
 ]
 OWN_PROGRAMS = [

@@ -181,7 +181,7 @@ def test_the_manifest_has_the_decisions_that_were_in_force(tmp_path: Path) -> No
         tmp_path,
         contents.head(),
         contents.shards(0, 1),
-        ServerState([10, 20], 4, {"noisy": 17}),
+        ServerState([10, 20], 4, thresholds={"noisy": 17}),
         timeout_s=60.0,
     )
     with open_checkpoint(info.path) as checkpoint:
@@ -201,6 +201,34 @@ def test_the_manifest_has_the_decisions_that_were_in_force(tmp_path: Path) -> No
     assert server.threshold_control is not None
     assert server.bound_control.bound == 4
     assert server.threshold_control.thresholds == {"noisy": 17}
+
+
+def test_the_manifest_has_the_number_of_backup_workers_in_force(tmp_path: Path) -> None:
+    tables: list[Table] = [
+        DenseTable("w", (3,), consistency=mpips.BSP(backup="auto", max=3)),
+        DenseTable("v", (3,), consistency=mpips.BSP(backup="auto", max=3)),
+    ]
+    contents = Contents(tables)
+    state = ServerState([10, 20], backup=2)
+    info = write_checkpoint(
+        None, tmp_path, contents.head(), contents.shards(0, 1), state, timeout_s=60.0
+    )
+    with open_checkpoint(info.path) as checkpoint:
+        found = [table.consistency for table in checkpoint.manifest.tables]
+    expected = {"name": "bsp", "reduce": "mean", "backup": "auto", "max": 3, "backup_in_force": 2}
+    assert found == [expected] * 2
+    server = Rig(*tables, n_workers=5).server
+    restore(server, place(tables, 1, 5, 4, 1024), tables, info.path)
+    assert server.backup_control is not None
+    assert server.backup_control.backup == 2
+    # Each server decides for itself; a launch begins with the greatest number.
+    shards = plan.describe_shards(0, contents.shards(0, 1))
+    hellos = [
+        plan.Hello(run=("run", 1, 5), hdf5="serial", shards=s, applied=[], backup=n)
+        for s, n in ((shards, 0), ({}, 3), ({}, 1))
+    ]
+    plans = plan.plan_tables(contents.head(), hellos)
+    assert [p.entry.consistency["backup_in_force"] for p in plans] == [3, 3]
 
 
 def test_a_threshold_is_that_of_the_servers_with_a_part() -> None:

@@ -18,7 +18,7 @@ from mpips.tasks import load_task
 from mpips.training.preflight import task_options
 
 TABLE_KEYS = (
-    "optimizer, consistency, bound, max_bound, reduce, switch_at, switch_rate, backup, policy, "
+    "optimizer, consistency, bound, max_bound, reduce, switch_at, switch_rate, backup, max_backup, policy, "
     "max_staleness, lambda_, steps, outer, "
     "fragments, delay, mix, asynchronous, steps_by_speed, partition, init, clip_norm, check_finite, "
     "placement, admit, evict, compression, pull_compression, hash_buckets, row_dtype"
@@ -124,7 +124,7 @@ TABLE_KEYS = (
         ),
         ("tables.bias.bound=-1", "tables.bias.bound = -1: must be from 0 to 2147483647 or 'auto'"),
         ("table.reduce=avg", "table.reduce = 'avg': must be one of mean, sum"),
-        ("table.backup=-1", "table.backup = -1: must be 0 or more"),
+        ("table.backup=-1", "table.backup = -1: must be 0 or more or 'auto'"),
         ("train.epochs=-1", "train.epochs = -1: must be 0 or more"),
         ("train.batch_size=-1", "train.batch_size = -1: must be 0 or more"),
         (

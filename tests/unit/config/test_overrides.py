@@ -117,6 +117,25 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
             "backup workers need every table to be BSP; set backup = 0 or use BSP",
         ),
         (
+            ["tables.bias.backup=auto", "tables.weight.consistency=asp"],
+            "backup workers need every table to be BSP; set backup = 0 or use BSP",
+        ),
+        (
+            ["table.backup=auto", "tables.weight.backup=2"],
+            "BSP tables with different numbers of backup workers [2, 'auto']: a clock closes for all "
+            "tables at once, so give all of them the same backup",
+        ),
+        (
+            ["table.backup=auto", "tables.weight.max_backup=2"],
+            "BSP tables with different greatest numbers of backup workers [2, 8]: a clock closes for all "
+            "tables at once, so give all of them the same max",
+        ),
+        (
+            ["table.backup=2", "table.max_backup=4"],
+            "table 'bias': max_backup = 4 applies only to BSP with backup 'auto': remove it (BSP takes "
+            "backup and reduce)",
+        ),
+        (
             ["table.consistency=ssp", "table.max_bound=4"],
             "table 'bias': max_bound = 4 applies only to SSP with bound 'auto': remove it (SSP takes bound "
             "and policy)",
@@ -232,6 +251,8 @@ def test_no_override_changes_nothing() -> None:
     [
         (["table.consistency=bsp"], BSP()),
         (["table.reduce=sum", "table.backup=2"], BSP("sum", 2)),
+        (["table.backup=auto"], BSP(backup="auto")),
+        (["table.backup=auto", "table.max_backup=3"], BSP(backup="auto", max=3)),
         (["table.consistency=asp"], ASP()),
         (["table.consistency=asp", "table.policy=scale"], ASP(mpips.Scale())),
         (

@@ -108,7 +108,12 @@ def test_names_of_models_and_policies_are_those_of_the_classes() -> None:
             "bound = True: must be a whole number from 0 to 2147483647 or 'auto'",
         ),
         (lambda: BSP("avg"), "reduce = 'avg': must be one of mean, sum"),  # type: ignore[arg-type]
-        (lambda: BSP(backup=-1), "backup = -1: must be 0 or more"),
+        (lambda: BSP(backup=-1), "backup = -1: must be 0 or more or 'auto'"),
+        (lambda: BSP(backup="auto", max=256), "max = 256: must be from 1 to 255"),
+        (
+            lambda: BSP(backup=2, max=4),
+            "max = 4 with backup = 2: applies only to backup = 'auto'; remove it",
+        ),
         (
             lambda: Reject(1.0),  # type: ignore[arg-type]
             "max_staleness = 1.0: must be a whole number from 0 to 4294967295 or 'auto'",

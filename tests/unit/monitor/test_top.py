@@ -83,6 +83,15 @@ def test_the_model_of_tables_that_switch_is_shown(tmp_path: Path) -> None:
         assert [line for line in lines if line.startswith("model ")] == shown
 
 
+def test_backup_workers_that_follow_measurements_are_shown(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    for backup, shown in ((None, []), (0, ["0 workers, of BSP"]), (1, ["1 worker, of BSP"])):
+        load = Load(backup=backup)
+        replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW, ranks=ROWS, load=load))
+        lines = page(look(run, NOW), 60)
+        assert [line[10:] for line in lines if line.startswith("backup ")] == shown
+
+
 def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
     lines = page(look(made(tmp_path), NOW), 80)
     assert all(len(line) <= 80 for line in lines), lines

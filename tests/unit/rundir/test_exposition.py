@@ -162,6 +162,14 @@ def test_the_bound_of_ssp_is_a_gauge_of_runs_that_have_one() -> None:
     assert "mpips_ssp_bound_clocks" not in {name for name, _ in found}
 
 
+def test_backup_workers_are_a_gauge_of_runs_whose_number_changes() -> None:
+    for backup in (0, 2):
+        ranks = msgspec.structs.replace(RANKS, load=msgspec.structs.replace(LOAD, backup=backup))
+        found = values(exposition([msgspec.structs.replace(VIEW, ranks=ranks)]))
+        assert of(found, "mpips_backup_workers") == backup
+    assert "mpips_backup_workers" not in {name for name, _ in values(exposition([VIEW]))}
+
+
 def test_the_switch_is_a_gauge_of_runs_that_have_one() -> None:
     for switched, expected in ((False, 0), (True, 1)):
         ranks = msgspec.structs.replace(

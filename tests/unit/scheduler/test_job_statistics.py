@@ -11,8 +11,14 @@ def test_decisions_and_the_last_checkpoint_are_those_of_server_0():
     statistics = JobStatistics()
     bounds = [[12, 2, "worker 0 is fast"], [30, 0, "all are equally fast"]]
     entries = (
-        {"server": 0, "counters": {"records": 5}, "checkpoint": {"path": "x"}, "bounds": bounds},
-        {"server": 1, "counters": {"records": 7}, "checkpoint": {"path": "x"}},
+        {
+            "server": 0,
+            "counters": {"records": 5},
+            "checkpoint": {"path": "x"},
+            "bounds": bounds,
+            "backups": [[16, 1, "worker 2 is slow"]],
+        },
+        {"server": 1, "counters": {"records": 7}, "checkpoint": {"path": "x"}, "backups": []},
     )
     for server, entry in reversed(list(enumerate(entries))):
         statistics.add_server(server, msgspec.json.encode(entry))
@@ -25,6 +31,7 @@ def test_decisions_and_the_last_checkpoint_are_those_of_server_0():
             "counters": {"records": 12},
             "checkpoint": {"path": "x"},
             "bounds": bounds,
+            "backups": [[16, 1, "worker 2 is slow"]],
         }
         assert last_checkpoint(found) == {"path": "x"}
 

@@ -162,6 +162,17 @@ def test_the_bound_of_ssp_is_that_of_the_server_that_decides_on_it() -> None:
     assert table.load().bound == 3
 
 
+def test_backup_workers_are_the_greatest_number_of_all_servers() -> None:
+    table = RankTable(
+        places(("scheduler", "a"), ("server 0", "a"), ("server 1", "a"), ("worker 0", "a"))
+    )
+    beat(table, 3, 1.0)
+    assert table.load().backup is None
+    for rank, backup, expected in ((1, 0, 0), (2, 2, 2), (1, 1, 2), (2, 0, 1)):
+        beat(table, rank, 1.0 + rank, backup=backup)
+        assert table.load().backup == expected
+
+
 def test_a_job_has_switched_when_all_its_servers_have() -> None:
     table = RankTable(
         places(("scheduler", "a"), ("server 0", "a"), ("server 1", "a"), ("worker 0", "a"))

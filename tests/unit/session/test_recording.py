@@ -45,6 +45,7 @@ REFUSED = {
     "replicated tables": {"tables": [dense(placement="replicated", consistency=BSP())]},
     "LocalSGD and DiLoCo": {"tables": [dense(consistency=LocalSGD(4))]},
     "table 'w' has backup workers": {"tables": [dense(consistency=BSP(backup=1))]},
+    "table 'v' has backup workers": {"tables": [dense(name="v", consistency=BSP(backup="auto"))]},
     "table 'w' has compression": {"tables": [dense(compression=Int8())]},
     "table 'e' has pull_compression": {"tables": [rows(16, pull_compression=Int8())]},
 }

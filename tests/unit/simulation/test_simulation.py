@@ -109,6 +109,8 @@ SHOWN_BY = {
     "workers-switch-early": 12,
     "servers-switch-early": 12,
     "switches-by-the-clock-of-the-launch": 12,
+    "forgets-its-backup-workers": 79,
+    "decides-for-the-open-clock": 136,
 }
 
 
