@@ -12,6 +12,7 @@ import numpy as np
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, SSP, Switch, estimates_staleness
 from mpips.model.served import check_together
+from mpips.model.stages import check_stages
 from mpips.model.table import EmbeddingTable, Table
 
 
@@ -31,6 +32,7 @@ def check_tables(tables: list[Table]) -> None:
     if count > 1:
         raise ConfigError(f"two tables are named {name!r}; rename one")
     check_together(tables)
+    check_stages(tables)
     backups = {t.consistency.backup for t in tables if isinstance(t.consistency, BSP)}
     if len(backups) > 1:
         raise ConfigError(

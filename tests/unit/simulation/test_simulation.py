@@ -109,6 +109,7 @@ SHOWN_BY = {
     "workers-switch-early": 12,
     "servers-switch-early": 12,
     "switches-by-the-clock-of-the-launch": 12,
+    "forgets-stages": 131,
 }
 
 
