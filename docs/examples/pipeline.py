@@ -9,9 +9,9 @@ STEPS, BATCH, MICRO = 150, 64, 16  # samples of a batch, and of a micro-batch
 x, y = load_digits(return_X_y=True)
 x = (x / 16).astype(np.float32)
 optimizer = mpips.Adam(lr=0.005)
-tables = [  # the update of a clock is the sum of all pushes: a worker pushes to the tables of its stage
-    mpips.DenseTable("hidden", (64, 48), optimizer, mpips.BSP(reduce="sum"), "xavier"),
-    mpips.DenseTable("output", (48, 10), optimizer, mpips.BSP(reduce="sum"), "xavier"),
+tables = [  # the update of a clock is the mean of the pushes of the workers of the stage
+    mpips.DenseTable("hidden", (64, 48), optimizer, init="xavier", stage=0),
+    mpips.DenseTable("output", (48, 10), optimizer, init="xavier", stage=1),
 ]
 
 
@@ -22,8 +22,9 @@ def loss_gradient(scores, labels):
     return p / BATCH
 
 
-def train_step(worker, layers, is_first, is_last, rows):
+def train_step(worker, layers, rows):
     """Compute a batch in micro-batches: all forwards, then all backwards (GPipe)."""
+    is_first, is_last = worker.stage == 0, worker.stage == worker.stages - 1
     weights = [worker.table(name).pull() for name in layers]
     inputs, back = [], []
     for m, part in enumerate(rows):
@@ -49,24 +50,24 @@ def train_step(worker, layers, is_first, is_last, rows):
 
 
 def main(worker):
-    n_stages = min(2, worker.n_workers)  # one worker has both layers
-    pipeline, stage = divmod(worker.index, n_stages)
-    n_pipelines = worker.n_workers // n_stages
-    if worker.n_workers % n_stages:
-        raise mpips.ConfigError(
-            f"{worker.n_workers} workers: pipelines of two stages need an even number"
-        )
-    layers = (["hidden", "output"], ["hidden"], ["output"])[stage + n_stages - 1]
+    layers = ["hidden", "output"]
+    if worker.stages == 2:  # a single worker has both layers
+        layers = [layers[worker.stage]]
     first = worker.start.cursor["step"] if worker.start and worker.start.cursor else 0
     for step in range(first, STEPS):
-        batch = np.random.default_rng([step, pipeline]).permutation(len(x))[:BATCH]
+        batch = np.random.default_rng([step, worker.pipeline]).permutation(len(x))[:BATCH]
         rows = np.array_split(batch, BATCH // MICRO)
-        gradients = train_step(worker, layers, stage == 0, stage == n_stages - 1, rows)
+        gradients = train_step(worker, layers, rows)
         for name, gradient in zip(layers, gradients, strict=True):
-            worker.table(name).push(gradient / n_pipelines)
+            worker.table(name).push(gradient)
         worker.set_cursor({"step": step + 1})
         worker.clock()
-    return [worker.table(name).pull() for name in ("hidden", "output")]
+    values = [worker.table(name).pull() for name in layers]
+    if worker.index == 1:
+        worker.send(values[0], to=0)
+    elif worker.index == 0 and worker.stages == 2:
+        values.append(worker.recv(source=1))
+    return values
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, SSP, Switch, estimates_staleness
 from mpips.model.served import check_together
+from mpips.model.stages import check_stages
 from mpips.model.table import EmbeddingTable, Table
 
 
@@ -35,6 +36,7 @@ def check_tables(tables: list[Table]) -> None:
         (t.consistency.backup, t.consistency.max) for t in tables if isinstance(t.consistency, BSP)
     }
     backups = {backup for backup, _ in models}
+    check_stages(tables)
     if len(backups) > 1:
         raise ConfigError(
             f"BSP tables with different numbers of backup workers {sorted(backups, key=str)}: "

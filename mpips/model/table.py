@@ -25,6 +25,7 @@ from mpips.model.partition import Partition
 from mpips.model.replicated import Replicated, TablePlacement
 from mpips.model.row_limits import Admission, Eviction, settle_limits
 from mpips.model.row_values import RowDtype, check_row_dtype
+from mpips.model.stages import settle_stage
 from mpips.model.table_options import (
     check_row_codecs,
     initial_array,
@@ -64,6 +65,8 @@ class DenseTable:
         pull_compression: Codec of pulls: Bf16(), Int8() or a name; None: float32. Workers receive rounded
             values; those on servers and in checkpoints are not rounded. TopK() or OneBit(), under BSP:
             workers receive differences, and what a difference does not send follows with later ones.
+        stage: Stage of the model whose workers alone push to the table and pull from it, from 0; None: all
+            workers do. See mpips.model.stages.
     """
 
     name: str
@@ -77,6 +80,7 @@ class DenseTable:
     placement: TablePlacement | str = "servers"
     compression: PushCodec | str | None = None
     pull_compression: PullCodec | str | None = None
+    stage: int | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition, init and placement become values.
@@ -93,6 +97,7 @@ class DenseTable:
         elif isinstance(self.init, np.ndarray):
             object.__setattr__(self, "init", initial_array(self.name, self.init, shape))
         check_value(f"table {self.name!r}: init", self.init, (Initializer, np.ndarray), "'zeros'")
+        settle_stage(self)
 
     @property
     def is_replicated(self) -> bool:
@@ -159,6 +164,7 @@ class EmbeddingTable:
         expected_rows: Number of rows that the table will have at most, on all servers; 0: unknown. The
             start-up refuses a job whose memory is too small for them, and `mpips plan` counts them. More rows
             are not refused.
+        stage: As in a DenseTable.
     """
 
     name: str
@@ -176,6 +182,7 @@ class EmbeddingTable:
     admit: Admission | None = None
     evict: Eviction | None = None
     expected_rows: int = 0
+    stage: int | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -199,6 +206,7 @@ class EmbeddingTable:
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")
+        settle_stage(self)
 
     @property
     def fans(self) -> tuple[int, int]:

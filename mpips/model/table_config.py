@@ -64,6 +64,7 @@ def to_config(table: Table) -> dict[str, Any]:
         "check_finite": bool(table.check_finite),
         "compression": _codec_config(table.compression),
         "pull_compression": _codec_config(table.pull_compression),
+        "stage": table.stage,
     }
 
 

@@ -13,6 +13,8 @@ class PendingCut:
         finished: True once the worker leaves. It makes no cut then.
         given_up: Number of the newest cut that the coordinator has given up; 0: none.
         best: The newest message on the checkpoint that this worker waits for; None: none has come.
+        repeats_until: First clock at which no server has records of an earlier launch of this worker, so the
+            first one at which it can cut.
     """
 
     def __init__(self) -> None:
@@ -21,6 +23,7 @@ class PendingCut:
         self.finished = False
         self.given_up = 0
         self.best: BestProgress | None = None
+        self.repeats_until = 0
 
     @property
     def is_here(self) -> bool:
@@ -42,7 +45,9 @@ class PendingCut:
             return None
         # Agree only to a clock that the worker has not reached, or at which it leaves. Not to an earlier one:
         # under BSP servers take its last pushes only behind other workers' ticks of that clock, and a cut
-        # there would hold these until its last record has come.
-        ok = clock < message.clock or (self.finished and clock == message.clock)
+        # there would hold these until its last record has come. Nor to one that it repeats: it would pass it
+        # without a cut record, while servers hold the rings of the others.
+        passed = max(clock, self.repeats_until - 1)
+        ok = passed < message.clock or (self.finished and clock == message.clock)
         self.pending = message if ok and not self.finished else None
-        return Agreed(message.id, ok, clock)
+        return Agreed(message.id, ok, passed)

@@ -25,6 +25,7 @@ from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.row_limits import native_limits, sketch_bytes
 from mpips.model.shared_scales import scale_tables, shared_codec
+from mpips.model.stages import n_stages
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
 from mpips.server import heartbeat
@@ -174,6 +175,7 @@ class Server:
         for i, table in enumerate(tables):
             self._add(i, table, placement)
             self.core.set_name(i, table.name)
+            self._set_stage(i, table)
         if not durability.warm:
             self.core.start()
         else:
@@ -298,6 +300,11 @@ class Server:
             return
         for worker, clock in enumerate(clocks):
             self.core.drop_repeated(worker, clock)
+
+    def _set_stage(self, i: int, table: Table) -> None:
+        """Let only the workers of its stage take part in table `i`, if it belongs to one."""
+        if table.stage is not None:
+            self.core.set_stage(i, table.stage, n_stages(self._tables))
 
     def _add(self, i: int, table: Table, placement: Placement) -> None:
         """Add table `i` to the core, with its memory; on a new server also the values of a dense part."""

@@ -27,6 +27,7 @@ from mpips.config.monitoring import MonitorConfig
 from mpips.errors import ConfigError, MpipsError, StallError
 from mpips.model.grouping import described
 from mpips.model.served import served
+from mpips.model.stages import has_stages
 from mpips.model.table import Table, replicated_tables
 from mpips.mpi.one_rank import OneRank
 from mpips.mpi.siblings import process_state
@@ -129,6 +130,11 @@ class Job:
         self._left: tuple[Server, ReplicatedPart | None] | None = None
         chosen: SavingPlan = plan or FixedPlan(Saving(None, ranks.token))
         replay = replay_order(run.folder) if run is not None else None
+        if monitor.record and has_stages(tables):
+            raise ConfigError(
+                "monitor.record = true with tables that belong to stages of the model: leave it out, or "
+                "declare the tables without stages"
+            )
         if isinstance(ranks, OneRank) and replay is not None:
             raise ConfigError(
                 "this run directory is that of a replay: mpips replay starts its ranks"

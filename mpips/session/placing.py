@@ -41,6 +41,7 @@ from mpips.model.grouping import (
     units,
 )
 from mpips.model.job_tables import fingerprint
+from mpips.model.stages import has_stages
 from mpips.mpi.one_rank import OneRank, Ranks
 from mpips.rundir.directory import Supervised, read_json, replace_json
 from mpips.rundir.files import PlacementChoice
@@ -96,6 +97,7 @@ def place_auto(
     if isinstance(ranks, OneRank):
         return Decided(decided_alone(tables), (), (), [])
     found, cluster = list(tables), ranks
+    options = _flat_with_stages(found, options)
     if not auto_tables(found) and not listed_codecs(found) and options.topology == "flat":
         return Decided(found, (), (), [])
     if options.topology not in ("flat", "auto"):
@@ -112,6 +114,22 @@ def place_auto(
     choice = _decide(cluster, found, digest, options, warm and run is not None)
     notes = [*choice.reasons, *_store(cluster, run, choice)]
     return Decided(_applied(found, choice), choice.groups, choice.subgroups, notes)
+
+
+def _flat_with_stages(tables: Sequence[Table], options: SessionOptions) -> SessionOptions:
+    """Return options with topology "flat" in place of "auto" where tables belong to stages of the model.
+
+    Raises:
+        ConfigError: Another topology is set there.
+    """
+    if options.topology == "flat" or not has_stages(tables):
+        return options
+    if options.topology != "auto":
+        raise ConfigError(
+            f"cluster.topology = {options.topology!r} with tables that belong to stages of the model: a "
+            "group sums the updates of workers with different stages; use 'flat'"
+        )
+    return msgspec.structs.replace(options, topology="flat")
 
 
 def _decide(

@@ -19,6 +19,7 @@ from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.grouping import listed_groups
 from mpips.model.job_tables import check_tables
+from mpips.model.stages import has_stages
 from mpips.model.table_group import TableGroup, ungrouped
 from mpips.mpi import failure_report, launch
 from mpips.mpi.one_rank import Ranks
@@ -251,6 +252,7 @@ def run(
         checked = check_arguments(
             options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s), monitor
         )
+        refuse_elastic(own, checked.run)
     program = FunctionProgram(main, own, checked, resume, verbose)
     if comm is None:
         with one_report():
@@ -311,6 +313,17 @@ def _config_of(run: directory.Supervised) -> JobConfig | None:
     if not run.folder.config_file.exists():
         return None
     return load_config(str(run.folder.config_file), [])
+
+
+def refuse_elastic(tables: Sequence[Table], run: directory.Supervised | None) -> None:
+    """Raise ConfigError for tables of stages in a run that may continue with another number of workers."""
+    config = _config_of(run) if run is not None and has_stages(tables) else None
+    if config is not None and (config.run.is_elastic or config.run.min_workers):
+        raise ConfigError(
+            "the tables belong to stages of the model, whose number divides the number of workers, and the "
+            "run may continue with any number of workers: leave out run.elastic, run.max_workers and "
+            "run.min_workers"
+        )
 
 
 def refuse_second(run: directory.Supervised) -> None:

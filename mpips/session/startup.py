@@ -22,6 +22,7 @@ from mpips.model.build import this_build
 from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
 from mpips.model.served import local_tables, served
+from mpips.model.stages import for_workers
 from mpips.model.table import Table, replicated_tables
 from mpips.mpi.one_rank import OneRank
 from mpips.recovery.memory import FORMAT
@@ -91,6 +92,7 @@ def start_up(
     # Decide with all ranks about tables and groups.
     if not isinstance(ranks, OneRank):
         _check_equal(ranks, tables, options)
+    tables = for_workers(tables, len(ranks.assignment.workers))
     tables, groups, subgroups, notes = place_auto(ranks, tables, options, run, warm)
     # Memory of a launch that decided otherwise is not that of these tables, and other groups would repeat
     # other pushes.

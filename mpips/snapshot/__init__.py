@@ -14,7 +14,7 @@ native/src/server/server_snapshot.cpp shows why the cut is consistent and cannot
     consistency  Coordinator            workers            servers
     ----------------------------------------------------------------------------------------------
     BSP, SSP *   Propose(id, C)  -->
-                                 <--  Agreed(ok, now)    ok: now < C; a worker that reaches C waits
+                                 <--  Agreed(ok, now)    ok: now < C **; a worker that reaches C waits
                  Commit(id, C)   -->                -->  expect the records of cut id
     ASP          Commit(id, 0)   -->                -->  the same, at each worker's next tick
                                       cut record    -->  hold the ring; all held: copy, release
@@ -22,7 +22,8 @@ native/src/server/server_snapshot.cpp shows why the cut is consistent and cannot
                  Write(id) ---------------------------->  all write together, between drains
                  <----------------------------- Saved    path or error
 
-    * and all jobs with groups of workers (mpips.worker.connection_options.needs_common_clock)
+    *  and all jobs with groups of workers (mpips.worker.connection_options.needs_common_clock)
+    ** and the worker does not repeat C after a restart in memory: some server has records of C then
 
 Before `Write` the coordinator may give the cut up. It then sends `Abandon` instead: to the workers, and to
 the servers if they have a `Commit`. Every server also answers an `Abandon` with `Saved`. No cut gets both

@@ -15,6 +15,7 @@ from mpips import _native
 from mpips.checkpoint.position import Position
 from mpips.errors import EndedError, MpipsError
 from mpips.model.consistency import BSP, Switch
+from mpips.model.stages import clock_tables, n_stages
 from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
@@ -79,6 +80,8 @@ class Connection:
         coming: The values that the worker has asked for in advance; None: no such values.
         record: The worker's part in a record or in a replay; None: the job has none.
         agreed_bound: The bound of SSP("auto") at this worker's clock; None: no table has such a bound.
+        n_stages: Number of stages of the model; 1: no table belongs to one.
+        clock_tables: Tables whose lowest clocks together are that of all workers.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
     """
 
@@ -140,6 +143,7 @@ class Connection:
         common_clock = needs_common_clock(tables, start.groups)
         cuts_apart = start.folder is not None and not common_clock
         self.messages = ArrayMessages(self, mail, self._names, cuts_apart, refuse_memory)
+        control.cut.repeats_until = self._end_of_repetition()
         self.staging = Staging(staging)
         self.replicated = self.grouped = self.local = None
         if made.replicated is not None:
@@ -180,6 +184,7 @@ class Connection:
         )
         is_replay = record is not None and record.is_replay
         self.agreed_bound = agreed_bound(self, tables, is_replay)
+        self.n_stages, self.clock_tables = n_stages(tables), clock_tables(tables)
         self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
         self._ticks = Ticks(self, tables, start.writes_position)
@@ -343,6 +348,18 @@ class Connection:
     def repeats(self) -> bool:
         """True if a server has records of this worker from beyond its clock; then no cut may be here."""
         return any(channel.writer.is_ahead_of(self.now) for channel in self.channels)
+
+    def _end_of_repetition(self) -> int:
+        """Return the first clock from the worker's own on of which no server has records.
+
+        0: a server has its end, so all that it does is a repetition.
+        """
+        clock = self.now
+        while any(channel.writer.is_ahead_of(clock) for channel in self.channels):
+            if any(channel.writer.is_ahead_of(_native.FINISHED_CLOCK) for channel in self.channels):
+                return 0
+            clock += 1
+        return clock
 
     @property
     def has_pushed(self) -> bool:
@@ -529,7 +546,10 @@ class Connection:
         for part in self.parts:
             part.end()
 
-    def blame(self, server: int) -> str:
-        """Return the clause of an error that names the rank for which this server waits; "" if unknown."""
-        late = waits.blame(self, self._names, server, self._groups)
+    def blame(self, server: int, table: Table | None = None) -> str:
+        """Return the clause of an error that names the rank for which this server waits; "" if unknown.
+
+        `table`: the table whose values are missing; None: the wait is for something else.
+        """
+        late = waits.blame(self, self._names, server, self._groups, table)
         return late or self.arrivals.blame(server)

@@ -244,7 +244,7 @@ class ShardReader:
             return self._applied.late_at(server)
         return (
             f"server {server} has not brought table {self._table.name!r} to clock {self._connection.now}"
-            f"{self._connection.blame(server)}"
+            f"{self._connection.blame(server, self._table)}"
         )
 
 

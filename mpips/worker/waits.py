@@ -11,6 +11,7 @@ from mpips import _native
 from mpips.errors import StallError
 from mpips.model.consistency import SSP, Switch, bsp_until
 from mpips.model.grouping import Groups
+from mpips.model.stages import takes_part
 from mpips.model.table import Table
 from mpips.process.patience import Patience
 from mpips.transport.channel import Channel
@@ -199,23 +200,41 @@ def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bou
     version, clock = (target, 0) if connection.skips_clocks else (0, target)
     connection.control.state = "waiting for slower workers"
     # Workers that wait at a cut do not advance until this worker has come to the cut, too.
+    channel, tables = connection.channels[0], connection.clock_tables
     connection.wait_until(
-        lambda: cut_while_waiting() or connection.channels[0].wait_head(0, version, clock, 0.02),
+        lambda: (
+            cut_while_waiting()
+            or all(channel.wait_head(table, version, clock, 0.02) for table in tables)
+        ),
         lambda: f"workers are more than {bound} clocks behind{connection.blame(0)}",
     )
     connection.control.state = "computing"
 
 
-def blame(connection: Connection, names: Sequence[str], server: int, groups: Groups = ()) -> str:
+def blame(
+    connection: Connection,
+    names: Sequence[str],
+    server: int,
+    groups: Groups = (),
+    table: Table | None = None,
+) -> str:
     """Return the clause of an error that names the worker for which a server waits; "" if it waits for none.
 
-    A worker that pushes the sums of a group may wait for another one of the group, so all are named.
+    A worker that pushes the sums of a group may wait for another one of the group, so all are named. The
+    values of a table under SSP wait for the workers of its stage only.
     """
     channel, now = connection.channels[server], connection.now
     clocks = channel.clocks()
-    behind = [w for w, c in enumerate(clocks) if c <= now and w != connection.index]
+    of = table if table is not None and isinstance(table.consistency, SSP) else None
+    behind = [
+        w
+        for w, c in enumerate(clocks)
+        if c <= now
+        and w != connection.index
+        and (of is None or takes_part(of, w, connection.n_stages))
+    ]
     expected = channel.awaited_worker()
-    if expected < len(clocks) and expected != connection.index and clocks[expected] <= now:
+    if expected in behind:
         behind = [expected]
     if not behind:
         return ""

@@ -15,6 +15,7 @@ from mpips.checkpoint.position import checked_copy
 from mpips.errors import ConfigError
 from mpips.model.arrays import check_out
 from mpips.model.shared_scales import scale_tables
+from mpips.model.stages import n_stages, not_of_stage, takes_part
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Evaluated, Evaluation
 from mpips.worker.by_use import PullsByUse, check_apart, check_outs
@@ -52,6 +53,7 @@ class Worker:
         index: Index of this worker, 0 .. n_workers-1.
         n_workers: Number of workers of the job.
         now: The worker's clock, the number of clocks it has ended.
+        stages: Number of stages of the model, from the tables that have a stage; 1: it is not divided.
     """
 
     def __init__(
@@ -62,9 +64,14 @@ class Worker:
         self.n_workers = connection.n_workers
         self._connection = connection
         self._handles: dict[str, AnyHandle] = {}
+        self.stages = n_stages(tables)
+        self._of_others: dict[str, Table] = {}  # tables of stages that this worker does not compute
         scales = scale_tables(tables)
         for i, table in enumerate(tables):
             if i in scales.values():
+                continue
+            if not takes_part(table, self.index, self.stages):
+                self._of_others[table.name] = table
                 continue
             if connection.local is not None and i in connection.local.part.tables:
                 shards = placement.dense[table.name]
@@ -92,16 +99,28 @@ class Worker:
         """Number of clocks that this worker has ended."""
         return self._connection.step
 
+    @property
+    def stage(self) -> int:
+        """The stage of the model that this worker computes: index % stages."""
+        return self.index % self.stages
+
+    @property
+    def pipeline(self) -> int:
+        """Number of the pipeline of this worker: index // stages. Its workers compute all stages."""
+        return self.index // self.stages
+
     def table(self, name: str) -> Any:
         """Return the handle of a table: a DenseHandle, ReplicatedHandle, LocalHandle or EmbeddingHandle.
 
         Raises:
-            ConfigError: No table has this name; the message lists the names that exist.
+            ConfigError: No table has this name; the message lists the names that exist. Or the table belongs
+                to a stage of the model that this worker does not compute.
         """
+        if name in self._of_others:
+            raise not_of_stage(self._of_others[name], self.index, self.stages)
         if name not in self._handles:
-            raise ConfigError(
-                f"no table has the name {name!r}; the job has {', '.join(self._handles)}"
-            )
+            names = ", ".join([*self._handles, *self._of_others])
+            raise ConfigError(f"no table has the name {name!r}; the job has {names}")
         return self._handles[name]
 
     def clock(self) -> None:

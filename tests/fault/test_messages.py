@@ -53,4 +53,4 @@ def test_a_pipeline_over_two_nodes_has_the_bits_of_one_process(
 def test_an_odd_number_of_workers_is_refused_by_the_example(tmp_path: Path) -> None:
     with launcher.launch(5, [sys.executable, PROGRAM, STEPS], timeout=60.0) as job:
         assert job.wait() == 2, job.tail()
-        assert "3 workers: pipelines of two stages need an even number" in job.stderr()
+        assert "3 workers: the tables have stages 0 to 1, so the number of workers" in job.stderr()

@@ -207,12 +207,12 @@ class Life_:
                 )
             )
         else:
-            self.pull(writer, clock)
+            self.pull(writer, w, clock)
 
-    def pull(self, writer: _native.RingWriter, clock: int) -> None:
+    def pull(self, writer: _native.RingWriter, w: int, clock: int) -> None:
         """One pull of rows, answered before it goes on."""
         for t, table in enumerate(self.load.tables):
-            if not isinstance(table, EmbeddingTable):
+            if not isinstance(table, EmbeddingTable) or not self.load.takes_part(w, t):
                 continue
             keys = np.arange(5, dtype=np.int64)
             out = np.empty((5, table.dim), np.float32)

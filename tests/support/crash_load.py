@@ -76,8 +76,15 @@ class Load:
     def _pushes(self, w: int, clock: int) -> Iterator[Push]:
         ordinals = [-1] * len(self.tables)
         for i, (table, n, how) in enumerate(self.sizes):
+            if not self.takes_part(w, table):
+                continue
             ordinals[table] += 1
             yield self._push(w, clock, table, ordinals[table], i, n, how)
+
+    def takes_part(self, w: int, table: int) -> bool:
+        """Return whether a worker pushes to a table and pulls from it."""
+        n = 1 + max((t.stage for t in self.tables if t.stage is not None), default=0)
+        return self.tables[table].stage in (None, w % n)
 
     def _push(self, w: int, clock: int, table: int, ordinal: int, i: int, n: int, how: str) -> Push:
         rng = np.random.default_rng([w, clock, table, i])

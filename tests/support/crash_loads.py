@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from crash_load import Load, dense, python_rule, rows
 
 from mpips.model.codec import OneBit, RandomK, SharedInt8, TopK
@@ -138,6 +140,21 @@ def _with_partner() -> dict[str, Load]:
     return found
 
 
+def _of_stages() -> dict[str, Load]:
+    """Tables of the stages of a model beside one of all workers: means over different workers."""
+    found: dict[str, Load] = {}
+    tables: list[Table] = [
+        replace(dense(300, "d", Adam(0.1), BSP()), stage=0),
+        replace(rows(4, "e", Adam(0.1), BSP()), stage=1),
+        replace(rows(4, "f", SGD(0.5), SSP(1)), stage=1),
+        dense(20, "a", Momentum(0.5), BSP()),
+    ]
+    sizes = [(0, 300, ""), (1, 9, ""), (2, 7, ""), (3, 20, ""), (1, 130, ""), (0, 300, "staged")]
+    found["stages"] = Load(tables, sizes, n_workers=4)
+    found["pair-stages"] = Load(tables, sizes[:5], n_workers=4, drain_every=3, partner=True)
+    return found
+
+
 def _limited() -> dict[str, Load]:
     """Tables whose rows come and go: rows move while others are made, changed and pulled."""
     limits = {
@@ -265,6 +282,7 @@ def loads() -> dict[str, Load]:
         **_of_sizes(),
         **_of_whole_rows(),
         **_with_partner(),
+        **_of_stages(),
         **_limited(),
         **_encoded(),
         **_with_residuals(),

@@ -57,7 +57,7 @@ class PlannedRows:
         self.plans: list[_native.KeyPlan] = []
         self._connection = connection
         self._index = index
-        self._name = table.name
+        self._table, self._name = table, table.name
         self._dim = table.dim
         self._partitioner = partitioner
         self._noted = noted
@@ -136,7 +136,7 @@ class PlannedRows:
             server = next(iter(missing))
             return (
                 f"server {server} has not answered a pull of table {self._name!r}"
-                + connection.blame(server)
+                + connection.blame(server, self._table)
             )
 
         return PolledRequest(

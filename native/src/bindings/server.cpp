@@ -188,6 +188,12 @@ void bind_state(py::class_<Server>& server) {
           "finished", [](Server& s, std::size_t w) { return s.core().clocks().finished(w); },
           py::arg("worker"))
       .def(
+          "set_stage",
+          [](Server& s, std::uint16_t t, std::uint32_t stage, std::uint32_t n_stages) {
+            s.core().set_stage(t, stage, n_stages);
+          },
+          py::arg("table"), py::arg("stage"), py::arg("n_stages"))
+      .def(
           "set_name",
           [](Server& s, std::uint16_t t, const std::string& n) { s.core().set_name(t, n); },
           py::arg("table"), py::arg("name"))

@@ -9,6 +9,15 @@
 
 namespace mpips {
 
+// The workers that take part in a table: all of them, or those of one stage of the model, which are
+// the workers w with w % n_stages == stage. Only they push to the table and pull from it.
+struct Members {
+  std::uint32_t stage = 0, n_stages = 1;
+
+  bool all() const noexcept { return n_stages == 1; }
+  bool has(std::size_t worker) const noexcept { return all() || worker % n_stages == stage; }
+};
+
 // The clocks of the workers as one server sees them, and the order of workers under BSP.
 //
 // Without backup workers, the updates of a clock are consumed worker by worker, in order of index,
@@ -21,6 +30,10 @@ namespace mpips {
 // A tick costs the same for any number of workers: counts answer what would need a look at every
 // worker. Only a change of the lowest clock looks at all of them, which is once for each clock of
 // the slowest worker.
+//
+// Stages. The clock is one for all workers, and closes for all tables at once. A table of a stage
+// looks at its members only: the order of its pushes, whether all have closed it, the number by
+// which a mean is divided, and the lowest clock, which bounds the staleness of its values.
 class Clocks {
  public:
   // `backup`: number of backup workers at every clock, or until `set_backup`.
@@ -31,7 +44,14 @@ class Clocks {
         uses_backup_(backup != 0),
         backup_{0, backup, backup},
         working_(n_workers),
-        at_least_(n_workers) {}
+        lowest_{{0, n_workers}} {}
+
+  // Set the number of stages, before any tick. `members` of all calls below have this number or 1.
+  void set_stages(std::uint32_t n_stages) {
+    n_stages_ = n_stages;
+    lowest_.resize(n_stages == 1 ? 1 : 1 + n_stages);
+    for (std::size_t group = 0; group < lowest_.size(); ++group) find_lowest(group);
+  }
 
   std::uint64_t current() const noexcept { return current_; }  // BSP: the clock that is open
   // The worker whose updates of the open clock are consumed now.
@@ -47,25 +67,35 @@ class Clocks {
   std::size_t size() const noexcept { return clock_.size(); }
 
   // Return the lowest clock of all workers that have not finished; the largest number if all have.
-  std::uint64_t min_clock() const noexcept { return least_; }
+  std::uint64_t min_clock() const noexcept { return lowest_[0].clock; }
+  // Return the same of a table's members.
+  std::uint64_t min_clock(Members members) const noexcept {
+    return lowest_[members.all() ? 0 : 1 + members.stage].clock;
+  }
 
   // Return true if a worker's tick of the open clock may be consumed now.
   bool may_tick(std::size_t worker) const noexcept { return uses_backup() || worker == awaited_; }
 
-  // Return true if a worker's push to a table may be consumed now. `turn`: all workers below it
-  // have closed the table in the open clock (flag_closes), so that the next worker need not wait
+  // Return true if a member's push to a table may be consumed now. `turn`: all members below it
+  // have closed the table in the open clock (flag_closes), so that the next member need not wait
   // for their ticks. The order stays that of the workers.
-  bool may_push(std::size_t worker, std::size_t turn) const noexcept {
-    return uses_backup() || worker == next_from(std::max(awaited_, turn));
+  bool may_push(std::size_t worker, std::size_t turn, Members members) const noexcept {
+    return uses_backup() || worker == next_from(std::max(awaited_, turn), members);
   }
 
-  // Return true if all workers have closed a table with this turn in the open clock, or ended it.
-  bool all_closed(std::size_t turn) const noexcept {
-    return next_from(std::max(awaited_, turn)) == clock_.size();
+  // Return true if all members have closed a table with this turn in the open clock, or ended it.
+  bool all_closed(std::size_t turn, Members members) const noexcept {
+    return next_from(std::max(awaited_, turn), members) == clock_.size();
   }
 
-  // Return the number of workers that contribute to the open clock if none of them finishes in it.
-  std::size_t working() const noexcept { return working_; }
+  // Return the number of members that contribute to the open clock if none of them finishes in it.
+  std::size_t working(Members members) const noexcept {
+    if (members.all()) return working_;
+    std::size_t n = 0;
+    for (std::size_t w = members.stage; w < clock_.size(); w += members.n_stages)
+      n += !finished_[w] || ticked_[w];
+    return n;
+  }
 
   // Record that a worker has sent everything of `clock`.
   void tick(std::size_t worker, std::uint64_t clock) noexcept {
@@ -75,7 +105,7 @@ class Clocks {
       ticked_[worker] = 1;
       ++n_ticked_;
     }
-    if (!finished_[worker]) leave(before, clock + 1);
+    if (!finished_[worker]) leave(worker, before, clock + 1);
     advance();
   }
 
@@ -83,7 +113,7 @@ class Clocks {
     if (!finished_[worker]) {
       finished_[worker] = 1;
       if (!ticked_[worker]) --working_;
-      leave(clock_[worker], finished_clock);
+      leave(worker, clock_[worker], finished_clock);
     }
     advance();
   }
@@ -127,28 +157,37 @@ class Clocks {
 
  private:
   void advance() noexcept {
-    if (!uses_backup()) awaited_ = next_from(awaited_);
+    if (!uses_backup()) awaited_ = next_from(awaited_, {});
   }
 
-  // Return the first worker from `worker` on that has not sent everything of the open clock.
-  std::size_t next_from(std::size_t worker) const noexcept {
-    while (worker < clock_.size() && (finished_[worker] || ticked_[worker])) ++worker;
+  // Return the first member from `worker` on that has not sent everything of the open clock.
+  std::size_t next_from(std::size_t worker, Members members) const noexcept {
+    while (worker < clock_.size() && (finished_[worker] || ticked_[worker] || !members.has(worker)))
+      ++worker;
     return worker;
   }
 
   // Count that a worker goes from clock `from` to the later clock `to`.
-  void leave(std::uint64_t from, std::uint64_t to) noexcept {
-    if (from == least_ && to != from && --at_least_ == 0) find_least();
+  void leave(std::size_t worker, std::uint64_t from, std::uint64_t to) noexcept {
+    leave_group(0, from, to);
+    if (n_stages_ != 1) leave_group(1 + worker % n_stages_, from, to);
   }
 
-  void find_least() noexcept {
-    least_ = finished_clock;
-    at_least_ = 0;
-    for (std::size_t w = 0; w < clock_.size(); ++w) {
-      if (finished_[w] || clock_[w] > least_) continue;
-      at_least_ = clock_[w] == least_ ? at_least_ + 1 : 1;
-      least_ = clock_[w];
+  void leave_group(std::size_t group, std::uint64_t from, std::uint64_t to) noexcept {
+    Lowest& lowest = lowest_[group];
+    if (from == lowest.clock && to != from && --lowest.n_workers == 0) find_lowest(group);
+  }
+
+  // Find the lowest clock of a group: 0, all workers; 1 + s, those of stage s.
+  void find_lowest(std::size_t group) noexcept {
+    Lowest found{finished_clock, 0};
+    const std::size_t step = group == 0 ? 1 : n_stages_;
+    for (std::size_t w = group == 0 ? 0 : group - 1; w < clock_.size(); w += step) {
+      if (finished_[w] || clock_[w] > found.clock) continue;
+      found.n_workers = clock_[w] == found.clock ? found.n_workers + 1 : 1;
+      found.clock = clock_[w];
     }
+    lowest_[group] = found;
   }
 
   void count() noexcept {
@@ -157,8 +196,13 @@ class Clocks {
       n_ticked_ += ticked_[w];
       working_ += !finished_[w] || ticked_[w];
     }
-    find_least();
+    for (std::size_t group = 0; group < lowest_.size(); ++group) find_lowest(group);
   }
+
+  struct Lowest {
+    std::uint64_t clock;    // lowest clock of the workers of a group that have not finished
+    std::size_t n_workers;  // of the group that have not finished and are at that clock
+  };
 
   std::vector<std::uint64_t> clock_;
   std::vector<std::uint8_t> finished_, ticked_;
@@ -167,9 +211,9 @@ class Clocks {
   std::uint64_t current_ = 0;
   std::size_t awaited_ = 0;
   std::size_t n_ticked_ = 0;
-  std::size_t working_;      // workers that have not finished, or have ticked before they did
-  std::uint64_t least_ = 0;  // lowest clock of all workers that have not finished
-  std::size_t at_least_;     // workers that have not finished and are at that clock
+  std::size_t working_;  // workers that have not finished, or have ticked before they did
+  std::uint32_t n_stages_ = 1;
+  std::vector<Lowest> lowest_;  // of all workers; with stages also of each stage
 };
 
 }  // namespace mpips

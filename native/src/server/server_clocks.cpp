@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -73,7 +74,10 @@ void ServerCore::close_clock() {
       clocks_.uses_backup() ? workers : std::vector<std::size_t>{0};
   for (Table& t : tables_) {
     if (t.consistency.model != Model::bsp) continue;
-    if (!t.early) apply_sum(&t, buffers, workers.size());
+    std::size_t n = workers.size();
+    if (!t.members.all())
+      n = std::count_if(workers.begin(), workers.end(), [&](auto w) { return t.members.has(w); });
+    if (!t.early) apply_sum(&t, buffers, n);
     for (const std::size_t w : workers) {
       t.stats.applied += t.pending[w];
       t.stats.staleness[0] += t.pending[w];
@@ -88,10 +92,12 @@ void ServerCore::close_clock() {
 }
 
 // Apply the sum of a table's pushes of the open clock, and publish the table's new version.
+// `n_workers`: number of workers in the sum; 0: all members have finished, and there is no push.
 void ServerCore::apply_sum(Table* t, const std::vector<std::size_t>& buffers,
                            std::size_t n_workers) {
   Weight weight;
-  if (t->consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(n_workers);
+  if (t->consistency.mean && n_workers != 0)
+    weight.factors.gradient = 1.0F / static_cast<float>(n_workers);
   if (t->embedding != nullptr) t->embedding->set_next_version(t->version + 1);
   if (t->embedding != nullptr && t->embedding->has_limits()) {
     if (!journal_) t->embedding->remove_rows(0.0);
@@ -136,8 +142,7 @@ void ServerCore::publish_updates(const Table& table) noexcept {
 }
 
 void ServerCore::publish_clocks() {
-  const std::uint64_t least = clocks_.min_clock();
-  for (Table& t : tables_) publish(&t.head->min_clock, least);
+  for (Table& t : tables_) publish(&t.head->min_clock, clocks_.min_clock(t.members));
   publish(&reinterpret_cast<AwaitedLine*>(region_ + layout_.awaited())->worker, clocks_.awaited());
 }
 

@@ -50,6 +50,7 @@ OptimizerConfig ServerCore::parse_configure(std::size_t worker, const RecordHead
   const std::string what = "new hyperparameters of table " + std::to_string(h.table);
   if (h.table >= tables_.size() || tables_[h.table].shard == nullptr)
     violation(worker, what + ", of which this server has no part");
+  check_member(worker, h);
   const Rule& rule = tables_[h.table].shard->rule();
   if (rule.python) violation(worker, what + ", whose rule is a Python function");
   ConfigWords words;

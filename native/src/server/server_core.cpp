@@ -66,6 +66,20 @@ void ServerCore::add_absent(std::uint16_t table, ConsistencyConfig consistency) 
   add_dense(table, nullptr, consistency);
 }
 
+void ServerCore::set_stage(std::uint16_t table, std::uint32_t stage, std::uint32_t n_stages) {
+  Table& t = tables_.at(table);
+  const ConsistencyConfig& c = t.consistency;
+  if (n_stages == 0 || stage >= n_stages || rings_.size() % n_stages != 0)
+    throw std::invalid_argument("stage " + std::to_string(stage) + " of " +
+                                std::to_string(n_stages) + " with " +
+                                std::to_string(rings_.size()) + " workers");
+  if (clocks_.uses_backup() || c.adaptive || c.estimates || c.switch_at != 0 ||
+      t.scales != nullptr || t.is_scales)
+    throw std::invalid_argument("a table of a stage with a model of all workers");
+  t.members = {stage, n_stages};
+  clocks_.set_stages(n_stages);
+}
+
 void ServerCore::start() {
   for (Table& t : tables_) {
     if (t.head == nullptr) throw std::logic_error("a table has not been added");

@@ -139,6 +139,11 @@ class ServerCore {
                   std::unique_ptr<SharedMemory> uses, std::unique_ptr<SharedMemory> counts);
   // Remove all rows that have left their tables, so that only those that count are there.
   void settle_rows();
+  // Let only the workers of one stage of the model take part in a table that was added before; see
+  // Members. Before `start` or `attach`; `n_stages` is the same in all calls, and divides the
+  // number of workers. No such table has backup workers, shared scales, a bound or a threshold that
+  // is decided on, or a switch of its model.
+  void set_stage(std::uint16_t table, std::uint32_t stage, std::uint32_t n_stages);
   // Set the name of a table, for errors.
   void set_name(std::uint16_t table, const std::string& name) { tables_.at(table).name = name; }
   // Set the number of updates that a table had before this launch; optimizers continue to count
@@ -286,6 +291,7 @@ class ServerCore {
     bool is_scales = false;                   // the values are the scales of another table
     std::unique_ptr<RowCounter> row_counter;  // null: rows are not counted
     ConsistencyConfig consistency;
+    Members members;                         // the workers that take part in it
     std::unique_ptr<DelayThreshold> delays;  // null: no threshold is estimated
     Codec codec;                             // of pushes
     Codec pull_codec;                        // of replies to pulls of rows
@@ -301,7 +307,7 @@ class ServerCore {
     std::string name;  // for errors
     TableHead* head = nullptr;
     std::vector<std::uint64_t> pending;  // by buffer: pushes of the open clock
-    std::size_t turn = 0;  // BSP: all workers below it have closed the table in the open clock
+    std::size_t turn = 0;  // BSP: all members below it have closed the table in the open clock
     std::vector<std::uint8_t> closed;  // by worker: the same, where pushes are taken in any order
     std::size_t n_closed = 0;          // of them
     void close(std::size_t worker) noexcept {
@@ -314,7 +320,7 @@ class ServerCore {
       if (n_closed != 0) std::fill(closed.begin(), closed.end(), std::uint8_t{0});
       n_closed = 0;
     }
-    bool early = false;  // the sum of the open clock is applied: all workers have closed the table
+    bool early = false;  // the sum of the open clock is applied: all members have closed the table
   };
   struct Ring {
     Mailbox box;
@@ -374,6 +380,7 @@ class ServerCore {
   bool piece_is_whole(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   void check_clock(std::size_t worker, const RecordHeader& header) const;
   void check_push(std::size_t worker, const RecordHeader& header) const;
+  void check_member(std::size_t worker, const RecordHeader& header) const;
   void check_encoded(std::size_t worker, const RecordHeader& header) const;
   void check_segment(std::size_t worker, const RecordHeader& header) const;
   void check_nothing_open(std::size_t worker) const;

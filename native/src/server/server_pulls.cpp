@@ -17,6 +17,7 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
   if (h.table >= tables_.size() || tables_[h.table].embedding == nullptr)
     violation(worker,
               "a pull of rows from table " + std::to_string(h.table) + ", which has no rows here");
+  check_member(worker, h);
   if ((h.flags & flag_places) != 0) return handle_places(worker, h, payload);
   Table& t = tables_[h.table];
   const bool changes = (h.flags & flag_changes) != 0;
@@ -45,12 +46,12 @@ bool ServerCore::may_answer(const RecordHeader& h) const noexcept {
   const Table& t = tables_[h.table];
   const ConsistencyConfig& c = t.consistency;
   if (c.model == Model::bsp) return clocks_.current() + (t.early ? 1 : 0) >= h.clock;
-  if (c.model != Model::ssp || clocks_.min_clock() >= h.clock) return true;
+  const std::uint64_t least = clocks_.min_clock(t.members);
+  if (c.model != Model::ssp || least >= h.clock) return true;
   // The worker has read the bound in force at its clock. No bound exceeds the greatest one.
   if (c.adaptive)
-    return clocks_.min_clock() >=
-           std::max(h.base_version, h.clock - std::min<std::uint64_t>(h.clock, c.bound));
-  return h.clock - clocks_.min_clock() <= c.bound;
+    return least >= std::max(h.base_version, h.clock - std::min<std::uint64_t>(h.clock, c.bound));
+  return h.clock - least <= c.bound;
 }
 
 // Set the clock of the run at which a pull reads. An early sum makes it the one after the open one.
@@ -101,7 +102,7 @@ void ServerCore::send_reply(std::size_t worker, const RecordHeader& h, ReplyHead
   std::uint8_t* reply = rings_[worker].box.reply(h.sequence);
   header.sequence = h.sequence;
   header.count = h.count;
-  header.min_clock = clocks_.min_clock();
+  header.min_clock = clocks_.min_clock(tables_[h.table].members);
   if ((h.flags & flag_checksum) != 0)
     header.checksum = reply_checksum(header, reply + sizeof header, bytes);
   std::memcpy(reply, &header, sizeof header);

@@ -101,6 +101,13 @@ Update ServerCore::parse_encoded(std::size_t worker, const RecordHeader& h,
   return part;
 }
 
+// Check that the worker takes part in the table.
+void ServerCore::check_member(std::size_t worker, const RecordHeader& h) const {
+  if (!tables_[h.table].members.has(worker))
+    violation(worker, "a record of table " + std::to_string(h.table) + ", which belongs to stage " +
+                          std::to_string(tables_[h.table].members.stage) + " of the model");
+}
+
 // Check that the sizes in the header agree with each other and with the table.
 void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   if (h.table >= tables_.size() || tables_[h.table].shard == nullptr)
@@ -108,6 +115,7 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
               "a push to table " + std::to_string(h.table) + ", of which this server has no part");
   const Table& t = tables_[h.table];
   if (t.is_scales) violation(worker, "a push to the scales of a table");
+  check_member(worker, h);
   const bool rows = static_cast<RecordKind>(h.kind) == RecordKind::push_rows;
   if (rows != (t.embedding != nullptr)) violation(worker, "a push of the wrong kind for its table");
   // While shared scales are 0, the values are not encoded.
@@ -373,7 +381,7 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
   const bool in_order = part.exponents == nullptr;
   if ((in_order ? worker < t.turn : t.closed[worker] != 0) && !clocks_.uses_backup())
     violation(worker, "a push to table " + std::to_string(h.table) + ", which it had closed");
-  if (in_order && !clocks_.may_push(worker, t.turn)) return {false, Outcome::none, 0};
+  if (in_order && !clocks_.may_push(worker, t.turn, t.members)) return {false, Outcome::none, 0};
   if (t.scales != nullptr) widen_scales(worker, h, part);
   // With a journal, sum a push only when it is complete: a push that stays incomplete can then be
   // dropped.
@@ -391,12 +399,13 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
       t.turn = worker + 1;
     else
       t.close(worker);
-    const bool all = in_order ? clocks_.all_closed(t.turn) : t.n_closed == clocks_.working();
+    const std::size_t n = clocks_.working(t.members);
+    const bool all = in_order ? clocks_.all_closed(t.turn, t.members) : t.n_closed == n;
     if (!journal_ && all) {
-      apply_sum(&t, {0}, clocks_.working());
+      apply_sum(&t, {0}, n);
       t.early = true;
       if (t.scales != nullptr) {
-        apply_sum(&tables_[t.scales_table], {0}, clocks_.working());
+        apply_sum(&tables_[t.scales_table], {0}, n);
         tables_[t.scales_table].early = true;
       }
     }

@@ -27,6 +27,7 @@ from simulation.dropping import Applied
 from simulation.kinds import (
     MAY_GATHER,
     feature_of,
+    has,
     has_losing,
     has_scaling,
 )
@@ -53,6 +54,7 @@ from simulation.program import (
     with_gathers,
 )
 from simulation.row_limits import draw_limits, with_limits
+from simulation.stages import STAGES, with_stages
 from simulation.switching import change_of_models
 from simulation.world import World
 
@@ -136,6 +138,7 @@ class History:
         if self._limits is not None:
             self.sizes["t0"] = 0
         self._is_losing = has_losing(seed)
+        self._is_staged = has(seed, STAGES)
         may_scale = self._is_losing or has_scaling(seed)
         self._scaling = random.Random(f"changes {seed}") if may_scale else None
         if self._scaling:
@@ -275,6 +278,8 @@ class History:
             shape = shape._replace(gathers=self._more.choice((0.0, 0.0, 0.3)))
         if self._limits is not None:
             shape = with_limits(shape, self._limits)
+        if self._is_staged:
+            shape = with_stages(shape, self._more, self._limits is not None)
         self.shape = shape
         if self._scaling is not None and (self._must_exchange or self._scaling.random() < 0.9):
             # On one node, where the exchange is.

@@ -6,6 +6,7 @@ import random
 
 from simulation.adaptive import ADAPTIVE, is_adaptive
 from simulation.row_limits import LIMITS, is_limited
+from simulation.stages import STAGES, is_staged
 from simulation.switching import SWITCHING, is_switching
 
 MAY_GATHER = ("reject", "local")
@@ -19,7 +20,7 @@ SCALING = "scaling"  # name of these, beside the features
 LOSING_SHARE, LOSING_SALT = 0.06, 12
 LOSING = "losing"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
-NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE, LIMITS, SWITCHING} - {""})
+NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE, LIMITS, STAGES, SWITCHING} - {""})
 
 
 def feature_of(seed: int) -> str:
@@ -44,6 +45,9 @@ def has(seed: int, feature: str) -> bool:
         return is_adaptive(seed, feature_of(seed))
     if feature == LIMITS:
         return is_limited(seed, feature_of(seed))
+    if feature == STAGES:
+        others = (LOSING, ADAPTIVE, SWITCHING)
+        return is_staged(seed, feature_of(seed)) and not any(has(seed, other) for other in others)
     if feature == SWITCHING:
         return is_switching(seed, feature_of(seed))
     if feature in (SCALING, LOSING):

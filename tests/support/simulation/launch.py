@@ -267,7 +267,7 @@ class Launch:
                         if now >= first:
                             self._gather(worker, op, now)
                     else:
-                        self._push(worker, op)
+                        self._push(worker, op, now)
                 if w in self._pushes:
                     self._pushes[w].settle(self.is_warm and now == clock)
                 worker.set_cursor({"era": era.number, "clock": now + 1})
@@ -329,11 +329,10 @@ class Launch:
         while worker.now < end:
             yield worker.now
 
-    def _push(self, worker: Worker, push: Any) -> None:
+    def _push(self, worker: Worker, push: Any, now: int) -> None:
         assert self.era is not None
         table = worker.table(self._tables[push.table].name)
-        # SGD subtracts the update.
-        update = -self.era.update(worker.index, push)
+        update = self.era.pushed(worker.index, push, now)
         judged = self._pushes.get(worker.index)
         if judged is not None:
             judged.begin(push)

@@ -506,6 +506,17 @@ def _switches_by_the_clock_of_the_launch() -> list[Any]:
     return [mock.patch.object(waits, "bsp_until", lambda c, n: real(c, 0))]
 
 
+def _forgets_stages() -> list[Any]:
+    """A server that continues in memory lets all workers take part in the tables of a stage."""
+    real = server_module.Server._set_stage
+
+    def wrong(self: server_module.Server, i: int, table: Any) -> None:
+        if not self.durability.warm:
+            real(self, i, table)
+
+    return [mock.patch.object(server_module.Server, "_set_stage", wrong)]
+
+
 PLANTED: dict[str, Callable[[], list[Any]]] = {
     function.__name__.strip("_").replace("_", "-"): function
     for function in (
@@ -555,6 +566,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _servers_switch_early,
         _switches_by_the_clock_of_the_launch,
         *BACKUP_DEFECTS,
+        _forgets_stages,
     )
 }
 

@@ -29,6 +29,7 @@ from mpips.model.served import is_local, local_tables, times_of
 from mpips.model.table import Table, feedback_tables
 from simulation.backups import backup_model
 from simulation.row_limits import LimitedRows, Present, whole
+from simulation.stages import n_pushing, takes_part
 
 KEYS = 6  # keys of an embedding table
 # Where servers may drop pushes, each element has a digit to this base for each clock of its worker: the
@@ -314,6 +315,8 @@ class Era:
         if draws.random() < 0.1:
             ops.append(Pace(draws.choice((0, 1, 4))))
         for i, table in enumerate(self.shape.tables):
+            if not takes_part(self.shape, i, worker):
+                continue
             is_rows = isinstance(table, EmbeddingTable)
             for _ in range(draws.choice((0, 1, 1, 1, 2))):
                 keys = self._some_keys(draws) if is_rows else None
@@ -381,6 +384,10 @@ class Era:
         if found is None:
             found = self._updates[worker, push] = self._update(worker, push)
         return found
+
+    def pushed(self, worker: int, push: Push, clock: int) -> np.ndarray:
+        """Return the update of a push, which SGD subtracts from the values."""
+        return -self.update(worker, push) * n_pushing(self.shape, push.table, clock)
 
     def _update(self, worker: int, push: Push) -> np.ndarray:
         table = self.shape.tables[push.table]

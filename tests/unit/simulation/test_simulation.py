@@ -111,6 +111,7 @@ SHOWN_BY = {
     "switches-by-the-clock-of-the-launch": 12,
     "forgets-its-backup-workers": 79,
     "decides-for-the-open-clock": 136,
+    "forgets-stages": 131,
 }
 
 

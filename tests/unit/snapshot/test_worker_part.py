@@ -316,3 +316,20 @@ def test_a_cursor_behind_an_inner_step_shares_its_record_with_the_one_at_the_tic
     found = decode_part(written[0])
     assert found.in_memory is not None
     assert [found.in_memory.cursor, found.cursor] == cursors
+
+
+@pytest.mark.parametrize(("clock", "pushes", "first"), [(0, 0, 0), (4, 0, 4), (4, 1, 5)])
+def test_no_cut_is_agreed_to_at_a_clock_that_the_worker_repeats(
+    clock: int, pushes: int, first: int
+) -> None:
+    rig = Rig(dense(consistency=SSP(2)))
+    rig.writers[0].resume(0, 0, clock, False, pushes, 0, [], False)
+    control = Recording()
+    worker_of(rig, control)
+    for number, proposed in enumerate(range(1, 8), 1):
+        answer = control.cut.take(Propose(number, proposed), 0)
+        assert answer is not None
+        assert answer.ok == (proposed >= first)
+        assert (control.cut.pending is not None) == answer.ok
+        # The next proposal is behind this clock.
+        assert answer.clock == max(0, first - 1)
