@@ -140,13 +140,16 @@ class LookUpPort {
     store_release(&reinterpret_cast<LookUpHead*>(memory_)->is_open, std::uint64_t{0});
   }
 
+  // True if a client has asked since the last call of `answer`. The server calls it at every visit
+  // of its rings, so it is one load of a line that only clients change.
+  bool is_asked() const noexcept { return load_relaxed(bell()) != 0; }
+
   // Answer one request, if there is any; return true if there was. `look_up(table, keys, n, rows,
   // rows_bytes, has)` returns a LookUpAnswer.
   template <class Function>
   bool answer(Function look_up) {
-    std::uint64_t* bell = &reinterpret_cast<LookUpBell*>(memory_ + sizeof(LookUpHead))->asked;
-    if (load_relaxed(bell) == 0) return false;
-    __atomic_exchange_n(bell, std::uint64_t{0}, __ATOMIC_ACQ_REL);
+    if (!is_asked()) return false;
+    __atomic_exchange_n(bell(), std::uint64_t{0}, __ATOMIC_ACQ_REL);
     LookUpSlot* first = nullptr;
     std::uint64_t state = 0;
     for (std::size_t k = 0, from = next_; k < sizes_.n_slots; ++k) {
@@ -156,7 +159,7 @@ class LookUpPort {
       if ((found & 3) != look_up_asked) continue;
       if (first != nullptr) {
         // Records come before the other requests.
-        __atomic_exchange_n(bell, std::uint64_t{1}, __ATOMIC_ACQ_REL);
+        __atomic_exchange_n(bell(), std::uint64_t{1}, __ATOMIC_ACQ_REL);
         break;
       }
       first = slot;
@@ -168,6 +171,10 @@ class LookUpPort {
   }
 
  private:
+  std::uint64_t* bell() const noexcept {
+    return &reinterpret_cast<LookUpBell*>(memory_ + sizeof(LookUpHead))->asked;
+  }
+
   template <class Function>
   void answer_slot(LookUpSlot* slot, std::uint64_t state, Function& look_up) {
     auto* at = reinterpret_cast<std::uint8_t*>(slot);

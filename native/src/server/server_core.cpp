@@ -89,7 +89,8 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
   for (;;) {
     const std::size_t consumed = pass(end);
     total += consumed;
-    const bool answered = end != 0.0 && look_ups_ != nullptr && answer_look_up();
+    const bool answered =
+        end != 0.0 && look_ups_ != nullptr && look_ups_->is_asked() && answer_look_up();
     if (consumed != 0 || answered) {
       backoff_.reset();
       if (end == 0.0) continue;
@@ -112,7 +113,7 @@ std::size_t ServerCore::consume(double max_s) {
   for (;;) {
     const std::size_t consumed = pass(end);
     total += consumed;
-    const bool answered = look_ups_ != nullptr && answer_look_up();
+    const bool answered = look_ups_ != nullptr && look_ups_->is_asked() && answer_look_up();
     if (consumed == 0 && !answered) return total;
     backoff_.reset();
     if (now_s() >= end) return total;
