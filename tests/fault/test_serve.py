@@ -114,8 +114,9 @@ def test_look_ups_go_on_while_a_run_trains_is_killed_and_ends(tmp_path: Path) ->
             os.kill(pid, signal.SIGKILL)
             away = looking.until(lambda found: found.source == "checkpoint")
             back = looking.until(lambda found: found.source == "live")
-            assert back.step >= later.step >= away.step
-            assert (back.values >= later.values).all()
+            # The next attempt goes on with the memory, so nothing is lost that anybody has seen.
+            assert back.step >= later.step
+            assert (back.values >= np.maximum(later.values, away.values)).all()
 
             os.kill(run.launched.pid, signal.SIGTERM)
             run.launched.wait()
