@@ -289,6 +289,15 @@ def test_a_request_that_a_stopped_client_damages_is_asked_again() -> None:
         assert [int(line[0]) for line in lines] == [0] * N_SLOTS
 
 
+def test_rows_that_do_not_fit_into_a_slot_are_refused() -> None:
+    rig = Rig(rows(100), shared=True)
+    with answered(rig) as port, rig.serving():
+        # The client asks for rows of one value.
+        assert port.client.rows_bytes < 400 * MOST_KEYS
+        assert port.ask(0, np.arange(MOST_KEYS), 1)[0] == ("refused", 0, 0)
+        assert port.ask(0, np.arange(port.client.rows_bytes // 400), 1)[0][0] == "answered"
+
+
 def test_a_killed_client_delays_nobody() -> None:
     program = """
 import mmap, sys, numpy as np
@@ -360,7 +369,7 @@ def test_a_block_of_a_dense_table_is_never_torn() -> None:
         while not seen:
             assert thread.is_alive()
             time.sleep(0.001)
-        for _ in range(100):
+        for _ in range(300):
             pushed = worker.table("w").push(np.ones(n, np.float32))
         pushed.wait()
         done.set()
@@ -368,7 +377,7 @@ def test_a_block_of_a_dense_table_is_never_torn() -> None:
     rig.regions.unlink()
     assert n_blocks == 3
     assert not errors, errors[:3]
-    assert {0.0, -100.0} <= seen
+    assert {0.0, -300.0} <= seen
 
 
 def test_a_block_that_a_killed_server_was_changing_is_not_read() -> None:
