@@ -69,6 +69,7 @@ BARS: Bars = {
     "record_cost_rows": ("<=", 1.03),
     "admit_cost": (">=", 0.93),
     **{f"evict_cost_{how}": (">=", 0.93) for how in ("idle", "lru", "lfu")},
+    "serve_slowdown": (">=", 0.95),
     "memory_growth": ("within", 1.02),
     **{f"evict_hit_rate_{by}": ("within", 1.01) for by in ("lru", "lfu")},
 }

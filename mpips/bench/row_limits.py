@@ -1,4 +1,4 @@
-"""The suite `limits`: embedding tables whose rows come and go, their costs, memory and hit rates.
+"""The suite `limits`: embedding tables whose rows come and go or are looked up; costs, memory and hit rates.
 
 Servers in one process receive the same records. They differ in the limit of their table, and they alternate
 clock by clock. Only the work of the server is timed, in CPU seconds: records are written beforehand. Removing
@@ -32,6 +32,7 @@ Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
 _SPREAD = np.int64(-7046029254386353131)  # odd, so that no two numbers give the same key
+_CONSUME_S = 60.0  # no push takes as long
 _SHARE_PER_S = 0.01  # of the rows that are pushed again and again: so many are replaced in a second
 _HEAVY = 0.1  # of the rows of each clock are new ones
 
@@ -95,12 +96,13 @@ class ClockedServer:
         self.side = Side(table, False, 1 << 12)
         self._clock = 0
 
-    def seconds(self, keys: Int64, updates: Float32) -> float:
+    def seconds(self, keys: Int64, updates: Float32, answers: bool = False) -> float:
         """Push in a clock of its own; return the CPU seconds that the server needs for it.
 
         Args:
             keys: Keys without repeats, shape (n,).
             updates: Shape (n, dim) at least.
+            answers: The server also answers a look-up that waits.
         """
         writer, core = self.side.writer, self.side.core
         if writer.push_rows(0, self._clock, keys, updates[: keys.size], None, 0) != keys.size:
@@ -109,7 +111,10 @@ class ClockedServer:
             raise AssertionError("the ring is too small for a tick")
         self._clock += 1
         start = time.thread_time()
-        core.drain(0.0, 0)
+        if answers:
+            core.consume(_CONSUME_S)
+        else:
+            core.drain(0.0, 0)
         return time.thread_time() - start
 
     def stats(self, name: str) -> int:
@@ -149,6 +154,11 @@ class _LiveKeys:
         return part * _SPREAD
 
 
+def spread(numbers: Int64) -> Int64:
+    """Return keys for numbers, equal keys only for equal numbers."""
+    return numbers * _SPREAD
+
+
 def run(suite: str, options: Options, nodes: int) -> Findings:
     """Measure costs, memory and hit rates. `measure.BARS` has the expected ratios.
 
@@ -159,8 +169,11 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         options: Repetitions and sizes.
         nodes: Not used: the suite has one process.
     """
+    from mpips.bench.look_ups import measure_look_ups  # it needs this module
+
     sizes = LimitSizes.of(options)
     found = measure_costs(sizes, options)
+    found.add(measure_look_ups(sizes, options))
     found.add(measure_growth(sizes, options))
     found.add(measure_hits(sizes))
     return found

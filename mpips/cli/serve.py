@@ -16,11 +16,13 @@ from mpips.errors import CapabilityError, ConfigError
 from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
+    from mpips.inference.current import CurrentModel
+    from mpips.inference.live import LiveRun
     from mpips.inference.parsing import Missing
     from mpips.inference.stored_tables import OnMissing
 
 
-@click.command(short_help="Answer look-ups and predictions over HTTP.")
+@click.command(short_help="Answer look-ups and predictions over HTTP, also while a run trains.")
 @model_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -50,6 +52,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Meaning of a column that a row lacks: the request is refused, or the cell is empty.",
 )
+@click.option(
+    "--source",
+    type=click.Choice(["auto", "checkpoint"]),
+    default="auto",
+    show_default=True,
+    help="auto: of a run at work the memory of its servers, if all are on this node, else the newest "
+    "checkpoint; checkpoint: never the memory.",
+)
 @missing_rows_option
 @best_option
 @folder_option
@@ -61,15 +71,17 @@ def command(
     no_token: bool,
     follow: float,
     missing: Missing,
+    source: str,
     on_missing: OnMissing,
     best: bool,
     folder: str,
 ) -> None:
-    """Answer look-ups and predictions of a trained model over HTTP, until Ctrl-C.
+    """Answer look-ups and predictions over HTTP, of a trained model or of a run at work, until Ctrl-C.
 
     MODEL is a checkpoint, a folder of checkpoints, a run directory or the beginning of a run's name. For a
     folder the newest good checkpoint is served, and a newer one takes its place without an error for any
-    request; with --best the best one.
+    request; with --best the best one. If the run is at work and its servers are on this node, their memory is
+    served; answers name the source and the step.
 
     \b
     POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}
@@ -93,19 +105,37 @@ def command(
         ) from None
     from mpips.inference.current import CurrentModel
 
-    current = CurrentModel(path, best, on_missing)
+    live = _live_of(path) if source == "auto" and not best else None
+    current = CurrentModel(path, best, on_missing, needed=live is None or not live.follow())
     listening = _listen(host, port)
     place = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
-    say(f"mpips serve: {current.name} on {place}; Ctrl-C ends it")
+    say(f"mpips serve: {_what(current, live)} on {place}; Ctrl-C ends it")
     bearer = f' -H "Authorization: Bearer {token}"' if token else ""
     say(f"  curl{bearer} {place}/health")
-    app = Service(current, token, follow, missing, on_missing).app()
+    app = Service(current, token, follow, missing, live, on_missing).app()
     try:
         uvicorn.Server(config_of(app)).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:
         listening.close()
+
+
+def _live_of(path: Path) -> LiveRun | None:
+    """Return the memory of the run in `path`; None: another folder."""
+    from mpips.inference.live import LiveRun
+    from mpips.rundir.directory import RunFolder
+
+    run = RunFolder(path)
+    return LiveRun(run.info().token) if run.info_file.exists() else None
+
+
+def _what(current: CurrentModel, live: LiveRun | None) -> str:
+    """Return what is served, for people."""
+    model = current.name or f"no model ({current.failure})"
+    if live is None:
+        return model
+    return f"memory of the run, {model}" if live.follow() else f"{model} ({live.why})"
 
 
 def _token(host: str, file: Path | None, none: bool) -> str:

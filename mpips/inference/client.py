@@ -29,14 +29,17 @@ class ServedValues(NamedTuple):
     Attributes:
         values: float32: rows, shape (n, dim), or a dense table; the caller's.
         n_missing: Keys without a row; 0 for a dense table.
-        source: "checkpoint".
+        source: "live": from the memory of a run at work; "checkpoint".
         step: Step of the run.
+        version: Updates of the table that the values contain at least, since the start or the last restart
+            that read a checkpoint; -1: of a checkpoint.
     """
 
     values: Float32
     n_missing: int
     source: str
     step: int
+    version: int
 
 
 class ModelClient:
@@ -166,6 +169,7 @@ class ModelClient:
             int(head.get("x-mpips-missing", 0)),
             head.get("x-mpips-source", ""),
             int(head.get("x-mpips-step", 0)),
+            int(head.get("x-mpips-version", -1)),
         )
 
     def _ask(

@@ -9,10 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mpips.checkpoint.find import choose_checkpoint
-from mpips.errors import MpipsError
+from mpips.errors import CheckpointError, ConfigError, MpipsError
 from mpips.inference.loading import load
 from mpips.inference.model import Model
 from mpips.inference.stored_tables import OnMissing
+
+
+class NoModelYet(Exception):
+    """The run has no checkpoint from which a model can be loaded. The message is the reason."""
 
 
 class CurrentModel:
@@ -24,7 +28,7 @@ class CurrentModel:
 
     Attributes:
         path: Path that the user gave: a checkpoint, a folder of checkpoints, a run directory.
-        loaded_s: Unix time at which the present model was loaded.
+        loaded_s: Unix time at which the present model was loaded; 0: none is loaded.
         failure: Reason why a newer checkpoint could not be loaded; "": none failed since the last success.
     """
 
@@ -33,6 +37,7 @@ class CurrentModel:
         path: Path,
         best: bool = False,
         on_missing: OnMissing = "initial",
+        needed: bool = True,
     ) -> None:
         """Load the model. Blocks.
 
@@ -40,33 +45,49 @@ class CurrentModel:
             path: See the class.
             best: Follow the best checkpoint of the run instead of the newest one.
             on_missing: Values of keys without a row; see `mpips.load`.
+            needed: False: if no model can be loaded, the reason is in `failure`, and `follow` tries again.
 
         Raises:
             MpipsError: There is no model, or it is damaged; see `mpips.load`.
         """
         self.path = path
         self.failure = ""
+        self.loaded_s = 0.0
         self._best = best
         self._on_missing: OnMissing = on_missing
-        self._model = load(path, best=best, on_missing=on_missing)
+        self._model: Model | None = None
         self._lock = threading.Lock()  # held by the thread that uses the model
-        self.loaded_s = time.time()
+        try:
+            self._model = load(path, best=best, on_missing=on_missing)
+            self.loaded_s = time.time()
+        except (CheckpointError, ConfigError) as error:
+            if needed:
+                raise
+            self.failure = str(error)
 
     @contextmanager
     def use(self) -> Iterator[Model]:
-        """Give the present model to one thread, until the end of the block. Blocks while another uses it."""
+        """Give the present model to one thread, until the end of the block. Blocks while another uses it.
+
+        Raises:
+            NoModelYet: None is loaded.
+        """
         with self._lock:
+            if self._model is None:
+                raise NoModelYet("the run has no checkpoint with a model yet")
             yield self._model
 
     @property
     def name(self) -> str:
-        """Name of the checkpoint that is loaded."""
-        return self._model.path.name
+        """Name of the checkpoint that is loaded; "": none is."""
+        model = self._model
+        return "" if model is None else model.path.name
 
     @property
     def step(self) -> int:
-        """Step of the run that the model has."""
-        return self._model.manifest.step
+        """Step of the run that the model has; 0: none is loaded."""
+        model = self._model
+        return 0 if model is None else model.manifest.step
 
     def follow(self) -> bool:
         """Load a newer checkpoint if there is one; return True if the model was replaced.
@@ -77,7 +98,7 @@ class CurrentModel:
         """
         try:
             newest = choose_checkpoint(self.path, self._best)
-            if newest == self._model.path:
+            if self._model is not None and newest == self._model.path:
                 return False
             model = load(newest, on_missing=self._on_missing)
         except MpipsError as error:

@@ -1,4 +1,4 @@
-"""Look-ups of `mpips serve`: rows and dense tables.
+"""Look-ups of `mpips serve`: rows and dense tables, from the memory of a run or from its checkpoint.
 
     GET  /rows/TABLE?keys=1,2     rows of an embedding table; without `keys` a dense table
     POST /rows/TABLE              {"keys": [1, 2]}, or {"ids": ["u1", ...], "column": "user"}, hashed as those
@@ -6,12 +6,13 @@
     POST /rows/TABLE              application/octet-stream: int64, little-endian
 
 The answer is JSON, or with `Accept: application/octet-stream` float32, little-endian, and the rest of it in
-headers `x-mpips-...`.
+headers `x-mpips-...`. It has the source, "live" or "checkpoint", and the step of the run.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from starlette.responses import Response
 from mpips.data.ids import ids
 from mpips.errors import DataError
 from mpips.inference.current import CurrentModel
+from mpips.inference.live import LiveGone, LiveRun
 from mpips.inference.parsing import (
     MOST_KEYS,
     RequestRefused,
@@ -40,7 +42,9 @@ from mpips.inference.stored_tables import (
 )
 from mpips.model.accepted import did_you_mean
 
+T = TypeVar("T")
 Keys: TypeAlias = npt.NDArray[np.int64]
+Source: TypeAlias = Literal["live", "checkpoint"]
 RAW = "application/octet-stream"
 MOST_FLOATS = 16 << 20  # of the rows of one raw answer; 64 MiB
 MOST_JSON_FLOATS = 8 << 20  # of the rows of one answer in JSON; about 160 MB
@@ -53,29 +57,35 @@ class LookedUp(NamedTuple):
     Attributes:
         values: float32: rows, shape (n, dim), or a dense table.
         has: True for the keys that have a row, shape (n,); None for a dense table.
-        source: "checkpoint".
+        source: Where the values come from.
         step: Clock of the run.
+        version: Updates of the table that they contain at least; see `LiveRows`. -1: unknown.
         model: Name of the checkpoint; "": none is needed.
     """
 
     values: npt.NDArray[np.float32]
     has: npt.NDArray[np.bool_] | None
-    source: str
+    source: Source
     step: int
+    version: int = -1
     model: str = ""
 
 
 class LookUps:
     """Finds rows and tables. Thread-safe."""
 
-    def __init__(self, current: CurrentModel, on_missing: OnMissing = "initial") -> None:
+    def __init__(
+        self, current: CurrentModel, live: LiveRun | None, on_missing: OnMissing = "initial"
+    ) -> None:
         """Look for nothing yet.
 
         Args:
-            current: The model.
+            current: The model, for tables that are not in memory.
+            live: The memory of the run; None: checkpoints only.
             on_missing: Values of keys without a row, where a request names none.
         """
         self._current = current
+        self._live = live
         self._on_missing: OnMissing = on_missing
 
     def rows(
@@ -96,20 +106,50 @@ class LookUps:
         Raises:
             RequestRefused: There is no such table, or its answer is too large.
             DataError: A key has no row, and those are refused; or it lies outside the partition.
+            NoModelYet: The memory cannot be read, and there is no checkpoint.
         """
-        found = self._stored(name, keys, most)
+        found = self._of_memory(
+            name, "embedding", lambda live: self._live_rows(live, name, keys, most)
+        )
+        if found is None:
+            found = self._stored(name, keys, most)
         assert found.has is not None
         settle_missing(name, keys, found.values, found.has, on_missing or self._on_missing)
         return found
 
     def dense(self, name: str) -> LookedUp:
         """Return a dense table; raises as `rows` does."""
-        return self._stored(name, None, MOST_FLOATS)
+
+        def read(live: LiveRun) -> LookedUp:
+            values = live.dense(name)
+            return LookedUp(values.values, None, "live", values.step, values.version)
+
+        return self._of_memory(name, "dense", read) or self._stored(name, None, MOST_FLOATS)
+
+    def _of_memory(self, name: str, kind: str, read: Callable[[LiveRun], T]) -> T | None:
+        """Return what is read from the memory of the run; None: the checkpoint is to be taken."""
+        if self._live is None:
+            return None
+        try:
+            table = self._live.table(name)
+            if table is not None and table.kind != kind:
+                raise _wrong_kind(name, kind == "embedding")
+            return read(self._live) if table is not None else None
+        except LiveGone:
+            return None
+
+    @staticmethod
+    def _live_rows(live: LiveRun, name: str, keys: Keys, most: int) -> LookedUp:
+        table = live.table(name)
+        if table is not None:
+            _check_size(len(keys), table.shape[0], most)
+        found = live.rows(name, keys)
+        return LookedUp(found.values, found.has, "live", found.step, found.version)
 
     def _stored(self, name: str, keys: Keys | None, most: int) -> LookedUp:
         with self._current.use() as model:
             if name not in model.tables:
-                known = list(model.tables)
+                known = list(dict.fromkeys((*model.tables, *self._live_names())))
                 raise RequestRefused(
                     404, f"no table '{name}'; there are {listed(known)}{did_you_mean(name, known)}"
                 )
@@ -122,6 +162,9 @@ class LookUps:
         if isinstance(handle, StoredDense) and keys is None:
             return LookedUp(handle.values, None, "checkpoint", step, model=path)
         raise _wrong_kind(name, keys is not None)
+
+    def _live_names(self) -> tuple[str, ...]:
+        return () if self._live is None else self._live.tables()
 
 
 def _wrong_kind(name: str, has_keys: bool) -> RequestRefused:
@@ -223,6 +266,8 @@ def _missing_of(value: Any) -> OnMissing | None:
 def response_of(found: LookedUp, asked: Asked, raw: bool) -> Response:
     """Return the answer to a look-up; `raw`: float32 instead of JSON."""
     head: dict[str, Any] = {"source": found.source, "step": found.step}
+    if found.version >= 0:
+        head["version"] = found.version
     if found.model:
         head["model"] = found.model
     if raw:

@@ -7,18 +7,23 @@
                            predict`; the answer has the columns that this writes, by name
     POST /predict          application/octet-stream: float32, little-endian, n rows of d; so is the answer
     GET, POST /rows/TABLE  rows of an embedding table, or the whole of a dense one; see `looking_up.py`
-    GET /health            which checkpoint is loaded; needs no token
+    GET /health            which checkpoint is loaded, and whether the memory of a run is read; needs no token
     GET /metrics           for Prometheus
 
 All but /health need the token: `Authorization: Bearer TOKEN`. Predictions run in threads; a request is
 answered by one model, even while a newer checkpoint takes its place (`current.py`). `parsing.py` reads the
 requests.
+
+While a run is at work, look-ups and predictions read the memory of its servers (`live.py`), if all of them
+are on this node. The answer has "source": "live" then, else "checkpoint", and the step. If the memory is gone
+in the middle of a prediction, the prediction is made again from the checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import hmac
 import tempfile
@@ -38,7 +43,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mpips.errors import DataError, MpipsError
-from mpips.inference.current import CurrentModel
+from mpips.inference.current import CurrentModel, NoModelYet
+from mpips.inference.live import LiveGone, LiveRun
+from mpips.inference.live_tables import LiveTables
 from mpips.inference.looking_up import (
     MOST_FLOATS,
     MOST_JSON_FLOATS,
@@ -77,6 +84,7 @@ class Service:
         token: str,
         every_s: float,
         missing: Missing = "error",
+        live: LiveRun | None = None,
         on_missing: OnMissing = "initial",
     ) -> None:
         """Serve a model.
@@ -86,9 +94,12 @@ class Service:
             token: Token that a request must contain; "": none is needed.
             every_s: Seconds between two checks for a newer checkpoint; 0: no checks.
             missing: Meaning of a column that a row lacks: "error" or "empty", an empty cell.
+            live: The memory of the run; None: checkpoints only.
             on_missing: Values of keys without a row, where a look-up names none.
         """
-        self._look_ups = LookUps(current, on_missing)
+        self._live = live
+        self._on_missing: OnMissing = on_missing
+        self._look_ups = LookUps(current, live, on_missing)
         self._current = current
         self._token = token.encode()
         self._every_s = every_s
@@ -110,6 +121,10 @@ class Service:
         self._row_seconds = Histogram(
             "mpips_look_up_seconds", "Seconds of a look-up", registry=self._registry
         )
+        at_work = Gauge(
+            "mpips_live", "1: the memory of a run at work is read", registry=self._registry
+        )
+        at_work.set_function(lambda: float(self._is_live))
         step = Gauge("mpips_model_step", "Step of the model", registry=self._registry)
         step.set_function(lambda: current.step)
         loaded = Gauge(
@@ -150,6 +165,8 @@ class Service:
         while True:
             await asyncio.sleep(self._every_s)
             await run_in_threadpool(self._current.follow)
+            if self._live is not None:
+                await run_in_threadpool(self._live.follow)
             # Paths are for the owner of the server, not for clients.
             if self._current.failure not in ("", printed):
                 printed = self._current.failure
@@ -168,6 +185,8 @@ class Service:
                 response = Response(status_code=400)
             except RequestRefused as refused:
                 response = JSONResponse({"error": str(refused)}, refused.status)
+            except NoModelYet as error:
+                response = JSONResponse({"error": f"{error}: ask again later"}, 503)
             except MpipsError as error:
                 response = JSONResponse({"error": str(error)}, 400)
             self._requests.labels(path, str(response.status_code)).inc()
@@ -190,6 +209,7 @@ class Service:
             "step": current.step,
             "loaded_s": current.loaded_s,
             "reload_failed": bool(current.failure),
+            "source": "live" if await run_in_threadpool(lambda: self._is_live) else "checkpoint",
         }
         return JSONResponse(found)
 
@@ -222,9 +242,21 @@ class Service:
         # NaN and infinity, which JSON lacks, become null.
         return Response(msgspec.json.encode({**head, **found}), media_type="application/json")
 
+    @property
+    def _is_live(self) -> bool:
+        return self._live is not None and self._live.follow()
+
     def _predicted(self, predict: Callable[[Model], T]) -> tuple[T, dict[str, Any]]:
-        """Predict; return the result, and what it is of."""
+        """Predict from the memory of the run, else from the checkpoint; return the result and its source."""
         with self._current.use() as model:
+            if self._live is not None:
+                with contextlib.suppress(LiveGone):
+                    tables = LiveTables(self._live, model.tables, self._on_missing)
+                    found = predict(_of_tables(model, tables))
+                    # A task that has pulled nothing has used the checkpoint.
+                    if tables.step is not None:
+                        head = {"model": model.path.name, "source": "live", "step": tables.step}
+                        return found, head
             found = predict(model)
             head = {"model": model.path.name, "source": "checkpoint", "step": model.manifest.step}
             return found, head
@@ -297,6 +329,13 @@ class Service:
             most = MOST_FLOATS if raw else MOST_JSON_FLOATS
             found = self._look_ups.rows(name, asked.keys, asked.on_missing, most)
         return found, response_of(found, asked, raw)
+
+
+def _of_tables(model: Model, tables: LiveTables) -> Model:
+    """Return the model with other tables."""
+    other = copy.copy(model)
+    other.tables = tables  # type: ignore[assignment]  # a task sees what both have
+    return other
 
 
 def _notes_of(model: Model) -> dict[str, Any]:

@@ -66,7 +66,7 @@ _SCHEDULER = (
     "mpips.snapshot.coordinator",
     "mpips.worker.connection_options",
 )
-_SERVER = ("mpips.server.server", "mpips.snapshot.server_part")
+_SERVER = ("mpips.server.look_ups", "mpips.server.server", "mpips.snapshot.server_part")
 _WORKER = (
     "mpips.transport.progress",
     "mpips.worker.connection",
@@ -364,16 +364,27 @@ class Roles:
         progress = p.links.progress
         remote = (progress is not None and progress.remote) or p.mirror is not None
         if scheduler is None:
-            p.server.serve(remote, poll, lambda: client.stopped)
+            with self._look_ups():
+                p.server.serve(remote, poll, lambda: client.stopped)
             if p.mirror is not None:
                 p.mirror.close(p.options.timeout_s, client.poll)
             client.state = "writing a checkpoint"
             client.done(msgspec.json.encode(self._save(server_part, poll)))
             return self._await_final_statistics()
         # In a job of two ranks the scheduler on this rank takes the server's statistics by a call.
-        p.server.serve(remote, poll, lambda: scheduler.workers_done)
+        with self._look_ups():
+            p.server.serve(remote, poll, lambda: scheduler.workers_done)
         scheduler.take_own(p.ranks.rank, msgspec.json.encode(self._save(server_part, poll)))
         return scheduler.summary
+
+    def _look_ups(self) -> AbstractContextManager[None]:
+        """Return a block in which the server answers look-ups of `mpips serve`, in a supervised run."""
+        p = self._parts
+        if p.run is None or not p.regions.shared or p.server is None:
+            return nullcontext()
+        from mpips.server.look_ups import answering
+
+        return answering(p.server, p.tables, p.placement, p.regions, p.run.generation)
 
     def _serve_out(
         self, server_part: ServerPart, scheduler: Scheduler, poll_workers: Callable[[], object]

@@ -53,8 +53,14 @@ EXCHANGE = "exchange"  # part of the name of a run's exchange, a folder; see mpi
 _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token: digits, part
 
 
-# First parts of the names of memory that workers share within a launch.
-WITHIN_LAUNCH = SUMS, SUBGROUP_SUMS, PULLS, NODE_ROWS = "sum", "subsum", "pull", "held"
+# First parts of the names of memory of one launch, which workers share, or where a server answers look-ups.
+WITHIN_LAUNCH = SUMS, SUBGROUP_SUMS, PULLS, NODE_ROWS, LOOK_UPS = (
+    "sum",
+    "subsum",
+    "pull",
+    "held",
+    "ask",
+)
 
 
 def persistent(token: str) -> str:

@@ -13,6 +13,7 @@ import uvicorn
 from http_rig import running
 
 from mpips.inference.current import CurrentModel
+from mpips.inference.live import LiveRun
 from mpips.inference.parsing import Missing
 from mpips.inference.serving import Service
 from mpips.inference.stored_tables import OnMissing
@@ -57,10 +58,12 @@ def served(
     request_s: float = 10.0,
     body_s: float = 60.0,
     missing: Missing = "error",
+    live: LiveRun | None = None,
     on_missing: OnMissing = "initial",
+    needed: bool = True,
 ) -> Iterator[tuple[Client, CurrentModel]]:
     """Serve a model until the end of the block."""
-    current = CurrentModel(path, on_missing=on_missing)
-    app = Service(current, TOKEN, every_s, missing, on_missing).app()
+    current = CurrentModel(path, on_missing=on_missing, needed=needed)
+    app = Service(current, TOKEN, every_s, missing, live, on_missing).app()
     with running(uvicorn.Server(config_of(app, most, request_s, body_s))) as port:
         yield Client(port), current

@@ -87,5 +87,8 @@ void bind_server_tables(py::class_<Server>& server);
 void bind_server_content(py::class_<Server>& server);
 void bind_server_recovery(py::class_<Server>& server);
 void bind_server_replica(py::class_<Server>& server);
+void bind_server_look_ups(py::class_<Server>& server);
+// Define what processes outside the job use for look-ups.
+void register_look_ups(py::module_& m);
 
 }  // namespace mpips

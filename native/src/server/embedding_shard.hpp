@@ -60,6 +60,10 @@ class EmbeddingShard final : public Shard {
   // Replace the values of rows; make the new ones, whose state begins as after a first push.
   void set(const std::int64_t* keys, std::size_t n, const float* values);
   void pull(const std::int64_t* keys, std::size_t n, float* out);
+  // Copy the values of rows, and the initial ones of keys without a row, which has[i] = 0 marks.
+  // Changes nothing; `rows`: scratch memory.
+  void look_up(const std::int64_t* keys, std::size_t n, float* out, std::uint8_t* has,
+               std::vector<std::uint32_t>* rows) const;
   // Copy floats [from, from + n) of the content of a row.
   void read(std::size_t index, std::size_t from, std::size_t n, float* out) const noexcept;
 

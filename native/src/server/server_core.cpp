@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "server/embedding_shard.hpp"
+#include "server/look_up_port.hpp"
 #include "server/scale_shard.hpp"
 
 namespace mpips {
@@ -33,6 +34,8 @@ ServerCore::ServerCore(std::uint8_t* region, Layout layout, std::uint32_t genera
   for (std::uint32_t w = 0; w < layout_.n_workers(); ++w)
     rings_.push_back({Mailbox(region_ + layout_.mailbox(w), layout_.geometry())});
 }
+
+ServerCore::~ServerCore() = default;
 
 void ServerCore::add_dense(std::uint16_t table, std::unique_ptr<Shard> shard,
                            ConsistencyConfig consistency) {
@@ -100,7 +103,9 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
   for (;;) {
     const std::size_t consumed = pass(end);
     total += consumed;
-    if (consumed != 0) {
+    const bool answered =
+        end != 0.0 && look_ups_ != nullptr && look_ups_->is_asked() && answer_look_up();
+    if (consumed != 0 || answered) {
       backoff_.reset();
       if (end == 0.0) continue;
     } else if (end == 0.0 || (partnered_ && has_outgoing())) {
@@ -110,7 +115,8 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
     }
     if (expected_cut_ != 0 && cut_ready()) return total;
     // Read the time rarely: that costs as much as a look at a ring.
-    if ((consumed != 0 || !backoff_.spinning() || (++looks & 31) == 0) && now_s() >= end)
+    if ((consumed != 0 || answered || !backoff_.spinning() || (++looks & 31) == 0) &&
+        now_s() >= end)
       return total;
   }
 }
@@ -121,7 +127,8 @@ std::size_t ServerCore::consume(double max_s) {
   for (;;) {
     const std::size_t consumed = pass(end);
     total += consumed;
-    if (consumed == 0) return total;
+    const bool answered = look_ups_ != nullptr && look_ups_->is_asked() && answer_look_up();
+    if (consumed == 0 && !answered) return total;
     backoff_.reset();
     if (now_s() >= end) return total;
   }

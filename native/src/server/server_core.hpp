@@ -104,12 +104,17 @@ struct PartnerCounters {
 };
 
 class EmbeddingShard;
+class LookUpPort;
 class ScaleShard;
+struct LookUpAnswer;
 
 class ServerCore {
  public:
   ServerCore(std::uint8_t* region, Layout layout, std::uint32_t generation, std::uint32_t backup,
              bool oversubscribed);
+  ~ServerCore();
+  ServerCore(const ServerCore&) = delete;
+  ServerCore& operator=(const ServerCore&) = delete;
 
   // Add every table once, before `start` or `attach`. `add_absent`: this server has no part of it.
   void add_dense(std::uint16_t table, std::unique_ptr<Shard> shard, ConsistencyConfig consistency);
@@ -253,6 +258,11 @@ class ServerCore {
   void observe_rows();
   // Return the counter of a table's rows; null: it is no embedding table, or none are counted.
   RowCounter* row_counter(std::uint16_t table) { return tables_.at(table).row_counter.get(); }
+  // Answer look-ups of other processes from here on; null: no longer. See server_look_ups.cpp.
+  void set_look_ups(std::unique_ptr<LookUpPort> port);
+  // Return the clock of the run: the lowest of all workers that have not finished, else the
+  // highest.
+  std::uint64_t run_clock() const noexcept;
   // Return the number of records that are in the rings now.
   std::size_t queue() const noexcept;
   // Return the number of consumed records of a worker.
@@ -424,6 +434,9 @@ class ServerCore {
                         const std::uint8_t* payload);
   bool may_answer(const RecordHeader& header) const noexcept;
   void set_clock_of(const RecordHeader& header, EmbeddingShard* shard) const;
+  bool answer_look_up();
+  LookUpAnswer look_up(std::uint32_t table, const std::int64_t* keys, std::size_t n, float* out,
+                       std::size_t out_bytes, std::uint8_t* has);
   void send_reply(std::size_t worker, const RecordHeader& header, ReplyHeader reply,
                   std::size_t bytes);
   void answer(std::size_t worker, const RecordHeader& header, Table* table,
@@ -489,6 +502,8 @@ class ServerCore {
   std::size_t first_out_ = 0;  // the ring at which `outgoing` begins
   PartnerCounters partner_counters_;
   long unfinished_ = -1;  // the worker whose record the earlier process was consuming; -1: none
+  std::unique_ptr<LookUpPort> look_ups_;  // null: none are answered
+  std::vector<std::uint32_t> looked_up_;  // rows of a look-up
 };
 
 }  // namespace mpips

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mpips.bench.measure import BARS
 from mpips.cli import cli
 
 COSTS = {"admit_cost", "evict_cost_idle", "evict_cost_lru", "evict_cost_lfu"}
+SERVING = {"serve_slowdown"}
 OTHERS = {"memory_growth", "evict_hit_rate_lru", "evict_hit_rate_lfu"}
 
 
@@ -22,14 +24,16 @@ def test_every_ratio_of_limits_is_measured() -> None:
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.output.splitlines()[-1])
-    assert set(found["ratios"]) == COSTS | OTHERS | {f"{name}_heavy" for name in COSTS}
-    assert BARS.keys() >= COSTS | OTHERS
+    assert set(found["ratios"]) == COSTS | SERVING | OTHERS | {f"{name}_heavy" for name in COSTS}
+    assert BARS.keys() >= COSTS | SERVING | OTHERS
     for name, comparison in found["comparisons"].items():
         n = 1 if name in OTHERS else 2
         assert len(comparison["ours"]) == len(comparison["baseline"]) == n
         assert all(value > 0 for value in comparison["ours"] + comparison["baseline"])
     for name in ("evict_cost_idle_heavy", "evict_cost_lru_heavy", "evict_cost_lfu_heavy"):
         assert " leave" in found["comparisons"][name]["what"]
+    served = found["comparisons"]["serve_slowdown"]["what"]
+    assert re.search(r"10,000 rows per second are looked up, [1-9]\d* requests", served)
     for by in ("lru", "lfu"):
         (rate,) = found["comparisons"][f"evict_hit_rate_{by}"]["ours"]
         (exact,) = found["comparisons"][f"evict_hit_rate_{by}"]["baseline"]

@@ -69,6 +69,7 @@ def test_the_next_launch_removes_what_a_killed_one_has_left(token: str) -> None:
         regions.create_sparse(f"{part}0-4", 4096)
     unlink_staging(token, 4, set())
     assert sorted(part for part, _ in own_segments(token)) == [
+        "ask0-4",
         "held0-4",
         "pull0-4",
         "subsum0-4",
