@@ -47,7 +47,7 @@ class Connection:
         if not done():
             raise StallError(late())
 
-    def blame(self, server: int) -> str:
+    def blame(self, server: int, table: Any) -> str:
         return f", which waits for nobody (server {server})"
 
 
