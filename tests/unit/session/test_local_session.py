@@ -368,6 +368,6 @@ def test_a_worker_shows_what_programs_use_and_nothing_else():
     public = {name for name in dir(Worker) if not name.startswith("_")}
     assert public == {
         "allocate", "averaged", "barrier", "checkpoint", "clock", "counters", "cursor", "flush", "gather",
-        "inner_steps", "keep_pace", "now", "paused", "push_pull", "random", "recv", "reduce", "report",
-        "report_metrics", "seed", "send", "set_cursor", "start", "synchronize", "table",
+        "inner_steps", "keep_pace", "now", "paused", "pipeline", "push_pull", "random", "recv", "reduce",
+        "report", "report_metrics", "seed", "send", "set_cursor", "stage", "start", "synchronize", "table",
     }  # fmt: skip
