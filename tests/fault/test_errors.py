@@ -106,7 +106,11 @@ def test_run_refuses_each_call_in_a_sentence_before_mpi_starts() -> None:
         assert text in line, f"{what}: {line}"
 
 
-WITHOUT_HDF5 = "import sys; sys.modules['h5py'] = None; "
+# Other ranks wait long for the first one to end the launch: on a loaded machine it may take more than 2 s.
+WITHOUT_HDF5 = (
+    "import sys; sys.modules['h5py'] = None; "
+    "import mpips.mpi.launch as launch; launch.FIRST_RANK_S = 20.0; "
+)
 SAVING = {
     "script": "import mpips; mpips.run(print, [mpips.DenseTable('w', (4,))], save='saved')",
     "train": (
