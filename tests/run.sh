@@ -24,7 +24,7 @@ lanes=${MPIPS_TEST_LANES:-2}
 
 # Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with. That of
 # `sanitize` includes the rest of its build.
-declare -A budget=([unit]=800 [mpi]=600 [fault]=1400 [jobs]=400 [sanitize]=500 [lint]=300)
+declare -A budget=([unit]=800 [mpi]=600 [fault]=1400 [jobs]=300 [sanitize]=600 [lint]=300)
 
 long=0
 if [[ ${1:-} == long ]]; then
@@ -222,7 +222,6 @@ run_jobs() {
     cat "$out/jobs.log"
   else
     # Jobs wait for Slurm most of the time.
-    start_sanitize
     launch_jobs $((lanes + 1)) || code=$?
   fi
   jobs_done=1
@@ -261,14 +260,21 @@ sanitizer_libraries() {
   echo "${libraries[*]}"
 }
 
-# sanitized_tests: unit tests once more on a native module that stops at the first bad access or overflow. Return the
-# code of pytest, 69 if the compiler has no runtimes, 70 if the module cannot be built.
-sanitized_tests() {
-  local name libraries chosen=() ignored=()
+# Unit tests once more on a native module that stops at the first bad access or overflow.
+run_sanitize() {
+  local name libraries chosen=() ignored=() code=0
+  finish_beside
+  has_tests tests/unit || return 0
   libraries=$(sanitizer_libraries)
-  [[ -n $libraries ]] || return 69
+  if [[ -z $libraries ]]; then
+    echo "skipped: the compiler has no libasan.so, libubsan.so and libstdc++.so"
+    count 0 0 1
+    return 0
+  fi
   if [[ ! -f $out/sanitize-build.code ]] && ! build_sanitized >"$out/sanitize-build.log" 2>&1; then
-    return 70
+    tail -n 40 "$out/sanitize-build.log"
+    count 0 1 0
+    return 0
   fi
   for name in "${without_native[@]}"; do
     ignored+=("--ignore=tests/unit/$name")
@@ -291,48 +297,8 @@ sanitized_tests() {
     fi
     exec python -m pytest -p no:cacheprovider --junitxml="$out/sanitize.xml" --timeout=900 \
       --dist worksteal --tx "2*popen" "${chosen[@]}" "${ignored[@]}"
-  )
-}
-
-# start_sanitize: these tests start no launches, so where their stage is still to come they run beside the jobs, which
-# wait for Slurm.
-sanitize_job=""
-sanitize_done=0
-start_sanitize() {
-  if wants sanitize && ((!sanitize_done)) && can_run_beside && has_tests tests/unit; then
-    finish_beside
-    (
-      trap - INT QUIT TERM
-      renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
-      sanitized_tests
-    ) </dev/null >"$out/sanitize.log" 2>&1 &
-    sanitize_job=$!
-  fi
-}
-
-run_sanitize() {
-  local code=0
-  has_tests tests/unit || return 0
-  finish_beside
-  if [[ -n $sanitize_job ]]; then
-    wait "$sanitize_job" || code=$?
-    sanitize_job=""
-    cat "$out/sanitize.log"
-  else
-    sanitized_tests || code=$?
-  fi
-  sanitize_done=1
-  case $code in
-    69)
-      echo "skipped: the compiler has no libasan.so, libubsan.so and libstdc++.so"
-      count 0 0 1
-      ;;
-    70)
-      tail -n 40 "$out/sanitize-build.log"
-      count 0 1 0
-      ;;
-    *) count_reports "$code" "$out/sanitize.xml" ;;
-  esac
+  ) || code=$?
+  count_reports "$code" "$out/sanitize.xml"
 }
 
 # Unit tests of a daily run, and a training, with the lowest and with the newest versions; see tests/versions.py.
@@ -415,6 +381,8 @@ ordinary_build() {
 build_sanitized() {
   local bindings="" bench=ON
   ((long)) || bindings=$(ordinary_build) bench=OFF
+  # Objects of files that are gone would be linked as well.
+  [[ -z $bindings ]] || ninja -C "$bindings" -t cleandead
   cmake -S native -B build/sanitize -G Ninja -DMPIPS_SANITIZE=ON -DMPIPS_FAULTS=ON \
     -DMPIPS_BINDINGS_OF="$bindings" -DMPIPS_BENCH="$bench" \
     -DCMAKE_BUILD_TYPE=RelWithDebInfo \
