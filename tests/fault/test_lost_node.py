@@ -94,6 +94,18 @@ def test_a_script_has_replicas(nodes3: multinode.Nodes, tmp_path: Path) -> None:
     assert found["rows"] == [2.0, 4.0, *[6.0] * 58, 4.0, 2.0]
 
 
+@pytest.mark.long
+def test_a_torch_script_has_replicas(nodes3: multinode.Nodes, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    shape = ["-n", "5", "--set", "redundancy.partner=true"]
+    script = str(supervised.PROGRAMS / "lost_node_torch.py")
+    run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", script, shape=shape)
+    lose(nodes3, run, 0)
+    found = json.loads(run.launched.stdout().strip().splitlines()[-1])
+    assert found["first"] >= 29  # more than the checkpoint has; the last step may be repeated
+    assert found["values"] == [60.0] * 4
+
+
 # Replicated tables beside a dense table and rows on servers, and nothing but replicated tables.
 SUM = {"table.consistency": "bsp", "table.reduce": "sum"}
 HYBRID = {
