@@ -238,7 +238,9 @@ def test_other_readers_wait_for_the_decision() -> None:
     run(stream, main)
 
 
-def test_a_decision_is_pushed_again_in_the_clock_that_is_repeated() -> None:
+def test_a_decision_is_pushed_again_in_the_clock_that_is_repeated_by_the_worker_that_made_it() -> (
+    None
+):
     stream = StreamTable("s", {"x": ()}, 8)
 
     def main(worker: Worker) -> list[int]:
@@ -258,13 +260,11 @@ def test_a_decision_is_pushed_again_in_the_clock_that_is_repeated() -> None:
         connection = worker._connection
         reader.agreed_moments()
         assert pushed == []
-        for repeats, later in ((True, 0), (True, 1), (False, 0)):
-            imitated = type(
-                "Repeating",
-                (),
-                {"repeats": repeats, "now": connection.now + later, "index": connection.index},
-            )()
-            reader._worker = type("W", (), {"index": 0, "n_workers": 1, "_connection": imitated})()
+        for repeats, later, index in ((True, 0, 0), (True, 1, 0), (True, 0, 1), (False, 0, 0)):
+            clock = {"repeats": repeats, "now": connection.now + later, "index": index}
+            imitated = type("Repeating", (), clock)()
+            own = {"index": index, "n_workers": 2, "_connection": imitated}
+            reader._worker = type("W", (), own)()
             reader.agreed_moments()
         return pushed
 
