@@ -271,7 +271,7 @@ start_h5py() {
         --wheel-dir "$state/h5py" "h5py>=3.16"
     ) >"$state/h5py/log" 2>&1 </dev/null 9>&- &
     h5py_job=$!
-    trap end_jobs EXIT
+    trap 'kill "$h5py_job" 2>/dev/null || true' EXIT
   fi
 }
 
@@ -281,7 +281,7 @@ finish_h5py() {
   [[ -n $h5py_key ]] || return 0
   if [[ -n $h5py_job ]]; then
     with_elapsed "building h5py" wait "$h5py_job" || code=$?
-    h5py_job=""
+    trap - EXIT
     cat "$state/h5py/log" >>"$log"
     if ((code)); then
       tail -n 20 "$log" >&2
@@ -305,62 +305,19 @@ parallel_h5py() {
   [[ $found == parallel* ]]
 }
 
-# mpips_key FAULTS: print what the compiled module was, or would be, made from.
-mpips_key() {
-  local key
-  key="$(sources) $("$(compiler)" --version | head -n 1) ${MPIPS_XXHASH_DIR:-}"
-  if has_robin_map; then
-    key+=" with robin-map"
-  fi
-  echo "$key faults=$1"
-}
-
-has_mpips() {
-  done_before mpips "$1 $(installed mpips)" && compgen -G "$venv/lib/python3*/site-packages/mpips/_native*.so" >/dev/null
-}
-
-# start_mpips FAULTS: begin to compile, beside the first downloads of what only tests use. install_mpips repeats the
-# build, finds everything compiled, and shows what is wrong if this one has failed. The compilers are a process group
-# of their own, which ends with this script.
-mpips_job=""
-start_mpips() {
-  local faults=$1
-  if [[ -z ${MPIPS_SETUP_TESTS:-} || -f $state/stamp.docs ]] || has_mpips "$(mpips_key "$faults")"; then
-    return 0
-  fi
-  say "building mpips, beside the next steps ..."
-  rm -rf "$state/mpips" && mkdir "$state/mpips"
-  (
-    cd "$root"
-    PATH="$venv/bin:$PATH" exec "$venv/bin/python" -c 'import os, sys
-os.setpgrp()
-from scikit_build_core.build import build_editable
-build_editable(sys.argv[1], {"cmake.define.MPIPS_FAULTS": sys.argv[2]})' "$state/mpips" "$faults"
-  ) >"$state/mpips/log" 2>&1 </dev/null 9>&- &
-  mpips_job=$!
-  trap end_jobs EXIT
-}
-
-# end_jobs: end what runs in the background.
-end_jobs() {
-  [[ -z $h5py_job ]] || kill "$h5py_job" 2>/dev/null || true
-  [[ -z $mpips_job ]] || kill -- "-$mpips_job" 2>/dev/null || kill "$mpips_job" 2>/dev/null || true
-}
-
 # install_mpips FAULTS: install mpips editable. A change of Python code takes effect at once, a change in
 # native/ at the next set-up; no rank builds anything at import. FAULTS=ON|OFF: the module's fault points.
 install_mpips() {
   local key faults=$1
-  key=$(mpips_key "$faults")
-  ! has_mpips "$key" || return 0
-  if [[ -n $mpips_job ]]; then
-    with_elapsed "building mpips" wait "$mpips_job" || true
-    mpips_job=""
-    cat "$state/mpips/log" >>"$log"
-    rm -rf "$state/mpips"
-  else
-    say "building mpips ..."
+  key="$(sources) $("$(compiler)" --version | head -n 1) ${MPIPS_XXHASH_DIR:-}"
+  if has_robin_map; then
+    key+=" with robin-map"
   fi
+  key+=" faults=$faults"
+  if done_before mpips "$key $(installed mpips)" && compgen -G "$venv/lib/python3*/site-packages/mpips/_native*.so" >/dev/null; then
+    return 0
+  fi
+  say "building mpips ..."
   PATH="$venv/bin:$PATH" pip_install "building mpips" --no-build-isolation \
     "--config-settings=cmake.define.MPIPS_FAULTS=$faults" --editable "${root}[data,test]"
   stamp mpips "$key $(installed mpips)"
@@ -481,7 +438,6 @@ main() {
   make_venv
   install_mpi "$mpi"
   start_h5py "$mpi" "$hdf5"
-  start_mpips "$faults"
   install_libraries "$test_libraries"
   install_docs
   install_mpips "$faults"
