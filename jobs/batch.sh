@@ -37,8 +37,9 @@ begin() {
   [[ -n ${SLURM_NTASKS:-} ]] || fail 2 "the number of ranks is not set: submit with --ntasks or --ntasks-per-node"
   # Make the path absolute, in the form that env.sh gives it.
   root=$(cd "$root" && pwd)
-  # Ignore warnings until there are ranks to pass them to, and note a TERM.
-  trap : USR1 USR2
+  # Note a warning and a TERM until there are ranks to pass them to.
+  trap 'warned=1' USR1
+  trap : USR2
   trap 'terminated=1' TERM
   check_time
   load_modules
@@ -110,9 +111,10 @@ need_pmix() {
 # launch COMMAND...: run a command, pass signals on to it, and set `code` to its exit code. The command runs
 # in the background, so that the shell can handle signals. USR1 is passed on as `usr1_as`, and the first
 # TERM as `term_as`, if they are set: on TERM mpirun and srun kill their ranks before they can write a
-# checkpoint. A warning by USR1 would end a launcher or a rank that has not installed its handler yet. So they
-# begin with USR1 and USR2 ignored, and a warning that comes in the first seconds is sent once more when these
-# are over. A TERM that came before there is a command puts the job back into the queue.
+# checkpoint. A warning by USR1 would end a launcher or a rank that has not installed its handler yet. So a
+# launcher begins with USR1 and USR2 ignored (its ranks do not: it gives them the default again), and a warning
+# that comes earlier than `start_s` after the start is sent when these seconds are over. A TERM that came before
+# there is a command puts the job back into the queue.
 launch() {
   local child signalled started=$SECONDS
   if [[ -n ${terminated:-} ]]; then
@@ -126,9 +128,11 @@ launch() {
   trap 'signalled=1; warn "$child" "$started" "${usr1_as:-USR1}"' USR1
   trap 'signalled=1; kill -USR2 "$child" 2>/dev/null || true' USR2
   trap 'signalled=1; terminate "$child" "$started"' TERM
-  # The trap of `begin` has noted a TERM that came while the command was started.
+  # The traps of `begin` have noted what came before.
   if [[ -n ${terminated:-} ]]; then
     terminate "$child" "$started"
+  elif [[ -n ${warned:-} ]]; then
+    warn "$child" "$started" "${usr1_as:-USR1}"
   fi
   # Wait again if a signal ended `wait`, which then returns a code of its own.
   while :; do
@@ -141,12 +145,14 @@ launch() {
   end_watch
 }
 
-# warn CHILD STARTED SIGNAL: send a warning to a command that was started at this time of the shell.
+# warn CHILD STARTED SIGNAL: send a warning to a command that was started at this time of the shell, now or
+# when `start_s` are over.
 warn() {
   local child=$1 left=$((start_s - (SECONDS - $2))) signal=$3
-  kill -"$signal" "$child" 2>/dev/null || true
   if ((left > 0)); then
     (trap - USR1 USR2 TERM && sleep "$left" && kill -"$signal" "$child" 2>/dev/null) &
+  else
+    kill -"$signal" "$child" 2>/dev/null || true
   fi
 }
 

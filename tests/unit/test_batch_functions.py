@@ -16,11 +16,13 @@ import pytest
 BATCH = Path(__file__).parents[2] / "jobs/batch.sh"
 WATCH_JOB = BATCH.with_name("watch.sh")
 SCRIPT = 'source "$1"; start_s=$2; term_as=USR1; shift 2; launch "$@"; exit "$code"'
-# A launcher that is not ready for a warning before the file "go" is there.
+# A launcher that is not ready for a warning before the file "go" is there, and a rank, which until then ends
+# by one: a launcher gives its ranks the default of these signals again.
 COMMAND = """
 import os, signal, sys, time
 ready = lambda *arguments: os._exit(75)
 assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
+signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 open("started", "w").close()
 while not os.path.exists("go"):
     time.sleep(0.01)
@@ -59,9 +61,11 @@ def begun(folder: Path, start_s: int) -> Iterator[subprocess.Popen[bytes]]:
                 os.killpg(job.pid, signal.SIGKILL)
 
 
-def test_a_warning_before_the_command_has_its_handler_is_sent_again(tmp_path):
+def test_a_warning_before_a_rank_has_its_handler_is_sent_later(tmp_path):
     with begun(tmp_path, 8) as job:
         os.kill(job.pid, signal.SIGUSR1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(1)
         (tmp_path / "go").touch()
         assert job.wait(40) == 75
 
@@ -117,6 +121,21 @@ wait "$child"
 
 def test_a_second_term_ends_the_command(tmp_path):
     assert functions(tmp_path, TWICE, "")[0] == 128 + signal.SIGTERM
+
+
+BEFORE = f"""job=7 folder=/run run=/run
+trap 'warned=1' USR1
+kill -USR1 $$
+start_s=2
+launch {sys.executable} -c 'import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *arguments: os._exit(75))
+time.sleep(60)'
+exit "$code"
+"""
+
+
+def test_a_warning_before_there_are_ranks_reaches_them(tmp_path):
+    assert functions(tmp_path, BEFORE, "RUNNING None")[0] == 75
 
 
 EARLY = "job=7 folder=/run; trap 'terminated=1' TERM; kill -TERM $$; launch touch started"
