@@ -8,6 +8,7 @@ usage: staged_script.py FOLDER STAGES [OPTION=VALUE ...]
     kill=            WORKER:STEP:PASS, at which SIGKILL of that worker ends the first attempt: before it
                      computes its pass number PASS of the step
     fail=            WORKER:STEP, at which that worker raises
+    resume=auto      a checkpoint
 """
 
 import hashlib
@@ -21,10 +22,10 @@ from pathlib import Path
 import mpips
 
 FOLDER, STAGES = Path(sys.argv[1]), int(sys.argv[2])
-OPTIONS = {"epochs": "2", "schedule": "1f1b", "save": "0", "kill": "", "fail": ""}
+OPTIONS = {"epochs": "2", "schedule": "1f1b", "save": "0", "kill": "", "fail": "", "resume": "auto"}
 OPTIONS |= dict(word.split("=") for word in sys.argv[3:])
 saves = {"every_steps": int(OPTIONS["save"])} if OPTIONS["save"] != "0" else {}
-mpips.init(servers=1, timeout_s=40, verbose=False, **saves)
+mpips.init(servers=1, timeout_s=40, verbose=False, resume=OPTIONS["resume"], **saves)
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
