@@ -32,6 +32,7 @@ from mpips.torch.stage_order import Action, Schedule, bounds_of, order_of
 from mpips.torch.stage_values import (
     Flat,
     Tree,
+    digest_of_batch,
     flatten,
     from_arrays,
     n_samples_of,
@@ -330,6 +331,9 @@ class _Step:
         self._inputs, self._targets, self._loss = inputs, targets, loss
         self._stages, self._links, self._seed = pipeline.stages, pipeline.links, seed
         self._last = self._links.n_stages - 1
+        # Samples of the batch, number of its micro-batches, and its digest, which the stages compare.
+        digest = digest_of_batch(inputs, targets) if self._links.others else 0
+        self._cut = [bounds[-1][1], len(bounds), digest]
         # Number of gradients that come back from the next stage for each micro-batch; 0: none is sent.
         self._n_awaited: dict[tuple[int, int], int] = {}
 
@@ -357,11 +361,6 @@ class _Step:
         self._n_awaited[number, m] = sum(tensor.requires_grad for tensor in flat.tensors)
         self._links.send("forward", m, flat, number + 1, samples=self._cut)
 
-    @property
-    def _cut(self) -> list[int]:
-        """Samples of the batch and number of its micro-batches."""
-        return [self.bounds[-1][1], len(self.bounds)]
-
     def _received(self, number: int, m: int) -> Flat:
         """Return what the stage before has computed for a micro-batch."""
         head, flat = self._links.recv("forward", m, number - 1, number)
@@ -369,8 +368,9 @@ class _Step:
             theirs, own = head["samples"], self._cut
             raise ConfigError(
                 f"forward_backward: stage {number - 1} has a batch of {theirs[0]} samples in {theirs[1]} "
-                f"micro-batches, and stage {number} one of {own[0]} in {own[1]}: the workers of a pipeline "
-                "need the same batch; divide the data by mpips.torch.prepare_loader"
+                f"micro-batches, and stage {number} one of {own[0]} in {own[1]}"
+                f"{' with other values' if theirs[:2] == own[:2] else ''}: the workers of a pipeline need "
+                "the same batch; divide the data by mpips.torch.prepare_loader"
             )
         return flat
 

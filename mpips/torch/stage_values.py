@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
+from mpips.torch.fingerprints import digest_of
+from mpips.torch.generators import mix
 
 AnyArray = NDArray[Any]
 Tree = Any  # a tensor, a plain value, or a tuple, list or dict of trees
@@ -113,6 +115,12 @@ def n_samples_of(value: Tree, what: str) -> int:
             "the samples of the batch"
         )
     return lengths[0]
+
+
+def digest_of_batch(*values: Tree) -> int:
+    """Return a 64-bit digest of the tensors of a batch."""
+    tensors = [tensor for value in values for tensor in flatten(value, "the batch").tensors]
+    return mix(*(digest_of(tensor) or 0 for tensor in tensors))
 
 
 def samples(value: Tree, first: int, end: int, what: str) -> Tree:

@@ -19,7 +19,15 @@ from mpips.errors import ConfigError
 from mpips.torch.stage_cut import cut
 from mpips.torch.stage_order import SCHEDULES, bounds_of, order_of
 from mpips.torch.stage_run import Links, Pipeline
-from mpips.torch.stage_values import Flat, flatten, from_arrays, samples, to_arrays, unflatten
+from mpips.torch.stage_values import (
+    Flat,
+    digest_of_batch,
+    flatten,
+    from_arrays,
+    samples,
+    to_arrays,
+    unflatten,
+)
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -359,6 +367,36 @@ def test_different_batches_in_one_pipeline_are_an_error() -> None:
     flat = Flat(["t"], [torch.ones(2, 2)])
     own = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
     sender = Links(Mail(0, links._worker._queues), 2, is_alone=False)  # type: ignore[attr-defined]
-    sender.send("forward", 0, flat, 1, samples=[8, 4])
-    with pytest.raises(ConfigError, match="stage 0 has a batch of 8 samples in 4 micro-batches"):
-        Pipeline(cut(own, 2), links, 0).step(X, Y, cross_entropy, 4, "1f1b", (0, 0))
+    for sent, message in [
+        (
+            [8, 4, 1],
+            "stage 0 has a batch of 8 samples in 4 micro-batches, and stage 1 one of 11 in 4:",
+        ),
+        ([11, 4, digest_of_batch(X, Y + 1)], "one of 11 in 4 with other values: the workers of a"),
+    ]:
+        sender.send("forward", 0, flat, 1, samples=sent)
+        with pytest.raises(ConfigError, match=message):
+            Pipeline(cut(own, 2), links, 0).step(X, Y, cross_entropy, 4, "1f1b", (0, 0))
+
+
+def test_a_stage_without_gradients_gets_none_back() -> None:
+    def make() -> nn.Sequential:
+        own = model()
+        own[0].requires_grad_(False)
+        own[1].requires_grad_(False)
+        return own
+
+    queues: dict[Any, queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
+    found: list[Any] = []
+    first = Pipeline(cut(make(), CUTS[2]), Links(Mail(0, queues), 2, is_alone=False), 0)
+    last = Pipeline(cut(make(), CUTS[2]), Links(Mail(1, queues), 2, is_alone=False), 0)
+    # The first stage waits for nothing but the loss.
+    thread = threading.Thread(
+        target=lambda: found.append(first.step(X, Y, cross_entropy, 2, "gpipe", (0, 0))),
+        daemon=True,
+    )
+    thread.start()
+    loss = last.step(X, Y, cross_entropy, 2, "gpipe", (0, 0))
+    thread.join(20)
+    assert found == [loss]
+    assert all(waiting.empty() for waiting in queues.values())
