@@ -344,8 +344,8 @@ def _declare(
         job.script.declare(declared, buffer.initial_values)
     for opened in own.parameters:
         job.add(opened)
-    for kept in own.buffers:
-        job.add(kept)
+    for pushed in own.buffers:
+        job.add(pushed)
     for path, embedding in found.embeddings.items():
         job.script.declare(embedding.table(path, others), rows=embedding.initial_rows)
         job.add(embedding)

@@ -185,7 +185,7 @@ def _traced(model: nn.Module, units: Sequence[Unit]) -> list[Unit]:
             behind = f" behind {found[-1].path!r}" if found else ""
             raise ConfigError(
                 f"prepare: stages: the forward of {type(model).__name__} does more{behind} than to call its "
-                f"modules one after the other, each with the result of the one before ({_said(node)}): "
+                f"modules one after the other, each with the result of the one before ({_text_of(node)}): "
                 f"{advice}"
             )
         if node.op == "call_module":
@@ -194,7 +194,7 @@ def _traced(model: nn.Module, units: Sequence[Unit]) -> list[Unit]:
     return found
 
 
-def _said(node: fx.Node) -> str:
+def _text_of(node: fx.Node) -> str:
     """Return what a node of a trace is, in a few words."""
     if node.op == "call_module":
         return f"it calls {node.target} with other arguments"

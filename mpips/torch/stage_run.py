@@ -62,7 +62,7 @@ class ArrayWorker(Protocol):
         """Receive an array. Blocks."""
 
 
-class Links:
+class StageLinks:
     """Messages between the stages of one pipeline. With one worker all stages are its own.
 
     Attributes:
@@ -117,7 +117,7 @@ def _tag(kind: Kind, number: int) -> int:
 
 
 class _Entered(torch.autograd.Function):
-    """What a stage has received, as a result that its first layer may change in place."""
+    """A result with the values that a stage has received, which its first layer may change in place."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ class _Entered(torch.autograd.Function):
         return gradients[0]
 
 
-class Stage:
+class StagePasses:
     """The forward and backward passes of one stage."""
 
     def __init__(self, units: Sequence[tuple[int, Unit]]) -> None:
@@ -178,7 +178,7 @@ class Stage:
 class Pipeline:
     """The stages that a worker computes, and its passes over them."""
 
-    def __init__(self, stages: Sequence[Sequence[Unit]], links: Links, seed: int) -> None:
+    def __init__(self, stages: Sequence[Sequence[Unit]], links: StageLinks, seed: int) -> None:
         """Take all stages of a model.
 
         Args:
@@ -188,7 +188,7 @@ class Pipeline:
         """
         places = {unit.path: i for i, unit in enumerate(u for own in stages for u in own)}
         self._stages = {
-            number: Stage([(places[unit.path], unit) for unit in stages[number]])
+            number: StagePasses([(places[unit.path], unit) for unit in stages[number]])
             for number in links.own
         }
         self._links = links
@@ -299,12 +299,12 @@ class Pipeline:
                 self._links.clear()
 
     @property
-    def stages(self) -> dict[int, Stage]:
+    def stages(self) -> dict[int, StagePasses]:
         """The stages of this worker, by number."""
         return self._stages
 
     @property
-    def links(self) -> Links:
+    def links(self) -> StageLinks:
         """Links between the stages."""
         return self._links
 

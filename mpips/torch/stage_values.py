@@ -1,4 +1,4 @@
-"""What travels between stages: tensors, and tuples, lists and dicts of them, as arrays and a head.
+"""Messages between stages: tensors, and tuples, lists and dicts of them, as arrays and a head.
 
 The head is JSON text in a uint8 array: it has the structure, the dtype of each tensor and whether a gradient
 comes back for it. The arrays follow, one for each tensor. bfloat16, which NumPy lacks, travels as int16.

@@ -22,7 +22,7 @@ from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.stage_cut import Unit
 from mpips.torch.stage_order import SCHEDULES, Schedule
-from mpips.torch.stage_run import UNIT_TAG, Links, Loss, Pipeline, norms_of, total_norm
+from mpips.torch.stage_run import UNIT_TAG, Loss, Pipeline, StageLinks, norms_of, total_norm
 from mpips.worker.worker import Worker
 
 
@@ -330,7 +330,7 @@ class StagedModule(PreparedModule):
         """Return the passes over the stages; the job has started."""
         if self._mpips_pipeline is None:
             job, division = self._mpips_job, self._mpips_division
-            links = Links(job.start(), len(division.stages), is_alone=not division.is_divided)
+            links = StageLinks(job.start(), len(division.stages), is_alone=not division.is_divided)
             seed = mix(UNIT_TAG, job.script.seed, job.pipeline)
             self._mpips_pipeline = Pipeline(division.stages, links, seed)
         return self._mpips_pipeline

@@ -18,7 +18,7 @@ import mpips.torch
 from mpips.errors import ConfigError
 from mpips.torch.stage_cut import cut
 from mpips.torch.stage_order import SCHEDULES, bounds_of, order_of
-from mpips.torch.stage_run import Links, Pipeline
+from mpips.torch.stage_run import Pipeline, StageLinks
 from mpips.torch.stage_values import (
     Flat,
     digest_of_batch,
@@ -282,7 +282,7 @@ def divided(n: int, schedule: Any) -> list[tuple[Any, ...]]:
     def work(index: int) -> None:
         try:
             own = models[index]
-            links = Links(Mail(index, queues), n, is_alone=False)
+            links = StageLinks(Mail(index, queues), n, is_alone=False)
             found[index] = passes(own, Pipeline(cut(own, CUTS[n]), links, 5), schedule)
         except BaseException as error:
             found[index] = error
@@ -297,7 +297,7 @@ def divided(n: int, schedule: Any) -> list[tuple[Any, ...]]:
 
 def alone(n: int) -> tuple[Any, ...]:
     own = model()
-    links = Links(Mail(0, {}), n, is_alone=True)
+    links = StageLinks(Mail(0, {}), n, is_alone=True)
     return passes(own, Pipeline(cut(own, CUTS[n]), links, 5), "1f1b")
 
 
@@ -344,7 +344,7 @@ def test_the_loss_is_the_mean_of_the_samples_also_of_unequal_micro_batches() -> 
     plain = copy.deepcopy(own)
     loss = cross_entropy(plain(X), Y)
     loss.backward()
-    pipeline = Pipeline(cut(own, 2), Links(Mail(0, {}), 2, is_alone=True), 0)
+    pipeline = Pipeline(cut(own, 2), StageLinks(Mail(0, {}), 2, is_alone=True), 0)
     assert pipeline.step(X, Y, cross_entropy, 4, "1f1b", (0, 0)) == pytest.approx(loss.item())
     for p, other in zip(own.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, other.grad)
@@ -352,7 +352,7 @@ def test_the_loss_is_the_mean_of_the_samples_also_of_unequal_micro_batches() -> 
 
 def test_a_step_leaves_the_generators_as_they_were_and_passes_draw_different_numbers() -> None:
     own = model()
-    pipeline = Pipeline(cut(own, 2), Links(Mail(0, {}), 2, is_alone=True), 0)
+    pipeline = Pipeline(cut(own, 2), StageLinks(Mail(0, {}), 2, is_alone=True), 0)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     losses = {
         pipeline.step(X, Y, cross_entropy, 2, "1f1b", (i, j)) for i in range(2) for j in range(2)
@@ -363,10 +363,10 @@ def test_a_step_leaves_the_generators_as_they_were_and_passes_draw_different_num
 
 
 def test_different_batches_in_one_pipeline_are_an_error() -> None:
-    links = Links(Mail(1, defaultdict(queue.Queue)), 2, is_alone=False)
+    links = StageLinks(Mail(1, defaultdict(queue.Queue)), 2, is_alone=False)
     flat = Flat(["t"], [torch.ones(2, 2)])
     own = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
-    sender = Links(Mail(0, links._worker._queues), 2, is_alone=False)  # type: ignore[attr-defined]
+    sender = StageLinks(Mail(0, links._worker._queues), 2, is_alone=False)  # type: ignore[attr-defined]
     for sent, message in [
         (
             [8, 4, 1],
@@ -388,8 +388,8 @@ def test_a_stage_without_gradients_gets_none_back() -> None:
 
     queues: dict[Any, queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
     found: list[Any] = []
-    first = Pipeline(cut(make(), CUTS[2]), Links(Mail(0, queues), 2, is_alone=False), 0)
-    last = Pipeline(cut(make(), CUTS[2]), Links(Mail(1, queues), 2, is_alone=False), 0)
+    first = Pipeline(cut(make(), CUTS[2]), StageLinks(Mail(0, queues), 2, is_alone=False), 0)
+    last = Pipeline(cut(make(), CUTS[2]), StageLinks(Mail(1, queues), 2, is_alone=False), 0)
     # The first stage waits for nothing but the loss.
     thread = threading.Thread(
         target=lambda: found.append(first.step(X, Y, cross_entropy, 2, "gpipe", (0, 0))),
