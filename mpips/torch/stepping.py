@@ -193,6 +193,14 @@ class Stepping:
         """True from the start of the job on."""
         return self._job.has_started
 
+    def check_whole(self) -> None:
+        """Raise ConfigError if workers of other stages have a part of the state."""
+        if self._is_partial:
+            raise ConfigError(
+                "the state of the optimizer of a model in stages: this worker has that of its stage alone; "
+                "continue from a checkpoint of mpips, which has the whole"
+            )
+
     def leave_out(self, is_left_out: Callable[[torch.Tensor], bool]) -> None:
         """Take parameters out of the param groups: those that a worker of another stage steps."""
         self._is_partial = True
@@ -214,11 +222,7 @@ class Stepping:
         if self._job.makes_cursor:
             return {}  # a restart has the moments of the run
         refuse_interrupting("optimizer.state_dict()")
-        if self._is_partial:
-            raise ConfigError(
-                "the state of the optimizer of a model in stages: this worker has that of its stage alone; "
-                "continue from a checkpoint of mpips, which has the whole"
-            )
+        self.check_whole()
         if self._job.has_started:
             if self._overlap.has_sent:
                 raise ConfigError(
@@ -494,6 +498,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 they do not fit, or the servers cannot begin with them (LocalSGD, DiLoCo, `stream`).
         """
         stepping = self._mpips_stepping
+        stepping.check_whole()
         if state_dict.get("state") and stepping.has_started:
             raise ConfigError(
                 "load_state_dict of a prepared optimizer comes too late for the moments of each parameter: "

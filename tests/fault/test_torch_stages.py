@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 
 import mpips.torch  # noqa: E402
 
+pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).with_name("programs") / "staged_script.py")
 SAME = ("losses", "norms", "right", "lr", "steps", "digest")
 
