@@ -400,3 +400,38 @@ def test_a_stage_without_gradients_gets_none_back() -> None:
     thread.join(20)
     assert found == [loss]
     assert all(waiting.empty() for waiting in queues.values())
+
+
+def test_a_layer_that_changes_its_argument_in_place_changes_nothing_of_the_stage_before() -> None:
+    def gradients(inplace: bool) -> list[Any]:
+        torch.manual_seed(2)
+        layers = [nn.Linear(6, 5), nn.Tanh(), nn.LeakyReLU(0.1, inplace), nn.Linear(5, 3)]
+        own = nn.Sequential(*layers)
+        pipeline = Pipeline(cut(own, ["0-1", "2-3"]), StageLinks(Mail(0, {}), 2, is_alone=True), 0)
+        pipeline.step(X, Y, cross_entropy, 2, "1f1b", (0, 0))
+        return [p.grad for p in own.parameters()]
+
+    # The backward pass of Tanh reads its own result.
+    assert all(map(torch.equal, gradients(True), gradients(False)))
+
+
+def test_each_unit_draws_other_numbers_for_each_micro_batch_whatever_the_cut() -> None:
+    drawn: list[float] = []
+
+    class Drawing(nn.Module):
+        """Note a random number."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            drawn.append(torch.rand(()).item())
+            return x
+
+    def numbers(stages: list[str]) -> list[float]:
+        drawn.clear()
+        own = nn.Sequential(nn.Linear(6, 5), Drawing(), Drawing(), nn.Linear(5, 3))
+        links = StageLinks(Mail(0, {}), len(stages), is_alone=True)
+        Pipeline(cut(own, stages), links, 0).step(X, Y, cross_entropy, 3, "1f1b", (0, 0))
+        return list(drawn)
+
+    found = numbers(["0-3"])
+    assert len(set(found)) == 6
+    assert numbers(["0-1", "2-3"]) == found
