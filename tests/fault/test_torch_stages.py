@@ -31,7 +31,7 @@ def alone(folder: Path, *options: str) -> dict[str, Any]:
     """Return the result of one process with two stages."""
     folder.mkdir()
     command = [sys.executable, PROGRAM, str(folder), "2", *options]
-    with launcher.Launch(command, launcher.site_environment(), 60.0, folder) as job:
+    with launcher.Launch(command, launcher.site_environment(), 100.0, folder) as job:
         return ended(job, folder)
 
 
@@ -40,7 +40,7 @@ def run(folder: Path, ranks: int, stages: int, *options: str) -> launcher.Launch
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "mpips", "run", "-n", str(ranks), "--progress", "none"]
     command += [PROGRAM, str(folder), str(stages), "save=3", *options]
-    return launcher.Launch(command, launcher.site_environment(), 120.0, folder)
+    return launcher.Launch(command, launcher.site_environment(), 180.0, folder)
 
 
 def starts(folder: Path) -> list[tuple[str, int | None]]:
@@ -103,7 +103,7 @@ def test_each_of_four_stages_is_killed(tmp_path: Path, worker: int) -> None:
 def test_every_cut_has_the_bits_of_one_process(tmp_path: Path, stages: int, schedule: str) -> None:
     expected = alone(tmp_path / "alone")
     command = [sys.executable, PROGRAM, str(tmp_path), str(stages), f"schedule={schedule}"]
-    with launcher.launch(2 + stages, command, timeout=90.0) as job:
+    with launcher.launch(2 + stages, command, timeout=150.0) as job:
         found = ended(job, tmp_path)
     assert same(found, expected)
     others = [json.loads((tmp_path / f"{w}.json").read_text()) for w in range(stages)]
@@ -118,8 +118,8 @@ def test_two_pipelines_make_equal_bits_in_each_run_and_differ_from_one_by_roundi
     found = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        command = [sys.executable, PROGRAM, str(tmp_path / name), "2"]
-        with launcher.launch(6, command, timeout=90.0) as job:
+        command = [sys.executable, PROGRAM, str(tmp_path / name), "2", "micro=2"]
+        with launcher.launch(6, command, timeout=150.0) as job:
             found.append(ended(job, tmp_path / name))
     assert same(*found)
     states = [torch.load(tmp_path / "first" / f"state-{w}.pt") for w in (0, 2)]
@@ -140,7 +140,7 @@ def test_a_checkpoint_continues_with_another_number_of_stages(
     (saved,) = (folder / "runs").glob("*/checkpoints")
     options = ("epochs=3", f"resume={saved / 'latest'}")
     command = [sys.executable, PROGRAM, str(tmp_path), str(second[1]), *options]
-    with launcher.launch(second[0], command, timeout=90.0) as job:
+    with launcher.launch(second[0], command, timeout=150.0) as job:
         found = ended(job, tmp_path)
     assert same(found, expected)
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_continues_with_another_number_of_stages(
 @pytest.mark.parametrize("worker", [0, 1])
 def test_an_error_in_one_stage_ends_all_with_one_message(tmp_path: Path, worker: int) -> None:
     command = [sys.executable, PROGRAM, str(tmp_path), "2", f"fail={worker}:3"]
-    with launcher.launch(4, command, timeout=60.0) as job:
+    with launcher.launch(4, command, timeout=120.0) as job:
         assert job.wait() == 1, job.tail(60)
         text = job.stderr()
     assert len(re.findall(r"mpips: error: ", text)) == 1

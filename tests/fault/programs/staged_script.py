@@ -3,6 +3,7 @@
 usage: staged_script.py FOLDER STAGES [OPTION=VALUE ...]
 
     epochs=2         epochs
+    micro=3          micro-batches of half a batch
     schedule=1f1b    order of the micro-batches
     save=0           steps between two checkpoints
     kill=            WORKER:STEP:PASS, at which SIGKILL of that worker ends the first attempt: before it
@@ -22,7 +23,15 @@ from pathlib import Path
 import mpips
 
 FOLDER, STAGES = Path(sys.argv[1]), int(sys.argv[2])
-OPTIONS = {"epochs": "2", "schedule": "1f1b", "save": "0", "kill": "", "fail": "", "resume": "auto"}
+OPTIONS = {
+    "epochs": "2",
+    "schedule": "1f1b",
+    "save": "0",
+    "kill": "",
+    "fail": "",
+    "resume": "auto",
+    "micro": "3",
+}
 OPTIONS |= dict(word.split("=") for word in sys.argv[3:])
 saves = {"every_steps": int(OPTIONS["save"])} if OPTIONS["save"] != "0" else {}
 mpips.init(servers=1, timeout_s=40, verbose=False, resume=OPTIONS["resume"], **saves)
@@ -137,7 +146,7 @@ for _ in mpips.torch.epochs(int(OPTIONS["epochs"]), state=log):
                 a[part],
                 b[part],
                 lambda out, target: nn.functional.cross_entropy(out, target) / 2,
-                micro_batches=3,
+                micro_batches=int(OPTIONS["micro"]),
                 schedule=OPTIONS["schedule"],
             )
         log["losses"].append(loss.item())

@@ -99,6 +99,14 @@ class Branching(nn.Module):
         return self.a(x) if x.sum() > 0 else self.b(x)
 
 
+class Parallel(Branching):
+    """A forward that gives its argument to both modules."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.a(x)
+        return self.b(x)
+
+
 def pair() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
@@ -119,6 +127,7 @@ def pair() -> nn.Module:
         (tied, 2, "'0.weight' of stage 0 and '1.weight' of stage 1 are one tensor (tied)"),
         (hooked, 2, "the model has hooks"),
         (Owner, 2, "'scale' belongs to no module"),
+        (Parallel, 2, "behind 'a' than to call its modules one after the other"),
         (Branching, 2, "torch.fx cannot follow the forward of Branching"),
         (
             lambda: Chained(lambda x: x.mean(1)),
