@@ -78,6 +78,17 @@ def test_calls_of_one_step_add_up_and_zero_grad_drops(job: Any) -> None:
     assert model.clip_grad_norm_(1.0).item() == 0.0
 
 
+def test_each_pass_of_a_step_has_a_number_of_its_own(job: Any) -> None:
+    model, optimizer = prepared()
+    found = []
+    for _ in range(2):
+        for _ in range(2):
+            model.forward_backward(X, Y, cross_entropy, micro_batches=2)
+            found.append(model._mpips_passes)
+        optimizer.step()
+    assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_an_error_within_a_step_leaves_nothing_for_the_next(job: Any) -> None:
     model, _ = prepared()
     calls = iter(range(100))
