@@ -1,8 +1,8 @@
 """Producers that are programs in C or Fortran: a worker takes their samples from queues in shared memory.
 
 A program on the worker's node copies samples into a queue by libmpips_client
-(native/src/queue/sample_queue.hpp). The worker pushes them, so that the promises of `Producer` hold: the
-program is no rank, takes part in nothing, and waits for nothing but room in its queue.
+(native/src/queue/sample_queue.hpp). The worker pushes them, so that the promises of `Producer` hold. The
+program is not a rank of the job, and waits only for room in its queue.
 
 Exactly once. Each sample is pushed, with its counts, in a clock of its own. The queue notes the clock before
 the push, so a worker that continues in memory repeats the push from the same queue. A sample leaves the queue
@@ -97,7 +97,7 @@ class ProgramQueue:
         return arrays
 
     def advance(self, worker: Worker, clock: int) -> bool:
-        """Push the next sample, or the end, in a clock of its own; return False if there is none.
+        """Push the next sample, or the end, in a clock of its own; return False if neither has come.
 
         `clock`: The worker's clock.
         """
@@ -184,7 +184,7 @@ class ProgramServer:
             queue.memory.unlink()
 
     def _advance(self) -> bool:
-        """Push at most one sample of each queue; return False if there was none."""
+        """Push at most one sample of each queue; return False if no queue had one."""
         pushed = [queue.advance(self._worker, self._connection.now) for queue in self.queues]
         return any(pushed)
 
