@@ -1,5 +1,6 @@
 #include <pybind11/pybind11.h>
 
+#include "bindings/queue.hpp"
 #include "bindings/register.hpp"
 
 PYBIND11_MODULE(_native, m) {
@@ -31,4 +32,5 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_node_rows(m);
   mpips::register_process(m);
   mpips::register_checkpoint(m);
+  mpips::register_queue(m);
 }
