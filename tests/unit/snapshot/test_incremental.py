@@ -15,7 +15,7 @@ from mpips.checkpoint import DenseShardData, list_checkpoints, open_checkpoint, 
 from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
 from mpips.recovery.saving import Saving
-from mpips.snapshot import server_part
+from mpips.snapshot import copy, server_part
 from mpips.snapshot.copy import ServerCopy, shards_in_place
 
 TABLES: list[Any] = [
@@ -32,12 +32,12 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cuts: list[dict[str, dict[str, np.ndarray]]] = []
-        copy = ServerCopy.copy
+        make_copy = ServerCopy.copy
 
         def recording(own: Any) -> Any:
             shards = shards_in_place(own._server, own._placement, own._tables)
             self.cuts.append({shard.table: columns(shard) for shard in shards})
-            return copy(own)
+            return make_copy(own)
 
         monkeypatch.setattr(ServerCopy, "copy", recording)
         monkeypatch.setattr(server_part, "retain", lambda *_: None)
@@ -213,3 +213,16 @@ def test_what_changed_before_a_checkpoint_that_failed_is_in_the_next_one(tmp_pat
     del cuts[1]
     numbers = [check(path, cut) for path, cut in zip(paths, cuts, strict=False)]
     assert numbers[:3] == [0, 0, 1]
+
+
+def test_a_row_at_the_place_of_an_equal_one_has_changed():
+    memory = np.array([1, 2, 3, 0, 0, 0]), np.ones((6, 2), np.float32)
+    held = np.array([1, 3, 4, 2, 5]), np.ones((5, 2), np.float32)
+    found = copy._copy_rows(memory, held, 3)
+    assert found.places.tolist() == [1, 2, 3, 4]
+    assert found.removed.tolist() == []
+    assert memory[0].tolist() == [1, 3, 4, 2, 5, 0]
+    held = np.array([5, 3]), np.ones((2, 2), np.float32)
+    found = copy._copy_rows(memory, held, 5)
+    assert found.places.tolist() == [0]
+    assert sorted(found.removed.tolist()) == [1, 2, 4]
