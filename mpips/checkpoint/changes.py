@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -121,7 +122,7 @@ def sizes(shards: Sequence[ShardData], increment: Increment) -> tuple[int, int]:
     changed, total = 0, 0
     for shard in shards:
         n = len(increment.changed[shard.table].places)
-        arrays = [shard.values, *shard.state.values()]
+        arrays: list[NDArray[Any]] = [shard.values, *shard.state.values()]
         if isinstance(shard, DenseShardData):
             each = sum(array.itemsize for array in arrays)
             changed += min(n * PIECE, len(shard.values)) * each
