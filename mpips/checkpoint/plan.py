@@ -38,7 +38,7 @@ THRESHOLD = "threshold_in_force"  # of Reject("auto"): the greatest one of a ser
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 
-class Place(msgspec.Struct, frozen=True):
+class ChainEnd(msgspec.Struct, frozen=True):
     """The last checkpoint of a chain, which the next link continues.
 
     Attributes:
@@ -62,7 +62,7 @@ class Hello(msgspec.Struct):
         applied: Sequence number of the last applied record, by worker.
         bound, backup, thresholds: See ServerState.
         place: Last checkpoint of the chain that the server can continue; None: it cannot.
-        stored: What the server writes into a link, by name of the link's table.
+        stored: Rows that the server writes into a link, by name of the link's table.
         changed_bytes: Bytes of the rows and pieces that have changed.
         total_bytes: Bytes of all rows and elements.
     """
@@ -74,7 +74,7 @@ class Hello(msgspec.Struct):
     bound: int = -1
     backup: int = -1
     thresholds: dict[str, int] = {}
-    place: Place | None = None
+    place: ChainEnd | None = None
     stored: dict[str, ShardEntry] = {}
     changed_bytes: int = 0
     total_bytes: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint import worker_files
-from mpips.checkpoint.chain import Chain
 from mpips.checkpoint.folder import parse_name
 from mpips.checkpoint.manifest import (
     DTYPES,
@@ -34,6 +33,9 @@ from mpips.checkpoint.shards import Float32, Keys
 from mpips.checkpoint.structure import structure_sum
 from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.row_values import bf16_values
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.chain import Chain
 
 BLOCK_BYTES = 8 << 20  # bytes that are read at once
 
@@ -429,6 +431,9 @@ def open_data(path: Path, manifest: Manifest, xxh3: str = "") -> Checkpoint:
             part.close()
         raise
     if parts:
+        # Only links need this module.
+        from mpips.checkpoint.chain import Chain
+
         checkpoint.chain = Chain(parts[::-1])
     return checkpoint
 

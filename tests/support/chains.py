@@ -13,7 +13,7 @@ from checkpoints import Contents
 import mpips
 from mpips.checkpoint import CheckpointInfo, DenseShardData, ServerState, write_checkpoint
 from mpips.checkpoint.changes import PIECE, Changed, Increment
-from mpips.checkpoint.plan import Place
+from mpips.checkpoint.plan import ChainEnd
 from mpips.checkpoint.reader import Checkpoint
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
@@ -84,7 +84,7 @@ class History:
             columns[role] = np.concatenate([array[~gone], made])[order]
         self._changed[name] = np.concatenate([self._changed[name], new])
 
-    def increment(self, place: Place, server: int, n_servers: int) -> Increment:
+    def increment(self, place: ChainEnd, server: int, n_servers: int) -> Increment:
         """What one server knows of the changes."""
         changed = {}
         for shard in self.contents.shards(server, n_servers):
