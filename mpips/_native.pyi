@@ -117,7 +117,7 @@ def copy_finite(
 def all_finite(src: npt.NDArray[np.float32], kernels: str | None) -> bool: ...
 def all_within(src: npt.NDArray[np.float32], bound: float, kernels: str | None) -> bool: ...
 
-class QueueServer:
+class QueueServer(metaclass=_Pybind11Type):
     def __init__(
         self,
         name: str,
