@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +29,31 @@ class Died(Exception):
     """The process ends here."""
 
 
-class Memory:
-    """What survives a process: rows, clocks, and the pushes of a worker by clock, as servers have them."""
+class Shard:
+    """A server: what it has applied, and what of a worker is on its way to it, in its order."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[str, int], np.ndarray] = {}
-        self.made: dict[int, list[tuple[str, list[int]]]] = {}
-        self.clock = 0  # that all servers have reached
+        self.rows: dict[int, np.ndarray] = {}
+        self.made: dict[int, list[list[int]]] = {}  # keys of pushes by clock
+        self.clock = 0
+        self.coming: list[Callable[[], None]] = []
+
+    def take(self, n: int | None = None) -> None:
+        """Apply the first `n` records that are on their way; None: all."""
+        for record in self.coming[:n]:
+            record()
+        self.coming = []
+
+
+class Memory:
+    """What survives a process: rows, clocks, and pushes by clock, of two servers.
+
+    What the worker sends is on its way until it has waited for a push or has pulled from that server. When
+    the worker dies, each server has received the first part of it, and the rest is lost.
+    """
+
+    def __init__(self) -> None:
+        self.shards = {"s.samples": Shard(), "s.counts": Shard()}
         self.left, self.done = (
             NEVER,
             0,
@@ -45,50 +65,70 @@ class Memory:
         self.left -= 1
         self.done += 1
 
+    def lose(self, salt: int) -> None:
+        """The worker is dead. A tick that one server has is given to the other one, as a restart does."""
+        for n, shard in enumerate(self.shards.values()):
+            shard.take((salt + n * (1 + salt // 3)) % (1 + len(shard.coming)))
+        clock = max(shard.clock for shard in self.shards.values())
+        for shard in self.shards.values():
+            shard.clock = clock
+
+    def rows(self, name: str) -> dict[int, np.ndarray]:
+        self.shards[name].take()
+        return self.shards[name].rows
+
     def launch(self) -> Any:
         """The worker of a launch."""
-        first = self.clock
-        before, again = list(self.made.get(first, [])), []
+        first = max(shard.clock for shard in self.shards.values())
+        before = {name: list(s.made.get(first, [])) for name, s in self.shards.items()}
+        again: dict[str, list[list[int]]] = {name: [] for name in before}
         connection = SimpleNamespace(
             index=1,
             now=first,
-            repeats=bool(before),
+            repeats=any(before.values()),
             control=SimpleNamespace(state=""),
             snapshot=SimpleNamespace(end_gather=lambda: None),
             check_cut_in_wait=lambda: None,
         )
 
         def table(name: str) -> Any:
+            shard = self.shards[name]
+
             def push(keys: np.ndarray, rows: np.ndarray) -> Any:
                 self.point()
-                made = name, keys.tolist()
-                if connection.now == first and len(again) < len(before):
-                    again.append(made)
+                made, values, now = keys.tolist(), rows.copy(), connection.now
+                if now == first and len(again[name]) < len(before[name]):
+                    again[name].append(made)
                     # Else the job would end with ReplayError.
-                    assert again == before[: len(again)]
+                    assert again[name] == before[name][: len(again[name])]
                 else:
-                    self.made.setdefault(connection.now, []).append(made)
-                    for key, row in zip(made[1], rows.copy(), strict=True):
-                        self.rows[name, key] = row
+
+                    def applied() -> None:
+                        shard.made.setdefault(now, []).append(made)
+                        shard.rows.update(zip(made, values, strict=True))
+
+                    shard.coming.append(applied)
                 self.point()
-                return SimpleNamespace(wait=lambda: None)
+                return SimpleNamespace(wait=shard.take)
 
             def pull(keys: np.ndarray) -> np.ndarray:
                 self.point()
+                shard.take()
                 nothing = np.zeros(DIM, np.float32)
-                return np.array([self.rows.get((name, key), nothing) for key in keys.tolist()])
+                return np.array([shard.rows.get(key, nothing) for key in keys.tolist()])
 
             return SimpleNamespace(push=push, pull=pull)
 
         def clock() -> None:
             self.point()
-            assert connection.now > first or len(again) == len(before)
+            assert connection.now > first or all(len(again[n]) == len(before[n]) for n in before)
             connection.now += 1
-            self.clock = connection.now
+            for shard in self.shards.values():
+                shard.coming.append(partial(setattr, shard, "clock", connection.now))
             self.point()
 
         return SimpleNamespace(
-            _connection=connection, table={n: table(n) for n in ("s.samples", "s.counts")}.__getitem__,
+            _connection=connection, table={n: table(n) for n in self.shards}.__getitem__,
             clock=clock, index=1,
         )  # fmt: skip
 
@@ -149,20 +189,21 @@ def test_each_sample_counts_once_wherever_the_worker_dies(part: int) -> None:
             if served(memory, name):
                 break
             ended = False
+            memory.lose(dies)
             gc.collect()  # a process that ends gives up its locks
         for thread in threads:
             thread.join()
         assert not errors, (dies, errors)
         for number in PRODUCERS:
             (mine,), (other,) = (
-                counts_of(m.rows["s.counts", number][None]) for m in (memory, expected)
+                counts_of(m.rows("s.counts")[number][None]) for m in (memory, expected)
             )
             assert mine == other, dies
             assert (mine.produced, mine.dropped, mine.is_closed) == (N, 1, True)
-        samples = [key for key in expected.rows if key[0] == "s.samples"]
+        held, samples = memory.rows("s.samples"), expected.rows("s.samples")
         assert len(samples) == (N - 1) * len(PRODUCERS)
-        for key in samples:
-            np.testing.assert_array_equal(memory.rows[key], expected.rows[key], str(dies))
+        for key, row in samples.items():
+            np.testing.assert_array_equal(held[key], row, str(dies))
         assert not list(Path("/dev/shm").glob(f"mpips_queue.*.{name}.*"))
         dies += 4
     assert dies > 60
