@@ -19,8 +19,10 @@ from mpips.checkpoint import (
     apply_delta,
     changes,
     find_newest,
+    folder,
     list_checkpoints,
     open_checkpoint,
+    reader,
     retain,
     write_delta,
     writer,
@@ -69,6 +71,32 @@ def test_every_link_is_read_as_the_tables_at_its_cut(tmp_path, monkeypatch, seed
             assert info.place.index == number
             assert checkpoint.damage() == []
             check(checkpoint, columns)
+
+
+def test_a_link_that_replaces_latest_while_it_is_opened_changes_nothing(tmp_path, monkeypatch):
+    history = History(1)
+    history.write(tmp_path)
+    # Two links of other rows, whose files have the same size.
+    for at in (0, 5):
+        users = history.contents.columns["users"]
+        users["values"][at : at + 5] += 1
+        history.changed({"users": users["keys"][at : at + 5]})
+        history.write(tmp_path)
+    (_, (columns, first), (_, second)) = history.written
+    assert first.n_bytes == second.n_bytes
+    folder.point_latest(first.path)
+    read = reader._read_manifest
+
+    def then_the_next_one_is_published(path: Path) -> object:
+        found = read(path)
+        folder.point_latest(second.path)
+        return found
+
+    monkeypatch.setattr(reader, "_read_manifest", then_the_next_one_is_published)
+    with open_checkpoint(tmp_path / "latest") as checkpoint:
+        check(checkpoint, columns)
+        assert checkpoint.damage() == []
+        assert checkpoint.path.name == first.path.name
 
 
 def test_a_link_has_only_what_differs(chain):
