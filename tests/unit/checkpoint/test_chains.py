@@ -158,6 +158,26 @@ def test_a_chain_that_has_lost_a_checkpoint_is_not_continued(chain, loss):
         check(checkpoint, chain.written[-1][0])
 
 
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_link_is_not_published_if_its_chain_is_removed_meanwhile(chain, monkeypatch, lost):
+    folder = paths_of(chain)[0].parent
+    can_continue = writer.can_continue
+
+    def then_removed(*place: object) -> bool:
+        found = can_continue(*place)
+        shutil.rmtree(paths_of(chain)[lost])
+        return found
+
+    monkeypatch.setattr(writer, "can_continue", then_removed)
+    left = sorted(set(folder.iterdir()) - {paths_of(chain)[lost]})
+    chain.evolve()
+    with pytest.raises(
+        CheckpointError, match=f"{paths_of(chain)[lost].name}, which the chain needs"
+    ):
+        chain.write(folder)
+    assert sorted(folder.iterdir()) == left
+
+
 def test_damage_in_any_file_of_a_chain_is_named_and_the_last_good_state_is_found(chain):
     paths = paths_of(chain)
     with open_checkpoint(paths[2]) as checkpoint:
