@@ -357,7 +357,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     A link of a chain is opened with all that it continues, which lie in the same folder.
 
     Args:
-        path: Folder of the checkpoint.
+        path: Folder of the checkpoint, or a symbolic link to it such as `latest`.
 
     Returns:
         The open checkpoint, owned by the caller.
@@ -378,6 +378,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
+    # Follow `latest` once: it may lead to another checkpoint before all files are open.
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     manifest, xxh3 = _read_manifest(path)
     # Refuse a folder that has been renamed, or that has the manifest of another checkpoint.
     named = parse_name(path)

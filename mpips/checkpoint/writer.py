@@ -464,6 +464,9 @@ class CheckpointWriter:
             self._folder, prepared.folder, manifest.workers, self._finished
         )
         manifest = msgspec.structs.replace(manifest, workers=workers)
+        if manifest.link is not None:
+            # The lock keeps the chain from here on, but it may have been removed before the lock was taken.
+            open_data(prepared.folder, manifest).close()
         xxh3 = write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
         _native.fault_point("synced")

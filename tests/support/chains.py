@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,16 @@ class History:
             self._change(columns, places)
             self._changed[table.name] = columns["keys"][places]
             self._add_and_remove(table.name, columns, share)
+
+    def changed(self, units: Mapping[str, np.ndarray]) -> None:
+        """Note which units of tables have been changed by hand since the last checkpoint, and no others.
+
+        Args:
+            units: By name of the table, the keys of rows or the places of elements.
+        """
+        none = np.empty(0, np.int64)
+        self._changed = {t.name: units.get(t.name, none) for t in self.contents.tables}
+        self._removed = dict.fromkeys(self._changed, none)
 
     def _change(self, columns: dict[str, np.ndarray], places: np.ndarray) -> None:
         """Change some units: their values, their states, or both."""
