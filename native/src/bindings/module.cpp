@@ -1,6 +1,5 @@
 #include <pybind11/pybind11.h>
 
-#include "bindings/queue.hpp"
 #include "bindings/register.hpp"
 
 PYBIND11_MODULE(_native, m) {

@@ -1,5 +1,3 @@
-#include "bindings/queue.hpp"
-
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -7,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/register.hpp"
 #include "queue/queue_server.hpp"
 
 namespace py = pybind11;
