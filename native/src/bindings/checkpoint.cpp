@@ -46,8 +46,8 @@ void update_sum(Xxh3& sum, const py::buffer& data) {
 constexpr std::size_t kBlock = 256;  // bytes that are compared and copied together
 
 // Copy the blocks of units that differ, and mark these units. A block that is equal is read but not
-// written, so where few have changed this takes less time than a copy. With blocks of 1 KiB it takes
-// one and a half times as long where all have changed.
+// written, so where few have changed this takes less time than a copy. With blocks of 1 KiB it
+// takes one and a half times as long where all have changed.
 void copy_units(std::uint8_t* to, const std::uint8_t* from, std::size_t n, std::size_t unit,
                 std::uint8_t* changed) noexcept {
   for (std::size_t at = 0; at < n; at += unit, ++changed) {
