@@ -328,6 +328,20 @@ def test_uses_that_a_model_in_stages_does_not_take_are_errors(
     assert message in str(caught.value)
 
 
+def test_a_grad_scaler_is_refused_by_name(job: Any) -> None:
+    model, optimizer = prepared()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model.forward_backward(
+        X, Y, lambda out, y: scaler.scale(cross_entropy(out, y)), micro_batches=2
+    )
+    with pytest.raises(ConfigError, match="GradScaler with a model in stages: each worker would"):
+        scaler.step(optimizer)
+    scaler.unscale_(optimizer)
+    with pytest.raises(ConfigError, match="GradScaler with a model in stages: each worker would"):
+        scaler.step(optimizer)
+    assert mpips.torch.steps() == 0
+
+
 def divided_job(n_workers: int, n_stages: int, rank: int = 0) -> Any:
     script = SimpleNamespace(rank=rank, n_workers=n_workers)
     job = SimpleNamespace(script=script, loaders=[], _asked_stages=None, n_stages=1)
