@@ -375,6 +375,7 @@ BLOCK_FLOATS: int
 LINE_BYTES: int
 FINISHED_CLOCK: int
 HEAD_BYTES: int
+SWITCH_LEAD: int
 CLOCK_LINE_BYTES: int
 
 class SharedMemoryError(RuntimeError):
