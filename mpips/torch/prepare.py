@@ -299,7 +299,7 @@ def _division(
             )
     found = cut(model, stages)
     job.divide(len(found))
-    return Division(job, found)
+    return Division(job, model, found)
 
 
 def _of_stage(found: _ModelTables, division: Division) -> _ModelTables:

@@ -362,7 +362,7 @@ def test_the_number_of_workers_is_a_multiple_of_the_stages_or_one() -> None:
 
 def test_parameters_of_other_stages_are_freed_and_their_gradients_cannot_be_read() -> None:
     model = plain()
-    division = Division(divided_job(4, 2, rank=3), cut(model, ["0-2", "3-5"]))
+    division = Division(divided_job(4, 2, rank=3), model, cut(model, ["0-2", "3-5"]))
     assert division.own == [1]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     left: list[Any] = []
