@@ -267,6 +267,18 @@ def test_norms_of_all_stages_are_summed_in_the_order_of_one_process(
     assert [float(one) for one in summed] == [float(one) for one in norms]
 
 
+def test_a_state_of_the_whole_model_is_that_of_the_first_stage(job: Any) -> None:
+    own = mpips.torch.prepare(plain(), stages=2)
+    whole = own.full_state_dict()
+    first = {name: value for name, value in whole.items() if name[0] == "0"} | {"2.bias": "first"}
+    last = {name: value for name, value in whole.items() if name[0] == "2"}
+    own._mpips_pipeline.from_all = lambda *_: [first, last]
+    found = own.full_state_dict()
+    assert list(found) == list(whole)
+    assert found["2.bias"] == "first"
+    assert torch.equal(found["2.weight"], whole["2.weight"])
+
+
 def test_a_value_that_the_script_sets_behind_a_pull_is_an_error(job: Any) -> None:
     own = plain()
     own, _ = mpips.torch.prepare(own, torch.optim.SGD(own.parameters(), 0.1), stages=2)
