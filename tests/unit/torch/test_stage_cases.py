@@ -17,6 +17,7 @@ from torch_rig import torch_job, values_of
 import mpips.torch
 from mpips.errors import ConfigError
 from mpips.torch import staged_model
+from mpips.torch.job import TorchJob
 from mpips.torch.stage_run import Pipeline
 from mpips.torch.stage_values import flatten, from_arrays, to_arrays
 from mpips.worker.worker import connection_of
@@ -289,19 +290,39 @@ def test_a_value_that_the_script_sets_behind_a_pull_is_an_error(job: Any) -> Non
         own.forward_backward(X, Y, cross_entropy, micro_batches=2)
 
 
-def test_a_batch_without_a_step_ends_its_clock(job: Any) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_batch_without_a_step_ends_its_clock(job: Any, by_hand: bool) -> None:
     own = plain()
     loader = DataLoader(TensorDataset(X, Y), 3)
     own, optimizer, loader = mpips.torch.prepare(
         own, torch.optim.SGD(own.parameters(), 0.1), loader, stages=2
     )
     for number, (x, y) in enumerate(loader):
-        optimizer.zero_grad()
+        if by_hand:
+            for p in own.parameters():
+                p.grad = None
+        else:
+            optimizer.zero_grad()
         own.forward_backward(x, y, cross_entropy, micro_batches=2)
         if number not in (0, 2):
             optimizer.step()
     assert number == 3
     assert mpips.torch.steps() == 4
+
+
+def test_pipelines_and_seeds_draw_different_numbers(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = mpips.torch.prepare(plain(), stages=2)
+    own._mpips_job.start()
+    found = []
+    for pipeline_number, seed in ((0, 1), (1, 1), (0, 2), (0, 1)):
+        monkeypatch.setattr(TorchJob, "pipeline", property(lambda _, n=pipeline_number: n))
+        monkeypatch.setattr(job, "seed", seed)
+        own.__dict__["_mpips_pipeline"] = None
+        found.append(own._mpips_connected().seed_of((0, 0)))
+    assert len(set(found)) == 3
+    assert found[0] == found[3]
 
 
 @pytest.mark.parametrize("is_divided", [True, False])

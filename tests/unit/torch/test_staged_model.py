@@ -135,6 +135,7 @@ def test_a_state_that_is_loaded_before_the_start_is_that_of_all_stages(
         torch.testing.assert_close(found[number]["exp_avg"], state["exp_avg"])
         assert states[number][1] == 1
         torch.testing.assert_close(torch.from_numpy(states[number][0][0]), state["exp_avg"])
+    assert not optimizer._mpips_stepping.has_gradients  # those of other stages are not read
     # The optimizer keeps the tables of its stage alone, and none has the state of another one.
     kept = [t for own in optimizer._mpips_stepping._groups for t in own]
     assert [t.parameter for t in kept] == [p for p in model.parameters() if p.numel()]
