@@ -35,8 +35,9 @@ from mpips.model.table_options import is_table_name
 FORMAT = 6
 MANIFEST = "manifest.json"
 STATE = "state.h5"
-CHANGES = "changes.h5"  # in place of STATE in a link of a chain
-REMOVED = "/removed"  # behind the name of a table: its entry in a link for the keys of removed rows
+CHANGES = "changes.h5"  # the file of a link of a chain; other checkpoints have STATE
+REMOVED = "/removed"  # suffix: the entry TABLE/removed of a link has the keys of removed rows
+PIECE = 256  # elements of a dense table that are compared together
 # Types of datasets, and the arrays that have their bytes. bfloat16 is read as float32.
 DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4", "bfloat16": "<u2"}
 DATASET_DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # by row_dtype
@@ -286,12 +287,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         """Return the entry with this name.
 
         Raises:
-            KeyError: The link has no such entry.
+            KeyError: The link has no such entry. The manifest of a link has one of each of its tables.
         """
-        for entry in self.tables:
-            if entry.name == name:
-                return entry
-        raise KeyError(f"the link has no table {name!r}")
+        return {entry.name: entry for entry in self.tables}[name]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
