@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import itertools
 import os
 import threading
 import time
@@ -15,51 +13,22 @@ from typing import Any
 import numpy as np
 import program_rig as rig
 import pytest
-from program_rig import Program, ProgramError
+from program_rig import Program, refused, serve
 
-from mpips import _native
 from mpips.insitu.layout import DTYPES
 
 RANDOM = np.random.default_rng(3)
-_names = itertools.count()
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    chosen = f"test-{os.getpid()}-{next(_names)}"
-    yield chosen
-    for path in Path("/dev/shm").glob(f"mpips_queue.*.{chosen}.*"):
-        path.unlink()
-
-
-def serve(
-    name: str,
-    fields: Sequence[tuple[str, str, Sequence[int]]] = (("x", "float32", (3,)),),
-    *,
-    slots: int = 4,
-    steer: int = 0,
-    declaration: int = 7,
-    check: bool = True,
-    produced: int = 0,
-    worker: int = 2,
-) -> Any:
-    listed = [(field, 1 + DTYPES.index(dtype), list(shape)) for field, dtype, shape in fields]
-    return _native.QueueServer(name, 0, listed, slots, steer, declaration, check, produced, worker)
+    with rig.queue_name() as chosen:
+        yield chosen
 
 
 def stored(queue: Any, number: int, field: int, dtype: str, shape: Sequence[int]) -> np.ndarray:
     at, n = queue.offset(field), int(np.prod(shape)) * np.dtype(dtype).itemsize
     return queue.slot(number)[at : at + n].view(dtype).reshape(shape).copy()
-
-
-def refused(code: int, text: str) -> Any:
-    @contextlib.contextmanager
-    def check() -> Iterator[None]:
-        with pytest.raises(ProgramError, match=text) as caught:
-            yield
-        assert caught.value.code == code
-
-    return check()
 
 
 def views(dtype: str) -> Iterator[np.ndarray]:
