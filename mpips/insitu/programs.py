@@ -173,6 +173,9 @@ class ProgramServer:
 
     def run(self) -> None:
         """Take samples until all producers have ended, and remove the queues."""
+        # The stream and the queues have all that a restart needs, but it requires a cursor of each worker.
+        if not self._worker.cursor:
+            self._worker.set_cursor({"serves": self._stream.name})
         # The queue from which an earlier launch pushed in the clock that this one repeats comes first.
         now = self._connection.now
         if self._connection.repeats:

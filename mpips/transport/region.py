@@ -11,9 +11,9 @@ the 128 bits of a run (TOKEN) are those of its first launch. So each process add
 that it makes, and no other user can take the name of a file that a later launch will make. A file of a run is
 found by its part and its owner; files of other users with such names are ignored everywhere.
 
-Queues of samples (native/src/queue/sample_queue.hpp) have names that programs know, `mpips_queue.UID.*`, and
-locks of their own. Between two launches of a job perhaps no process uses its queues. So `sweep` removes them,
-like persistent files, a day after their last use.
+Queues of samples (native/src/queue/sample_queue.hpp) are named `mpips_queue.UID.NAME.NUMBER`, and their locks
+are others. Between two launches of a job no process may use its queues. So `sweep` removes them, like
+persistent files, a day after their last use.
 """
 
 from __future__ import annotations

@@ -123,6 +123,12 @@ class Program:
         self._check(self._lib.mpips_steer(self._handle, values, n, byref(version)))
         return version.value, list(values)
 
+    def steer_into(self, values: np.ndarray) -> int:
+        """Read as many values as a float32 array has; return the version."""
+        version, to = c_int64(), values.ctypes.data_as(POINTER(c_float))
+        self._check(self._lib.mpips_steer(self._handle, to, values.size, byref(version)))
+        return version.value
+
     def close(self) -> None:
         handle, self._handle = self._handle, c_void_p()
         self._check(self._lib.mpips_close(handle))

@@ -38,7 +38,9 @@ void publish_values(QueueServer& queue, const py::array_t<float, py::array::c_st
   if (static_cast<std::uint64_t>(values.size()) != queue.n_steer())
     throw py::value_error(std::to_string(values.size()) + " values, the queue has room for " +
                           std::to_string(queue.n_steer()));
-  queue.publish(values.data());
+  const float* data = values.data();
+  const py::gil_scoped_release release;
+  queue.publish(data);
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ class Memory:
 
         return SimpleNamespace(
             _connection=connection, table={n: table(n) for n in self.shards}.__getitem__,
-            clock=clock, index=1,
+            clock=clock, index=1, cursor={"serves": "s"},
         )  # fmt: skip
 
 
