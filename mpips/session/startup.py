@@ -23,11 +23,12 @@ from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
 from mpips.model.served import local_tables, served
 from mpips.model.stages import for_workers
-from mpips.model.table import Table, replicated_tables
+from mpips.model.table import EmbeddingTable, Table, replicated_tables
 from mpips.mpi.one_rank import OneRank
 from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
+from mpips.server.storage_files import check_folders
 from mpips.session.buffers import decide_shares
 from mpips.session.expected_rows import check_room
 from mpips.session.initial_values import InitialValues, send_values
@@ -214,6 +215,12 @@ def _check_partners(tables: Sequence[Table], warm: bool) -> None:
             "redundancy.partner = true needs memory that outlives a launch: start the job with `mpips run` "
             "and leave redundancy.warm = true"
         )
+    for table in tables:
+        if isinstance(table, EmbeddingTable) and table.storage is not None:
+            raise ConfigError(
+                f"table {table.name!r}: storage does not combine with redundancy.partner = true: a replica "
+                "lies in memory; remove one of them (checkpoints have all rows)"
+            )
     check_tables(tables)
 
 
@@ -345,6 +352,7 @@ class _StartUp:
         here = sum(node_of[rank] == node_of[c.rank] for rank in assigned)
         copies = 2 if p.has_partners else 1
         check_room(p.tables, len(assigned), copies * here, shared=not isinstance(c, OneRank))
+        check_folders(p.tables, len(assigned), here)
 
     def _staging_part(self, worker: int) -> str:
         p = self._parts

@@ -21,7 +21,8 @@ namespace {
 constexpr const char* names[] = {
     "any",           "payload",       "stamped",        "unit-saving", "unit-saved",
     "unit-changing", "unit-changed",  "unit-done",      "rows-made",   "row-moving",
-    "row-moved",     "copied",        "word-logged",    "word-put",    "committed",
+    "row-moved",     "row-writing",   "row-written",    "row-reading", "row-placed",
+    "copied",        "word-logged",    "word-put",    "committed",
     "acknowledged",  "recovering",    "taken-over",     "resumed",     "cut-held",
     "cut-copied",    "block-written", "synced",         "named",       "unmarked",
     "clock-begun",   "placed",        "ticking",        "ticked",      "sending",

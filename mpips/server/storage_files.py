@@ -1,0 +1,76 @@
+"""The files of rows of tables with storage, in a folder on the node's disk.
+
+A file has the name of the shared memory of its table's rows, and is of no use without that memory: after the
+end of its job, or of the node, it is removed by the next server that has storage in the same folder. A server
+without a journal leaves no file, whatever ends it: the name is removed when the file is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mpips.errors import RegionError
+from mpips.model.storage import file_bytes
+from mpips.model.table import EmbeddingTable, Table
+from mpips.transport.region import PREFIX, SHM, is_own
+
+_END = ".rows"
+
+
+def file_of(folder: str, memory: str) -> str:
+    """Return the path of the file of rows of which the others lie in shared memory of this name."""
+    return str(Path(folder) / f"{memory}{_END}")
+
+
+def check_folders(tables: Sequence[Table], n_servers: int, here: int) -> None:
+    """Refuse folders of storage that servers of this node cannot use.
+
+    Args:
+        tables: Tables of the job.
+        n_servers: Number of servers.
+        here: Number of servers on this node.
+
+    Raises:
+        RegionError: A folder is not there, cannot be written, or has no space for the rows that the table is
+            expected to have.
+    """
+    for table in tables:
+        if not isinstance(table, EmbeddingTable) or table.storage is None:
+            continue
+        folder = table.storage.path
+        name = f"table {table.name!r}: the folder {folder} of its storage"
+        if not os.path.isdir(folder):
+            raise RegionError(f"{name} is not there on this node: make it on the node's own disk")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise RegionError(f"{name} cannot be written: name a folder of your own")
+        remove_unused_files(folder)
+        space = os.statvfs(folder)
+        free = space.f_frsize * space.f_bavail
+        needed = here * file_bytes(table, -(-table.expected_rows // n_servers))
+        if needed > free:
+            raise RegionError(
+                f"{name} has {free >> 20:,} MiB free: {table.expected_rows:,} rows need {needed >> 20:,} MiB "
+                "on this node; free space, give the table more memory_mib, or use servers on several nodes"
+            )
+
+
+def remove_unused_files(folder: str) -> list[str]:
+    """Remove this user's files whose shared memory is gone; return their names.
+
+    A folder that cannot be read is left to the server, which will not be able to make its file there.
+    """
+    removed = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in list(entries):
+            memory = entry.name.removesuffix(_END)
+            if memory == entry.name or not memory.startswith(f"{PREFIX}-"):
+                continue
+            if not is_own(Path(entry.path)) or (SHM / memory).exists():
+                continue
+            with suppress(OSError):
+                os.unlink(entry.path)
+                removed.append(entry.name)
+    return removed
