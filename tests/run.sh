@@ -377,14 +377,15 @@ ordinary_build() {
 }
 
 # build_sanitized: by day without checks in the bindings, which convert arguments and take as long to compile with
-# them as all the rest, and without the loops of mpips.bench.
+# them as all the rest, and without the loops of mpips.bench. The long run compiles each file alone, which shows
+# what a file lacks.
 build_sanitized() {
-  local bindings="" bench=ON
-  ((long)) || bindings=$(ordinary_build) bench=OFF
+  local bindings="" bench=ON unity=OFF
+  ((long)) || bindings=$(ordinary_build) bench=OFF unity=ON
   # Objects of files that are gone would be linked as well.
   [[ -z $bindings ]] || ninja -C "$bindings" -t cleandead
   cmake -S native -B build/sanitize -G Ninja -DMPIPS_SANITIZE=ON -DMPIPS_FAULTS=ON \
-    -DMPIPS_BINDINGS_OF="$bindings" -DMPIPS_BENCH="$bench" \
+    -DMPIPS_BINDINGS_OF="$bindings" -DMPIPS_BENCH="$bench" -DMPIPS_UNITY="$unity" \
     -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" -DPython_EXECUTABLE="$(command -v python)" &&
     cmake --build build/sanitize

@@ -119,7 +119,7 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         optimizer: Optimizer as a configuration mapping with "name".
         consistency: Consistency model as a configuration mapping with "name". With SSP("auto") it
             also has "bound_in_force", the bound that was decided on last, with which a restart begins; with
-            Reject("auto") in the same way "threshold_in_force".
+            Reject("auto") in the same way "threshold_in_force", with Switch at a plateau "switch_in_force".
         partition: Partition as a configuration mapping with "name".
         init: Initializer as text; "array" if the initial values were given.
         state: Names of the optimizer's states, in its order.

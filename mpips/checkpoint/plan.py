@@ -26,7 +26,7 @@ from mpips.checkpoint.shards import (
 )
 from mpips.errors import CheckpointError
 from mpips.model.common_copy import stored_states
-from mpips.model.consistency import estimates_backup, is_adaptive
+from mpips.model.consistency import Switch, estimates_backup, is_adaptive
 from mpips.model.initializer import Initializer
 from mpips.model.row_limits import limit_config
 from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -35,6 +35,7 @@ from mpips.model.table import DenseTable, EmbeddingTable, Table
 IN_FORCE = "bound_in_force"  # of SSP("auto")
 BACKUP = "backup_in_force"  # of BSP(backup="auto")
 THRESHOLD = "threshold_in_force"  # of Reject("auto"): the greatest one of a server
+SWITCH = "switch_in_force"  # clock of the run of Switch at a plateau
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 
@@ -46,7 +47,7 @@ class Hello(msgspec.Struct):
         hdf5: Kind of the server's h5py: "parallel" (with MPI, and the server may use it), "serial" or "none".
         shards: Shards of the server by name of the table.
         applied: Sequence number of the last applied record, by worker.
-        bound, backup, thresholds: See ServerState.
+        bound, backup, thresholds, switch: See ServerState.
     """
 
     run: tuple[str, int, int]
@@ -56,6 +57,7 @@ class Hello(msgspec.Struct):
     bound: int = -1
     backup: int = -1
     thresholds: dict[str, int] = {}
+    switch: int = -1
 
 
 class TablePlan(msgspec.Struct, frozen=True):
@@ -129,11 +131,14 @@ def plan_tables(
     plans = [_plan_table(table, hellos, block_bytes) for table in head.tables]
     bound = max(hello.bound for hello in hellos)
     backup = max(hello.backup for hello in hellos)
+    switch = max(hello.switch for hello in hellos)
     for table, plan in zip(head.tables, plans, strict=True):
         if is_adaptive(table.consistency) and bound >= 0:
             plan.entry.consistency[IN_FORCE] = bound
         if estimates_backup(table.consistency) and backup >= 0:
             plan.entry.consistency[BACKUP] = backup
+        if isinstance(table.consistency, Switch) and switch > 0:
+            plan.entry.consistency[SWITCH] = switch
         # A server without a part of the table estimates nothing.
         thresholds = [
             h.thresholds[table.name]

@@ -201,6 +201,7 @@ class CheckpointWriter:
             bound=self._server.bound,
             backup=self._server.backup,
             thresholds=dict(self._server.thresholds),
+            switch=self._server.switch,
         )
         plain = yield from self._all.meet(msgspec.to_builtins(hello))
         return msgspec.convert(plain, list[Hello])

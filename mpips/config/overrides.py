@@ -255,7 +255,7 @@ def _switch(options: TableConfig, default: Consistency) -> Switch:
     at = options.switch_at if options.switch_at is not None else own_at
     if at is None:
         raise ConfigError(
-            "consistency = 'switch': add switch_at, the number of clocks of the run under BSP"
+            "consistency = 'switch': add switch_at, the number of clocks of the run under BSP, or plateau"
         )
     first = same.first if same is not None else default if isinstance(default, BSP) else BSP()
     if options.reduce is not None:

@@ -17,7 +17,7 @@ from mpips.model.consistency import (
     MostBound,
     PolicyName,
     Reduction,
-    SwitchClock,
+    SwitchPlace,
     SwitchRate,
 )
 from mpips.model.hash_buckets import HashBuckets
@@ -53,8 +53,11 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ),
     ] = None
     switch_at: Annotated[
-        SwitchClock | None,
-        Meta(description="switch: number of clocks of the run under BSP; ASP begins then."),
+        SwitchPlace | None,
+        Meta(
+            description="switch: number of clocks of the run under BSP, and ASP begins then; plateau: when "
+            "the noise of the mean gradient is as large as the gradient."
+        ),
     ] = None
     switch_rate: Annotated[
         SwitchRate | None,

@@ -56,6 +56,10 @@ Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
 SwitchClock: TypeAlias = Annotated[
     int, Meta(ge=1, le=2**53, description="clocks since the start of the run")
 ]
+PLATEAU: Literal["plateau"] = "plateau"
+SwitchPlace: TypeAlias = Annotated[
+    SwitchClock | Literal["plateau"], Meta(description="clocks since the start of the run")
+]
 SwitchRate: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
 OwnSwitchRate: TypeAlias = Annotated[SwitchRate | None, Meta(description="factor")]
 NEVER = 2**64 - 1  # a clock that no run reaches
@@ -238,16 +242,22 @@ class Switch:
     All workers use ASP from the same clock of the run on, in every launch. A pull at clock c sees all updates
     of the first min(c, at) clocks. All tables of a job must have the same `at`.
 
+    With at = "plateau" server 0 decides on the clock, once in a run: when the noise of the mean gradient of
+    all workers is as large as the gradient itself, by 8 pairs of clocks. With n workers that is R >= n for
+    the R of Ringmaster ASGD (see Reject): a staleness below R slows training down by a constant factor at
+    most, and that of ASP with even workers is n - 1. All servers and workers have the clock before any of
+    them comes to it. See native/src/server/plateau.hpp and server_switch.cpp.
+
     Attributes:
         first: BSP without backup workers.
         then: ASP with the policy Accept, Scale or Reject with a number.
-        at: Clock of the run at which ASP begins, so the number of clocks under BSP.
+        at: Clock of the run at which ASP begins, so the number of clocks under BSP; or "plateau".
         rate: Factor of the learning rate from that clock on; None: as above.
     """
 
     first: BSP
     then: ASP
-    at: SwitchClock
+    at: SwitchPlace
     rate: OwnSwitchRate = None
     name: ClassVar[str] = "switch"
 
@@ -271,6 +281,16 @@ class Switch:
             raise ConfigError(
                 "Switch with Reject('auto'): its estimate begins with the launch; give a number"
             )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if a server decides on the clock."""
+        return isinstance(self.at, str)
+
+    @property
+    def place(self) -> str:
+        """Where the switch is, for messages."""
+        return "a plateau" if isinstance(self.at, str) else f"clock {self.at}"
 
     def rate_of(self, n_workers: int) -> float:
         """Return the factor of the learning rate under ASP in a job with this number of workers."""
@@ -297,7 +317,8 @@ def of_name(name: str) -> Consistency:
         raise unknown_name("consistency", name, MODELS)
     if name.lower() == Switch.name:
         raise ConfigError(
-            "consistency = 'switch' needs the clock of the switch: use Switch(BSP(), ASP(), at=1000)"
+            "consistency = 'switch' needs the clock of the switch: use Switch(BSP(), ASP(), at=1000), or "
+            "at='plateau'"
         )
     return PLAIN_MODELS[name.lower()]()
 
@@ -313,11 +334,12 @@ def bsp_until(consistency: Consistency, clocks_before: int) -> int:
     """Return the clock of this launch at which a table's BSP ends: NEVER under BSP, 0 under SSP and ASP.
 
     Args:
-        consistency: The table's model.
+        consistency: The table's model. For Switch at a plateau the result is NEVER: a server decides.
         clocks_before: Clocks of the run at the launch's clock 0.
     """
     if isinstance(consistency, Switch):
-        return max(0, consistency.at - clocks_before)
+        at = consistency.at
+        return NEVER if isinstance(at, str) else max(0, at - clocks_before)
     return NEVER if isinstance(consistency, BSP) else 0
 
 
@@ -333,8 +355,9 @@ def native(consistency: Consistency, n_workers: int) -> _native.ConsistencyConfi
             max_staleness=_max_staleness(policy),
             lambda_=0.0,
             mean=consistency.first.reduce == "mean",
-            switch_at=consistency.at,
+            switch_at=0 if isinstance(consistency.at, str) else consistency.at,
             rate=consistency.rate_of(n_workers),
+            plateau=consistency.is_adaptive,
         )
     policy = Accept() if isinstance(consistency, BSP) else consistency.policy
     return _native.ConsistencyConfig(

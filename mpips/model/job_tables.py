@@ -68,9 +68,9 @@ def check_tables(tables: list[Table]) -> None:
         )
 
 
-def switch_clock(tables: Sequence[Table]) -> int | None:
-    """Return the clock of the run at which the job's tables go to ASP; None: they are not under Switch."""
-    found = (t.consistency.at for t in tables if isinstance(t.consistency, Switch))
+def switch_of(tables: Sequence[Table]) -> Switch | None:
+    """Return the model of the first table under Switch; None: no table is. All have the same clock."""
+    found = (t.consistency for t in tables if isinstance(t.consistency, Switch))
     return next(found, None)
 
 
@@ -80,14 +80,14 @@ def _check_switch(tables: list[Table]) -> None:
     if first is None:
         return
     assert isinstance(first.consistency, Switch)
-    at = first.consistency.at
+    at, place = first.consistency.at, first.consistency.place
     for other in tables:
         model = other.consistency
         if isinstance(model, Switch) and model.at == at:
             continue
-        has = f"Switch at clock {model.at}" if isinstance(model, Switch) else model.name.upper()
+        has = f"Switch at {model.place}" if isinstance(model, Switch) else model.name.upper()
         raise ConfigError(
-            f"table {other.name!r} is under {has} beside {first.name!r} under Switch at clock {at}: all "
+            f"table {other.name!r} is under {has} beside {first.name!r} under Switch at {place}: all "
             "tables of a job switch at one clock, so give all of them the same at"
         )
 

@@ -86,7 +86,7 @@ def check_tables(tables: Sequence[Table]) -> None:
         elif isinstance(model, SSP | ASP) and isinstance(model.policy, Reject):
             what, rest = "policy = 'reject'", "policy 'accept', 'scale' or 'compensate'"
         elif isinstance(model, Switch):
-            what, rest = f"Switch at clock {model.at}", "BSP, SSP or ASP"
+            what, rest = f"Switch at {model.place}", "BSP, SSP or ASP"
         else:
             continue
         raise ConfigError(

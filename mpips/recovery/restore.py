@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mpips.checkpoint import Checkpoint, open_checkpoint
-from mpips.checkpoint.plan import BACKUP, IN_FORCE, THRESHOLD
+from mpips.checkpoint.plan import BACKUP, IN_FORCE, SWITCH, THRESHOLD
 from mpips.checkpoint.start import absent_scales, check_start
 from mpips.errors import ConfigError
 from mpips.model.common_copy import COMMON, has_common
@@ -45,6 +45,8 @@ def restore(server: Server, placement: Placement, tables: Sequence[Table], start
                 server.bound_control.begin(int(entry.consistency[IN_FORCE]))
             if server.backup_control is not None and BACKUP in entry.consistency:
                 server.backup_control.begin(int(entry.consistency[BACKUP]))
+            if server.switch_control is not None and SWITCH in entry.consistency:
+                server.switch_control.set(int(entry.consistency[SWITCH]))
             if server.threshold_control is not None and THRESHOLD in entry.consistency:
                 server.threshold_control.begin({table.name: int(entry.consistency[THRESHOLD])})
             if isinstance(table, EmbeddingTable):

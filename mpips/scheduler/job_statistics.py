@@ -23,7 +23,7 @@ _GREATEST = frozenset(("clock", "version", "max_staleness", "longest_copy_s", "l
 _INDICES = frozenset(("server", "worker"))  # numbers of servers and workers, which have no total
 # The last checkpoint, which is equal on all servers, and decisions on numbers that follow measurements: from
 # server 0.
-_OF_THE_JOB = ("checkpoint", "bounds", "backups")
+_OF_THE_JOB = ("checkpoint", "bounds", "backups", "switch")
 
 
 class JobStatistics:

@@ -27,7 +27,6 @@ from mpips.errors import (
 )
 from mpips.model.consistency import BSP, SSP, estimates_staleness, native
 from mpips.model.initializer import Initializer, table_seed
-from mpips.model.job_tables import switch_clock
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.row_limits import native_limits, sketch_bytes
@@ -41,6 +40,7 @@ from mpips.server.backup_control import BackupControl, backup_table
 from mpips.server.bound_control import BoundControl, bound_in_force, bound_table
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.server.storage_files import file_of, remove_unused_files
+from mpips.server.switch_control import switch_control
 from mpips.server.threshold_control import ThresholdControl, thresholds_in_memory
 from mpips.transport.region import (
     MOST_RESERVED,
@@ -192,6 +192,7 @@ class Server:
             self._add(i, table, placement)
             self.core.set_name(i, table.name)
             self._set_stage(i, table)
+        self.switch_control = switch_control(self.core, index, tables)
         if not durability.warm:
             self.core.start()
         else:
@@ -199,8 +200,8 @@ class Server:
                 self.core.attach()
             except _native.RecoveryError as error:
                 raise RecoveryError(f"server {index}: {error}") from None
-        self._switch_at = switch_clock(tables)
-        self._has_switched = self.core.has_switched()
+        if self.switch_control is not None:
+            self.switch_control.begin()
         self.bound_control = self._make_bound_control()
         self.backup_control = self._make_backup_control()
         self.threshold_control: ThresholdControl | None = None
@@ -213,12 +214,8 @@ class Server:
     def poll_decisions(self) -> list[str]:
         """Take decisions that are due; return lines for people about those that have changed anything."""
         lines = [] if self.threshold_control is None else self.threshold_control.poll()
-        if self._switch_at is not None and not self._has_switched and self.core.has_switched():
-            self._has_switched = True
-            lines.append(
-                f"consistency is ASP from step {self._switch_at} of the run on, BSP before it: all workers "
-                "have come to the clock of the switch"
-            )
+        if self.switch_control is not None:
+            lines += self.switch_control.poll()
         if self.bound_control is not None and (line := self.bound_control.poll()):
             lines.append(line)
         if self.backup_control is not None and (line := self.backup_control.poll()):
@@ -228,8 +225,13 @@ class Server:
     @property
     def decides(self) -> bool:
         """True if `poll_decisions` is to be called."""
-        controls = (self.bound_control, self.backup_control, self.threshold_control)
-        return self._switch_at is not None or any(control is not None for control in controls)
+        controls: tuple[object, ...] = (
+            self.bound_control,
+            self.backup_control,
+            self.threshold_control,
+            self.switch_control,
+        )
+        return any(control is not None for control in controls)
 
     def _make_bound_control(self) -> BoundControl | None:
         """Make the control of SSP("auto") on server 0; None: it has nothing to decide."""
@@ -545,8 +547,8 @@ class Server:
             found.bound = self.bound_control.bound
         if self.backup_control is not None:
             found.backup = self.backup_control.backup
-        if self._switch_at is not None:
-            found.switched = int(self.core.has_switched())
+        if self.switch_control is not None:
+            found.switched = int(self.switch_control.has_switched)
         return found
 
     def observe_rows(self) -> None:
@@ -560,6 +562,8 @@ class Server:
         decided = {} if control is None else {"bounds": [list(d) for d in control.decisions]}
         if self.backup_control is not None:
             decided["backups"] = [list(d) for d in self.backup_control.decisions]
+        if self.switch_control is not None and self.switch_control.decision is not None:
+            decided["switch"] = [list(self.switch_control.decision)]
         return {
             "server": self.index,
             "counters": self.core.counters(),

@@ -156,6 +156,8 @@ def _why_not(p: Parts) -> str:
 def _why_not_table(table: Table) -> str:
     if isinstance(table.consistency, BSP) and table.consistency.backup:
         return "backup workers, which skip clocks by time; set backup = 0"
+    if isinstance(table.consistency, Switch) and table.consistency.is_adaptive:
+        return "Switch at a plateau, whose clock is not recorded; give its clock as a number"
     if table.compression is not None:
         return (
             f"compression = {table.compression}: tables with codecs are not recorded; leave it out"

@@ -404,12 +404,13 @@ class ServerPart:
         """Return what the manifest holds of this server."""
         server = self._server
         bounds, thresholds = server.bound_control, server.threshold_control
-        backups = server.backup_control
+        backups, switch = server.backup_control, server.switch_control
         return ServerState(
             [server.core.applied(w) for w in range(self._n_workers)],
             bounds.bound if bounds is not None else -1,
             backups.backup if backups is not None else -1,
             thresholds.now() if thresholds is not None else {},
+            switch.decided if switch is not None else -1,
         )
 
     def _head(self) -> ManifestHead:

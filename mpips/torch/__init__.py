@@ -21,6 +21,9 @@ and hyperparameters into entries of the cursor, `progress.py` reports.
 order of `order.py`, and those without indices by `streams.py`; `sample_digests.py` finds streams that differ,
 `generators.py` seeds random numbers.
 
+`staged_model.py` is a model in stages, cut by `stage_cut.py`. `stage_run.py` computes its micro-batches, in
+the order of `stage_order.py`; `stage_values.py` is what travels between stages.
+
 `lightning.py` and `transformers.py` have the Trainers of these libraries; nothing here imports them.
 
 `streaming.py` explains models that are larger than a worker. `streamed_model.py` makes one,

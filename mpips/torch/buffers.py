@@ -57,6 +57,11 @@ class BufferTable:
         self._place = f"a worker on {gethostname()}"  # in errors
 
     @property
+    def owner(self) -> torch.nn.Module:
+        """The module that has the buffer."""
+        return self._owner
+
+    @property
     def _tensor(self) -> torch.Tensor:
         tensor = getattr(self._owner, self._key)
         assert isinstance(tensor, torch.Tensor)
@@ -92,7 +97,7 @@ class BufferTable:
         """Take the table's handle at the start of the job."""
         self._handle = worker.table(self.name)
         self._place = place_of(worker.index)
-        self._pushes = self._averages or worker.index == 0
+        self._pushes = self._averages or worker.pipeline == 0
 
     def pull(self) -> None:
         """Fetch the values into the buffer. Blocks like DenseHandle.pull."""

@@ -40,7 +40,7 @@ from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
 
 # Entries of the cursor that are no parts of the script.
-_OWN_NAMES = ("torch", "workers", "epoch", "steps", "epochs")
+_OWN_NAMES = ("torch", "workers", "stages", "epoch", "steps", "epochs")
 
 
 class Pushed(Protocol):
@@ -95,6 +95,7 @@ class TorchJob(ScriptJob):
         loaders: Prepared loaders.
         announced: Layers whose rows a prepared loader may fetch in advance.
         progress: Automatic reports of the script.
+        n_stages: Number of workers of a pipeline: the stages of a model divided between them; 1: it is not.
     """
 
     library = "mpips.torch"
@@ -111,11 +112,58 @@ class TorchJob(ScriptJob):
         self.loaders: list[PlacedLoader] = []
         self.announced: list[Announced] = []
         self.progress = ScriptProgress(script, self.loops, self.loaders, lambda: self.n_optimizers)
+        self.n_stages = 1
+        self._asked_stages: int | None = (
+            None  # of the model in stages, whatever the number of workers
+        )
         self._restored: dict[str, Restored] = {}
         self._prepared: dict[int, tuple[torch.Tensor, str]] = {}  # parameters by id
         self._waits = False  # until all loaders are at the places of the restart
         self._coming: dict[str, Any] = {}  # positions of parts that wait for it
         self._buffers: Sequence[Pushed] = ()  # those that are pushed when the clock ends
+
+    def divide(self, n_stages: int) -> None:
+        """Divide a model into stages, before its loaders are prepared. A job of one worker computes all.
+
+        Raises:
+            ConfigError: The number of workers is not a multiple, or something is prepared for another number.
+        """
+        n_workers = self.script.n_workers
+        if self._asked_stages == n_stages:
+            return
+        if self._asked_stages is not None:
+            raise ConfigError(
+                f"stages = {n_stages}, and the loader was prepared for {self._asked_stages}: give "
+                "prepare_loader and prepare the same stages"
+            )
+        if self.loaders and n_stages > 1 and n_workers > 1:
+            raise ConfigError(
+                f"prepare: stages = {n_stages}: the loader was divided between all workers, and the workers "
+                "of a pipeline need the same batches: call prepare_loader(loader, stages=...) with the same "
+                "stages"
+            )
+        if n_workers > 1 and n_workers % n_stages:
+            raise ConfigError(
+                f"{n_workers} workers with {n_stages} stages: the number of workers must be a multiple of "
+                f"{n_stages}, or 1 for a worker that computes all stages"
+            )
+        self._asked_stages = n_stages
+        self.n_stages = n_stages if n_workers > 1 else 1
+
+    @property
+    def asks_stages(self) -> bool:
+        """True if a loader or model is prepared for stages."""
+        return self._asked_stages is not None
+
+    @property
+    def pipeline(self) -> int:
+        """Number of this worker's pipeline, whose workers compute all stages; its index without stages."""
+        return self.script.rank // self.n_stages
+
+    @property
+    def n_pipelines(self) -> int:
+        """Number of pipelines: parts of the data. The number of workers without stages."""
+        return self.script.n_workers // self.n_stages
 
     def restore(self, kind: str, part: Restored) -> None:
         """Add a part whose place is in the cursor; `kind` and its number in the script name it there."""
@@ -229,8 +277,10 @@ class TorchJob(ScriptJob):
     def position(self) -> dict[str, Any]:
         """Return the steps, the number of workers and the places of all parts."""
         places = {name: part.position() for name, part in self._restored.items()}
+        stages = {"stages": self.n_stages} if self.n_stages > 1 else {}
         return {
             "workers": self.script.n_workers,
+            **stages,
             **super().position(),
             **places,
             **self.loops.position(),
@@ -247,7 +297,8 @@ class TorchJob(ScriptJob):
         super().resume(cursor)
         start = self.start().start
         states = self.script.other_workers or (start.workers if start is not None else ())
-        everyone = [one.cursor for one in states] or [dict(cursor)]
+        # The workers of a pipeline are at one place in its part of the data.
+        everyone = [one.cursor for one in states][:: cursor.get("stages", 1)] or [dict(cursor)]
         for name, part in self._restored.items():
             position = cursor[name]
             if part in self.loaders:
@@ -268,7 +319,7 @@ class TorchJob(ScriptJob):
 
     def begin_step(self, worker: Worker) -> None:
         """Seed the generators of the next step."""
-        reseed(worker.seed, worker.index, self.steps)
+        reseed(worker.seed, self.pipeline, self.steps)
 
     def end(self) -> None:
         """End what the script has left open; let the scheduler compare the steps of all workers."""

@@ -21,6 +21,7 @@ from mpips.torch.job import TorchJob
 from mpips.torch.order import earlier_share
 from mpips.torch.sampling import PreparedLoader, PreparedStream, split
 from mpips.torch.skips import BatchClocks
+from mpips.torch.stage_cut import Stages, n_stages_of
 from mpips.torch.streams import earlier_stream
 from mpips.worker.ahead.lookahead import Keys
 from mpips.worker.ahead.lookahead import lookahead as rows_ahead
@@ -46,9 +47,9 @@ class StartingLoader(PreparedLoader):
         Raises:
             ConfigError: The loader cannot be split; see `split`.
         """
-        rank, n_workers = job.script.rank, job.script.n_workers
-        split(loader, rank, n_workers, seed)
-        super().__init__(loader, rank, n_workers, seed)
+        part, n_parts = job.pipeline, job.n_pipelines
+        split(loader, part, n_parts, seed)
+        super().__init__(loader, part, n_parts, seed)
         self._job = job
         self.came_first = came_first
 
@@ -92,7 +93,7 @@ class StartingLoader(PreparedLoader):
             everyone: Positions of all workers of the run; {}: at its beginning.
         """
         size = own["per_step"]
-        same = size == self._own.per_step and len(everyone) == self._job.script.n_workers
+        same = size == self._own.per_step and len(everyone) == self._job.n_pipelines
         places = [(p.get("epoch", 0), p.get("batch", 0)) for p in everyone]
         epoch, batch = (own["epoch"], own["batch"]) if same else min(places)
         first = own if same else everyone[places.index((epoch, batch))]
@@ -133,8 +134,8 @@ class StartingLoader(PreparedLoader):
         """
         if self._script.num_workers:
             return nullcontext()  # children have generators of their own
-        script = self._job.script
-        return seeded(AHEAD_TAG, script.seed, script.rank, self.epoch, number)
+        job = self._job
+        return seeded(AHEAD_TAG, job.script.seed, job.pipeline, self.epoch, number)
 
     def reading(self) -> Iterator[Any]:
         """Begin an epoch, as `iter` does. The caller ends the clocks of the batches that it uses."""
@@ -181,7 +182,7 @@ class StartingStream(StartingLoader, PreparedStream):
     def resume_among(self, own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> None:
         """Continue where the workers of a run stood, as a StartingLoader does."""
         size = own["per_step"]
-        same = size == self._own.per_step and len(everyone) == self._job.script.n_workers
+        same = size == self._own.per_step and len(everyone) == self._job.n_pipelines
         places = [(p.get("epoch", 0), self._steps_of(p)) for p in everyone]
         at = own if same else min(everyone, key=lambda p: (p.get("epoch", 0), p.get("batch", 0)))
         earlier = [earlier_stream(*share) for share in at.get("earlier", ())]
@@ -232,7 +233,7 @@ class StepChecks:
             self._schedules = None
 
 
-def prepare_loader(loader: DataLoader[Any]) -> StartingLoader:
+def prepare_loader(loader: DataLoader[Any], *, stages: Stages | None = None) -> StartingLoader:
     """Divide a DataLoader among the workers, before `prepare`. Not collective; does not block.
 
     `len` of the result is the number of batches, and so of steps, of each worker in an epoch: make
@@ -241,6 +242,8 @@ def prepare_loader(loader: DataLoader[Any]) -> StartingLoader:
     Args:
         loader: See `prepare`. Prepare loaders of training data only: with a divided one, each worker
             validates on a part of the samples.
+        stages: The argument `stages` of `prepare`: the loader is then divided among the pipelines, and all
+            workers of a pipeline have the same batches. None: the model is not divided.
 
     Returns:
         The loader, as `prepare` returns it.
@@ -251,6 +254,8 @@ def prepare_loader(loader: DataLoader[Any]) -> StartingLoader:
     """
     job = TorchJob.of_script("mpips.torch.prepare_loader")
     job.check_time("mpips.torch.prepare_loader", "; prepare all loaders before it")
+    if stages is not None:
+        job.divide(n_stages_of(stages))
     made = divided(job, loader, came_first=True)
     job.add_loader(made)
     return made

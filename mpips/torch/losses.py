@@ -104,6 +104,11 @@ class Losses:
             return
         self._noted.append((term_of(loss), factor))
 
+    def add(self, loss: torch.Tensor) -> None:
+        """Note a loss whose backward pass was not that of `torch.Tensor.backward`."""
+        if self.is_wanted and self._noting is not None:
+            self._note(loss, True, Factor())
+
     def drop(self) -> None:
         """Forget what was noted since the last step: its gradients are dropped."""
         self._noted.clear()

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
 from mpips.model.codec import PullCodec, PushCodec, common_codecs
-from mpips.model.consistency import ASP, Consistency
+from mpips.model.consistency import ASP, Consistency, Switch
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local
 from mpips.model.replicated import Replicated, TablePlacement, common_placement
@@ -30,6 +30,8 @@ from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.row_moments import RowStates, row_states
 from mpips.torch.rules import rule_of
+from mpips.torch.stage_cut import Stages, cut
+from mpips.torch.staged_model import Division, make_staged
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
     Make,
@@ -59,6 +61,7 @@ def prepare(
     init: Init | None = None,
     name: str = "",
     device: torch.device | str | None = None,
+    stages: Stages | None = None,
 ) -> Any:
     """Let the servers of the job hold and train a model. Call it before the first forward pass.
 
@@ -130,6 +133,12 @@ def prepare(
             where they are. "cuda" is the CUDA device of this worker by its place on its node. Parameters and
             gradients on a CUDA device stay there, and are copied to and from the host on side streams while
             the device computes. Workers may have different devices.
+        stages: Divide the model between the workers of a pipeline, which each compute a stage: a number of
+            stages, with parts of about as many parameters; or a list with the names of the modules of each
+            stage, such as ["embed, blocks.0-5", "blocks.6-11, head"]. The model must call its modules one
+            after the other. It trains by `model.forward_backward`; see
+            mpips.torch.staged_model.StagedModule. The number of workers must be a multiple of the number of
+            stages; a job of one worker computes all of them. None: each worker computes the whole model.
 
     Returns:
         The model; or a tuple of model, optimizer and loader as far as given, in this order.
@@ -146,6 +155,7 @@ def prepare(
     codecs = common_codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
+    division = _division(model, job, stages, rules, overlap, placement, stream, device)
     begins_anew = optimizer is None or not has_steps(optimizer)
     if not begins_anew:
         _check_moments(rules, stream)
@@ -155,6 +165,8 @@ def prepare(
     if isinstance(rules, Local):
         # Gradients stay in the worker: nothing is to be sent while backward runs.
         others, overlap = ASP(), False
+    if division is not None:
+        overlap = False  # messages of a step come before its pushes
 
     # Change the model in place, and find its tables.
     if device is not None:
@@ -166,20 +178,26 @@ def prepare(
     found = _find_tables(model, optimizer, name, make, streamed, buffers, others, begins_anew)
     schedulers = _schedulers(scheduler)
     prepared = divided(job, loader, came_first=False) if loader is not None else None
-    by_use = found.parameters if streamed is None and pull == "by use" else []
-    owners = found.parameters if streamed is None else [streamed]
-    part = ModelPart(job, [*owners, *found.buffers], by_use)
+    own = found if division is None else _of_stage(found, division)
+    is_by_use = streamed is None and division is None and pull == "by use"
+    owners = own.parameters if streamed is None else [streamed]
+    part = ModelPart(job, [*owners, *own.buffers], own.parameters if is_by_use else [])
 
     # Declare the tables. The job opens them at its start.
-    _declare(job, found, others, lambda table: table.table(rules, where, *codecs))
+    _declare(job, found, others, lambda table: table.table(rules, where, *codecs), division)
 
     # Turn what the script gave into prepared objects.
-    if streamed is None:
+    if division is not None:
+        make_staged(model, part, job, division)
+    elif streamed is None:
         make_prepared(model, part)
     else:
         make_streamed(model, part, streamed)
     takes_state = streamed is None and not isinstance(rules, Local)
-    trained = _stepping(optimizer, job, found, part, overlap, takes_state)
+    trained = _stepping(optimizer, job, own, part, overlap, takes_state)
+    if division is not None:
+        division.take_optimizer(trained)
+        job.add(division)
     if prepared is not None and prepared not in job.loaders:
         job.add_loader(prepared)
     job.schedules.add(trained, schedulers)
@@ -242,11 +260,61 @@ def _find_tables(
     return _ModelTables(tables, own_buffers, embeddings, rows)
 
 
+def _division(
+    model: torch.nn.Module,
+    job: TorchJob,
+    stages: Stages | None,
+    rules: Consistency,
+    overlap: bool | None,
+    placement: Replicated | str,
+    stream: int | None,
+    device: torch.device | str | None,
+) -> Division | None:
+    """Return the stages of the model; None: it is not divided.
+
+    Raises:
+        ConfigError: The model cannot be divided so, or another argument does not fit.
+    """
+    if job.asks_stages and (stages is None or job.has_parts):
+        raise ConfigError(
+            "prepare: the loader or another model was prepared with stages: give prepare the same stages, "
+            "and one model that contains all others"
+        )
+    if stages is None:
+        return None
+    refused = {
+        "other prepared models": job.has_parts,
+        f"consistency {rules.name!r}": isinstance(rules, Local | Switch),
+        "overlap = True": overlap is True,
+        f"placement = {placement!r}": placement != "servers",
+        f"stream = {stream}": stream is not None,
+        f"device = {device!r}": device is not None and torch.device(device).type != "cpu",
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise ConfigError(
+                f"prepare: stages = {stages!r} with {what}: a model in stages does not take it; leave out "
+                "one of the two"
+            )
+    found = cut(model, stages)
+    job.divide(len(found))
+    return Division(job, found)
+
+
+def _of_stage(found: _ModelTables, division: Division) -> _ModelTables:
+    """Return the tables of the stages that this worker computes."""
+    return found._replace(
+        parameters=[table for table in found.parameters if division.is_own(table.parameter)],
+        buffers=[table for table in found.buffers if division.has_module(table.owner)],
+    )
+
+
 def _declare(
     job: TorchJob,
     found: _ModelTables,
     others: Consistency,
     table_of: Callable[[ParameterTable], DenseTable],
+    division: Division | None,
 ) -> None:
     """Declare the tables of a model to the script's job.
 
@@ -255,6 +323,7 @@ def _declare(
         found: The tables.
         others: Consistency of embeddings and buffers.
         table_of: Returns the table of a parameter, as the job declares it.
+        division: The stages of the model; a worker opens the tables of its own. None: it is not divided.
     """
     for table in found.parameters:
         job.claim(table.parameter, table.name)
@@ -262,14 +331,21 @@ def _declare(
         embedding.join(job, path)
         if path in found.rows:
             embedding.begin_with(found.rows[path])
+    own = found if division is None else _of_stage(found, division)
     for table in found.parameters:
-        job.script.declare(
-            table_of(table), table.initial_values, table.group, state=table.initial_state
-        )
-        job.add(table)
+        declared = table_of(table)
+        if division is not None:
+            declared = division.table(declared, division.stage_of(table.parameter))
+        job.script.declare(declared, table.initial_values, table.group, state=table.initial_state)
     for buffer in found.buffers:
-        job.script.declare(buffer.table(others), buffer.initial_values)
-        job.add(buffer)
+        declared = buffer.table(others)
+        if division is not None:
+            declared = division.table(declared, division.stage_of_module(buffer.owner))
+        job.script.declare(declared, buffer.initial_values)
+    for opened in own.parameters:
+        job.add(opened)
+    for pushed in own.buffers:
+        job.add(pushed)
     for path, embedding in found.embeddings.items():
         job.script.declare(embedding.table(path, others), rows=embedding.initial_rows)
         job.add(embedding)

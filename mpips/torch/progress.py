@@ -81,6 +81,7 @@ class ScriptProgress(LibraryProgress):
         """
         super().__init__(script)
         self.losses = Losses()
+        self.counts = True  # samples and losses; False: another worker of the pipeline counts them
         self._loops = loops
         self._loaders = loaders
         self._n_optimizers = n_optimizers
@@ -149,10 +150,10 @@ class ScriptProgress(LibraryProgress):
         """See LibraryProgress."""
         if not self.wants_loss:
             self._end_losses()
-        samples = self._take_samples()
+        samples = self._take_samples() if self.counts else 0
         # Until every optimizer has made a step it is not known whether another one has a loss of its own.
         is_alone = len(self._stepped) >= self._n_optimizers()
-        loss = self._waiting.read() if is_alone else None
+        loss = self._waiting.read() if is_alone and self.counts else None
         self.losses.is_wanted = True
         return Known(*self._place(), samples, loss, [float(rate) for rate in self._rates])
 

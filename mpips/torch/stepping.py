@@ -67,6 +67,7 @@ class Stepping:
         """
         self._job = job
         self._added, self._takes_state = {id(p) for p in added}, takes_state
+        self._is_partial = False  # workers of other stages have some of the parameters
         self._optimizer = optimizer
         self._groups = groups
         self._layers, self._buffers = layers, buffers
@@ -192,6 +193,21 @@ class Stepping:
         """True from the start of the job on."""
         return self._job.has_started
 
+    def check_whole(self) -> None:
+        """Raise ConfigError if workers of other stages have a part of the state."""
+        if self._is_partial:
+            raise ConfigError(
+                "the state of the optimizer of a model in stages: this worker has that of its stage alone; "
+                "continue from a checkpoint of mpips, which has the whole"
+            )
+
+    def leave_out(self, is_left_out: Callable[[torch.Tensor], bool]) -> None:
+        """Take parameters out of the param groups: those that a worker of another stage steps."""
+        self._is_partial = True
+        for i, group in enumerate(self._optimizer.param_groups):
+            group["params"] = [p for p in group["params"] if not is_left_out(p)]
+            self._parameters[i] = list(group["params"])
+
     def state(self) -> dict[Any, dict[str, torch.Tensor]]:
         """Return the entries of `optimizer.state` in torch's form, by parameter. Blocks like a pull.
 
@@ -206,6 +222,7 @@ class Stepping:
         if self._job.makes_cursor:
             return {}  # a restart has the moments of the run
         refuse_interrupting("optimizer.state_dict()")
+        self.check_whole()
         if self._job.has_started:
             if self._overlap.has_sent:
                 raise ConfigError(
@@ -481,6 +498,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 they do not fit, or the servers cannot begin with them (LocalSGD, DiLoCo, `stream`).
         """
         stepping = self._mpips_stepping
+        stepping.check_whole()
         if state_dict.get("state") and stepping.has_started:
             raise ConfigError(
                 "load_state_dict of a prepared optimizer comes too late for the moments of each parameter: "

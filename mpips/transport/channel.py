@@ -170,7 +170,7 @@ class Channel(Protocol):
         """Return the number of updates that the rule of a table has applied, in earlier launches as well."""
 
     def read_decision(self, table: int) -> tuple[int, int]:
-        """Return the lowest clock of all workers, and then the word of a decision on the bound of SSP.
+        """Return the lowest clock of all workers, and then the word of the decision in a table's head.
 
         The word is read after the clock, so it has all decisions that were published before that clock.
         """
@@ -319,7 +319,7 @@ class MemoryChannel:
         )
 
     def read_decision(self, table: int) -> tuple[int, int]:
-        """Return the lowest clock of all workers, and then the word of a decision on the bound of SSP."""
+        """Return the lowest clock of all workers, and then the word of the decision in a table's head."""
         at = self.layout.head_offset(table)
         clock = whole_min_clock(lambda: _native.read_head(self.memory, at), table)
         word = whole_word(

@@ -16,7 +16,8 @@ start-up gives them, `table_part.py` what they do at work, and `sharing.py` make
 contains look-aheads, which use `row_access.py`.
 
 Clocks and checkpoints: `ticks.py` ends clocks, `arrivals.py` has the waits in front of the first tick,
-`waits.py` those for other ranks, with their errors, `agreed_bound.py` the bound of SSP("auto").
+`waits.py` those for other ranks, with their errors, `agreed_bound.py` the bound of SSP("auto"), and
+`agreed_switch.py` the clock of Switch at a plateau.
 `cut_records.py` and the folder `image` are what the worker writes for checkpoints, `best.py` writes the best
 one. `collectives.py` has gathers and reductions, `messages.py` arrays from one worker to another.
 `staging.py` is memory that servers read in place, and `buffers.py` divides a node's shared memory among all

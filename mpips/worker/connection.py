@@ -21,6 +21,7 @@ from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.worker import counts, waits
 from mpips.worker.agreed_bound import agreed_bound
+from mpips.worker.agreed_switch import agreed_switch
 from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
@@ -80,6 +81,7 @@ class Connection:
         coming: The values that the worker has asked for in advance; None: no such values.
         record: The worker's part in a record or in a replay; None: the job has none.
         agreed_bound: The bound of SSP("auto") at this worker's clock; None: no table has such a bound.
+        agreed_switch: The clock of Switch at a plateau; None: no table is under it.
         n_stages: Number of stages of the model; 1: no table belongs to one.
         clock_tables: Tables whose lowest clocks together are that of all workers.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
@@ -184,6 +186,7 @@ class Connection:
         )
         is_replay = record is not None and record.is_replay
         self.agreed_bound = agreed_bound(self, tables, is_replay)
+        self.agreed_switch = agreed_switch(self, tables)
         self.n_stages, self.clock_tables = n_stages(tables), clock_tables(tables)
         self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
@@ -282,6 +285,8 @@ class Connection:
         The session calls it before the program starts. Does not block: where a ring is full, the tick is
         written when there is room, before any other record, and sent by the next wait at the latest.
         """
+        if self._behind and self.agreed_switch is not None:
+            self.agreed_switch.end_of_bsp()  # the ticks name a decision of an earlier launch
         for server in self._behind:
             self.channels[server].writer.owe_tick(self.now - 1)
         if self._behind:

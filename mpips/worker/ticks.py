@@ -53,6 +53,8 @@ class Ticks:
         c.clock_state.begin()
         self._has_begun = self._changes_more
         self._first = -1
+        if c.agreed_switch is not None:
+            c.agreed_switch.before_tick()
         try:
             self._tick()
         except BaseException as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpips import _native
 from mpips.errors import StallError
-from mpips.model.consistency import SSP, Switch, bsp_until
+from mpips.model.consistency import SSP, Consistency, Switch, bsp_until
 from mpips.model.grouping import Groups
 from mpips.model.stages import takes_part
 from mpips.model.table import Table
@@ -172,13 +172,20 @@ def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
 
 def end_of_bsp(connection: Connection, table: Table) -> int:
     """Return the clock at which BSP ends for a table; see `bsp_until`."""
-    return bsp_until(table.consistency, connection.position.steps_before)
+    return _end_of(connection, table.consistency)
+
+
+def _end_of(connection: Connection, consistency: Consistency) -> int:
+    # A job with a decision on the switch has all tables under it.
+    if connection.agreed_switch is not None:
+        return connection.agreed_switch.end_of_bsp()
+    return bsp_until(consistency, connection.position.steps_before)
 
 
 def bound(connection: Connection, consistency: SSP | Switch) -> int:
     """Return the bound that is in force at the worker's clock. After a switch that is its distance."""
     if isinstance(consistency, Switch):
-        return max(0, connection.now - bsp_until(consistency, connection.position.steps_before))
+        return max(0, connection.now - _end_of(connection, consistency))
     if connection.agreed_bound is not None and consistency.is_adaptive:
         return connection.agreed_bound.bound
     return consistency.most_bound

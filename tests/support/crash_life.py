@@ -40,6 +40,8 @@ class Life_:
         if generation == 0:
             if self.server.backup_control is not None:
                 self.core.set_backup(1)  # from clock 1 on
+            if self.server.switch_control is not None:
+                self.server.switch_control.set(2)
             self.core.begin_journal()
         else:
             self.server.finish_recovery(lambda w, g: attach(token, f"w{w}-{g}", 0))

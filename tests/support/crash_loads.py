@@ -72,6 +72,10 @@ def _switching() -> dict[str, Load]:
     found = {"switch": Load(tables, sizes, clocks=4)}
     tables = [dense(20, "d", Adam(0.1), model), rows(4, "e", SGD(0.5), model)]
     found["small-switch"] = Load(tables, [(0, 20, ""), (1, 7, "")], clocks=4)
+    # Decided on before the first push: later lives have it from the memory.
+    decided = Switch(BSP(), ASP(Scale()), at="plateau")
+    tables = [dense(20, "d", Adam(0.1), decided), rows(4, "e", SGD(0.5), decided)]
+    found["small-plateau"] = Load(tables, [(0, 20, ""), (1, 7, "")], clocks=4)
     return found
 
 

@@ -173,6 +173,8 @@ def direct_path(
     )
     if connection.agreed_bound is not None and is_adaptive(model):
         connection.agreed_bound.join(port)
+    if connection.agreed_switch is not None:
+        connection.agreed_switch.join(port)
     if connection.record is not None and not isinstance(model, BSP):
         connection.record.join_port(port, [part.server for part in shards])
     return DirectPath(connection, shards, table.name, port)

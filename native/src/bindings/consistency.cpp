@@ -23,7 +23,7 @@ void register_consistency(py::module_& m) {
   py::class_<ConsistencyConfig>(m, "ConsistencyConfig")
       .def(py::init([](Model model, std::uint32_t bound, const std::string& policy,
                        std::uint32_t max_staleness, float lambda, bool mean, bool adaptive,
-                       bool estimates, std::uint64_t switch_at, float rate) {
+                       bool estimates, std::uint64_t switch_at, float rate, bool plateau) {
              ConsistencyConfig config;
              config.model = model;
              config.bound = bound;
@@ -35,11 +35,13 @@ void register_consistency(py::module_& m) {
              config.mean = mean;
              config.switch_at = switch_at;
              config.rate = rate;
+             config.plateau = plateau;
              return config;
            }),
            py::arg("model"), py::arg("bound"), py::arg("policy"), py::arg("max_staleness"),
            py::arg("lambda_"), py::arg("mean"), py::arg("adaptive") = false,
-           py::arg("estimates") = false, py::arg("switch_at") = 0, py::arg("rate") = 1.0F);
+           py::arg("estimates") = false, py::arg("switch_at") = 0, py::arg("rate") = 1.0F,
+           py::arg("plateau") = false);
   py::class_<PushIntervals>(m, "PushIntervals")
       .def(py::init<std::size_t, std::uint64_t>(), py::arg("n_workers"), py::arg("most"))
       .def(

@@ -291,6 +291,10 @@ void register_port(py::module_& m) {
           "set_bound", [](BoundPort& port, std::int64_t to) { port.port.set_bound(to); },
           py::arg("bound"))
       .def(
+          "set_bsp_until",
+          [](BoundPort& port, std::uint64_t clock) { port.port.set_bsp_until(clock); },
+          py::arg("clock"))
+      .def(
           "set_log",
           [](BoundPort& bound, PullLog* log, std::vector<std::size_t> servers) {
             if (servers.size() != bound.port.n_parts())

@@ -156,6 +156,7 @@ void bind_versions(py::class_<RingWriter>& writer) {
       .def("base_version", &RingWriter::base_version, py::arg("table"))
       .def("set_base_version", &RingWriter::set_base_version, py::arg("table"), py::arg("version"))
       .def("set_bound", &RingWriter::set_bound, py::arg("table"), py::arg("bound"))
+      .def("set_switch", &RingWriter::set_switch, py::arg("clock"))
       .def(
           "name_base",
           [](RingWriter& w, std::uint16_t table, std::optional<std::uint64_t> version) {

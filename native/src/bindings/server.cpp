@@ -140,6 +140,23 @@ void bind_counters(py::class_<Server>& server) {
       .def("reached_break", [](Server& s) { return s.core().reached_break(); })
       .def("min_clock", [](Server& s) { return s.core().clocks().min_clock(); })
       .def("has_switched", [](Server& s) { return s.core().has_switched(); })
+      .def("switch_at", [](Server& s) { return s.core().switch_at(); })
+      .def(
+          "find_plateau",
+          [](Server& s, std::uint64_t every, std::uint64_t pairs, double ratio) {
+            s.core().find_plateau(every, pairs, ratio);
+          },
+          py::arg("every"), py::arg("pairs"), py::arg("ratio"))
+      .def(
+          "set_switch", [](Server& s, std::uint64_t at) { s.core().set_switch(at); },
+          py::arg("clock"))
+      // Return (|G|^2, s^2) of the last estimate; None: this server does not decide.
+      .def("plateau",
+           [](Server& s) -> std::optional<std::pair<double, double>> {
+             const Plateau* found = s.core().plateau();
+             if (found == nullptr) return std::nullopt;
+             return std::make_pair(found->signal(), found->noise());
+           })
       // Return (clocks, seconds) of each worker since the last call.
       .def("take_intervals", [](Server& s) { return pairs_of(s.core().take_intervals()); })
       // Return (threshold, |grad f|^2, sigma^2) of Reject("auto"); None: the table has no such

@@ -121,6 +121,8 @@ class DensePort {
   }
   // Change the bound of SSP("auto"), at the begin of a clock.
   void set_bound(std::int64_t bound) noexcept { bound_ = bound; }
+  // Set the clock of the launch at which BSP ends.
+  void set_bsp_until(std::uint64_t clock) noexcept { bsp_until_ = clock; }
   // Refuse pulls: they take the general path.
   void leave_pulls() noexcept { pulls_ = false; }
 

@@ -78,7 +78,8 @@ struct RecordHeader {
   std::uint16_t table;
   std::uint64_t sequence;
   // version of the values; in a cut record the clock that its text describes; in a store record the
-  // number of updates of the table
+  // number of updates of the table; in a tick the clock of the run at which a switch is that was
+  // decided on, 0: none
   std::uint64_t base_version;
   std::uint64_t clock;
   // first element or row of this segment in its push; in a cut record its number; in a configure

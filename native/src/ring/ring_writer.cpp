@@ -42,7 +42,7 @@ std::size_t RingWriter::credits() noexcept {
   if (!pulls_.empty()) floor = std::min(floor, pulls_.front().sequence);
   const auto free = static_cast<std::size_t>(floor + box_.geometry.n_slots - next_);
   if (free == 0 || owed_tick_ == no_tick) return free;
-  RecordHeader h = header(RecordKind::tick, 0, owed_tick_);
+  RecordHeader h = tick_header(RecordKind::tick, owed_tick_);
   owed_tick_ = no_tick;
   finish_record(&h, role_tick);
   return free - 1;
@@ -60,6 +60,12 @@ RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,
   h.sequence = next_;
   h.base_version = base_[table];
   h.clock = clock;
+  return h;
+}
+
+RecordHeader RingWriter::tick_header(RecordKind kind, std::uint64_t clock) const noexcept {
+  RecordHeader h = header(kind, 0, clock);
+  h.base_version = switch_at_;
   return h;
 }
 
@@ -129,7 +135,7 @@ bool RingWriter::write_tick(RecordKind kind, std::uint64_t clock) {
   check_whole();
   if (skips_tick(kind, clock)) return true;
   if (credits() == 0) return false;
-  RecordHeader h = header(kind, 0, clock);
+  RecordHeader h = tick_header(kind, clock);
   finish_record(&h, role_tick);
   return true;
 }

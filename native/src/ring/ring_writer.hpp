@@ -229,6 +229,8 @@ class RingWriter {
   // Set the bound of SSP("auto") at the worker's clock: each later pull of rows of the table names
   // the clock that all workers must have reached (base_version of its record).
   void set_bound(std::uint16_t table, std::uint64_t bound) { bounds_.at(table) = bound; }
+  // Let each tick from here on name the clock of the run at which BSP ends; 0: not decided on.
+  void set_switch(std::uint64_t at) noexcept { switch_at_ = at; }
   // Declare on which version of the values the next pushes were computed. `unnamed`: on the newest
   // version that has arrived here.
   static constexpr std::uint64_t unnamed = ~std::uint64_t{0};
@@ -288,6 +290,7 @@ class RingWriter {
   };
 
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint64_t clock) const noexcept;
+  RecordHeader tick_header(RecordKind kind, std::uint64_t clock) const noexcept;
   RecordHeader pull_header(std::uint16_t table, std::uint64_t clock) const noexcept {
     RecordHeader h = header(RecordKind::pull_rows, table, clock);
     const std::uint64_t bound = bounds_[table];
@@ -336,6 +339,7 @@ class RingWriter {
   std::vector<std::uint64_t> bounds_;  // by table; no_bound: its pulls name no clock
   static constexpr std::uint64_t no_tick = ~std::uint64_t{0};
   std::uint64_t owed_tick_ = no_tick;  // see owe_tick
+  std::uint64_t switch_at_ = 0;        // see set_switch
   std::uint64_t n_cuts_ = 0;
   std::uint64_t push_base_ = 0;  // of the push that is being written
   std::deque<OpenPull> pulls_;

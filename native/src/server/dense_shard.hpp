@@ -31,6 +31,9 @@ class DenseShard : public Shard {
   bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                          std::uint64_t step) override;
   void discard(std::size_t buffer) override;
+  OpenSum open_sum() const noexcept override {
+    return sum() != nullptr ? OpenSum{n_, 1, nullptr, sum()} : OpenSum{};
+  }
   std::size_t memory_bytes() const override;
 
   // Encode the image of all values for pulls, if there is one, or copy them to the common copy.

@@ -44,6 +44,10 @@ class EmbeddingShard final : public Shard {
   bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                          std::uint64_t step) override;
   void discard(std::size_t buffer) override;
+  OpenSum open_sum() const noexcept override {
+    const Buffer& sum = accumulator_[0];
+    return {sum.n, dim_, sum.keys.data(), sum.values.data()};
+  }
   std::size_t memory_bytes() const override;
 
   // False if a rule must see all rows of a push at once.

@@ -36,6 +36,8 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
     // removed.
     if (!limited_.empty()) remove_rows(0.0);
     if (backup_times_) backup_times_->tick(worker, now_s());
+    // Before the close, and before the tick is committed: the tick may be the one that names it.
+    if (finds_switch_ && switch_at_ == 0 && h.base_version != 0) learn_switch(h.base_version);
     clocks_.tick(worker, h.clock);
     if (clocks_.complete()) close_clock();
   }
@@ -88,6 +90,7 @@ void ServerCore::close_clock() {
   clocks_.next_clock();
   if (backup_times_) backup_times_->close(workers, now_s());
   ++counters_.clocks;
+  if (plateau_ && switch_at_ == 0) find_switch();
   switch_if_due();
 }
 
@@ -103,6 +106,7 @@ void ServerCore::apply_sum(Table* t, const std::vector<std::size_t>& buffers,
     if (!journal_) t->embedding->remove_rows(0.0);
     t->embedding->set_clock(clocks_before_ + clocks_.current());
   }
+  if (plateau_ && switch_at_ == 0) note_sum(*t);
   if (t->shard != nullptr && t->shard->apply_accumulated(buffers, weight, t->next_step())) {
     ++t->stats.updates;
     publish_updates(*t);

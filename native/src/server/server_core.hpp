@@ -19,6 +19,7 @@
 #include "server/clocks.hpp"
 #include "server/delay_threshold.hpp"
 #include "server/hot_rows.hpp"
+#include "server/plateau.hpp"
 #include "server/push_intervals.hpp"
 #include "server/row_limits.hpp"
 #include "server/shard.hpp"
@@ -281,6 +282,18 @@ class ServerCore {
   const Clocks& clocks() const { return clocks_; }
   // Return true if tables that begin under BSP are under ASP now; see server_switch.cpp.
   bool has_switched() const noexcept { return has_switched_; }
+  // Return the clock of the run at which BSP ends; 0: never, or it is not decided on.
+  std::uint64_t switch_at() const noexcept { return switch_at_; }
+  // Let this server decide on the clock of the switch, by the measure of a plateau. Call it after
+  // all tables are added, before `start` or `attach`.
+  void find_plateau(std::uint64_t every, std::uint64_t pairs, double ratio) {
+    plateau_ = std::make_unique<Plateau>(tables_.size(), every, pairs, ratio);
+  }
+  // Return the measure; null: this server does not decide.
+  const Plateau* plateau() const noexcept { return plateau_.get(); }
+  // Set the clock of the switch that an earlier launch has decided on, before any worker is at
+  // work. A server whose tables do not switch at a plateau throws.
+  void set_switch(std::uint64_t at);
 
  private:
   // The place of a change of hyperparameters in the worker's program; the later change counts.
@@ -422,6 +435,10 @@ class ServerCore {
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();
   void switch_if_due() noexcept;
+  void note_sum(const Table& t);
+  void find_switch();
+  void learn_switch(std::uint64_t at) noexcept;
+  void take_switch() noexcept;
   bool remove_rows(double max_s);
   void apply_sum(Table* t, const std::vector<std::size_t>& buffers, std::size_t n_workers);
   static void publish_updates(const Table& table) noexcept;
@@ -474,6 +491,8 @@ class ServerCore {
   std::uint64_t switch_at_ =
       0;  // clock of the run from which on BSP tables are under ASP; 0: never
   bool has_switched_ = false;
+  bool finds_switch_ = false;             // `switch_at_` is decided on, by one server for all
+  std::unique_ptr<Plateau> plateau_;      // null: this server does not decide
   std::vector<EmbeddingShard*> limited_;  // shards of tables with limits of rows
   std::uint64_t clocks_before_ = 0;
   std::uint64_t expected_cut_ = 0, released_cut_ = 0;

@@ -216,6 +216,7 @@ void ServerCore::attach() {
     throw RecoveryError("the memory has no state that a server of this job's shape left");
   unfinished_ = journal_->undo();
   take_words();
+  take_switch();
   switch_if_due();
   check_unfinished();
   positions_.assign(rings_.size(), {});

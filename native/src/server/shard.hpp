@@ -26,8 +26,10 @@ struct ConsistencyConfig {
   bool estimates = false;           // reject: it is estimated; see server/delay_threshold.hpp
   float lambda = 0.0F;              // compensate: DC-ASGD's variance control
   bool mean = true;                 // BSP: divide the reduced update by the number of its workers
-  std::uint64_t switch_at = 0;      // clock of the run from which on BSP becomes ASP; 0: never
-  float rate = 1.0F;                // factor of the learning rate from that clock on
+  // clock of the run from which on BSP becomes ASP; 0: never, or with `plateau` not decided on
+  std::uint64_t switch_at = 0;
+  bool plateau = false;  // `switch_at` is decided on; see server/server_switch.cpp
+  float rate = 1.0F;     // factor of the learning rate from that clock on
 };
 
 constexpr std::size_t staleness_bins = 65;  // 0 .. 63 and "64 or more"
@@ -59,6 +61,14 @@ struct Update {
   const float* base = nullptr;  // the values that the update was computed on, or null
   // codec shared: for each block the exponent of its scale, then for each the exponent asked for
   const std::uint8_t* exponents = nullptr;
+};
+
+// The sum of the pushes of the open clock to a table, before it is applied: n rows of `dim` floats,
+// or a tensor of n elements with `dim` 1.
+struct OpenSum {
+  std::size_t n = 0, dim = 1;
+  const std::int64_t* keys = nullptr;  // rows only
+  const float* values = nullptr;
 };
 
 // The weight of an update.
@@ -121,6 +131,8 @@ class Shard {
   virtual bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                                  std::uint64_t step) = 0;
   virtual void discard(std::size_t buffer) = 0;
+  // BSP without backup workers: return the sum of the open clock; n = 0: there is no push.
+  virtual OpenSum open_sum() const noexcept = 0;
   virtual std::size_t memory_bytes() const = 0;
 
  protected:

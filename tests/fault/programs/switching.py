@@ -3,7 +3,8 @@
 usage: switching.py AT [ROLE:PLACE:STEP ...]   the n-th launch ends at that step of the run, before worker 1
 goes on from this place. ROLE: worker (1), server; or both. PLACE: pulled, pushed (and acknowledged, where
 ASP is in force), ended (the worker's clock). Worker 0 prints a JSON line. The environment has SERVERS; with
-SAVED=1 a launch ends at the first step from there on at which the checkpoint before that step is there.
+SAVED=1 a launch ends at the first step from there on at which the checkpoint before that step is there. With
+PLATEAU=1 server 0 decides on the clock, by a measure of the first two steps: AT must be 5.
 """
 
 import json
@@ -16,10 +17,12 @@ from pathlib import Path
 import numpy as np
 
 import mpips
+from mpips.server import switch_control
 
 AT = int(sys.argv[1])
 PLAN = [text.split(":") for text in sys.argv[2:]]
 SAVED = os.environ.get("SAVED") == "1"
+PLATEAU = os.environ.get("PLATEAU") == "1"
 N_WORKERS = 2
 STEPS = 2 * AT + 6
 EVERY = 4  # steps between two checkpoints
@@ -110,7 +113,9 @@ def main(worker: mpips.Worker) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    model = mpips.Switch(mpips.BSP(), mpips.ASP(), at=AT)
+    model = mpips.Switch(mpips.BSP(), mpips.ASP(), at="plateau" if PLATEAU else AT)
+    if PLATEAU:
+        switch_control.PAIRS, switch_control.RATIO = 1, 0.0
     n = N_WORKERS * STEPS
     outcome = mpips.run(
         main,

@@ -14,7 +14,7 @@ import numpy as np
 from mpips import DenseTable
 from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead, worker_files
 from mpips.checkpoint.residuals import read_residuals
-from mpips.checkpoint.shards import ShardData
+from mpips.checkpoint.shards import ServerState, ShardData
 from mpips.errors import DiskFullError, MpipsError
 from mpips.model.table import Table
 from mpips.server.server import Server
@@ -33,6 +33,7 @@ class Checkpoint(NamedTuple):
         versions: Number of updates of each table, by name.
         era: Number of the era in which it was written.
         path: Its folder.
+        switch: The clock that was decided on for a switch at a plateau; -1: none.
     """
 
     head: ManifestHead
@@ -42,6 +43,7 @@ class Checkpoint(NamedTuple):
     versions: dict[str, int]
     era: int
     path: Path
+    switch: int = -1
 
     def unsent(self, table: Table) -> np.ndarray:
         """Return the sum of the residuals of all workers of a table."""
@@ -66,7 +68,7 @@ class Disk:
         self.copied: Checkpoint | None = None
         self.failures = self.era = self.n_exchanges = 0
         self.fails = 0.0  # chance that an attempt to write fails
-        self._parts: dict[tuple[int, int], dict[int, tuple[ManifestHead, Any]]] = {}
+        self._parts: dict[tuple[int, int], dict[int, tuple[ManifestHead, Any, int]]] = {}
         self._ends: dict[tuple[int, int], CheckpointInfo | MpipsError] = {}
 
     @property
@@ -77,6 +79,8 @@ class Disk:
     def restore(self, server: Server, placement: Any, tables: Sequence[Any], path: Path) -> None:
         """Fill a server's shards, as mpips.recovery.restore does from HDF5."""
         start = next(each for each in (*self.written, self.exchanged) if each and each.path == path)
+        if server.switch_control is not None and start.switch > 0:
+            server.switch_control.set(start.switch)
         for i, table in enumerate(tables):
             server.core.set_steps_before(i, start.versions[table.name])
             if isinstance(table, DenseTable):
@@ -106,6 +110,7 @@ class Disk:
         n_servers: int,
         head: ManifestHead,
         shards: Sequence[ShardData],
+        state: ServerState,
         exchange: Path | None = None,
     ) -> Iterator[CheckpointInfo | None]:
         """Write a server's part in steps; yield None until all parts are there, then what was written.
@@ -115,7 +120,7 @@ class Disk:
         parts = self._parts.setdefault(attempt, {})
         for _ in range(self.world.random.randrange(3)):
             yield None
-        parts[server] = head, shards
+        parts[server] = head, shards, state.switch
         while len(parts) < n_servers:
             yield None
         if attempt not in self._ends:
@@ -131,7 +136,7 @@ class Disk:
         yield found
 
     def _publish(
-        self, parts: dict[int, tuple[ManifestHead, Any]], exchange: Path | None
+        self, parts: dict[int, tuple[ManifestHead, Any, int]], exchange: Path | None
     ) -> CheckpointInfo:
         if self.world.random.random() < self.fails:
             self.failures += 1
@@ -144,7 +149,8 @@ class Disk:
         workers = worker_files.adopt(folder, path, head.workers, self.folder)
         worker_files.remove(folder, head.workers)
         head = replace(head, workers=workers)
-        found = joined(self.era, head, [part for _, part in parts.values()], path)
+        found = joined(self.era, head, [part for _, part, _ in parts.values()], path)
+        found = found._replace(switch=max(switch for *_, switch in parts.values()))
         if exchange is None:
             self.written.append(found)
         else:
@@ -231,6 +237,7 @@ class DiskServerPart(ServerPart):
             self._n_servers,
             self._head(),
             shards,
+            self._state(),
             self._exchange,
         )
 

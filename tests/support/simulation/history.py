@@ -42,6 +42,7 @@ from simulation.local import (
     with_local,
 )
 from simulation.memory import Node, simulated_memory
+from simulation.plateau import drawn_switch
 from simulation.program import (
     KEYS,
     Contents,
@@ -91,6 +92,7 @@ def run(seed: int, clocks: int = 0) -> Outcome:
             with (
                 history.world.as_time(),
                 simulated_memory(history.world),
+                drawn_switch(seed),
                 simulated_start_up(history.disk, lambda: history.launch),
             ):
                 return history.run()

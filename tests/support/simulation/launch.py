@@ -216,7 +216,7 @@ class Launch:
         if self.era is None:
             self.is_warm = bool(parts.saving.places)
             self.era, self._watches = self._begin(parts)
-            self.era.bounds, self.era.clocks_before = None, parts.saving.steps_before
+            self.era.begin_launch(self.is_warm, parts.saving.steps_before)
         self._parts[cluster.rank] = parts
         if cluster.worker is not None:
             self._work(cluster.worker, parts)

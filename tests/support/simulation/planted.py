@@ -36,6 +36,7 @@ from mpips.worker.replicated import tables as replicated_tables
 from simulation import disk, links
 from simulation.planted_backups import BACKUP_DEFECTS
 from simulation.planted_limits import LIMIT_DEFECTS
+from simulation.planted_plateau import PLATEAU_DEFECTS
 
 
 def _tick_before_position() -> list[Any]:
@@ -493,9 +494,10 @@ def _servers_switch_early() -> list[Any]:
     real = server_module.native
 
     def wrong(consistency: Any, n_workers: int) -> _native.ConsistencyConfig:
-        is_late = isinstance(consistency, Switch) and consistency.at > 1
-        early = replace(consistency, at=consistency.at - 1) if is_late else consistency
-        return real(early, n_workers)
+        at = consistency.at if isinstance(consistency, Switch) else 0
+        if isinstance(at, int) and at > 1:
+            consistency = replace(consistency, at=at - 1)
+        return real(consistency, n_workers)
 
     return [mock.patch.object(server_module, "native", wrong)]
 
@@ -567,6 +569,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _switches_by_the_clock_of_the_launch,
         *BACKUP_DEFECTS,
         _forgets_stages,
+        *PLATEAU_DEFECTS,
     )
 }
 

@@ -28,6 +28,7 @@ from mpips.model.grouping import grouped_rows, grouped_tables, listed_groups
 from mpips.model.served import is_local, local_tables, times_of
 from mpips.model.table import Table, feedback_tables
 from simulation.backups import backup_model
+from simulation.plateau import check_start, end_of_bsp
 from simulation.row_limits import LimitedRows, Present, whole
 from simulation.stages import n_pushing, takes_part
 
@@ -293,6 +294,11 @@ class Era:
             if isinstance(t, EmbeddingTable) and (t.admit is not None or t.evict is not None)
         }
 
+    def begin_launch(self, is_warm: bool, clocks_before: int) -> None:
+        """Take what is different in each launch; `is_warm`: it continues in memory."""
+        self.bounds, self.clocks_before = None, clocks_before
+        check_start(self.shape.tables[0].consistency, is_warm, clocks_before)
+
     def is_summed(self, worker: int, table: int) -> bool:
         """Return whether a group sends a worker's updates of a dense table, at the end of the clock."""
         return worker in self._in_groups and table in self._summed
@@ -512,7 +518,7 @@ class Watch:
         if is_own and era.rounds is not None:
             era.rounds.check_pull(self.worker, self.clock, table, found)
             return
-        until = max(0, consistency.at - era.clocks_before) if is_switch else 0
+        until = end_of_bsp(consistency, era.clocks_before) if is_switch else 0
         if isinstance(consistency, BSP) or self.clock < until:
             expected = era.values(table, [self.clock] * era.shape.n_workers)
             if keys is not None:

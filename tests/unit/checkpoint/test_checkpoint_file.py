@@ -231,6 +231,32 @@ def test_the_manifest_has_the_number_of_backup_workers_in_force(tmp_path: Path) 
     assert [p.entry.consistency["backup_in_force"] for p in plans] == [3, 3]
 
 
+def test_the_clock_of_a_switch_at_a_plateau_is_there_again_after_a_restart(tmp_path: Path) -> None:
+    model = mpips.Switch(mpips.BSP(), mpips.ASP(), at="plateau")
+    tables = [DenseTable("w", (8,), consistency=model), DenseTable("b", (4,), consistency=model)]
+    contents = Contents(tables)
+    found = []
+    for clock in (-1, 9):
+        state = ServerState([1, 2], switch=clock)
+        folder = tmp_path / f"{clock}"
+        info = write_checkpoint(
+            None, folder, contents.head(), contents.shards(0, 1), state, timeout_s=60.0
+        )
+        server = Rig(*tables).server
+        restore(server, place(tables, 1, 1, 4, 1024), tables, info.path)
+        assert server.switch_control is not None
+        found.append((server.switch_control.decided, server.core.has_switched()))
+    assert found == [(-1, False), (9, False)]
+    # Server 0 may be the only one that has it.
+    shards = plan.describe_shards(0, contents.shards(0, 1))
+    hellos = [
+        plan.Hello(run=("run", 1, 5), hdf5="serial", shards=s, applied=[], switch=n)
+        for s, n in ((shards, 9), ({}, -1))
+    ]
+    plans = plan.plan_tables(contents.head(), hellos)
+    assert [p.entry.consistency["switch_in_force"] for p in plans] == [9, 9]
+
+
 def test_a_threshold_is_that_of_the_servers_with_a_part() -> None:
     """A server without elements of a table never estimates, and reports that it drops nothing."""
     table = DenseTable("noisy", (16,), consistency=mpips.ASP(mpips.Reject("auto")))

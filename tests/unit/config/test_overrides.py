@@ -152,7 +152,17 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
         ),
         (
             ["table.consistency=switch"],
-            "table 'bias': consistency = 'switch': add switch_at, the number of clocks of the run under BSP",
+            "table 'bias': consistency = 'switch': add switch_at, the number of clocks of the run under BSP, "
+            "or plateau",
+        ),
+        (
+            [
+                "table.consistency=switch",
+                "table.switch_at=plateau",
+                "tables.weight.switch_at=6",
+            ],
+            "table 'weight' is under Switch at clock 6 beside 'bias' under Switch at a plateau: all tables "
+            "of a job switch at one clock, so give all of them the same at",
         ),
         (
             ["table.switch_at=5"],
@@ -279,6 +289,10 @@ def test_no_override_changes_nothing() -> None:
         (
             ["table.consistency=switch", "table.switch_at=5"],
             mpips.Switch(BSP(), ASP(), at=5),
+        ),
+        (
+            ["table.consistency=switch", "table.switch_at=plateau"],
+            mpips.Switch(BSP(), ASP(), at="plateau"),
         ),
         (
             [

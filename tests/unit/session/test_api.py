@@ -221,7 +221,7 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         (
             {"consistency": "switch"},
             "table 'w': consistency = 'switch' needs the clock of the switch: use Switch(BSP(), ASP(), "
-            "at=1000)",
+            "at=1000), or at='plateau'",
         ),
     ],
 )

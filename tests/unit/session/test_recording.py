@@ -14,7 +14,7 @@ from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
 from mpips.errors import ConfigError, DifferenceError
 from mpips.model.codec import Int8
-from mpips.model.consistency import ASP, BSP, SSP, LocalSGD, Reject
+from mpips.model.consistency import ASP, BSP, SSP, LocalSGD, Reject, Switch
 from mpips.mpi.one_rank import OneRank
 from mpips.record.files import NO_STOP, RecordedTable, ReplayOrder
 from mpips.recovery.saving import FixedPlan, Saving
@@ -46,6 +46,9 @@ REFUSED = {
     "LocalSGD and DiLoCo": {"tables": [dense(consistency=LocalSGD(4))]},
     "table 'w' has backup workers": {"tables": [dense(consistency=BSP(backup=1))]},
     "table 'v' has backup workers": {"tables": [dense(name="v", consistency=BSP(backup="auto"))]},
+    "table 'w' has Switch at a plateau": {
+        "tables": [dense(consistency=Switch(BSP(), ASP(), "plateau"))]
+    },
     "table 'w' has compression": {"tables": [dense(compression=Int8())]},
     "table 'e' has pull_compression": {"tables": [rows(16, pull_compression=Int8())]},
 }

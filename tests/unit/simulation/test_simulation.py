@@ -112,6 +112,9 @@ SHOWN_BY = {
     "forgets-its-backup-workers": 79,
     "decides-for-the-open-clock": 136,
     "forgets-stages": 131,
+    "ticks-name-no-switch": 314,
+    "ends-clocks-before-the-switch-is-known": 115,
+    "forgets-the-clock-of-the-switch": 314,
 }
 
 

@@ -31,7 +31,12 @@ class Job:
             script = SimpleNamespace(rank=rank, n_workers=n_workers)
             names = ("start", "settle", "arrive", "begin_epoch", "warn_of_late_changes")
             job: Any = SimpleNamespace(
-                script=script, steps=0, announced=[], **dict.fromkeys(names, nothing)
+                script=script,
+                steps=0,
+                announced=[],
+                pipeline=rank,
+                n_pipelines=n_workers,
+                **dict.fromkeys(names, nothing),
             )
             job.skips, job.schedules = Skips(job), Schedules(warns=False)
             self.loaders.append(StartingLoader(loader_of(**options), job, SEED))

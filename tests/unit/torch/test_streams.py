@@ -274,6 +274,8 @@ class Job:
                 steps=0,
                 loaders=[],
                 announced=[],
+                pipeline=rank,
+                n_pipelines=n_workers,
                 **dict.fromkeys(names, lambda *arguments: None),
             )
             job.skips, job.schedules = Skips(job), Schedules(warns=False)

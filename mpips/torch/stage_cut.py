@@ -1,0 +1,314 @@
+"""Where a model is cut into stages: its units in the order of their calls, and the units of each stage.
+
+A *unit* is a module that no stage divides. Containers (nn.Sequential, nn.ModuleList) are expanded, and every
+other module is a unit. A model can be cut if it calls its units one after the other, each with the result of
+the one before. An nn.Sequential does so by definition; the `forward` of another class is traced by torch.fx,
+which calls it with a symbol in place of its argument, and everything in it but such calls is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from mpips.errors import ConfigError
+from mpips.torch.embedding import Embedding
+
+Stages = int | Sequence[str]
+
+_RANGE = re.compile(r"(.*?)(\d+)-(\d+)$")
+
+
+class Unit(NamedTuple):
+    """A module that no stage divides, and its name in the model."""
+
+    path: str
+    module: nn.Module
+
+
+def cut(model: nn.Module, stages: Stages) -> list[list[Unit]]:
+    """Return the units of each stage of a model, in the order of their calls.
+
+    A number of stages cuts the model so that the largest stage has as few parameters as possible.
+
+    Args:
+        model: The model.
+        stages: Number of stages; or for each stage the names of its modules, such as "embed, blocks.0-5".
+
+    Raises:
+        ConfigError: The model cannot be cut so; the message names the part of it.
+    """
+    _check(model)
+    units = units_of(model)
+    if isinstance(stages, bool) or not isinstance(stages, int | list | tuple):
+        raise ConfigError(
+            f"prepare: stages = {stages!r}: must be a number of stages, or a list with the names of the "
+            "modules of each stage"
+        )
+    found = _balanced(units, stages) if isinstance(stages, int) else _named(units, stages)
+    for number, own in enumerate(found):
+        if not any(p.numel() for unit in own for p in unit.module.parameters()):
+            names = ", ".join(unit.path for unit in own) or "no modules"
+            raise ConfigError(
+                f"prepare: stage {number} ({names}) has no parameters: each stage needs one, so join it with "
+                "a neighbour"
+            )
+    _check_shared(found)
+    return found
+
+
+def n_stages_of(stages: Stages) -> int:
+    """Return the number of stages that an argument `stages` gives.
+
+    Raises:
+        ConfigError: It is not accepted.
+    """
+    n = stages if isinstance(stages, int) and not isinstance(stages, bool) else None
+    if isinstance(stages, list | tuple):
+        n = len(stages)
+    if n is None or n < 1:
+        raise ConfigError(
+            f"stages = {stages!r}: must be a number of 1 or more, or a list with the names of the modules of "
+            "each stage"
+        )
+    return n
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Return the units of a model in the order of their calls.
+
+    Raises:
+        ConfigError: The model does not call its units one after the other.
+    """
+    units = list(_expanded(model, ""))
+    if not _is_plain_sequential(model):
+        units = _traced(model, units)
+    known = {id(p) for unit in units for p in unit.module.parameters()}
+    known |= {id(b) for unit in units for b in unit.module.buffers()}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if id(tensor) not in known:
+            raise ConfigError(
+                f"prepare: stages: {name!r} belongs to no module that the model calls one after the other, "
+                "so to no stage: make it a parameter or buffer of such a module"
+            )
+    return units
+
+
+def _check(model: nn.Module) -> None:
+    """Raise ConfigError for models that cannot have stages, whatever the cut."""
+    containers = [(path, m) for path, m in model.named_modules() if m is model or _is_container(m)]
+    for path, module in model.named_modules():
+        if isinstance(module, Embedding):
+            raise ConfigError(
+                f"prepare: stages with {type(module).__name__} ({path or 'the model'}): its rows "
+                "belong to no stage in mpips.torch; use torch.nn.Embedding, or leave out stages"
+            )
+        if hasattr(module, "_orig_mod") or isinstance(module, torch.jit.ScriptModule):
+            raise ConfigError(
+                f"prepare: stages with {path or 'a model'} compiled by torch.compile or torch.jit: give "
+                "the module as it was before"
+            )
+    for path, module in containers:
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            raise ConfigError(
+                f"prepare: stages: {path or 'the model'} has hooks, which would not run, since its stages "
+                "are called one by one: register them on its layers"
+            )
+    for name, p in model.named_parameters():
+        if p.device.type not in ("cpu", "meta"):
+            raise ConfigError(
+                f"prepare: stages: the parameter {name!r} is on {p.device}: stages need the CPU; use "
+                "model.cpu(), or leave out stages"
+            )
+
+
+def _is_plain_sequential(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _is_container(module: nn.Module) -> bool:
+    return _is_plain_sequential(module) or isinstance(module, nn.ModuleList)
+
+
+def _expanded(module: nn.Module, prefix: str) -> Iterator[Unit]:
+    """Yield the units in a module that is expanded, in the order of its children."""
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        path = f"{prefix}.{name}" if prefix else name
+        if _is_container(child):
+            yield from _expanded(child, path)
+        else:
+            yield Unit(path, child)
+
+
+class _UnitTracer(fx.Tracer):
+    """A trace of a model's `forward` in which units are calls."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        super().__init__()
+        self._units = {id(unit.module) for unit in units}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return id(m) in self._units
+
+
+def _traced(model: nn.Module, units: Sequence[Unit]) -> list[Unit]:
+    """Return the units in the order in which the model's `forward` calls them."""
+    advice = "make this part a module, or the model an nn.Sequential"
+    try:
+        graph = _UnitTracer(units).trace(model)
+    except Exception as error:
+        raise ConfigError(
+            f"prepare: stages: torch.fx cannot follow the forward of {type(model).__name__} ({error}), so "
+            "the order of its modules is unknown: make the model an nn.Sequential of its parts"
+        ) from error
+    found: list[Unit] = []
+    by_path = {unit.path: unit for unit in units}
+    before: fx.Node | None = None
+    for node in graph.nodes:
+        if node.op == "placeholder" and (node.args or not node.users):
+            continue  # an argument with a default, or one that is not used
+        if node.op == "placeholder" and before is None:
+            before = node
+            continue
+        if node.op == "output":
+            is_next = node.args[0] is before
+        else:
+            is_next = node.op == "call_module" and node.args == (before,) and not node.kwargs
+        if not is_next:
+            behind = f" behind {found[-1].path!r}" if found else ""
+            raise ConfigError(
+                f"prepare: stages: the forward of {type(model).__name__} does more{behind} than to call its "
+                f"modules one after the other, each with the result of the one before ({_text_of(node)}): "
+                f"{advice}"
+            )
+        if node.op == "call_module":
+            found.append(by_path[str(node.target)])
+        before = node
+    return found
+
+
+def _text_of(node: fx.Node) -> str:
+    """Return what a node of a trace is, in a few words."""
+    if node.op == "call_module":
+        return f"it calls {node.target} with other arguments"
+    if node.op == "output":
+        return "it returns something else"
+    name = getattr(node.target, "__name__", node.target)
+    return f"{'it reads' if node.op in ('get_attr', 'placeholder') else 'it calls'} {name}"
+
+
+def _balanced(units: Sequence[Unit], n: int) -> list[list[Unit]]:
+    """Return the cut into `n` stages whose largest one has the fewest parameters. Ties: the first cut."""
+    n_stages_of(n)
+    seen: set[int] = set()
+    sizes = []
+    for unit in units:
+        new = {id(p): p.numel() for p in unit.module.parameters() if id(p) not in seen}
+        seen |= set(new)
+        sizes.append(sum(new.values()))
+    if sum(size > 0 for size in sizes) < n:
+        raise ConfigError(
+            f"prepare: stages = {n}: the model has {sum(size > 0 for size in sizes)} modules with parameters "
+            "that a cut can separate, and each stage needs one: use fewer stages"
+        )
+    sums = [0]
+    for size in sizes:
+        sums.append(sums[-1] + size)
+
+    # Least size of the largest of k stages that end before unit i, and where the last one of them begins.
+    least: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(units)]
+    for _ in range(n):
+        row = [(float("inf"), 0)]
+        for i in range(1, len(units) + 1):
+            choices = [
+                (max(least[-1][j][0], float(sums[i] - sums[j])), j)
+                for j in range(i)
+                if sums[i] > sums[j]
+            ]
+            row.append(min(choices, default=(float("inf"), 0)))
+        least.append(row)
+    bounds, end = [len(units)], len(units)
+    for k in range(n, 0, -1):
+        end = least[k][end][1]
+        bounds.append(end)
+    bounds.reverse()
+    return [list(units[a:b]) for a, b in pairwise(bounds)]
+
+
+def _named(units: Sequence[Unit], names: Sequence[Any]) -> list[list[Unit]]:
+    """Return the stages that a list of names gives."""
+    n_stages_of(names)
+    found: list[list[Unit]] = []
+    stage_of: dict[str, int] = {}
+    for number, text in enumerate(names):
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"prepare: stages[{number}] = {text!r}: must be text with the names of modules, such as "
+                "'embed, blocks.0-5'"
+            )
+        for part in filter(None, (word.strip() for word in text.split(","))):
+            for path in _in_range(part):
+                own = [u.path for u in units if u.path == path or u.path.startswith(f"{path}.")]
+                if not own:
+                    there = ", ".join(unit.path for unit in units[:8])
+                    raise ConfigError(
+                        f"prepare: stages[{number}] = {text!r}: the model has no module {path!r} that a cut "
+                        f"can separate; it has {there}{', ...' if len(units) > 8 else ''}"
+                    )
+                for name in own:
+                    if name in stage_of:
+                        raise ConfigError(
+                            f"prepare: stages: the module {name!r} is in stage {stage_of[name]} and in stage "
+                            f"{number}: name it once"
+                        )
+                    stage_of[name] = number
+        found.append([])
+    newest = 0
+    for unit in units:
+        stage = stage_of.get(unit.path)
+        if stage is None:
+            raise ConfigError(
+                f"prepare: stages: the module {unit.path!r} is in no stage: name every module of the model"
+            )
+        if stage < newest:
+            raise ConfigError(
+                f"prepare: stages: the module {unit.path!r} of stage {stage} is called behind modules of "
+                f"stage {newest}: give the stages in the order in which the model calls its modules"
+            )
+        newest = stage
+        found[stage].append(unit)
+    return found
+
+
+def _in_range(part: str) -> list[str]:
+    """Return the paths that "blocks.0-5" stands for; other text is a path."""
+    match = _RANGE.match(part)
+    if match is None:
+        return [part]
+    prefix, first, last = match[1], int(match[2]), int(match[3])
+    if last < first:
+        raise ConfigError(f"prepare: stages: {part!r}: the range ends before it begins")
+    return [f"{prefix}{i}" for i in range(first, last + 1)]
+
+
+def _check_shared(stages: Sequence[Sequence[Unit]]) -> None:
+    """Raise ConfigError if two stages share a parameter or a buffer."""
+    owners: dict[int, tuple[int, str]] = {}
+    for number, own in enumerate(stages):
+        for unit in own:
+            tensors = [*unit.module.named_parameters(), *unit.module.named_buffers()]
+            for name, tensor in tensors:
+                path = f"{unit.path}.{name}"
+                stage, other = owners.setdefault(id(tensor), (number, path))
+                if stage != number:
+                    raise ConfigError(
+                        f"prepare: stages: {other!r} of stage {stage} and {path!r} of stage {number} are one "
+                        "tensor (tied): put both modules into one stage, or untie them"
+                    )

@@ -1,0 +1,90 @@
+"""The clock of Switch at a plateau, as a worker learns it; native server_switch.cpp has the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpips.model.consistency import NEVER, Switch
+from mpips.model.job_tables import switch_of
+from mpips.model.table import Table
+
+if TYPE_CHECKING:
+    from mpips import _native
+    from mpips.worker.connection import Connection
+
+_WAIT_S = 0.02  # of one look at server 0
+# A decision at lowest clock m is on clock m + LEAD or later: switch_lead of native server_switch.cpp.
+LEAD = 3
+
+
+class AgreedSwitch:
+    """The clock at which BSP ends, on which server 0 decides. One worker's thread uses it.
+
+    Before each tick the worker learns whether the clock behind it is under ASP. Rings and ports of the tables
+    get the decision at once; each tick from there on names it to the other servers. It needs server 0 once
+    in 3 clocks if the workers are at the same clock.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Know of no decision yet; nothing is read before the first use."""
+        self._connection = connection
+        self._ports: list[_native.DensePort] = []
+        self._is_read = False  # the decisions of earlier launches are known
+        self._known = -1  # the last clock whose tick may be written, by what is known
+        self._end = NEVER
+
+    def join(self, port: _native.DensePort) -> None:
+        """Set the end of BSP of a port from here on."""
+        self._ports.append(port)
+        port.set_bsp_until(self.end_of_bsp())
+
+    def end_of_bsp(self) -> int:
+        """Return the clock of this launch at which BSP ends; NEVER: not before the next clock.
+
+        The first call reads the decision of an earlier launch. Does not wait for other workers.
+        """
+        if not self._is_read:
+            self._read()
+        return self._end
+
+    def before_tick(self) -> None:
+        """Learn all decisions on the clock behind the present one, or on an earlier one.
+
+        Blocks if the worker is more than two clocks ahead of another one.
+
+        Raises:
+            StallError: A worker has not come to the clock that this one needs within the job's timeout.
+        """
+        now = self._connection.now
+        if now <= self._known:
+            return
+        connection, channel = self._connection, self._connection.channels[0]
+        least = max(0, now + 1 - LEAD)
+        connection.wait_until(
+            lambda: channel.wait_head(0, 0, least, _WAIT_S),
+            lambda: (
+                f"it is not known whether Switch at a plateau is at clock {now + 1} before all workers have "
+                f"reached clock {least}{connection.blame(0)}"
+            ),
+        )
+        self._read()
+
+    def _read(self) -> None:
+        """Read the lowest clock of all workers, and then the decision."""
+        self._is_read = True
+        reached, at = self._connection.channels[0].read_decision(0)
+        self._known = NEVER if at else reached + LEAD - 1
+        if not at:
+            return
+        self._end = max(0, at - self._connection.position.steps_before)
+        for channel in self._connection.channels:
+            channel.writer.set_switch(at)
+        for port in self._ports:
+            port.set_bsp_until(self._end)
+
+
+def agreed_switch(connection: Connection, tables: Sequence[Table]) -> AgreedSwitch | None:
+    """Return the switch of a worker; None: no table is under Switch at a plateau."""
+    switch: Switch | None = switch_of(tables)
+    return AgreedSwitch(connection) if switch is not None and switch.is_adaptive else None

@@ -1,0 +1,224 @@
+"""A prepared model in stages, in a job of one process: training, evaluation, states and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch_rig import values_of
+
+import mpips.torch
+from mpips.errors import ConfigError
+from mpips.torch.job import TorchJob
+from mpips.torch.stage_cut import cut
+from mpips.torch.staged_model import Division, OtherStageParameter
+
+cross_entropy = nn.functional.cross_entropy
+X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(4)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
+    )
+
+
+def prepared(**options: Any) -> tuple[Any, Any]:
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return mpips.torch.prepare(model, optimizer, **{"stages": 2, **options})  # type: ignore[no-any-return]
+
+
+def test_training_is_that_of_plain_torch_with_accumulated_micro_batches(job: Any) -> None:
+    model, optimizer = prepared()
+    other = plain()
+    steps = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model.forward_backward(X, Y, cross_entropy, micro_batches=4)
+        norm = model.clip_grad_norm_(0.5)
+        optimizer.step()
+        steps.zero_grad()
+        parts = [cross_entropy(other(X[i : i + 4]), Y[i : i + 4]) / 4 for i in range(0, 16, 4)]
+        sum(parts).backward()  # type: ignore[union-attr]
+        expected_norm = nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        steps.step()
+        assert loss.item() == pytest.approx(sum(part.item() for part in parts), rel=1e-6)
+        torch.testing.assert_close(norm, expected_norm)
+    found = values_of(model)
+    assert list(found) == list(other.state_dict())
+    for name, value in other.state_dict().items():
+        torch.testing.assert_close(found[name], value)
+    whole = model.full_state_dict()
+    assert list(whole) == list(found)
+    assert all(torch.equal(whole[name], value) for name, value in found.items())
+    model.eval()
+    torch.testing.assert_close(model(X), other.eval()(X))
+    assert not model(X).requires_grad
+    copied = copy.deepcopy(model)
+    assert type(copied) is nn.Sequential
+
+
+def test_calls_of_one_step_add_up_and_zero_grad_drops(job: Any) -> None:
+    model, _ = prepared()
+    model.eval()  # statistics stay, so equal calls have equal gradients
+    model.forward_backward(X, Y, cross_entropy, micro_batches=1)
+    once = [p.grad.clone() for p in model.parameters()]
+    model.forward_backward(X, Y, cross_entropy, micro_batches=1)
+    assert all(torch.equal(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True))
+    model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    assert model.clip_grad_norm_(1.0).item() == 0.0
+
+
+def test_each_pass_of_a_step_has_a_number_of_its_own(job: Any) -> None:
+    model, optimizer = prepared()
+    found = []
+    for _ in range(2):
+        for _ in range(2):
+            model.forward_backward(X, Y, cross_entropy, micro_batches=2)
+            found.append(model._mpips_passes)
+        optimizer.step()
+    assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_an_error_within_a_step_leaves_nothing_for_the_next(job: Any) -> None:
+    model, _ = prepared()
+    calls = iter(range(100))
+
+    def failing(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 1:
+            raise ValueError("planted")
+        return cross_entropy(out, target)
+
+    with pytest.raises(ValueError, match="planted"):
+        model.forward_backward(X, Y, failing, micro_batches=4)
+    pipeline = model._mpips_pipeline
+    assert all(not stage._open for stage in pipeline.stages.values())
+    assert not pipeline.links._waiting
+    model.forward_backward(X, Y, failing, micro_batches=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overlap": True}, "overlap = True"),
+        ({"placement": "replicated"}, "placement = 'replicated'"),
+        ({"placement": "auto"}, "placement = 'auto'"),
+        ({"stream": 1}, "stream = 1"),
+        ({"consistency": mpips.LocalSGD()}, "consistency 'local_sgd'"),
+        ({"consistency": mpips.DiLoCo()}, "consistency 'diloco'"),
+        ({"consistency": mpips.BSP(backup=1)}, "backup = 1"),
+        ({"consistency": mpips.SSP("auto")}, "SSP('auto')"),
+        ({"compression": "auto"}, "compression"),
+        ({"compression": "topk"}, "compression"),
+        ({"device": "cuda"}, "device = 'cuda'"),
+        ({"stages": 9}, "stages = 9"),
+    ],
+)
+def test_options_that_stages_do_not_take_are_refused_before_the_start(
+    job: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(**options)
+    assert message in str(caught.value)
+    assert not job.part(TorchJob).has_started
+
+
+def test_a_second_model_and_other_stages_of_a_loader_are_refused(job: Any) -> None:
+    loader = mpips.torch.prepare_loader(DataLoader(TensorDataset(X, Y), 4), stages=3)
+    with pytest.raises(ConfigError, match="prepared with stages: give prepare the same stages"):
+        mpips.torch.prepare(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="stages = 2, and the loader was prepared for 3"):
+        prepared()
+    prepared(stages=3)
+    assert len(loader) == 4
+    with pytest.raises(ConfigError, match="one model that contains all others"):
+        prepared(stages=3)
+
+
+def test_a_model_prepared_before_is_refused(job: Any) -> None:
+    mpips.torch.prepare(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="with other prepared models"):
+        prepared()
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda m: m(X), "was called in training mode: train it by loss = model.forward_backward"),
+        (lambda m: m.eval()(X, X), "was called with 2 arguments"),
+        (lambda m: m[:2].eval()(X), "a slice of a model in stages"),
+        (lambda m: m.no_sync(), "call forward_backward several times"),
+        (lambda m: m.forward_backward(X, Y, cross_entropy, micro_batches=0), "micro_batches = 0"),
+        (lambda m: m.forward_backward(X, Y[:8], cross_entropy, micro_batches=2), "16 samples of"),
+        (lambda m: m.forward_backward((X, Y[:8]), Y, cross_entropy, micro_batches=2), "[8, 16]"),
+        (
+            lambda m: m.forward_backward(X, Y, cross_entropy, micro_batches=2, schedule="x"),
+            "schedule = 'x': must be one of 1f1b, gpipe",
+        ),
+        (
+            lambda m: m.forward_backward(X, Y, lambda out, y: out, micro_batches=2),
+            "not one of shape (8, 3)",
+        ),
+        (
+            lambda m: torch.no_grad()(m.forward_backward)(X, Y, cross_entropy, micro_batches=2),
+            "under torch.no_grad",
+        ),
+    ],
+)
+def test_uses_that_a_model_in_stages_does_not_take_are_errors(
+    job: Any, use: Callable[[Any], Any], message: str
+) -> None:
+    model, _ = prepared()
+    with pytest.raises(ConfigError) as caught:
+        use(model)
+    assert message in str(caught.value)
+
+
+def divided_job(n_workers: int, n_stages: int, rank: int = 0) -> Any:
+    script = SimpleNamespace(rank=rank, n_workers=n_workers)
+    job = SimpleNamespace(script=script, loaders=[], _asked_stages=None, n_stages=1)
+    TorchJob.divide(job, n_stages)  # type: ignore[arg-type]
+    return job
+
+
+def test_the_number_of_workers_is_a_multiple_of_the_stages_or_one() -> None:
+    assert divided_job(1, 3).n_stages == 1
+    assert divided_job(6, 3).n_stages == 3
+    with pytest.raises(ConfigError, match="4 workers with 3 stages: the number of workers must be"):
+        divided_job(4, 3)
+    job = divided_job(2, 1)
+    job.loaders, job._asked_stages = [1], None
+    with pytest.raises(ConfigError, match=r"call prepare_loader\(loader, stages=...\)"):
+        TorchJob.divide(job, 2)
+
+
+def test_parameters_of_other_stages_are_freed_and_their_gradients_cannot_be_read() -> None:
+    model = plain()
+    division = Division(divided_job(4, 2, rank=3), cut(model, ["0-2", "3-5"]))
+    assert division.own == [1]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    left: list[Any] = []
+    stepping = SimpleNamespace(
+        leave_out=lambda is_out: left.extend(filter(is_out, model.parameters()))
+    )
+    optimizer._mpips_stepping = stepping  # type: ignore[attr-defined]
+    division.take_optimizer(optimizer)
+    division._job.progress = SimpleNamespace(counts=True)  # type: ignore[assignment]
+    before = [p.data_ptr() for p in model[3:].parameters()]
+    division.open(SimpleNamespace())  # type: ignore[arg-type]
+    assert not division._job.progress.counts
+    assert [id(p) for p in left] == [id(p) for p in model[:3].parameters()]
+    assert all(type(p) is OtherStageParameter and not p.numel() for p in model[:3].parameters())
+    assert not any(buffer.numel() for buffer in model[:3].buffers())
+    assert [p.data_ptr() for p in model[3:].parameters()] == before
+    with pytest.raises(ConfigError, match=r"clip gradients by model\.clip_grad_norm_"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
