@@ -37,6 +37,8 @@ BARS: Bars = {
     "write_vs_raw": (">=", 0.8),
     "posix_vs_mpio": (">=", 0.95),
     "stall_vs_memcpy": ("<=", 1.5),
+    "delta_vs_full_bytes": ("<=", 0.03),
+    "delta_vs_full_s": ("<=", 0.03),
     "plan_digits_mlp_3": ("within", 1.5),
     "plan_w6a_logistic_3": ("within", 1.5),
     "plan_criteo_fm_3": ("within", 1.5),

@@ -278,7 +278,7 @@ class FlippedBit:
                 manifest = checkpoint.manifest
         except (ConfigError, CheckpointError) as error:
             raise NotNowError(str(error)) from None
-        entries = [entry for table in manifest.tables for entry in table.datasets if entry.n_bytes]
+        entries = [entry for table in manifest.stored for entry in table.datasets if entry.n_bytes]
         if not entries:
             raise NotNowError(f"{path.name} has no values")
         return path, path / manifest.file.name, max(entries, key=lambda entry: entry.n_bytes)

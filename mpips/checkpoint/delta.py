@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from mpips.checkpoint.delta_file import FORMAT, DeltaColumn, DeltaFile, created, write_array
 from mpips.checkpoint.folder import sync_folder
 from mpips.checkpoint.manifest import (
+    CHANGES,
     DTYPES,
     MANIFEST,
     STATE,
@@ -87,17 +88,22 @@ def write_delta(first: Checkpoint, second: Checkpoint, out: Path, force: bool = 
 
     Args:
         first: The base, to which the delta will be applied.
-        second: The checkpoint that the delta gives.
+        second: The checkpoint that the delta gives, which has whole tables.
         out: File to write; it gets this name when it is complete.
         force: Replace an existing file.
 
     Raises:
-        ConfigError: `out` exists already, is a folder or a device, lies in a checkpoint or cannot be written,
-            or its folder does not exist.
+        ConfigError: `second` is a link of a chain; `out` exists already, is a folder or a device, lies in a
+            checkpoint or cannot be written, or its folder does not exist.
         CapabilityError: h5py is missing.
         CheckpointError: A checkpoint cannot be read.
     """
     h5py = load_hdf5("writing a delta")
+    if second.manifest.link is not None:
+        raise ConfigError(
+            f"{second.path}: is a link of a chain, and a delta gives a whole checkpoint: make it whole first "
+            "by `mpips ckpt compact`"
+        )
     try:
         _check_out(out, force)
         # The name is short, because that of `out` may be the longest that the file system has.
@@ -130,7 +136,7 @@ def _check_out(out: Path, force: bool) -> None:
 def check_place(out: Path) -> None:
     """Raise ConfigError for a path in a checkpoint."""
     for folder in (Path(os.path.realpath(out.parent)) / out.name).parents:
-        if (folder / MANIFEST).is_file() and (folder / STATE).is_file():
+        if (folder / MANIFEST).is_file() and any((folder / n).is_file() for n in (STATE, CHANGES)):
             raise ConfigError(f"{out}: lies in the checkpoint {folder}; name a place outside")
 
 
@@ -151,6 +157,15 @@ def _write(h5py: Any, new: Path, first: Checkpoint, second: Checkpoint) -> list[
     return tables
 
 
+def identity(checkpoint: Checkpoint) -> str:
+    """Return the checksum of a checkpoint's manifest, or that of the link which it was made from.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    return checkpoint.manifest.replaces or hexsum(manifest_bytes(checkpoint))
+
+
 def manifest_bytes(checkpoint: Checkpoint) -> bytes:
     """Return the manifest as it is in the checkpoint's folder.
 
@@ -166,14 +181,13 @@ def manifest_bytes(checkpoint: Checkpoint) -> bytes:
 
 
 def _write_head(file: Any, out: DeltaFile, first: Checkpoint, second: Checkpoint) -> None:
-    base = manifest_bytes(first)
     file.attrs["mpips_delta"] = FORMAT
     for name, checkpoint in (("base", first), ("this", second)):
         m = checkpoint.manifest
         file.attrs[f"{name}_run"] = m.run_id
         file.attrs[f"{name}_step"] = m.step
         file.attrs[f"{name}_generation"] = m.generation
-    file.attrs["base_manifest_xxh3"] = hexsum(base)
+    file.attrs["base_manifest_xxh3"] = identity(first)
     write_array(out, file, "manifest", np.frombuffer(manifest_bytes(second), np.uint8))
 
 

@@ -25,7 +25,7 @@ from mpips.checkpoint.delta import (
     ascends,
     check_place,
     comparable,
-    manifest_bytes,
+    identity,
     place_names,
     unit_shape,
     worker_names,
@@ -39,7 +39,6 @@ from mpips.checkpoint.manifest import (
     Manifest,
     TableEntry,
     decode,
-    hexsum,
 )
 from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.structure import write_all
@@ -126,7 +125,7 @@ def _check_result(delta: Path, first: Checkpoint, folder: Path) -> None:
 
 
 def _checked_head(file: Any, delta: Path, first: Checkpoint) -> tuple[Manifest, bytes]:
-    if hexsum(manifest_bytes(first)) != file.attrs["base_manifest_xxh3"]:
+    if identity(first) != file.attrs["base_manifest_xxh3"]:
         m = first.manifest
         raise CheckpointError(
             f"{delta}: begins at step {file.attrs['base_step']} of generation "

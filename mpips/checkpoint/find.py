@@ -48,12 +48,14 @@ class Ordered(msgspec.Struct, frozen=True):
         best: The best checkpoint of the run that wrote the newest one; None: it marked none as best. Values
             of another metric than the last one that the run watched, or on other data, do not count. The
             newest of equal ones.
+        needed: For each readable link of a chain, the checkpoints that it continues.
     """
 
     readable: tuple[CheckpointName, ...]
     refused: tuple[Refusal, ...]
     newer: str = ""
     best: CheckpointName | None = None
+    needed: Mapping[Path, tuple[Path, ...]] = {}
 
 
 def order(folder: Path) -> Ordered:
@@ -64,6 +66,7 @@ def order(folder: Path) -> Ordered:
     """
     readable: list[tuple[tuple[int, int, int], CheckpointName]] = []
     manifests: dict[Path, Manifest] = {}
+    needed: dict[Path, tuple[Path, ...]] = {}
     refused: list[Refusal] = []
     newer = ""
     for name in reversed(list_checkpoints(folder)):
@@ -72,13 +75,16 @@ def order(folder: Path) -> Ordered:
                 key = (checkpoint.manifest.generation, name.step, name.attempt)
                 readable.append((key, name))
                 manifests[name.path] = checkpoint.manifest
+                if checkpoint.chain is not None:
+                    parts = (part.path.name for part in checkpoint.chain.parts)
+                    needed[name.path] = tuple(folder / part for part in parts)
         except CheckpointError as error:
             refused.append(Refusal(name.path, str(error)))
             if isinstance(error, NewerFormatError):
                 newer = newer or str(error)
     readable.sort(key=lambda item: item[0], reverse=True)
     names = tuple(name for _, name in readable)
-    return Ordered(names, tuple(refused), newer, _best(names, manifests))
+    return Ordered(names, tuple(refused), newer, _best(names, manifests), needed)
 
 
 def _best(

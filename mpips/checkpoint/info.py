@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    pass
+from mpips.checkpoint.plan import Place
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
@@ -21,6 +19,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
         seconds: Time from the first step of the writer to the last.
         notes: Messages for the user, for example that `latest` could not be set.
         removed: Names of files that failed writers had left and that were removed.
+        place: Its place in a chain, of which it is the base or the last link.
     """
 
     path: Path
@@ -29,3 +28,4 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     seconds: float
     notes: tuple[str, ...]
     removed: tuple[str, ...]
+    place: Place | None = None

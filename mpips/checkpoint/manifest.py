@@ -5,11 +5,11 @@
 file. So a flipped bit in the manifest is detected like any other damage. `format` and `mpips` are decoded
 alone first: a newer format is refused before anything else in the file is interpreted.
 
-Formats. Format 4 may have tables with values of bf16, with buckets of keys, and with the uses of rows. Format
-3 lacks them; it has one file of each worker, its image (`mpips.checkpoint.worker_files`). Format 2 has files
-of residuals and files of local training in its place. Format 1 lacks `data`, the description of the training
-data, and in `sampling` the rule that divides samples among workers (`mpips.data.shares`), without which
-cursors have no meaning. All can still be read.
+Formats. Format 6 may be a link of a chain (`Link`). Format 4 may have tables with values of bf16, with
+buckets of keys, and with the uses of rows. Format 3 lacks them; it has one file of each worker, its image
+(`mpips.checkpoint.worker_files`). Format 2 has files of residuals and files of local training in its place.
+Format 1 lacks `data`, the description of the training data, and in `sampling` the rule that divides samples
+among workers (`mpips.data.shares`), without which cursors have no meaning. All can still be read.
 
 Datasets are contiguous in the HDF5 file, so a reader needs only offset, shape and dtype. Checkpoints are
 verified, shown, compared, exported and restored without an HDF5 library.
@@ -32,9 +32,11 @@ from mpips.model.row_values import RowDtype
 from mpips.model.table import EmbeddingTable
 from mpips.model.table_options import is_table_name
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST = "manifest.json"
 STATE = "state.h5"
+CHANGES = "changes.h5"  # in place of STATE in a link of a chain
+REMOVED = "/removed"  # behind the name of a table: its entry in a link for the keys of removed rows
 # Types of datasets, and the arrays that have their bytes. bfloat16 is read as float32.
 DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4", "bfloat16": "<u2"}
 DATASET_DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # by row_dtype
@@ -251,6 +253,46 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     structure_xxh3: str
 
 
+class LinkRef(msgspec.Struct, frozen=True):
+    """Another checkpoint in the same folder: its name, its step, and the XXH3-64 of its manifest.json."""
+
+    name: str
+    step: int
+    xxh3: str
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a checkpoint in a chain, and the datasets that its own file has.
+
+    Attributes:
+        index: Number of links behind the base; 1 for the first one.
+        base: The first checkpoint of the chain, which is whole.
+        previous: The checkpoint whose differences from this one the file has.
+        piece: Number of elements of a piece of a dense table.
+        tables: Datasets in the file. An embedding table has the rows that are new or have changed, and a
+            second entry, with REMOVED behind its name, with the keys of rows that have been removed. A dense
+            table has kind "pieces": its keys are the first elements of the pieces that have changed, and each
+            row has the elements of one piece, the last one of a shard with zeros behind them.
+    """
+
+    index: int
+    base: LinkRef
+    previous: LinkRef
+    piece: int
+    tables: tuple[TableEntry, ...]
+
+    def table(self, name: str) -> TableEntry:
+        """Return the entry with this name.
+
+        Raises:
+            KeyError: The link has no such entry.
+        """
+        for entry in self.tables:
+            if entry.name == name:
+                return entry
+        raise KeyError(f"the link has no table {name!r}")
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a checkpoint.
 
@@ -272,6 +314,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         example: Predictions of the samples in "example/..." of the HDF5 file (`mpips.training.example`):
             {"predictions": [[...], ...]}, or {"absent": REASON}; {} if the job makes none.
         best: The value for which it was written as the best one of the run; None: for another reason.
+        link: Its place in a chain; None: the file is whole. `tables` of a link describe the whole tables,
+            with offset 0 and without pieces.
+        replaces: Checksum of the manifest of the link that was compacted into this checkpoint; "": none.
     """
 
     run_id: str
@@ -289,6 +334,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
     example: dict[str, Any] = {}
     best: BestValue | None = None
+    link: Link | None = None
+    replaces: str = ""
+
+    @property
+    def stored(self) -> tuple[TableEntry, ...]:
+        """The tables of the file: those of the checkpoint, or those that a link has."""
+        return self.tables if self.link is None else self.link.tables
 
     def table(self, name: str) -> TableEntry:
         """Return a table by name.
@@ -388,7 +440,9 @@ def _check(manifest: Manifest, where: Path) -> None:
     name = manifest.file.name
     if name in ("", ".", "..") or name != Path(name).name:
         raise CheckpointError(f"{where}: names a file in another folder: {name}")
-    for table in manifest.tables:
+    if manifest.link is not None:
+        _check_link(manifest, manifest.link, where)
+    for table in manifest.stored:
         _check_names(table, where)
         for entry in table.datasets:
             at = 0
@@ -403,9 +457,31 @@ def _check(manifest: Manifest, where: Path) -> None:
                 raise CheckpointError(f"{where}: {entry.path} lies outside the file")
 
 
+def _check_link(manifest: Manifest, link: Link, where: Path) -> None:
+    """Raise CheckpointError if a link names other places, or lacks a dataset of a table."""
+    for ref in (link.base, link.previous):
+        if ref.name in ("", ".", "..") or ref.name != Path(ref.name).name:
+            raise CheckpointError(f"{where}: names a checkpoint in another folder: {ref.name}")
+    found = {table.name: table for table in link.tables}
+    whole = link.index >= 1 and link.piece >= 1 and len(found) == len(link.tables)
+    for table in manifest.tables:
+        _check_names(table, where)
+        roles = {"keys", *(entry.role for entry in table.datasets)}
+        entry = found.get(table.name)
+        whole = whole and entry is not None and {d.role for d in entry.datasets} == roles
+        for dataset in table.datasets:
+            known = dataset.dtype in DTYPES and dataset.unit >= 1
+            whole = whole and known and min(dataset.shape, default=0) >= 0
+        if table.kind == "embedding":
+            removed = found.get(table.name + REMOVED)
+            whole = whole and removed is not None and len(removed.datasets) == 1
+    if not whole:
+        raise CheckpointError(f"{where}: the link lacks datasets of its tables: it is damaged")
+
+
 def _check_names(table: TableEntry, where: Path) -> None:
     """Raise CheckpointError for names that could lead to other files, for example in an export."""
-    for name in (table.name, *table.state):
+    for name in (table.name.removesuffix(REMOVED), *table.state):
         if not is_table_name(name):
             raise CheckpointError(
                 f"{where}: {name!r} is no name of a table or of a state; do not use this checkpoint"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from mpips.checkpoint.manifest import DATASET_DTYPES, DatasetEntry, ShardEntry, TableEntry
+from mpips.checkpoint.manifest import DATASET_DTYPES, DatasetEntry, LinkRef, ShardEntry, TableEntry
 from mpips.checkpoint.shards import (
     EmbeddingShardData,
     ManifestHead,
@@ -39,6 +39,20 @@ SWITCH = "switch_in_force"  # clock of the run of Switch at a plateau
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 
+class Place(msgspec.Struct, frozen=True):
+    """The last checkpoint of a chain, which the next link continues.
+
+    Attributes:
+        index: Number of links behind the base; 0: it is the base.
+        base: The base.
+        last: The last checkpoint.
+    """
+
+    index: int
+    base: LinkRef
+    last: LinkRef
+
+
 class Hello(msgspec.Struct):
     """The first message of a server to the others.
 
@@ -48,6 +62,10 @@ class Hello(msgspec.Struct):
         shards: Shards of the server by name of the table.
         applied: Sequence number of the last applied record, by worker.
         bound, backup, thresholds, switch: See ServerState.
+        place: Last checkpoint of the chain that the server can continue; None: it cannot.
+        stored: What the server writes into a link, by name of the link's table.
+        changed_bytes: Bytes of the rows and pieces that have changed.
+        total_bytes: Bytes of all rows and elements.
     """
 
     run: tuple[str, int, int]
@@ -58,6 +76,10 @@ class Hello(msgspec.Struct):
     backup: int = -1
     thresholds: dict[str, int] = {}
     switch: int = -1
+    place: Place | None = None
+    stored: dict[str, ShardEntry] = {}
+    changed_bytes: int = 0
+    total_bytes: int = 0
 
 
 class TablePlan(msgspec.Struct, frozen=True):
@@ -83,8 +105,8 @@ class TablePlan(msgspec.Struct, frozen=True):
 
     @property
     def is_embedding(self) -> bool:
-        """True for an embedding table."""
-        return self.entry.kind == "embedding"
+        """True for rows by key: an embedding table, or a table of a link."""
+        return self.entry.kind != "dense"
 
     def block(self, server: int, number: int) -> tuple[int, int] | None:
         """Return the range that a server writes in round `number`, or None."""
@@ -166,11 +188,12 @@ def _plan_table(table: Table, hellos: Sequence[Hello], block_bytes: int) -> Tabl
         ranges = [[(shard.start, shard.stop) for shard in mine] for mine in by_server]
         row_bytes = 4
     size = max(1, block_bytes // row_bytes)
-    blocks = [[block for part in mine for block in _cut(part, size)] for mine in ranges]
+    blocks = [[block for part in mine for block in cut_range(part, size)] for mine in ranges]
     return TablePlan(entry, blocks)
 
 
-def _cut(part: tuple[int, int], size: int) -> list[tuple[int, int]]:
+def cut_range(part: tuple[int, int], size: int) -> list[tuple[int, int]]:
+    """Return a range [start, stop) as consecutive ranges of at most `size`."""
     start, stop = part
     return [(at, min(at + size, stop)) for at in range(start, stop, size)]
 

@@ -1,7 +1,8 @@
 """Read a checkpoint: any range of a tensor, all rows of a table or one server's rows, and verification.
 
 Neither MPI nor HDF5 is used, because the manifest contains the offset of every dataset in the file. The file
-is opened once, so a checkpoint that is removed meanwhile can still be read to the end.
+is opened once, so a checkpoint that is removed meanwhile can still be read to the end. A link of a chain is
+opened together with all checkpoints that it continues, and read as whole tables (`mpips.checkpoint.chain`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,21 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint import worker_files
+from mpips.checkpoint.chain import Chain
 from mpips.checkpoint.folder import parse_name
-from mpips.checkpoint.manifest import DTYPES, MANIFEST, DatasetEntry, Manifest, TableEntry, decode
+from mpips.checkpoint.manifest import (
+    DTYPES,
+    MANIFEST,
+    DatasetEntry,
+    Link,
+    Manifest,
+    TableEntry,
+    decode,
+    hexsum,
+)
 from mpips.checkpoint.shards import Float32, Keys
 from mpips.checkpoint.structure import structure_sum
-from mpips.errors import CheckpointError
+from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.row_values import bf16_values
 
 BLOCK_BYTES = 8 << 20  # bytes that are read at once
@@ -60,12 +71,16 @@ class Checkpoint:
     Attributes:
         path: Folder of the checkpoint.
         manifest: Description of its content.
+        manifest_xxh3: XXH3-64 of manifest.json, 16 hexadecimal digits; "": it was not read from the folder.
+        chain: The checkpoints that a link continues; None: the file is whole.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
+    def __init__(self, path: Path, manifest: Manifest, fd: int, xxh3: str = "") -> None:
         """Take over the file descriptor of the HDF5 file; `open_checkpoint` calls this."""
         self.path = path
         self.manifest = manifest
+        self.manifest_xxh3 = xxh3
+        self.chain: Chain | None = None
         self._fd = fd
 
     def __enter__(self) -> Checkpoint:
@@ -78,7 +93,9 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Close the file; no effect when repeated."""
+        """Close the file, and those of the chain; no effect when repeated."""
+        if self.chain is not None:
+            self.chain.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -173,6 +190,8 @@ class Checkpoint:
             CheckpointError: There is no such table, or the file cannot be read.
         """
         entry = self._table(table, "embedding")
+        if self.chain is not None:
+            return self.chain.find_rows(self, entry, keys)
         stored, values = entry.dataset("keys"), entry.dataset("values")
         found, rows = np.zeros(len(keys), np.bool_), []
         for i, key in enumerate(keys.tolist()):
@@ -214,6 +233,12 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: {entry.path} has {entry.n_units} entries, not {start} to {stop}"
             )
+        if self.chain is not None:
+            return self.chain.read(self, entry, start, stop)
+        return self.read_file(entry, start, stop)
+
+    def read_file(self, entry: DatasetEntry, start: int, stop: int) -> NDArray[Any]:
+        """As `read_stored`, of a dataset of this file alone, which is one of `manifest.stored`."""
         by_rows = bool(entry.shape) and entry.n_units == entry.shape[0]
         rest = entry.shape[1:] if by_rows else ()
         array: NDArray[Any] = np.empty((stop - start, *rest), DTYPES[entry.dtype])
@@ -256,27 +281,37 @@ class Checkpoint:
             CheckpointError: A dataset cannot be read.
         """
         found = []
+        files = [*(self.chain.parts if self.chain is not None else ()), self]
         pieces = [
-            (table, entry, piece)
-            for table in self.manifest.tables
+            (file, table, entry, piece)
+            for file in files
+            for table in file.manifest.stored
             for entry in table.datasets
             for piece in entry.pieces
         ]
-        for table, entry, piece in pieces[part::parts]:
-            if self._sum(entry, piece.start, piece.stop) != piece.xxh3:
-                what = "rows" if table.kind == "embedding" else "elements"
+        for file, table, entry, piece in pieces[part::parts]:
+            if file.sum_of(entry, piece.start, piece.stop) != piece.xxh3:
+                what = {"dense": "elements", "embedding": "rows"}.get(table.kind, table.kind)
                 found.append(
-                    f"{entry.role} of table {table.name!r}, {what} {piece.start:,} to "
+                    f"{self._place_of(file)}{entry.role} of table {table.name!r}, {what} {piece.start:,} to "
                     f"{piece.stop:,}: the checksum does not match"
                 )
         if part == 0:
-            found += self._structure_damage()
+            for file in files:
+                found += [f"{self._place_of(file)}{text}" for text in file.structure_damage()]
             found += worker_files.damage(self.path, self.manifest.workers)
+            if self.chain is not None and not found:
+                found += self.chain.mismatches(self)
         return found
 
-    def _structure_damage(self) -> list[str]:
+    def _place_of(self, file: Checkpoint) -> str:
+        """Return the beginning of a sentence about a file of the chain."""
+        return "" if file is self else f"the chain's checkpoint {file.path.name}: "
+
+    def structure_damage(self) -> list[str]:
+        """Return one sentence if the bytes of this file outside its datasets are damaged. Blocking."""
         file = self.manifest.file
-        datasets = [entry for table in self.manifest.tables for entry in table.datasets]
+        datasets = [entry for table in self.manifest.stored for entry in table.datasets]
         try:
             if structure_sum(self._fd, file.n_bytes, datasets) == file.structure_xxh3:
                 return []
@@ -284,7 +319,8 @@ class Checkpoint:
             return [f"{file.name} cannot be read: {error}"]
         return [f"the HDF5 structure of {file.name}: the checksum does not match"]
 
-    def _sum(self, entry: DatasetEntry, start: int, stop: int) -> str:
+    def sum_of(self, entry: DatasetEntry, start: int, stop: int) -> str:
+        """Return the XXH3-64 of units of a dataset of this file, 16 hexadecimal digits. Blocking."""
         total = _native.Xxh3()
         offset = entry.offset + start * entry.unit_bytes
         end = entry.offset + stop * entry.unit_bytes
@@ -316,6 +352,8 @@ Example: TypeAlias = Callable[[Checkpoint, Mapping[str, NDArray[Any]]], dict[str
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """Open a checkpoint and check its manifest and its size, without reading data. Blocking.
 
+    A link of a chain is opened with all that it continues, which lie in the same folder.
+
     Args:
         path: Folder of the checkpoint.
 
@@ -324,9 +362,33 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
     Raises:
         NewerFormatError: This mpips is too old for the format.
-        CheckpointError: The folder is not a checkpoint, or it is damaged.
+        CheckpointError: The folder is not a checkpoint, or it is damaged, or a checkpoint that it continues
+            is missing or is another one.
     """
     path = Path(path)
+    try:
+        return _open(path)
+    except NewerFormatError:
+        raise
+    except CheckpointError:
+        # A compaction may have replaced the manifest, and removed the file that the former one names.
+        return _open(path)
+
+
+def _open(path: Path) -> Checkpoint:
+    manifest, xxh3 = _read_manifest(path)
+    # Refuse a folder that has been renamed, or that has the manifest of another checkpoint.
+    named = parse_name(path)
+    if named is not None and named.step != manifest.step:
+        raise CheckpointError(
+            f"{path}: its name has step {named.step}, its {MANIFEST} has step {manifest.step}; if it was "
+            "renamed, rename it to its step"
+        )
+    return open_data(path, manifest, xxh3)
+
+
+def _read_manifest(path: Path) -> tuple[Manifest, str]:
+    """Return the manifest of a checkpoint, and the checksum of its bytes."""
     try:
         data = (path / MANIFEST).read_bytes()
     except FileNotFoundError:
@@ -335,36 +397,67 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error.strerror}") from None
-    manifest = decode(data, path / MANIFEST)
-    # Refuse a folder that has been renamed, or that has the manifest of another checkpoint.
-    named = parse_name(path)
-    if named is not None and named.step != manifest.step:
-        raise CheckpointError(
-            f"{path}: its name has step {named.step}, its {MANIFEST} has step {manifest.step}; if it was "
-            "renamed, rename it to its step"
-        )
-    return open_data(path, manifest)
+    return decode(data, path / MANIFEST), hexsum(data)
 
 
-def open_data(path: Path, manifest: Manifest) -> Checkpoint:
-    """Open the HDF5 file that a manifest describes, and compare its size, without reading data. Blocking.
+def open_data(path: Path, manifest: Manifest, xxh3: str = "") -> Checkpoint:
+    """Open the HDF5 file that a manifest describes, and those of its chain, without reading data. Blocking.
 
     Args:
         path: Folder of the checkpoint, which may be one that has no manifest yet.
         manifest: The manifest.
+        xxh3: XXH3-64 of the manifest's file.
 
     Returns:
         The open checkpoint, owned by the caller.
 
     Raises:
-        CheckpointError: There is no such file, or it has another size.
+        CheckpointError: There is no such file, or it has another size; or that of a checkpoint which it
+            continues.
     """
+    checkpoint = _open_file(path, manifest, xxh3)
+    parts: list[Checkpoint] = []
+    try:
+        link, folder = manifest.link, Path(os.path.realpath(path)).parent
+        while link is not None:
+            parts.append(_open_part(path, folder, link))
+            before, link = link, parts[-1].manifest.link
+            if link is not None and link.index != before.index - 1:
+                raise CheckpointError(f"{path}: the links of its chain have wrong numbers")
+    except BaseException:
+        for part in (checkpoint, *parts):
+            part.close()
+        raise
+    if parts:
+        checkpoint.chain = Chain(parts[::-1])
+    return checkpoint
+
+
+def _open_part(path: Path, folder: Path, link: Link) -> Checkpoint:
+    """Open the file of the checkpoint that a link continues."""
+    previous = link.previous
+    try:
+        manifest, xxh3 = _read_manifest(folder / previous.name)
+        if previous.xxh3 in (xxh3, manifest.replaces):
+            return _open_file(folder / previous.name, manifest, xxh3)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{path}: is a link of a chain, and {previous.name}, which the chain needs, cannot be used: "
+            f"{error}"
+        ) from None
+    raise CheckpointError(
+        f"{path}: is a link of a chain, and {previous.name}, which the chain needs, has been replaced by "
+        "another checkpoint"
+    )
+
+
+def _open_file(path: Path, manifest: Manifest, xxh3: str) -> Checkpoint:
     name = path / manifest.file.name  # checked with the manifest
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be read: {error.strerror}") from None
-    checkpoint = Checkpoint(path, manifest, fd)
+    checkpoint = Checkpoint(path, manifest, fd, xxh3)
     n_bytes = os.fstat(fd).st_size
     if n_bytes != manifest.file.n_bytes:
         checkpoint.close()

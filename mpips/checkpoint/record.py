@@ -19,11 +19,13 @@ from mpips.checkpoint.manifest import (
     MANIFEST,
     STATE,
     FileEntry,
+    Link,
     Manifest,
     Piece,
     ServerEntry,
     TableEntry,
     encode,
+    hexsum,
 )
 from mpips.checkpoint.structure import load_writer, structure_sum
 from mpips.errors import CheckpointError
@@ -82,12 +84,14 @@ class Prepared:
         n_bytes: Size of the HDF5 file, bytes.
         structure_xxh3: Checksum of the bytes outside datasets.
         tables: Manifest entries with offsets.
+        file: Name of the file in the folder.
     """
 
     folder: Path
     n_bytes: int
     structure_xxh3: str
     tables: list[TableEntry]
+    file: str = STATE
 
 
 def with_offsets(plans: Sequence[TablePlan], offsets: Sequence[Sequence[int]]) -> list[TableEntry]:
@@ -160,6 +164,7 @@ def make_manifest(
     hellos: Sequence[Hello],
     prepared: Prepared,
     tables: Sequence[TableEntry],
+    link: Link | None = None,
 ) -> Manifest:
     """Return the manifest of a checkpoint whose data have been written.
 
@@ -167,7 +172,8 @@ def make_manifest(
         head: Description of the job.
         hellos: First messages of all servers, by server.
         prepared: The file.
-        tables: Manifest entries with offsets and checksums.
+        tables: Manifest entries with offsets and checksums; those of the whole tables of a link have none.
+        link: See Manifest.
     """
     return Manifest(
         run_id=head.run_id,
@@ -181,13 +187,14 @@ def make_manifest(
         workers=tuple(head.workers),
         tables=tuple(tables),
         file=FileEntry(
-            name=STATE, n_bytes=prepared.n_bytes, structure_xxh3=prepared.structure_xxh3
+            name=prepared.file, n_bytes=prepared.n_bytes, structure_xxh3=prepared.structure_xxh3
         ),
         versions=library_versions(),
         config=dict(head.config),
         sampling=dict(head.sampling),
         data=dict(head.data),
         best=head.best,
+        link=link,
     )
 
 
@@ -212,14 +219,19 @@ def check_file(path: Path, prepared: Prepared) -> None:
         os.close(fd)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json durably into a temporary folder. Blocking."""
+def write_manifest(folder: Path, manifest: Manifest, name: str = MANIFEST) -> str:
+    """Write manifest.json, or a new file `name`, durably into a folder. Blocking.
+
+    Returns:
+        XXH3-64 of the file, as `LinkRef` has it.
+    """
     data = encode(manifest, mpips_version())
-    fd = os.open(folder / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with open(fd, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    return hexsum(data)
 
 
 def prepared_to_plain(prepared: Prepared) -> dict[str, Any]:
@@ -234,4 +246,6 @@ def prepared_to_plain(prepared: Prepared) -> dict[str, Any]:
 def prepared_from_plain(plain: dict[str, Any]) -> Prepared:
     """Return what server 0 has prepared, from the plain values that it sent."""
     tables = msgspec.convert(plain["tables"], list[TableEntry])
-    return Prepared(Path(plain["folder"]), plain["n_bytes"], plain["structure_xxh3"], tables)
+    return Prepared(
+        Path(plain["folder"]), plain["n_bytes"], plain["structure_xxh3"], tables, plain["file"]
+    )

@@ -2,7 +2,7 @@
 
 The newest `keep_last` checkpoints remain. With `keep_every` = M the first checkpoint at or after each
 multiple of M steps remains as well. The newest undamaged checkpoint always remains, and so does the best one
-of the run (`mpips.checkpoint.find.Ordered.best`).
+of the run (`mpips.checkpoint.find.Ordered.best`). The checkpoints that a remaining link continues remain.
 
 Damaged checkpoints do not count. Those newer than the newest undamaged one remain, so that a user can examine
 them; older ones are removed. If the folder has checkpoints of a newer format, they remain, and so do all
@@ -110,10 +110,16 @@ def _choose(folder: Path, rule: Retention, full: bool) -> Pruned:
     stay = rule.remaining(names)
     if ordered.best is not None and ordered.best in names:
         stay.add(ordered.best.path)
+    # A link that remains as damaged may only have a damaged chain, so its chain remains as well.
+    newer = [r.path for r in damaged if not names or not _is_older(r.path, names[0])]
+    for path in (*stay, *newer):
+        stay.update(ordered.needed.get(path, ()))
     going = [name.path.name for name in names if name.path not in stay]
     if names and not ordered.newer:
-        going += [r.path.name for r in damaged if _is_older(r.path, names[0])]
-    left = [r.path.name for r in damaged if r.path.name not in going]
+        going += [
+            r.path.name for r in damaged if r.path not in stay and _is_older(r.path, names[0])
+        ]
+    left = [r.path.name for r in damaged if r.path.name not in going and r.path not in stay]
     return Pruned(tuple(sorted(going)), (*sorted(p.name for p in stay), *left), tuple(damaged))
 
 

@@ -32,14 +32,22 @@ _SIGN = np.uint64(1 << 63)
 class RowExchange:
     """The exchange of the rows of one table; call `prepare` first, then `move` for each round."""
 
-    def __init__(self, peers: Peers, plan: TablePlan, shard: EmbeddingShardData | None) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        plan: TablePlan,
+        shard: EmbeddingShardData | None,
+        places: NDArray[np.intp] | None = None,
+    ) -> None:
         """Make the exchange. Local.
 
         Args:
             peers: All servers.
             plan: Plan of the table.
             shard: Rows of this server, or None.
+            places: Indices of the rows of `shard` that are meant; None: all.
         """
+        self._places = places
         self._peers = peers
         self._plan = plan
         self._shard = shard
@@ -53,13 +61,13 @@ class RowExchange:
     def prepare(self) -> Steps[None]:
         """Sort the keys and find the blocks. Collective."""
         keys = np.empty(0, np.int64) if self._shard is None else self._shard.keys
-        self._order = yield from in_background(lambda: np.argsort(keys))
+        self._order = yield from in_background(lambda: self._sorted(keys))
         ordered: Keys = yield from in_background(lambda: keys[self._order])
         blocks = [block for mine in self._plan.blocks for block in mine]
         positions = np.array([start for start, _ in blocks[1:]], np.int64)
         begins = yield from find_keys(self._peers, ordered, positions)
         inner = np.searchsorted(ordered, begins)
-        self._cuts = np.concatenate(([0], inner, [len(keys)]) if blocks else ([0],)).astype(
+        self._cuts = np.concatenate(([0], inner, [len(ordered)]) if blocks else ([0],)).astype(
             np.int64
         )
         counts = np.array([len(mine) for mine in self._plan.blocks], np.int64)
@@ -68,6 +76,13 @@ class RowExchange:
         mine = np.full(self._peers.size, counts[self._peers.rank], np.int64)
         incoming = yield from self._peers.redistribute(np.diff(self._cuts), counts, mine)
         self._incoming = incoming.reshape(self._peers.size, -1)
+
+    def _sorted(self, keys: Keys) -> NDArray[np.intp]:
+        """Return the indices of the rows that are meant, ascending by key."""
+        if self._places is None:
+            return np.argsort(keys)
+        chosen: NDArray[np.intp] = self._places[np.argsort(keys[self._places])]
+        return chosen
 
     def outgoing(self, number: int) -> tuple[NDArray[np.int64], Counts]:
         """Return the indices of local rows to send in a round, sorted by receiver, and their numbers."""

@@ -27,6 +27,7 @@ import numpy as np
 
 from mpips import _native
 from mpips.checkpoint.manifest import FORMAT, DatasetEntry, TableEntry
+from mpips.checkpoint.plan import Place
 from mpips.checkpoint.shards import ManifestHead
 from mpips.data.hdf5 import load_hdf5
 from mpips.errors import CapabilityError, CheckpointError
@@ -53,6 +54,11 @@ _MEANINGS = {
     "state/z": ("FTRL: sum of gradients less the proximal terms", "gradient"),
     "state/n": ("FTRL: sum of squared gradients", "gradient^2"),
 }
+# Meaning of the keys of tables that only links have, by the kind of the table.
+_KEYS_OF = {
+    "pieces": "first elements of the pieces that have changed, ascending",
+    "removed": "keys of rows that have been removed, ascending",
+}
 # Meaning of the attributes of the file and of those of a table, for the attribute `meaning` of each.
 _OF_FILE = {
     "mpips_format": "version of this format; readers of an older mpips refuse a newer one",
@@ -64,9 +70,13 @@ _OF_FILE = {
     "workers": "number of workers",
     "least_clock": "clock of the slowest worker at the cut, in clocks",
     "greatest_clock": "clock of the fastest worker at the cut, in clocks",
+    "link": "number of this link, from 1",
+    "base": "folder of the whole checkpoint with which the chain begins",
+    "previous": "folder of the checkpoint that this link continues",
 }
 _OF_TABLE = {
-    "kind": "dense (a tensor) or embedding (rows by key; the dimension scale of their first axis is keys)",
+    "kind": "dense (a tensor) or embedding (rows by key; the dimension scale of their first axis is keys); "
+    "in a link also pieces (of a dense table, by their first element) and removed (keys of rows)",
     "updates": "updates that the table has taken",
     "optimizer": "rule by which servers apply an update; optimizer.NAME is an option of it",
     "consistency": "which updates a pull may see, and when an update is applied",
@@ -147,7 +157,13 @@ class Made(msgspec.Struct, frozen=True):
     offsets: list[list[int]]
 
 
-def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], version: str) -> Made:
+def create_file(
+    path: Path,
+    head: ManifestHead,
+    tables: Sequence[TableEntry],
+    version: str,
+    place: Place | None = None,
+) -> Made:
     """Make the file with its structure and its final size, without data. Local, blocking.
 
     Args:
@@ -155,6 +171,7 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
         head: Description of the job, for the attributes of the file.
         tables: Manifest entries, without offsets.
         version: Version of mpips.
+        place: Last checkpoint of the chain that the file continues; None: the file is whole.
 
     Raises:
         OSError: The file cannot be written.
@@ -162,7 +179,7 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
     """
     image = os.memfd_create("mpips-checkpoint", os.MFD_CLOEXEC)
     try:
-        offsets = _draw(image, head, tables, version)
+        offsets = _draw(image, head, tables, version, place)
         n_bytes = os.fstat(image).st_size
         extents = [
             (offset, offset + entry.n_bytes)
@@ -233,7 +250,11 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _draw(
-    image: int, head: ManifestHead, tables: Sequence[TableEntry], version: str
+    image: int,
+    head: ManifestHead,
+    tables: Sequence[TableEntry],
+    version: str,
+    place: Place | None,
 ) -> list[list[int]]:
     h5py = load_writer()
     # Pass a Python file object, because HDF5's own drivers need a real path.
@@ -245,9 +266,11 @@ def _draw(
             alignment_threshold=ALIGNMENT,
             alignment_interval=ALIGNMENT,
         ) as file:
-            _set_attributes(
-                file, _explained("checkpoint of mpips", _file_attributes(head, version), _OF_FILE)
-            )
+            what, attributes = "checkpoint of mpips", _file_attributes(head, version)
+            if place is not None:
+                what = "link of a chain of checkpoints of mpips: what differs from the previous one"
+                attributes |= _chain_attributes(place)
+            _set_attributes(file, _explained(what, attributes, _OF_FILE))
             _put_text(file, "config", head.config, "resolved configuration of the job, JSON")
             clocks = np.array([worker.clock for worker in head.workers], np.int64)
             file["clocks"] = clocks
@@ -285,7 +308,7 @@ def _create_table(h5py: Any, file: Any, table: TableEntry) -> list[int]:
             group.create_group("state"),
             {"meaning": "state of the optimizer, by the name of its part"},
         )
-    made = [_create_dataset(h5py, file, entry) for entry in table.datasets]
+    made = [_create_dataset(h5py, file, entry, table.kind) for entry in table.datasets]
     if table.kind == "embedding":
         _attach_keys(h5py, dict(zip([e.role for e in table.datasets], made, strict=True)))
     return [
@@ -315,7 +338,7 @@ def _attach_keys(h5py: Any, datasets: Mapping[str, Any]) -> None:
             h5py.h5ds.attach_scale(dataset, keys, 0)
 
 
-def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> Any:
+def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry, kind: str) -> Any:
     """Make a dataset without data; return its identifier of HDF5."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
@@ -332,6 +355,8 @@ def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> Any:
     space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
     made = h5py.h5d.create(file.id, entry.path.encode(), dtype[entry.dtype], space, dcpl=properties)
     meaning, units = _MEANINGS.get(entry.role, ("state of a rule of the user's own", "unknown"))
+    if entry.role == "keys" and kind in _KEYS_OF:
+        meaning = _KEYS_OF[kind]
     _set_attributes(h5py.Dataset(made), {"meaning": meaning, "units": units})
     return made
 
@@ -359,6 +384,10 @@ def _file_attributes(head: ManifestHead, version: str) -> dict[str, Any]:
         "least_clock": min(clocks, default=0),
         "greatest_clock": max(clocks, default=0),
     }
+
+
+def _chain_attributes(place: Place) -> dict[str, Any]:
+    return {"link": place.index + 1, "base": place.base.name, "previous": place.last.name}
 
 
 def _set_attributes(target: Any, values: Mapping[str, Any]) -> None:

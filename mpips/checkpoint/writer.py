@@ -1,5 +1,8 @@
 """Write a checkpoint with all servers, in short steps.
 
+The file has whole tables, or, in a link of a chain, what differs from the checkpoint before it
+(`mpips.checkpoint.changes`). The servers decide on it together after the first exchange.
+
 Phases. After each phase except `write` the servers agree, so that all raise the same error or none does:
 
 1. hello     Each server checks its shards and sends their description; all servers make the same plan.
@@ -33,9 +36,37 @@ from mpips import _native
 from mpips.checkpoint import folder as folders
 from mpips.checkpoint import worker_files
 from mpips.checkpoint.agreement import Agreement
+from mpips.checkpoint.changes import (
+    Increment,
+    StoredRows,
+    can_continue,
+    common_place,
+    describe,
+    link_of,
+    plan_link,
+    sizes,
+    stored_rows,
+)
 from mpips.checkpoint.info import CheckpointInfo
-from mpips.checkpoint.manifest import DTYPES, MOST_APPLIED, STATE, Manifest, Piece
-from mpips.checkpoint.plan import BLOCK_BYTES, Hello, TablePlan, describe_shards, plan_tables
+from mpips.checkpoint.manifest import (
+    CHANGES,
+    DTYPES,
+    MOST_APPLIED,
+    STATE,
+    Link,
+    LinkRef,
+    Manifest,
+    Piece,
+    TableEntry,
+)
+from mpips.checkpoint.plan import (
+    BLOCK_BYTES,
+    Hello,
+    Place,
+    TablePlan,
+    describe_shards,
+    plan_tables,
+)
 from mpips.checkpoint.reader import Example, open_data
 from mpips.checkpoint.record import (
     PieceSums,
@@ -96,6 +127,7 @@ class CheckpointWriter:
         may_publish: Callable[[], None] | None = None,
         example: Example | None = None,
         finished: Path | None = None,
+        increment: Increment | None = None,
     ) -> None:
         """Make the writer. Local; `steps` does the work.
 
@@ -115,6 +147,9 @@ class CheckpointWriter:
             example: Called on server 0 in the background when all data is in the file, with the checkpoint
                 before it has its name, and the arrays beside the tables; returns `Manifest.example`.
             finished: Folder with the images of workers that have finished; None: `folder`.
+            increment: Changes of `shards` since the checkpoint before; the servers write a link if all of
+                them have one, of the same chain, whose last checkpoint can be opened, and at most
+                `changes.MOST_CHANGED` of all bytes have changed. None: write whole tables.
         """
         self._peers = Peers(comm, timeout_s, f"the checkpoint of step {head.step}")
         self._folder = folder
@@ -133,6 +168,9 @@ class CheckpointWriter:
         self._lock: folders.FolderLock | None = None
         self._removed: list[str] = []
         self._sink: Sink | None = None
+        self._increment = increment
+        self._stored: dict[str, StoredRows] = {}  # what this server writes into a link
+        self._place: Place | None = None  # the place that a link continues; None: the file is whole
 
     def steps(self) -> Iterator[bool]:
         """Write the checkpoint in bounded steps: yield True after work, False while it waits for others.
@@ -147,21 +185,39 @@ class CheckpointWriter:
         """
         started = time.monotonic()
         try:
-            path, n_bytes, notes = yield from self._write()
+            path, n_bytes, notes, xxh3 = yield from self._write()
         finally:
             if self._sink is not None:
                 self._sink.abandon()
             self._tidy_up()
         seconds = time.monotonic() - started
         self.info = CheckpointInfo(
-            path, self._head.step, n_bytes, seconds, tuple(notes), tuple(self._removed)
+            path,
+            self._head.step,
+            n_bytes,
+            seconds,
+            tuple(notes),
+            tuple(self._removed),
+            self._end(path, xxh3),
         )
 
-    def _write(self) -> Steps[tuple[Path, int, list[str]]]:
+    def _end(self, path: Path, xxh3: str) -> Place:
+        """Return the place of the written checkpoint in its chain."""
+        last = LinkRef(path.name, self._head.step, xxh3)
+        before = self._place
+        return (
+            Place(0, last, last) if before is None else Place(before.index + 1, before.base, last)
+        )
+
+    def _write(self) -> Steps[tuple[Path, int, list[str], str]]:
         # Make the same plan on all servers, and the file on server 0.
         hellos = yield from self._meet()
         use_mpi = self._all.attempt(lambda: self._choose(hellos))
         plans = self._all.attempt(lambda: plan_tables(self._head, hellos, self._block_bytes))
+        whole = [plan.entry for plan in plans or []]
+        self._place = common_place(hellos)
+        if self._place is not None:
+            plans = plan_link(whole, hellos, self._block_bytes)
         prepared = yield from self._prepare(plans or [])
         assert plans is not None
         assert use_mpi is not None
@@ -172,8 +228,11 @@ class CheckpointWriter:
             yield from (self._write_rows(plan) if plan.is_embedding else self._write_dense(plan))
         pieces = yield from self._close()
         tables = with_pieces(prepared.tables, pieces)
-        path, notes = yield from self._publish(prepared, hellos, tables)
-        return path, prepared.n_bytes, notes
+        link = None
+        if self._place is not None:
+            tables, link = whole, link_of(self._place, tables)
+        path, notes, xxh3 = yield from self._publish(prepared, hellos, tables, link)
+        return path, prepared.n_bytes, notes, xxh3
 
     def _tidy_up(self) -> None:
         """Remove what is not published, and release the lock, on server 0."""
@@ -190,6 +249,10 @@ class CheckpointWriter:
         if kind == "parallel" and (off or self._parallel is False):
             kind = "serial"
         shards = self._all.attempt(lambda: describe_shards(self._peers.rank, self._shards))
+        place, changed_bytes, total_bytes = None, 0, 0
+        if self._increment is not None and self._all.failure is None:
+            place = yield from in_background(self._find_place)
+            changed_bytes, total_bytes = sizes(self._shards, self._increment)
         run = (self._head.run_id, self._head.generation, self._head.step)
         few = len(self._server.applied) * self._peers.size <= MOST_APPLIED
         applied = [int(number) for number in self._server.applied] if few else []
@@ -202,9 +265,25 @@ class CheckpointWriter:
             backup=self._server.backup,
             thresholds=dict(self._server.thresholds),
             switch=self._server.switch,
+            place=place,
+            stored=describe(self._peers.rank, self._stored),
+            changed_bytes=changed_bytes,
+            total_bytes=total_bytes,
         )
         plain = yield from self._all.meet(msgspec.to_builtins(hello))
         return msgspec.convert(plain, list[Hello])
+
+    def _find_place(self) -> Place | None:
+        """Return the place that a link can continue, and prepare what this server writes into it."""
+        assert self._increment is not None
+        place = self._increment.place
+        if self._peers.rank == 0 and not can_continue(self._folder, place):
+            return None
+        try:
+            self._stored = stored_rows(self._shards, self._increment)
+        except MemoryError:
+            return None
+        return place
 
     def _choose(self, hellos: Sequence[Hello]) -> bool:
         """Return True if all servers write through MPI-IO; the result, or the error, is the same on all."""
@@ -243,10 +322,11 @@ class CheckpointWriter:
         attached = sum(array.nbytes for array in self._head.attachments.values())
         self._check_space(attached + sum(e.n_bytes for plan in plans for e in plan.entry.datasets))
         self._temporary = folders.make_temporary(self._folder, self._head.step)
-        path = self._temporary / STATE
-        made = create_file(path, self._head, [plan.entry for plan in plans], mpips_version())
+        name = STATE if self._place is None else CHANGES
+        path, entries = self._temporary / name, [plan.entry for plan in plans]
+        made = create_file(path, self._head, entries, mpips_version(), self._place)
         tables = with_offsets(plans, made.offsets)
-        return Prepared(self._temporary, made.n_bytes, made.structure_xxh3, tables)
+        return Prepared(self._temporary, made.n_bytes, made.structure_xxh3, tables, name)
 
     def _check_space(self, n_bytes: int) -> None:
         """Raise early if there is clearly no room; a quota or another program may still use up the room.
@@ -273,7 +353,7 @@ class CheckpointWriter:
     def _open(self, prepared: Prepared, use_mpi: bool) -> Steps[None]:
         kind = ParallelSink if use_mpi else PosixSink
         datasets = [entry for table in prepared.tables for entry in table.datasets]
-        path = prepared.folder / STATE
+        path = prepared.folder / prepared.file
         self._sink = self._all.attempt(lambda: kind(self._peers, path, datasets))
         yield from self._all.meet()
         assert self._sink is not None
@@ -290,10 +370,17 @@ class CheckpointWriter:
             yield from self._put(plan, block, columns)
 
     def _write_rows(self, plan: TablePlan) -> Steps[None]:
-        mine = [
-            s for s in self._shards if isinstance(s, EmbeddingShardData) and s.table == plan.name
-        ]
-        exchange = RowExchange(self._peers, plan, mine[0] if mine else None)
+        if self._place is not None:
+            stored = self._stored.get(plan.name)
+        else:
+            mine = [
+                StoredRows(s)
+                for s in self._shards
+                if isinstance(s, EmbeddingShardData) and s.table == plan.name
+            ]
+            stored = mine[0] if mine else None
+        shard, places = (None, None) if stored is None else (stored.shard, stored.places)
+        exchange = RowExchange(self._peers, plan, shard, places)
         yield from exchange.prepare()
         for number in range(plan.n_rounds):
             block = plan.block(self._peers.rank, number)
@@ -342,23 +429,27 @@ class CheckpointWriter:
         return msgspec.convert(everyone, list[dict[str, list[Piece]]])
 
     def _publish(
-        self, prepared: Prepared, hellos: Sequence[Hello], tables: Sequence[Any]
-    ) -> Steps[tuple[Path, list[str]]]:
-        published: tuple[Path, list[str]] | None = None
+        self,
+        prepared: Prepared,
+        hellos: Sequence[Hello],
+        tables: Sequence[TableEntry],
+        link: Link | None,
+    ) -> Steps[tuple[Path, list[str], str]]:
+        published: tuple[Path, list[str], str] | None = None
         if self._peers.rank == 0:
             # Run in the background, because it waits for the disk.
             try:
-                manifest = make_manifest(self._head, hellos, prepared, tables)
+                manifest = make_manifest(self._head, hellos, prepared, tables, link)
                 published = yield from in_background(lambda: self._commit(prepared, manifest))
             except Exception as error:
                 self._all.keep(error)
-        mine = None if published is None else [str(published[0]), published[1]]
+        mine = None if published is None else [str(published[0]), *published[1:]]
         everyone = yield from self._all.meet(mine)
-        path, notes = everyone[0]
-        return Path(path), notes
+        path, notes, xxh3 = everyone[0]
+        return Path(path), notes, xxh3
 
-    def _commit(self, prepared: Prepared, manifest: Manifest) -> tuple[Path, list[str]]:
-        check_file(prepared.folder / STATE, prepared)
+    def _commit(self, prepared: Prepared, manifest: Manifest) -> tuple[Path, list[str], str]:
+        check_file(prepared.folder / prepared.file, prepared)
         notes = []
         if self._example is not None:
             with open_data(prepared.folder, manifest) as written:
@@ -369,7 +460,7 @@ class CheckpointWriter:
             self._folder, prepared.folder, manifest.workers, self._finished
         )
         manifest = msgspec.structs.replace(manifest, workers=workers)
-        write_manifest(prepared.folder, manifest)
+        xxh3 = write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
         _native.fault_point("synced")
         if self._may_publish is not None:
@@ -382,8 +473,8 @@ class CheckpointWriter:
         try:
             folders.point_latest(path)
         except OSError as error:
-            return path, [*notes, f"{folders.LATEST!r} could not be set: {error.strerror}"]
-        return path, notes
+            return path, [*notes, f"{folders.LATEST!r} could not be set: {error.strerror}"], xxh3
+        return path, notes, xxh3
 
 
 def write_checkpoint(

@@ -1,17 +1,23 @@
-"""`mpips ckpt`: list, show, verify, compare, export and remove checkpoints. Only deltas need h5py."""
+"""`mpips ckpt`: list, show, verify, compare, export and remove checkpoints.
+
+Only deltas and compaction need h5py.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from mpips.checkpoint.compact import compact, write_whole
 from mpips.checkpoint.compare import TableDifference, compare
 from mpips.checkpoint.delta import write_delta
 from mpips.checkpoint.delta_apply import apply_delta
@@ -19,7 +25,7 @@ from mpips.checkpoint.export import FORMATS, ROW_TYPES, export
 from mpips.checkpoint.find import choose_checkpoint, is_checkpoint, order
 from mpips.checkpoint.folder import find_folder, list_checkpoints
 from mpips.checkpoint.manifest import Manifest, TableEntry
-from mpips.checkpoint.reader import open_checkpoint
+from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
 from mpips.errors import CheckpointError, ConfigError
 from mpips.monitor.progress import plural
@@ -42,7 +48,7 @@ def command() -> None:
 
     PATH is a run directory, its `checkpoints` folder, or one checkpoint in it [default: the working
     folder]. Commands that need one checkpoint take the newest readable one of a run. MPI is not needed;
-    only delta and apply need HDF5.
+    only delta, apply and compact need HDF5.
     """
 
 
@@ -74,7 +80,7 @@ def list_them(path: Path, as_json: bool) -> None:
             str(row["tables"]),
             f"{row['rows']:,}",
             binary_size(row["n_bytes"]),
-            _best_text(row["best"]) if row["is_best"] else "",
+            _best_text(row["best"]) if row["is_best"] else _link_text(row["link"]),
         )
         if not row["problem"]
         else (row["name"], "", "", "", "", "", "", f"REFUSED: {row['problem']}")
@@ -84,6 +90,10 @@ def list_them(path: Path, as_json: bool) -> None:
         say(_table(header, cells, range(1, 7), optional=(1, 4, 5, 3, 6)), err=False)
     else:
         say(f"no checkpoints in '{folder}'", err=False)
+
+
+def _link_text(link: Mapping[str, Any] | None) -> str:
+    return "" if link is None else f"link {link['index']} of {link['base']}"
 
 
 def _best_text(best: Mapping[str, Any]) -> str:
@@ -111,6 +121,13 @@ def _summary(path: Path, problem: str, is_best: bool) -> dict[str, Any]:
         "n_bytes": m.file.n_bytes,
         "is_best": is_best,
         "best": msgspec.to_builtins(m.best),
+        "link": None
+        if m.link is None
+        else {
+            "index": m.link.index,
+            "base": m.link.base.name,
+            "previous": m.link.previous.name,
+        },
     }
 
 
@@ -207,6 +224,11 @@ def _head_text(name: str, m: Manifest) -> str:
         )
     if m.best is not None:
         lines.append(("written as", _best_text(msgspec.to_builtins(m.best))))
+    if m.link is not None:
+        n, base, previous = m.link.index, m.link.base.name, m.link.previous.name
+        lines.append(
+            ("chain", f"link {n} of {base}, continues {previous}; the sizes of tables are whole")
+        )
     lines += [("note", m.note)] if m.note else []
     return "\n".join(text_table(lines))
 
@@ -365,10 +387,7 @@ def delta(first: Path, second: Path, out: Path, force: bool, as_json: bool) -> N
 
     `mpips ckpt apply FIRST FILE` makes the second checkpoint from the first one and the file. Needs h5py.
     """
-    with (
-        open_checkpoint(choose_checkpoint(first)) as a,
-        open_checkpoint(choose_checkpoint(second)) as b,
-    ):
+    with open_checkpoint(choose_checkpoint(first)) as a, _whole(second, out) as b:
         a.verify()
         b.verify()
         found = write_delta(a, b, out, force)
@@ -383,6 +402,49 @@ def delta(first: Path, second: Path, out: Path, force: bool, as_json: bool) -> N
     whole = found.n_bytes / found.full_bytes
     say(
         f"{found.path}  {binary_size(found.n_bytes)}, {whole:.1%} of the checkpoint's file",
+        err=False,
+    )
+
+
+@contextlib.contextmanager
+def _whole(path: Path, out: Path) -> Iterator[Checkpoint]:
+    """Open a checkpoint; a link of a chain is first made whole in a temporary folder beside `out`."""
+    with open_checkpoint(choose_checkpoint(path)) as checkpoint:
+        if checkpoint.manifest.link is None or not out.absolute().parent.is_dir():
+            yield checkpoint
+            return
+        with tempfile.TemporaryDirectory(prefix=".whole-", dir=out.absolute().parent) as folder:
+            made = write_whole(checkpoint, Path(folder))
+            with open_checkpoint(made.path) as whole:
+                yield whole
+
+
+@command.command("compact")
+@_path
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the whole checkpoint there and leave the link as it is.",
+)
+@_json
+def compact_it(path: Path, out: Path | None, as_json: bool) -> None:
+    """Make a link of a chain (checkpoint.incremental) a whole checkpoint, in its place. Needs h5py.
+
+    All checksums are compared. The links that follow it stay usable, and no longer need the older
+    checkpoints.
+    """
+    chosen = choose_checkpoint(path)
+    if out is None:
+        made = compact(chosen)
+    else:
+        with open_checkpoint(chosen) as checkpoint:
+            made = write_whole(checkpoint, out)
+    if as_json:
+        click.echo(msgspec.json.encode(made).decode())
+        return
+    say(
+        f"{made.path}  {binary_size(made.n_bytes)}, whole (the link: {binary_size(made.link_bytes)})",
         err=False,
     )
 
@@ -474,7 +536,8 @@ def export_it(
 def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints.
 
-    The newest checkpoint that verifies is never removed, and neither is the best one of the run.
+    The newest checkpoint that verifies is never removed, and neither is the best one of the run, nor what a
+    remaining link of a chain continues.
     """
     rule = Retention(keep_last, keep_every)
     result = retain(find_folder(path), rule, full=True, dry_run=dry_run)

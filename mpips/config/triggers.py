@@ -39,10 +39,20 @@ Grace: TypeAlias = Annotated[
         "SIGKILL. 0: no last checkpoint, the job ends at once.",
     ),
 ]
+Incremental: TypeAlias = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=1000,
+        description="N: every N-th checkpoint has whole tables, and those between only the rows and pieces "
+        "of tables that have changed since the one before. They need the older ones, which `keep_last` does "
+        "not remove. 0 and 1: all are whole.",
+    ),
+]
 
 
 class Triggers(msgspec.Struct, frozen=True):
-    """Events that request a checkpoint, besides the end of training and `Worker.checkpoint`.
+    """Events that request a checkpoint, besides the end of training and `Worker.checkpoint`, and its form.
 
     Attributes:
         every_steps: Steps of the run between checkpoints; 0: off. Under ASP, where workers have no common
@@ -51,12 +61,15 @@ class Triggers(msgspec.Struct, frozen=True):
         on_usr1: Action after the checkpoint that SIGUSR1 requests: "continue" or "exit" (code 75).
         grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: no last
             checkpoint is written.
+        incremental: N: every N-th checkpoint is whole, those between are links of a chain; 0 and 1: all are
+            whole.
     """
 
     every_steps: EverySteps = 0
     every_s: EverySeconds = 0.0
     on_usr1: OnUsr1 = "continue"
     grace_s: Grace = 25.0
+    incremental: Incremental = 0
 
     def supervised(self, leaves_on_usr1: bool = False) -> Triggers:
         """Return these triggers, with a checkpoint every ten minutes if none is written while training.

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from mpips.doctor.situation import file_system
+from mpips.process.file_systems import file_system
 from mpips.transport.region import EXCHANGE, PREFIX, is_old, sweep
 
 _YOUNG_S = 60.0

@@ -26,7 +26,9 @@ __all__ = ["Storage"]
 
 RECORD_BYTES = 16  # of a row in the file, beside its floats: key and checksum
 PLACE_BYTES = 4  # of each row in memory: its place
-_LEAST_ROWS = 2  # in memory
+# In memory. A push or a clock is a part of the journal's operation for each half of these rows, and the
+# journal numbers 2^19 parts of an operation.
+LEAST_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,11 @@ def settle_storage(table: EmbeddingTable) -> None:
             raise ConfigError(
                 f"table {table.name!r}: storage does not combine with {what}: remove one of them"
             )
-    if frames(table) < _LEAST_ROWS:
+    if frames(table) < LEAST_ROWS:
         raise ConfigError(
             f"table {table.name!r}: memory_mib = {value.memory_mib:g} of its storage has no room for "
-            f"{_LEAST_ROWS} rows of {table.row_bytes} bytes"
+            f"{LEAST_ROWS} rows of {table.row_bytes} bytes: give it at least "
+            f"{LEAST_ROWS * table.row_bytes / 2**20:.3g}"
         )
 
 

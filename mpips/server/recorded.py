@@ -166,10 +166,7 @@ def table_digests(server: Server, placement: Placement, tables: list[Table]) -> 
     for i, table in enumerate(tables):
         digest = _native.Xxh3()
         if isinstance(table, EmbeddingTable):
-            # Rows of which some lie in a file are copied.
-            stored = table.storage is not None
-            read = server.core.embedding_content if stored else server.core.embedding_arrays
-            keys, rows = read(i)
+            keys, rows = server.core.embedding_arrays(i)
             order = np.argsort(keys, kind="stable")
             digest.update(np.ascontiguousarray(keys[order]))
             digest.update(np.ascontiguousarray(rows[order]))

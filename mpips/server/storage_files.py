@@ -15,6 +15,7 @@ from pathlib import Path
 from mpips.errors import RegionError
 from mpips.model.storage import file_bytes
 from mpips.model.table import EmbeddingTable, Table
+from mpips.process.file_systems import NETWORK, file_system
 from mpips.transport.region import PREFIX, SHM, is_own
 
 _END = ".rows"
@@ -34,8 +35,8 @@ def check_folders(tables: Sequence[Table], n_servers: int, here: int) -> None:
         here: Number of servers on this node.
 
     Raises:
-        RegionError: A folder is not there, cannot be written, or has no space for the rows that the table is
-            expected to have.
+        RegionError: A folder is not there, lies on a network file system, cannot be written, or has no space
+            for the rows that the table is expected to have.
     """
     for table in tables:
         if not isinstance(table, EmbeddingTable) or table.storage is None:
@@ -44,6 +45,11 @@ def check_folders(tables: Sequence[Table], n_servers: int, here: int) -> None:
         name = f"table {table.name!r}: the folder {folder} of its storage"
         if not os.path.isdir(folder):
             raise RegionError(f"{name} is not there on this node: make it on the node's own disk")
+        kind = _file_system(folder)
+        if kind in NETWORK:
+            raise RegionError(
+                f"{name} is on {kind}, a network file system: name one on the node's own disk"
+            )
         if not os.access(folder, os.W_OK | os.X_OK):
             raise RegionError(f"{name} cannot be written: name a folder of your own")
         remove_unused_files(folder)
@@ -55,6 +61,22 @@ def check_folders(tables: Sequence[Table], n_servers: int, here: int) -> None:
                 f"{name} has {free >> 20:,} MiB free: {table.expected_rows:,} rows need {needed >> 20:,} MiB "
                 "on this node; free space, give the table more memory_mib, or use servers on several nodes"
             )
+
+
+def _file_system(folder: str) -> str:
+    """Return the type of the file system of a folder; "unknown" if the kernel does not tell."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text(errors="replace")
+    except OSError:
+        return "unknown"
+    return file_system(text, Path(folder).resolve())
+
+
+def remove_files(tables: Sequence[Table]) -> None:
+    """Remove the files of a job that has ended on this node, when its shared memory has no names any more."""
+    for table in tables:
+        if isinstance(table, EmbeddingTable) and table.storage is not None:
+            remove_unused_files(table.storage.path)
 
 
 def remove_unused_files(folder: str) -> list[str]:

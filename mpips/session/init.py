@@ -28,6 +28,7 @@ def init(
     every_s: float = 0.0,
     on_usr1: OnUsr1 = "continue",
     grace_s: float = 25.0,
+    incremental: int = 0,
     monitor: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
@@ -50,6 +51,7 @@ def init(
         every_s: See `mpips.run`.
         on_usr1: See `mpips.run`.
         grace_s: See `mpips.run`.
+        incremental: See `mpips.run`.
         monitor: See `mpips.run`.
         **options: See `mpips.config.options.SessionOptions`.
 
@@ -72,9 +74,8 @@ def init(
         failure_report.begin()
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("mpips.init was called in a thread: call it in the main thread")
-        checked = check_arguments(
-            options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s), monitor
-        )
+        triggers = Triggers(every_steps, every_s, on_usr1, grace_s, incremental)
+        checked = check_arguments(options, size, save, triggers, monitor)
     with one_report():
         launch.refuse_lonely_tasks()
     script = Script(ScriptProgram(checked, resume, verbose), checked.run, size)

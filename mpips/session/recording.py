@@ -158,6 +158,8 @@ def _why_not_table(table: Table) -> str:
         return "backup workers, which skip clocks by time; set backup = 0"
     if isinstance(table.consistency, Switch) and table.consistency.is_adaptive:
         return "Switch at a plateau, whose clock is not recorded; give its clock as a number"
+    if isinstance(table, EmbeddingTable) and table.storage is not None:
+        return "storage, whose files are not recorded; leave it out"
     if table.compression is not None:
         return (
             f"compression = {table.compression}: tables with codecs are not recorded; leave it out"

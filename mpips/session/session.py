@@ -182,6 +182,7 @@ def run(
     every_s: float = 0.0,
     on_usr1: OnUsr1 = "continue",
     grace_s: float = 25.0,
+    incremental: int = 0,
     monitor: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Outcome:
@@ -210,6 +211,8 @@ def run(
         on_usr1: After the checkpoint that SIGUSR1 requests, "continue" or "exit" (with code 75).
         grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: no last checkpoint.
             See `mpips.config.triggers.Triggers`.
+        incremental: N: every N-th checkpoint has whole tables, and those between only what has changed since
+            the one before; see `docs/howto/checkpoints.md`. 0 or 1: all are whole.
         monitor: Options of section [monitor] of a job file by name, such as {"port": 9400}. Under `mpips run`
             they precede those of the run.
         **options: See `mpips.config.options.SessionOptions`.
@@ -249,9 +252,8 @@ def run(
         own = ungrouped(tables)
         check_tables(own)
         refuse_generator(main)
-        checked = check_arguments(
-            options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s), monitor
-        )
+        triggers = Triggers(every_steps, every_s, on_usr1, grace_s, incremental)
+        checked = check_arguments(options, size, save, triggers, monitor)
         refuse_elastic(own, checked.run)
     program = FunctionProgram(main, own, checked, resume, verbose)
     if comm is None:

@@ -23,7 +23,7 @@ from mpips.model.grouping import Groups, grouped_rows, grouped_tables
 from mpips.model.job_tables import fingerprint
 from mpips.model.served import local_tables, served
 from mpips.model.stages import for_workers
-from mpips.model.table import EmbeddingTable, Table, replicated_tables
+from mpips.model.table import Table, replicated_tables
 from mpips.mpi.one_rank import OneRank
 from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
@@ -36,6 +36,7 @@ from mpips.session.own_link import OwnLink
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.shutdown import release
+from mpips.session.storage_options import refuse_combinations
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
 from mpips.worker.buffers import JobBuffers
 from mpips.worker.image.start import take_over
@@ -103,6 +104,7 @@ def start_up(
     local, tables = local_tables(tables), served(tables, len(ranks.assignment.workers))
     if warm:
         ranks.token = persistent(ranks.token)
+    refuse_combinations(tables, plan.draft(), run, has_partners)
     if has_partners:
         _check_partners(tables, warm)
 
@@ -215,12 +217,6 @@ def _check_partners(tables: Sequence[Table], warm: bool) -> None:
             "redundancy.partner = true needs memory that outlives a launch: start the job with `mpips run` "
             "and leave redundancy.warm = true"
         )
-    for table in tables:
-        if isinstance(table, EmbeddingTable) and table.storage is not None:
-            raise ConfigError(
-                f"table {table.name!r}: storage does not combine with redundancy.partner = true: a replica "
-                "lies in memory; remove one of them (checkpoints have all rows)"
-            )
     check_tables(tables)
 
 

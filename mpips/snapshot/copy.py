@@ -3,6 +3,10 @@
 To allocate new memory takes several times as long as to copy into it, because the kernel clears each page at
 its first access. So the server allocates the memory of the copy and accesses all its pages before the rings
 are held.
+
+Until the next cut this memory has the bytes of the last one. So what has changed since then is found by
+comparing the shards with it, in the same pass as the copy: pushes note nothing, and whatever has changed a
+row, its state or its count is found.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.checkpoint import DenseShardData, EmbeddingShardData
+from mpips.checkpoint.changes import PIECE, Changed
 from mpips.checkpoint.row_columns import RowBlocks
 from mpips.checkpoint.shards import ShardData, counts_steps, notes_uses
 from mpips.model.common_copy import stored_states
@@ -164,16 +170,32 @@ class ServerCopy:
     """The memory of one copy of a server's shards. Not thread-safe: only the server's loop uses it.
 
     The writer of a checkpoint may read the copy until the next `copy`.
+
+    Attributes:
+        changed: Changes of the last copy against the one before, by name of the table; None: `compares` is
+            False, it was the first copy, or there was other memory for the one before.
     """
 
-    def __init__(self, server: Server, placement: Placement, tables: Sequence[Table]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        placement: Placement,
+        tables: Sequence[Table],
+        compares: bool = False,
+    ) -> None:
         """Allocate nothing yet.
 
         Args:
             server: The server whose shards are copied.
             placement: The parts of tables on each server.
             tables: All tables of the job.
+            compares: Find out what each copy changes.
         """
+        self.changed: dict[str, Changed] | None = None
+        self._compares = compares
+        self._lengths: list[int | None] = [
+            None for _ in tables
+        ]  # of the last copy, if it is in memory
         self._server = server
         self._placement = placement
         self._tables = list(tables)
@@ -208,7 +230,7 @@ class ServerCopy:
                 continue
             # Release the old memory before the new one is allocated.
             grows = isinstance(table, EmbeddingTable)
-            self._memory[i] = ()
+            self._memory[i], self._lengths[i] = (), None
             memory = tuple(
                 np.empty(
                     (int(len(a) * ROOM) + _FEW_ROWS if grows else len(a), *a.shape[1:]), a.dtype
@@ -240,11 +262,59 @@ class ServerCopy:
             pass
         _begin_views(self._server, self._tables)
         there = _arrays(self._server, self._placement, self._tables)
-        copies = []
-        for arrays, memory in zip(there, self._memory, strict=True):
+        copies, changed = [], {}
+        for i, (arrays, memory) in enumerate(zip(there, self._memory, strict=True)):
             # Copy into the beginning of the memory, which may have room for more rows.
             part = tuple(m[: len(a)] for a, m in zip(arrays, memory, strict=True))
-            for to, array in zip(part, arrays, strict=True):
-                np.copyto(to, array)
+            before, self._lengths[i] = self._lengths[i], None
+            if not self._compares or before is None:
+                for to, array in zip(part, arrays, strict=True):
+                    np.copyto(to, array)
+            elif arrays:
+                table = self._tables[i]
+                copy = _copy_rows if isinstance(table, EmbeddingTable) else _copy_elements
+                changed[table.name] = copy(memory, arrays, before)
+            self._lengths[i] = len(arrays[0]) if arrays else 0
             copies.append(part)
+        n_held = sum(bool(arrays) for arrays in there)
+        self.changed = changed if self._compares and len(changed) == n_held else None
         return _shards(self._server, self._placement, self._tables, copies)
+
+
+def _copy_elements(memory: tuple[Array, ...], arrays: tuple[Array, ...], before: int) -> Changed:
+    """Copy the values and states of a dense table; return which pieces have changed."""
+    marks = np.zeros(-(-before // PIECE), np.uint8)
+    for to, array in zip(memory, arrays, strict=True):
+        _copy_units(to, array, PIECE * array.itemsize, marks)
+    return Changed(np.flatnonzero(marks))
+
+
+def _copy_rows(memory: tuple[Array, ...], arrays: tuple[Array, ...], before: int) -> Changed:
+    """Copy keys, rows and uses of an embedding table; return which rows have changed, and removed keys.
+
+    A row that lies where another one was counts as changed.
+
+    Args:
+        memory: Arrays of the copy before, with room for all rows.
+        arrays: Arrays of the server.
+        before: Number of rows of the copy before.
+    """
+    old, new = memory[0][:before], arrays[0]
+    n = min(len(old), len(new))
+    moved = old[:n] != new[:n]
+    marks = np.ones(len(new), np.uint8)
+    marks[:n] = moved
+    gone = np.concatenate([old[:n][moved], old[n:]])
+    come = np.concatenate([new[:n][moved], new[n:]])
+    removed = np.setdiff1d(gone, come, assume_unique=True)
+    np.copyto(memory[0][: len(new)], new)
+    for to, array in zip(memory[1:], arrays[1:], strict=True):
+        _copy_units(to[:n], array[:n], array.itemsize * array.shape[1], marks[:n])
+        np.copyto(to[n : len(new)], array[n:])
+    return Changed(np.flatnonzero(marks), removed)
+
+
+def _copy_units(to: Array, array: Array, unit: int, marks: NDArray[np.uint8]) -> None:
+    """Copy an array in units of so many bytes, and mark those that differ."""
+    flat = to.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8)
+    _native.copy_changed(*flat, unit, marks)

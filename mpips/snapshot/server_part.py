@@ -26,7 +26,9 @@ from mpips.checkpoint import (
     retain,
     worker_files,
 )
+from mpips.checkpoint.changes import Increment
 from mpips.checkpoint.manifest import ImageFile
+from mpips.checkpoint.plan import Place
 from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.steps import abandon, drive, in_background
@@ -124,7 +126,10 @@ class ServerPart:
         self._timeout_s = timeout_s
         self._send = send
         self._run = run
-        self._server_copy = ServerCopy(server, placement, tables)
+        self._incremental = saving.triggers.incremental
+        self._server_copy = ServerCopy(server, placement, tables, self._incremental > 1)
+        # Place in its chain of the checkpoint whose copy is in memory; None: nothing can continue it.
+        self._place: Place | None = None
         self._attachments = Attachments(saving.attached)
         self._id = 0  # number of the cut under way; 0: there is none
         self._held: Patience | None = None  # since its first record; None: no record has come
@@ -226,6 +231,8 @@ class ServerPart:
         start = time.monotonic()
         # Stop a step-by-step allocation: the copy allocates what is missing.
         self._work = None
+        # From here on the memory has a cut that is in no checkpoint yet.
+        place, self._place = self._place, None
         try:
             shards = self._server_copy.copy()
         except MemoryError:
@@ -237,7 +244,9 @@ class ServerPart:
             return
         _native.fault_point("cut-copied")
         # Read the workers' positions before the rings are released: later they belong to other records.
-        self._writer = self._make_writer(shards, self._id, SMALL_BLOCK_BYTES)
+        self._writer = self._make_writer(
+            shards, self._id, SMALL_BLOCK_BYTES, self._increment(place)
+        )
         self._parts = self._positions()
         core.release_cut(self._id)
         end = time.monotonic()
@@ -262,11 +271,24 @@ class ServerPart:
             # An exchange is no checkpoint: it ends with the start-up of the next launch.
             if self._exchange is None:
                 self._last = self._parts, writer.info
+                self._place = writer.info.place
                 # Remove in the background: the removal of large files takes as long as a training step.
                 note = yield from in_background(lambda: self._retain(writer.info.path))
         self._id, self._writer, self._best, self._exchange = 0, None, None, None
         self._server_copy.release()
         self._send(Saved(number, path, error, note))
+
+    def _increment(self, place: Place | None) -> Increment | None:
+        """Return what has changed since a place in a chain if the next checkpoint may be a link.
+
+        The best checkpoint and an exchange are whole, because they are read without the chain.
+        """
+        changed = self._server_copy.changed
+        if place is None or changed is None or place.index + 1 >= self._incremental:
+            return None
+        if self._best is not None or self._exchange is not None:
+            return None
+        return Increment(place, changed)
 
     def _await_attachments(self) -> Iterator[object]:
         """Wait on server 0 until the arrays beside the tables are there; see `Attachments.awaited`."""
@@ -370,9 +392,11 @@ class ServerPart:
     def _save(self, between: Callable[[], object]) -> tuple[CheckpointInfo, str]:
         """Try once to write the last checkpoint; return it and the note of `_retain`."""
         parts = self._positions()
-        # No worker has ended a clock since the last checkpoint: it is the one to write.
+        # No worker has ended a clock since the last checkpoint: it is the one to write, if it is whole.
         if self._last is not None and _contents(self._last[0]) == _contents(parts):
-            return self._last[1], ""
+            last = self._last[1]
+            if last.place is None or last.place.index == 0:
+                return last, ""
         # All rings are empty and stay empty, so the shards in place are a cut and need no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
         writer = self._make_writer(shards, worker_files.LAST)
@@ -382,7 +406,11 @@ class ServerPart:
         return writer.info, self._retain(writer.info.path)
 
     def _make_writer(
-        self, shards: list[ShardData], number: int, block_bytes: int = plan.BLOCK_BYTES
+        self,
+        shards: list[ShardData],
+        number: int,
+        block_bytes: int = plan.BLOCK_BYTES,
+        increment: Increment | None = None,
     ) -> CheckpointWriter:
         """Return a writer of these shards for cut `number`, with the workers' positions as they are now."""
         folder = self._saving.folder
@@ -398,6 +426,7 @@ class ServerPart:
             may_publish=self._run.check_lease if self._run is not None else None,
             example=None if self._exchange else self._saving.example,
             finished=folder,
+            increment=increment,
         )
 
     def _state(self) -> ServerState:

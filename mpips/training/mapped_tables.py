@@ -14,6 +14,7 @@ import numpy as np
 
 from mpips.checkpoint import Checkpoint
 from mpips.checkpoint.manifest import DTYPES, DatasetEntry
+from mpips.errors import CheckpointError
 from mpips.model.table import EmbeddingTable, Table
 from mpips.training.example import Float32, Keys, RowsInFile
 
@@ -74,7 +75,14 @@ class MappedTables:
             checkpoint: An open checkpoint; it may be closed afterwards.
             tables: Those of the task.
             seed: Seed of the job.
+
+        Raises:
+            CheckpointError: The checkpoint is a link of a chain, whose file has not the whole tables.
         """
+        if checkpoint.manifest.link is not None:
+            raise CheckpointError(
+                f"{checkpoint.path}: is a link of a chain; make it whole by `mpips ckpt compact`"
+            )
         self._tables: dict[str, _MappedDense | _MappedRows] = {}
         for table in tables:
             entry = checkpoint.manifest.table(table.name)

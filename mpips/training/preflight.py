@@ -96,9 +96,13 @@ def check_checkpoints(options: CheckpointConfig, make: bool = True) -> None:
         CapabilityError: The job writes checkpoints and h5py is missing.
     """
     Retention(options.keep_last, options.keep_every)
-    Triggers(options.every_steps, options.every_s, options.on_usr1, options.grace_s).check(
-        "checkpoint."
-    )
+    Triggers(
+        options.every_steps,
+        options.every_s,
+        options.on_usr1,
+        options.grace_s,
+        options.incremental,
+    ).check("checkpoint.")
     if options.resume not in RESUME_WORDS and not Path(options.resume).is_dir():
         raise ConfigError(
             f"resume = {options.resume!r}: must be 'auto', 'never' or the folder of a checkpoint"

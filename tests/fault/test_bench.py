@@ -28,6 +28,8 @@ CHECKPOINT = {
     "write_rows_vs_raw",
     "posix_vs_mpio",
     "stall_vs_memcpy",
+    "delta_vs_full_bytes",
+    "delta_vs_full_s",
     "pushes_while_writing",
 }
 SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}

@@ -1,7 +1,8 @@
 """Two ranks write a checkpoint and, alternating with it, the same number of bytes to plain files.
 
 Rows of an embedding table and dense values are measured separately. Each way writes new files, so all of them
-allocate memory (page cache) and disk blocks; only `in_place` overwrites.
+allocate memory (page cache) and disk blocks; only `in_place` overwrites. A link of a chain, with one row in a
+hundred, follows the checkpoint of the rows.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings, rates
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.checkpoint import (
+    CheckpointInfo,
     DenseShardData,
     EmbeddingShardData,
     ManifestHead,
     find_newest,
     write_checkpoint,
 )
+from mpips.checkpoint.changes import Changed, Increment
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.structure import hdf5_kind
 from mpips.checkpoint.writer import SWITCH
@@ -33,6 +36,7 @@ from mpips.checkpoint.writer import SWITCH
 _BLOCK = 8 << 20
 _DIM = 64
 _WARM_UP = 2
+_ONE_IN = 100
 
 
 class Bench:
@@ -64,6 +68,9 @@ class Bench:
         # Interleave the keys of the ranks, as a hash partition does.
         keys = np.random.default_rng(7).permutation(n * ranks.size)[ranks.rank :: ranks.size]
         self._rows = keys.astype(np.int64), self._values[: n * _DIM].reshape(n, _DIM)
+        self._changed = np.sort(np.random.default_rng(9).permutation(n)[: n // _ONE_IN])
+        self._base: CheckpointInfo | None = None
+        self.sizes: list[tuple[int, int]] = []
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the seconds that the slowest rank needs for `work`. Collective."""
@@ -103,7 +110,25 @@ class Bench:
             shard = EmbeddingShardData("w", *self._rows)
         head = ManifestHead("bench", 0, 1, time.time(), [table])
         parallel = False if name == "posix" else None
-        write_checkpoint(self._ranks.comm, self._folder / name, head, [shard], parallel=parallel)
+        self._base = write_checkpoint(
+            self._ranks.comm, self._folder / name, head, [shard], parallel=parallel
+        )
+
+    def link(self) -> None:
+        """Write a link behind the checkpoint of the rows, with one row in `_ONE_IN`. Collective."""
+        table = mpips.EmbeddingTable("w", _DIM)
+        head = ManifestHead("bench", 0, 2, time.time(), [table])
+        assert self._base is not None
+        assert self._base.place is not None
+        increment = Increment(self._base.place, {"w": Changed(self._changed)})
+        info = write_checkpoint(
+            self._ranks.comm,
+            self._folder / "rows",
+            head,
+            [EmbeddingShardData("w", *self._rows)],
+            increment=increment,
+        )
+        self.sizes.append((info.n_bytes, self._base.n_bytes))
 
     def find(self) -> None:
         """Find the checkpoint "dense" and verify its checksums. Collective."""
@@ -136,10 +161,11 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         "verify": bench.find,
         "posix": lambda: bench.write("posix"),
         "rows": lambda: bench.write("rows"),
+        "link": bench.link,
         "in_place": bench.in_place,
     }
     # Remove these files after each way, so that the next way reuses their page cache and disk blocks.
-    after = {"raw": (), "verify": ("dense",), "posix": ("posix",), "rows": ("rows",)}
+    after = {"raw": (), "verify": ("dense",), "posix": ("posix",), "link": ("rows",)}
     times: dict[str, list[float]] = {way: [] for way in ways}
     try:
         # The first repetitions warm up: they allocate memory and disk blocks.
@@ -158,7 +184,34 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
     if ranks.rank:
         return None
     gib = {way: rates(found, bench.n_bytes / (1 << 30)) for way, found in times.items()}
-    return _findings(gib)
+    found = _findings(gib)
+    found.comparisons += _of_links(bench.sizes[_WARM_UP:], times["link"], times["rows"])
+    return found
+
+
+def _of_links(
+    sizes: list[tuple[int, int]], links: list[float], wholes: list[float]
+) -> list[Comparison]:
+    what = f"a link of a chain with one row in {_ONE_IN} of the rows, two servers"
+    whole = "a checkpoint of all rows"
+    return [
+        Comparison(
+            name="delta_vs_full_bytes",
+            what=what,
+            unit="bytes",
+            ours=[float(link) for link, _ in sizes],
+            baseline=[float(n_bytes) for _, n_bytes in sizes],
+            baseline_name=whole,
+        ),
+        Comparison(
+            name="delta_vs_full_s",
+            what=what,
+            unit="s",
+            ours=links,
+            baseline=wholes,
+            baseline_name=whole,
+        ),
+    ]
 
 
 def _findings(gib: dict[str, list[float]]) -> Findings:

@@ -1,10 +1,13 @@
 #include <pybind11/pybind11.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 
+#include "bindings/arrays.hpp"
 #include "bindings/register.hpp"
 #include "kernels/kernel_table.hpp"
 
@@ -40,6 +43,33 @@ void update_sum(Xxh3& sum, const py::buffer& data) {
   sum.update(info.ptr, static_cast<std::size_t>(info.size * info.itemsize));
 }
 
+// Copy units that differ, and mark them. A unit that is equal is read but not written, so where few
+// have changed this takes less time than a copy.
+void copy_units(std::uint8_t* to, const std::uint8_t* from, std::size_t n, std::size_t unit,
+                std::uint8_t* changed) noexcept {
+  for (std::size_t at = 0; at < n; at += unit, ++changed) {
+    const std::size_t count = std::min(unit, n - at);
+    if (std::memcmp(to + at, from + at, count) == 0) continue;
+    std::memcpy(to + at, from + at, count);
+    *changed = 1;
+  }
+}
+
+void copy_changed(ByteArray to, const ByteArray& from, std::size_t unit, ByteArray changed) {
+  require_vector(to, "to");
+  require_vector(from, "array");
+  require_vector(changed, "changed");
+  const std::size_t n = length(from);
+  if (unit == 0 || length(to) != n || length(changed) != (n + unit - 1) / unit)
+    throw py::value_error("arrays of " + std::to_string(length(to)) + " and " + std::to_string(n) +
+                          " bytes and " + std::to_string(length(changed)) +
+                          " marks do not fit units of " + std::to_string(unit) + " bytes");
+  std::uint8_t* const target = to.mutable_data();
+  std::uint8_t* const marks = changed.mutable_data();
+  ReleaseGil release;
+  copy_units(target, from.data(), n, unit, marks);
+}
+
 }  // namespace
 
 void register_checkpoint(py::module_& m) {
@@ -48,6 +78,12 @@ void register_checkpoint(py::module_& m) {
       .def("update", &update_sum, py::arg("data"),
            "Append the bytes of a contiguous array or buffer. Releases the GIL.")
       .def("digest", &Xxh3::digest, "Return the checksum of all bytes so far.");
+  m.def(
+      "copy_changed", &copy_changed, py::arg("to").noconvert(), py::arg("array").noconvert(),
+      py::arg("unit"), py::arg("changed").noconvert(),
+      "Copy an array of bytes onto an equally long one in units of `unit` bytes, the last one "
+      "shorter.\n\nSet changed[i] = 1 for each unit that differed, and leave the others. Releases "
+      "the GIL.");
 }
 
 }  // namespace mpips

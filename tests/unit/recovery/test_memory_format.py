@@ -38,6 +38,7 @@ FILE_LAYOUTS = {
     3: "5b51ae6a3a14aa23",
     4: "9d4f1ca9c95dbd17",
     5: "904a7482bc5bdc43",
+    6: "3841c35b7cd87f25",
 }
 
 KEPT = (
@@ -47,7 +48,7 @@ KEPT = (
 FILES = (
     *(manifest.Manifest, manifest.TableEntry, manifest.DatasetEntry, manifest.Piece),
     *(manifest.ShardEntry, manifest.ServerEntry, manifest.WorkerState, manifest.ImageFile),
-    *(manifest.FileEntry, worker_image.PartHead),
+    *(manifest.FileEntry, worker_image.PartHead, manifest.Link, manifest.LinkRef),
 )
 
 

@@ -5,22 +5,39 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from harness import Rig
 
 from mpips import Storage
+from mpips.config.triggers import Triggers
 from mpips.errors import ConfigError, DiskFullError, RegionError
+from mpips.model import storage
 from mpips.model.consistency import BSP
+from mpips.model.grouping import grouped_rows
 from mpips.model.optimizer import SGD, Momentum, PythonRule
+from mpips.model.placement import place
 from mpips.model.row_limits import Idle, MinCount
-from mpips.model.table import EmbeddingTable
+from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.recovery.saving import Saving
+from mpips.server import storage_files
+from mpips.server.look_ups import described
 from mpips.server.storage_files import remove_unused_files
+from mpips.session import recording
+from mpips.session.storage_options import refuse_combinations
 from mpips.snapshot.copy import ServerCopy, shards_in_place
 
 DIM = 4
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tables have as few rows in memory as these tests need."""
+    monkeypatch.setattr(storage, "LEAST_ROWS", 2)
 
 
 def stored(folder: Path, n_rows: int, dim: int = DIM, **options) -> EmbeddingTable:
@@ -176,13 +193,91 @@ def test_a_damaged_record_is_refused(tmp_path):
         ({"storage": {"path": "/tmp"}}, "storage has path, memory_mib, not path"),
         ({"storage": {"path": "tmp", "memory_mib": 1}}, "must be the absolute path of a folder"),
         ({"storage": {"path": "/tmp", "memory_mib": 0}}, "memory_mib = 0: must be"),
-        ({"storage": {"path": "/tmp", "memory_mib": 1e-5}}, "has no room for 2 rows of 16 bytes"),
+        (
+            {"storage": {"path": "/tmp", "memory_mib": 1e-5}},
+            "no room for 2 rows of 16 bytes: give it at",
+        ),
         ({"storage": "/tmp"}, r"must be Storage\(path, memory_mib\)"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(options, message):
     with pytest.raises(ConfigError, match=message):
         EmbeddingTable("e", 4, **{"consistency": BSP(), "storage": Storage("/tmp", 1), **options})
+
+
+def test_memory_for_fewer_rows_than_the_journal_numbers_is_refused(monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="no room for 4096 rows of 256 bytes: give it at least 1"):
+        EmbeddingTable("e", 64, storage=Storage("/tmp", 0.999))
+    assert EmbeddingTable("e", 64, storage=Storage("/tmp", 1)).storage is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "has_partners", "message"),
+    [
+        ({}, True, "redundancy.partner = true"),
+        ({"triggers": Triggers(incremental=10)}, False, "checkpoint.incremental = 10"),
+    ],
+)
+def test_options_of_a_job_that_do_not_combine_are_refused(options, has_partners, message):
+    table, saving = (
+        EmbeddingTable("e", 4, storage=Storage("/tmp", 1)),
+        Saving(None, "run", **options),
+    )
+    refuse_combinations([table], Saving(None, "run"), None, False)
+    refuse_combinations([EmbeddingTable("e", 4)], saving, None, has_partners)
+    with pytest.raises(ConfigError, match=f"table 'e': storage does not combine with {message}"):
+        refuse_combinations([table], saving, None, has_partners)
+
+
+@pytest.mark.parametrize("option", ["elastic = true", "max_workers = 9", "min_workers = 1", ""])
+def test_a_run_whose_shape_may_change_is_refused(tmp_path, option):
+    (tmp_path / "config.toml").write_text(f'[run]\n{option}\n[task]\nname = "lr"\n')
+    folder = SimpleNamespace(config_file=tmp_path / "config.toml")
+    table = EmbeddingTable("e", 4, storage=Storage("/tmp", 1))
+    refused = (
+        pytest.raises(ConfigError, match=r"combine with run\.elastic") if option else nullcontext()
+    )
+    with refused:
+        refuse_combinations([table], Saving(None, "run"), SimpleNamespace(folder=folder), False)
+
+
+def test_groups_look_ups_and_records_leave_such_tables_out():
+    tables = [EmbeddingTable("e", 4, consistency=BSP()), DenseTable("w", (3,))]
+    tables.append(EmbeddingTable("s", 4, consistency=BSP(), storage=Storage("/tmp", 1)))
+    assert list(grouped_rows(tables, True)) == [0]
+    assert [table.name for table in described(tables, place(tables, 1, 1, 4, 1024))] == ["e", "w"]
+    parts = SimpleNamespace(
+        links=SimpleNamespace(transports=["shm"]),
+        has_partners=False,
+        groups=(),
+        declared=tables,
+        tables=tables,
+    )
+    with pytest.raises(ConfigError, match="table 's' has storage, whose files are not recorded"):
+        recording.refuse(parts, is_replay=False)
+    parts.tables = tables[:2]
+    recording.refuse(parts, is_replay=False)
+
+
+def test_folders_that_cannot_hold_the_rows_are_refused(tmp_path, monkeypatch):
+    def check(folder: Path, **options) -> None:
+        table = EmbeddingTable("e", 64, storage=Storage(str(folder), 1), **options)
+        storage_files.check_folders([EmbeddingTable("other", 3), table], 2, 2)
+
+    check(tmp_path, expected_rows=10_000)
+    with pytest.raises(RegionError, match="is not there on this node"):
+        check(tmp_path / "none")
+    with pytest.raises(RegionError, match=r"rows need .* MiB on this node; free space"):
+        check(tmp_path, expected_rows=10**13)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage_files, "_file_system", lambda folder: "nfs4")
+        with pytest.raises(RegionError, match="is on nfs4, a network file system"):
+            check(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(RegionError, match="cannot be written"):
+            check(tmp_path)
 
 
 def test_files_whose_memory_is_gone_are_removed(tmp_path):

@@ -1,0 +1,228 @@
+"""Chains of checkpoints that a job writes: each is read as the tables that the server had at its cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Rig, dense, rows
+from local_job import run_local
+
+import mpips
+from mpips.checkpoint import DenseShardData, list_checkpoints, open_checkpoint, writer
+from mpips.config.options import SessionOptions
+from mpips.config.triggers import Triggers
+from mpips.recovery.saving import Saving
+from mpips.snapshot import copy, server_part
+from mpips.snapshot.copy import ServerCopy, shards_in_place
+
+TABLES: list[Any] = [
+    mpips.DenseTable("w", (50, 61), mpips.Momentum(1.0)),
+    mpips.EmbeddingTable("e", 6, mpips.SGD(1.0), evict=mpips.MaxRows(450, by="lru")),
+    mpips.EmbeddingTable("a", 3, mpips.Adam(0.1), row_dtype="bf16"),
+    mpips.EmbeddingTable("none", 2),
+]
+MOST_TICKS = 3_000
+
+
+class Recorder:
+    """Copies of a server's shards at each cut, made without the memory that cuts use."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cuts: list[dict[str, dict[str, np.ndarray]]] = []
+        make_copy = ServerCopy.copy
+
+        def recording(own: Any) -> Any:
+            shards = shards_in_place(own._server, own._placement, own._tables)
+            self.cuts.append({shard.table: columns(shard) for shard in shards})
+            return make_copy(own)
+
+        monkeypatch.setattr(ServerCopy, "copy", recording)
+        monkeypatch.setattr(server_part, "retain", lambda *_: None)
+
+
+def columns(shard: Any) -> dict[str, np.ndarray]:
+    """All arrays of a shard by role, rows ascending by key, as copies."""
+    found = {"values": shard.values, **{f"state/{k}": v for k, v in shard.state.items()}}
+    if isinstance(shard, DenseShardData):
+        return {role: array.copy() for role, array in found.items()}
+    found |= {"keys": shard.keys, "steps": shard.steps, "uses": shard.uses}
+    order = np.argsort(shard.keys)
+    return {role: array[order] for role, array in found.items() if array is not None}
+
+
+def update(worker: Any, random: np.random.Generator, step: int) -> None:
+    """Push to a part of each table; the first time to many rows."""
+    update = np.zeros(50 * 61, np.float32)
+    start = int(random.integers(0, 3000))
+    update[start : start + 50] = step + 1
+    if step % 3 == 0:
+        worker.table("w").push(update.reshape(50, 61))
+    for name, dim in (("e", 6), ("a", 3)):
+        n = 600 if step == 0 else int(random.integers(0, 40))
+        keys = np.unique(random.integers(0, 2000, n))
+        worker.table(name).push(keys, np.ones((len(keys), dim), np.float32))
+
+
+def job(folder: Path, n: int, incremental: int, **options: Any) -> None:
+    """Make a job of so many checkpoints, each after other updates."""
+
+    def main(worker: Any) -> None:
+        random = np.random.default_rng(5)
+        for step in range(n):
+            update(worker, random, step)
+            for tick in range(MOST_TICKS):
+                if len(list_checkpoints(folder)) > step:
+                    break
+                # A request while a cut is under way is only counted.
+                if tick % 50 == 0:
+                    worker.checkpoint()
+                worker.clock()
+            else:
+                pytest.fail("no checkpoint was written")
+
+    folder.mkdir(exist_ok=True)
+    saving = Saving(folder, "run", triggers=Triggers(incremental=incremental), **options)
+    run_local(main, TABLES, SessionOptions(), saving=saving)
+
+
+def check(path: Path, cut: dict[str, dict[str, np.ndarray]]) -> int:
+    """Compare a checkpoint with the tables of its cut; return its number in the chain."""
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.damage() == []
+        for table in checkpoint.manifest.tables:
+            for dataset in table.datasets:
+                expected = cut[table.name][dataset.role]
+                n = dataset.n_units
+                for size in (max(n, 1), 97):
+                    parts = [
+                        checkpoint.read_stored(dataset, at, min(at + size, n))
+                        for at in range(0, n, size)
+                    ]
+                    got = np.concatenate(parts) if parts else expected[:0]
+                    assert got.tobytes() == np.ascontiguousarray(expected).tobytes(), dataset.path
+        link = checkpoint.manifest.link
+        return 0 if link is None else link.index
+
+
+def test_each_checkpoint_of_a_chain_has_the_tables_of_its_cut(tmp_path, monkeypatch):
+    cuts = Recorder(monkeypatch).cuts
+    job(tmp_path, 12, 5)
+    paths = [name.path for name in list_checkpoints(tmp_path)]
+    assert len(cuts) >= 12
+    numbers = [check(path, cut) for path, cut in zip(paths, cuts, strict=False)]
+    assert numbers == [i % 5 for i in range(len(numbers))]
+    # The last one, at the end of the job, is whole.
+    assert (paths[-1] / "state.h5").exists()
+    removed = 0
+    for path in paths:
+        with open_checkpoint(path) as checkpoint:
+            link = checkpoint.manifest.link
+            removed += 0 if link is None else link.table("e/removed").shape[0]
+    assert removed > 0
+
+
+def test_a_job_continues_from_a_link_and_begins_with_a_whole_checkpoint(tmp_path, monkeypatch):
+    cuts = Recorder(monkeypatch).cuts
+    job(tmp_path / "first", 3, 10)
+    path = list_checkpoints(tmp_path / "first")[2].path
+    assert check(path, cuts[2]) == 2
+    with open_checkpoint(path) as checkpoint:
+        manifest = checkpoint.manifest
+
+    def main(worker: Any) -> None:
+        expected = cuts[2]
+        assert np.array_equal(worker.table("w").pull().reshape(-1), expected["w"]["values"])
+        rows = worker.table("e").pull(expected["e"]["keys"])
+        assert np.array_equal(rows, expected["e"]["values"])
+        for number in range(2):
+            update(worker, np.random.default_rng(number), number + 1)
+            for tick in range(MOST_TICKS):
+                if len(list_checkpoints(tmp_path / "second")) > number:
+                    break
+                if tick % 50 == 0:
+                    worker.checkpoint()
+                worker.clock()
+
+    (tmp_path / "second").mkdir()
+    before = len(cuts)
+    saving = Saving(tmp_path / "second", "b", path, manifest, triggers=Triggers(incremental=10))
+    run_local(main, TABLES, SessionOptions(), saving=saving)
+    made = [name.path for name in list_checkpoints(tmp_path / "second")]
+    numbers = [check(path, cut) for path, cut in zip(made, cuts[before:], strict=False)]
+    assert numbers[:2] == [0, 1]
+
+
+def test_without_the_option_all_checkpoints_are_whole(tmp_path, monkeypatch):
+    cuts = Recorder(monkeypatch).cuts
+    job(tmp_path, 2, 1)
+    made = [name.path for name in list_checkpoints(tmp_path)]
+    assert [check(path, cut) for path, cut in zip(made, cuts, strict=False)] == [0] * len(cuts)
+
+
+def test_a_table_that_outgrows_the_memory_of_its_copy_begins_a_new_chain():
+    rig = Rig(dense(600), rows(name="e"))
+    copied = ServerCopy(rig.server, rig.placement, rig.tables, compares=True)
+    worker = rig.worker()
+
+    def push(keys: range) -> None:
+        n = len(keys)
+        worker.table("e").push(np.array(keys), np.ones((n, 4), np.float32)).wait()
+
+    push(range(10))
+    copied.copy()
+    assert copied.changed is None
+    push(range(5, 50))
+    update = np.zeros(600, np.float32)
+    update[[3, 599]] = 1
+    worker.table("w").push(update).wait()
+    copied.copy()
+    assert copied.changed is not None
+    assert copied.changed["e"].places.tolist() == list(range(5, 50))
+    assert copied.changed["w"].places.tolist() == [0, 2]
+    # There was memory for some thousand rows more.
+    push(range(20_000))
+    copied.copy()
+    assert copied.changed is None
+    copied.copy()
+    assert copied.changed is not None
+    assert [len(one.places) for one in copied.changed.values()] == [0, 0]
+    # Memory that is allocated between two cuts is not that of the last copy.
+    push(range(27_000))
+    for _ in copied.make_room():
+        pass
+    copied.copy()
+    assert copied.changed is None
+
+
+def test_what_changed_before_a_checkpoint_that_failed_is_in_the_next_one(tmp_path, monkeypatch):
+    cuts = Recorder(monkeypatch).cuts
+    write, calls = writer.write_manifest, []
+
+    def second_fails(*arguments: Any) -> str:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        return write(*arguments)
+
+    monkeypatch.setattr(writer, "write_manifest", second_fails)
+    job(tmp_path, 3, 10)
+    paths = [name.path for name in list_checkpoints(tmp_path)]
+    del cuts[1]
+    numbers = [check(path, cut) for path, cut in zip(paths, cuts, strict=False)]
+    assert numbers[:3] == [0, 0, 1]
+
+
+def test_a_row_at_the_place_of_an_equal_one_has_changed():
+    memory = np.array([1, 2, 3, 0, 0, 0]), np.ones((6, 2), np.float32)
+    held = np.array([1, 3, 4, 2, 5]), np.ones((5, 2), np.float32)
+    found = copy._copy_rows(memory, held, 3)
+    assert found.places.tolist() == [1, 2, 3, 4]
+    assert found.removed.tolist() == []
+    assert memory[0].tolist() == [1, 3, 4, 2, 5, 0]
+    held = np.array([5, 3]), np.ones((2, 2), np.float32)
+    found = copy._copy_rows(memory, held, 5)
+    assert found.places.tolist() == [0]
+    assert sorted(found.removed.tolist()) == [1, 2, 4]
