@@ -69,9 +69,9 @@ def settle_storage(table: EmbeddingTable) -> None:
         return
     if isinstance(value, Mapping):
         try:
+            given = ", ".join(map(str, value)) or "nothing"
             value = Storage(**value)
         except TypeError:
-            given = ", ".join(map(str, value)) or "nothing"
             raise ConfigError(
                 f"table {table.name!r}: storage has path, memory_mib, not {given}"
             ) from None

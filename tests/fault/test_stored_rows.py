@@ -33,7 +33,7 @@ def check_end(run: Run, folder: Path) -> str:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("model", ["asp", pytest.param("bsp", marks=pytest.mark.long)])
+@pytest.mark.parametrize("model", ["asp", pytest.param("ssp", marks=pytest.mark.long)])
 def test_servers_that_die_while_rows_move_go_on_in_memory(tmp_path: Path, model: str) -> None:
     given = ["--max-restarts", "9", *arguments(tmp_path, f"table.consistency={model}")]
     run = start(tmp_path, *SHAPE, *given, fault=MOVING, timeout=200.0)
@@ -45,8 +45,8 @@ def test_servers_that_die_while_rows_move_go_on_in_memory(tmp_path: Path, model:
 
 @in_turn(1, 4)
 def test_a_job_that_loses_its_memory_starts_from_a_checkpoint(tmp_path: Path) -> None:
-    given = arguments(tmp_path, "redundancy.warm=false")
-    run = start(tmp_path, *SHAPE, *given, fault="row-placed:2000", timeout=100.0)
+    given = arguments(tmp_path, "table.consistency=asp", "redundancy.warm=false")
+    run = start(tmp_path, *SHAPE, *given, fault="row-placed:2500", timeout=100.0)
     with run.launched:
         said = check_end(run, tmp_path)
     assert "from checkpoint step-" in said

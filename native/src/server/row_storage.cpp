@@ -22,8 +22,8 @@ namespace {
 constexpr std::uint64_t storage_magic = 0x31574f525350494dULL;
 constexpr std::size_t most_rows_at_once = 4096;
 // The file grows by an eighth, between these bounds.
-constexpr std::size_t least_growth_bytes = std::size_t{1} << 20;
-constexpr std::size_t most_growth_bytes = std::size_t{256} << 20;
+constexpr std::size_t least_file_growth = std::size_t{1} << 20;
+constexpr std::size_t most_file_growth = std::size_t{256} << 20;
 constexpr std::size_t most_gap_bytes = 8192;  // between two slots that are written by one call
 constexpr std::size_t segment_slots = 64;
 constexpr std::size_t most_run_bytes = std::size_t{1} << 20;  // read by one call
@@ -156,8 +156,8 @@ std::size_t RowStorage::slots_for(std::size_t n_rows) const noexcept {
 
 // Reserve space for this many slots in all, or somewhat more; return false if there is none.
 bool RowStorage::grow(std::size_t n_slots) {
-  const std::size_t ahead = std::clamp(n_slots_ / 8, least_growth_bytes / record_bytes_ + 1,
-                                       most_growth_bytes / record_bytes_ + 1);
+  const std::size_t ahead = std::clamp(n_slots_ / 8, least_file_growth / record_bytes_ + 1,
+                                       most_file_growth / record_bytes_ + 1);
   const std::size_t wanted = std::max(n_slots, n_slots_ + ahead);
   for (const std::size_t n : {wanted, n_slots}) {
     if (n >= nowhere) throw std::length_error("the file of rows " + path_ + " has too many slots");

@@ -232,7 +232,9 @@ def test_options_of_a_job_that_do_not_combine_are_refused(options, has_partners,
 
 @pytest.mark.parametrize("option", ["elastic = true", "max_workers = 9", "min_workers = 1", ""])
 def test_a_run_whose_shape_may_change_is_refused(tmp_path, option):
-    (tmp_path / "config.toml").write_text(f'[run]\n{option}\n[task]\nname = "lr"\n')
+    (tmp_path / "config.toml").write_text(
+        f'task = "logistic"\n[data]\ntrain = "x"\n[run]\n{option}\n'
+    )
     folder = SimpleNamespace(config_file=tmp_path / "config.toml")
     table = EmbeddingTable("e", 4, storage=Storage("/tmp", 1))
     refused = (
@@ -269,7 +271,7 @@ def test_folders_that_cannot_hold_the_rows_are_refused(tmp_path, monkeypatch):
     with pytest.raises(RegionError, match="is not there on this node"):
         check(tmp_path / "none")
     with pytest.raises(RegionError, match=r"rows need .* MiB on this node; free space"):
-        check(tmp_path, expected_rows=10**13)
+        check(tmp_path, expected_rows=2**32 - 1)
     with monkeypatch.context() as patch:
         patch.setattr(storage_files, "_file_system", lambda folder: "nfs4")
         with pytest.raises(RegionError, match="is on nfs4, a network file system"):
