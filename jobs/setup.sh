@@ -12,7 +12,7 @@
 #   HDF5_DIR=DIR                 prefix of parallel HDF5, if h5pcc is not on PATH
 #   MPIPS_PYTHON=PYTHON          interpreter for .venv; 3.10 or newer
 #   MPIPS_XXHASH_DIR=DIR         folder of another xxhash.h than that of native/xxhash
-#   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, a Slurm, what builds docs/, PyTorch, a
+#   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, gfortran, a Slurm, what builds docs/, PyTorch, a
 #                                native module with fault points, which works for users, too); set by
 #                                tests/run.sh
 # Exit codes: 0 ready, 1 a step failed, 2 bad usage, 69 you must install something first.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import REMOVED, DatasetEntry, Link, ShardEntry, TableEntry
-from mpips.checkpoint.plan import Hello, Place, TablePlan, cut_range
+from mpips.checkpoint.plan import ChainEnd, Hello, TablePlan, cut_range
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.row_columns import RowColumn
 from mpips.checkpoint.shards import DenseShardData, EmbeddingShardData, Keys, ShardData
@@ -53,12 +53,12 @@ class Increment:
         changed: The changes since then, by name of the table; without tables of which the server has no part.
     """
 
-    place: Place
+    place: ChainEnd
     changed: Mapping[str, Changed]
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class LinkRows:
     """Rows of a server that a link has.
 
     Attributes:
@@ -75,7 +75,7 @@ class StoredRows:
         return len(self.shard.keys if self.places is None else self.places)
 
 
-def stored_rows(shards: Sequence[ShardData], increment: Increment) -> dict[str, StoredRows]:
+def stored_rows(shards: Sequence[ShardData], increment: Increment) -> dict[str, LinkRows]:
     """Return what this server writes into a link, by name of the link's table. Local.
 
     Copies the changed pieces of dense tables, and no rows.
@@ -87,16 +87,16 @@ def stored_rows(shards: Sequence[ShardData], increment: Increment) -> dict[str, 
     Raises:
         MemoryError: There is not enough memory for the pieces.
     """
-    found: dict[str, StoredRows] = {}
+    found: dict[str, LinkRows] = {}
     for shard in shards:
         changed = increment.changed[shard.table]
         if isinstance(shard, DenseShardData):
-            found[shard.table] = StoredRows(_pieces(shard, changed.places))
+            found[shard.table] = LinkRows(_pieces(shard, changed.places))
             continue
-        found[shard.table] = StoredRows(shard, changed.places)
+        found[shard.table] = LinkRows(shard, changed.places)
         none = np.empty((len(changed.removed), 0), np.float32)
         name = shard.table + REMOVED
-        found[name] = StoredRows(EmbeddingShardData(name, changed.removed, none))
+        found[name] = LinkRows(EmbeddingShardData(name, changed.removed, none))
     return found
 
 
@@ -136,7 +136,7 @@ def sizes(shards: Sequence[ShardData], increment: Increment) -> tuple[int, int]:
     return changed, total
 
 
-def can_continue(folder: Path, place: Place) -> bool:
+def can_continue(folder: Path, place: ChainEnd) -> bool:
     """Return True if the last checkpoint of a chain, and all that it continues, can be opened. Blocking."""
     path = folder / place.last.name
     try:
@@ -146,7 +146,7 @@ def can_continue(folder: Path, place: Place) -> bool:
         return False
 
 
-def common_place(hellos: Sequence[Hello]) -> Place | None:
+def common_place(hellos: Sequence[Hello]) -> ChainEnd | None:
     """Return the place that all servers continue; None if they write whole tables. Pure."""
     place = hellos[0].place
     if place is None or any(hello.place != place for hello in hellos):
@@ -156,7 +156,7 @@ def common_place(hellos: Sequence[Hello]) -> Place | None:
     return place if changed <= MOST_CHANGED * total else None
 
 
-def link_of(place: Place, tables: Sequence[TableEntry]) -> Link:
+def link_of(place: ChainEnd, tables: Sequence[TableEntry]) -> Link:
     """Return the link that continues a place, with these tables in its file."""
     return Link(
         index=place.index + 1,
@@ -167,7 +167,7 @@ def link_of(place: Place, tables: Sequence[TableEntry]) -> Link:
     )
 
 
-def describe(server: int, stored: Mapping[str, StoredRows]) -> dict[str, ShardEntry]:
+def describe(server: int, stored: Mapping[str, LinkRows]) -> dict[str, ShardEntry]:
     """Return descriptions of what a server writes into a link, by name of the link's table."""
     return {
         name: ShardEntry(server=server, version=0, rows=rows.n) for name, rows in stored.items()

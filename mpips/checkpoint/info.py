@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from mpips.checkpoint.plan import Place
+if TYPE_CHECKING:
+    from mpips.checkpoint.plan import ChainEnd
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
@@ -28,4 +30,4 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     seconds: float
     notes: tuple[str, ...]
     removed: tuple[str, ...]
-    place: Place | None = None
+    place: ChainEnd | None = None

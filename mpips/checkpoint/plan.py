@@ -39,7 +39,7 @@ SWITCH = "switch_in_force"  # clock of the run of Switch at a plateau
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 
-class Place(msgspec.Struct, frozen=True):
+class ChainEnd(msgspec.Struct, frozen=True):
     """The last checkpoint of a chain, which the next link continues.
 
     Attributes:
@@ -63,7 +63,7 @@ class Hello(msgspec.Struct):
         applied: Sequence number of the last applied record, by worker.
         bound, backup, thresholds, switch: See ServerState.
         place: Last checkpoint of the chain that the server can continue; None: it cannot.
-        stored: What the server writes into a link, by name of the link's table.
+        stored: Rows that the server writes into a link, by name of the link's table.
         changed_bytes: Bytes of the rows and pieces that have changed.
         total_bytes: Bytes of all rows and elements.
     """
@@ -76,7 +76,7 @@ class Hello(msgspec.Struct):
     backup: int = -1
     thresholds: dict[str, int] = {}
     switch: int = -1
-    place: Place | None = None
+    place: ChainEnd | None = None
     stored: dict[str, ShardEntry] = {}
     changed_bytes: int = 0
     total_bytes: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint import worker_files
-from mpips.checkpoint.chain import Chain
 from mpips.checkpoint.folder import parse_name
 from mpips.checkpoint.manifest import (
     DTYPES,
@@ -34,6 +33,9 @@ from mpips.checkpoint.shards import Float32, Keys
 from mpips.checkpoint.structure import structure_sum
 from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.row_values import bf16_values
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.chain import Chain
 
 BLOCK_BYTES = 8 << 20  # bytes that are read at once
 
@@ -355,7 +357,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     A link of a chain is opened with all that it continues, which lie in the same folder.
 
     Args:
-        path: Folder of the checkpoint.
+        path: Folder of the checkpoint, or a symbolic link to it such as `latest`.
 
     Returns:
         The open checkpoint, owned by the caller.
@@ -376,6 +378,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
+    # Follow `latest` once: it may lead to another checkpoint before all files are open.
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     manifest, xxh3 = _read_manifest(path)
     # Refuse a folder that has been renamed, or that has the manifest of another checkpoint.
     named = parse_name(path)
@@ -429,6 +433,9 @@ def open_data(path: Path, manifest: Manifest, xxh3: str = "") -> Checkpoint:
             part.close()
         raise
     if parts:
+        # Only links need this module.
+        from mpips.checkpoint.chain import Chain
+
         checkpoint.chain = Chain(parts[::-1])
     return checkpoint
 

@@ -4,8 +4,8 @@ This is a sample sort with exact splitters instead of samples:
 
 1. Every server sorts its own keys.
 2. All servers together find, for each block of the plan, the key with which the block begins. They bisect the
-   range of int64 for all blocks at once. This takes at most 64 sums over the servers and is exact, so blocks
-   have exactly their planned size.
+   range of all keys for all blocks at once. This takes a sum over the servers for each bit of the range, at
+   most 64, and is exact, so blocks have exactly their planned size.
 3. Round by round, every server sends each other server the rows that belong to that server's next block.
 
 A server holds in memory its own rows, an index of them, and one block. A key that two servers hold is
@@ -181,11 +181,17 @@ def find_keys(peers: Peers, ordered: Keys, positions: Counts) -> Steps[Keys]:
     Returns:
         int64, (len(positions),). If keys occur several times, the one at the position.
     """
+    if len(positions) == 0:
+        return np.empty(0, np.int64)
     # Bisect in uint64, where differences do not overflow; flipping the sign bit preserves the order.
-    low = np.zeros(len(positions), np.uint64)
-    high = np.full(len(positions), np.iinfo(np.uint64).max, np.uint64)
     unsigned = ordered.view(np.uint64) ^ _SIGN
-    while len(positions) and (low < high).any():
+    # Between the first and the last key of all servers: often much less than the range of int64.
+    mine = [int(unsigned[0]), int(unsigned[-1])] if len(unsigned) else []
+    everyone = yield from peers.exchange(mine)
+    ends = [end for pair in everyone for end in pair]
+    low = np.full(len(positions), min(ends), np.uint64)
+    high = np.full(len(positions), max(ends), np.uint64)
+    while (low < high).any():
         middle = low + (high - low) // np.uint64(2)
         below = np.searchsorted(unsigned, middle, side="right").astype(np.int64)
         yield True

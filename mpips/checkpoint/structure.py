@@ -20,17 +20,19 @@ import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from mpips import _native
 from mpips.checkpoint.manifest import FORMAT, DatasetEntry, TableEntry
-from mpips.checkpoint.plan import Place
 from mpips.checkpoint.shards import ManifestHead
 from mpips.data.hdf5 import load_hdf5
 from mpips.errors import CapabilityError, CheckpointError
+
+if TYPE_CHECKING:
+    from mpips.checkpoint.plan import ChainEnd
 
 # Bytes. Datasets of at least a page start at a page: they can be mapped, and two tables never share a page.
 ALIGNMENT = 4096
@@ -162,7 +164,7 @@ def create_file(
     head: ManifestHead,
     tables: Sequence[TableEntry],
     version: str,
-    place: Place | None = None,
+    place: ChainEnd | None = None,
 ) -> Made:
     """Make the file with its structure and its final size, without data. Local, blocking.
 
@@ -254,7 +256,7 @@ def _draw(
     head: ManifestHead,
     tables: Sequence[TableEntry],
     version: str,
-    place: Place | None,
+    place: ChainEnd | None,
 ) -> list[list[int]]:
     h5py = load_writer()
     # Pass a Python file object, because HDF5's own drivers need a real path.
@@ -386,7 +388,7 @@ def _file_attributes(head: ManifestHead, version: str) -> dict[str, Any]:
     }
 
 
-def _chain_attributes(place: Place) -> dict[str, Any]:
+def _chain_attributes(place: ChainEnd) -> dict[str, Any]:
     return {"link": place.index + 1, "base": place.base.name, "previous": place.last.name}
 
 

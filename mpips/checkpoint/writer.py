@@ -38,7 +38,7 @@ from mpips.checkpoint import worker_files
 from mpips.checkpoint.agreement import Agreement
 from mpips.checkpoint.changes import (
     Increment,
-    StoredRows,
+    LinkRows,
     can_continue,
     common_place,
     describe,
@@ -61,8 +61,8 @@ from mpips.checkpoint.manifest import (
 )
 from mpips.checkpoint.plan import (
     BLOCK_BYTES,
+    ChainEnd,
     Hello,
-    Place,
     TablePlan,
     describe_shards,
     plan_tables,
@@ -169,8 +169,10 @@ class CheckpointWriter:
         self._removed: list[str] = []
         self._sink: Sink | None = None
         self._increment = increment
-        self._stored: dict[str, StoredRows] = {}  # what this server writes into a link
-        self._place: Place | None = None  # the place that a link continues; None: the file is whole
+        self._stored: dict[str, LinkRows] = {}  # what this server writes into a link
+        self._place: ChainEnd | None = (
+            None  # the place that a link continues; None: the file is whole
+        )
 
     def steps(self) -> Iterator[bool]:
         """Write the checkpoint in bounded steps: yield True after work, False while it waits for others.
@@ -201,12 +203,14 @@ class CheckpointWriter:
             self._end(path, xxh3),
         )
 
-    def _end(self, path: Path, xxh3: str) -> Place:
+    def _end(self, path: Path, xxh3: str) -> ChainEnd:
         """Return the place of the written checkpoint in its chain."""
         last = LinkRef(path.name, self._head.step, xxh3)
         before = self._place
         return (
-            Place(0, last, last) if before is None else Place(before.index + 1, before.base, last)
+            ChainEnd(0, last, last)
+            if before is None
+            else ChainEnd(before.index + 1, before.base, last)
         )
 
     def _write(self) -> Steps[tuple[Path, int, list[str], str]]:
@@ -273,7 +277,7 @@ class CheckpointWriter:
         plain = yield from self._all.meet(msgspec.to_builtins(hello))
         return msgspec.convert(plain, list[Hello])
 
-    def _find_place(self) -> Place | None:
+    def _find_place(self) -> ChainEnd | None:
         """Return the place that a link can continue, and prepare what this server writes into it."""
         assert self._increment is not None
         place = self._increment.place
@@ -374,7 +378,7 @@ class CheckpointWriter:
             stored = self._stored.get(plan.name)
         else:
             mine = [
-                StoredRows(s)
+                LinkRows(s)
                 for s in self._shards
                 if isinstance(s, EmbeddingShardData) and s.table == plan.name
             ]
@@ -460,6 +464,9 @@ class CheckpointWriter:
             self._folder, prepared.folder, manifest.workers, self._finished
         )
         manifest = msgspec.structs.replace(manifest, workers=workers)
+        if manifest.link is not None:
+            # The lock keeps the chain from here on, but it may have been removed before the lock was taken.
+            open_data(prepared.folder, manifest).close()
         xxh3 = write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
         _native.fault_point("synced")

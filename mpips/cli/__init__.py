@@ -19,6 +19,7 @@ _COMMANDS = {
     "chaos": "mpips.cli.chaos",
     "checkpoint": "mpips.cli.checkpoint",
     "ckpt": "mpips.cli.ckpt",
+    "client": "mpips.cli.client",
     "completion": "mpips.cli.completion",
     "demo": "mpips.cli.demo",
     "diff": "mpips.cli.diff",

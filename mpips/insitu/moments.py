@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
 from mpips.insitu.layout import Float32, SampleField, SampleLayout
+from mpips.kernels import centred_sums
 
 Float64 = NDArray[np.float64]
 MomentsOf = Literal["field", "element", "none"]
@@ -26,7 +27,7 @@ MomentsSpec: TypeAlias = MomentsOf | Mapping[str, MomentsOf]
 
 _CHOICES = ("field", "element", "none")
 _WORDS = 4  # float32 values in which a float64 is stored, 16 bits in each
-_BLOCK = 256  # float32 values that are summed in float32
+_BLOCK = 256  # values whose mean is the first guess of that of a field
 # Mean squares between which float32 neither overflows nor loses digits.
 _SMALL, _LARGE = 1e-25, 1e25
 
@@ -115,9 +116,6 @@ class MomentsLayout:
         for field in self._fields:
             if chosen[field.name] == "field":
                 self._weights[self._places[field.name]] = field.count
-        # Largest field that is summed in float32, as memory for differences.
-        longest = max((field.count for field in self._fields), default=0)
-        self._scratch = np.empty(longest, np.float32)
 
     def zero(self) -> RunningMoments:
         """Return the moments of no sample."""
@@ -148,17 +146,18 @@ class MomentsLayout:
         if field.count == 1:
             return float(values[0]), 0.0
         if field.dtype == np.float32 and field.count >= 4 * _BLOCK:
-            # Differences from a number near the mean, so that nothing cancels in the second pass.
-            mean = _sum(values) / field.count
-            centre = np.float32(mean)
-            away = np.subtract(values, centre, out=self._scratch[: field.count])
-            squares = _squares(away)
+            values = np.ascontiguousarray(values)
+            # Differences from a number near the mean, so that nothing cancels.
+            centre = float(np.float32(values[:_BLOCK].mean(dtype=np.float64)))
+            sum_away, squares = centred_sums(values, centre)
+            rest = sum_away / field.count
+            if field.count * rest**2 > squares / 2:
+                # The first values are far from the mean.
+                centre = float(np.float32(centre + rest))
+                sum_away, squares = centred_sums(values, centre)
+                rest = sum_away / field.count
             if _SMALL < squares / field.count < _LARGE:
-                if squares > field.count * mean**2:
-                    return mean, squares
-                # The values are far from 0, so the mean needs the digits of the differences.
-                rest = _sum(away) / field.count
-                return float(centre) + rest, max(0.0, squares - field.count * rest**2)
+                return centre + rest, max(0.0, squares - field.count * rest**2)
         wide = values.astype(np.float64)
         mean = float(wide.mean())
         wide -= mean
@@ -211,24 +210,6 @@ class RunningMoments(msgspec.Struct, frozen=True, eq=False):
     n: int
     mean: Float64
     squares: Float64
-
-
-def _sum(values: Float32) -> float:
-    """Return the sum: of blocks in float32, of these in float64."""
-    whole = len(values) // _BLOCK * _BLOCK
-    # A third of the time of np.add.reduce over this axis.
-    blocks = np.einsum("ij->i", values[:whole].reshape(-1, _BLOCK))
-    rest = np.add.reduce(values[whole:], dtype=np.float64)
-    return float(np.add.reduce(blocks, dtype=np.float64) + rest)
-
-
-def _squares(values: Float32) -> float:
-    """Return the sum of squares: of blocks in float32, of these in float64."""
-    whole = len(values) // _BLOCK * _BLOCK
-    blocks = values[:whole].reshape(-1, _BLOCK)
-    rest = values[whole:].astype(np.float64)
-    sums = np.einsum("ij,ij->i", blocks, blocks)
-    return float(np.add.reduce(sums, dtype=np.float64)) + float(np.add.reduce(rest * rest))
 
 
 def words_of(stored: bytes) -> Float32:

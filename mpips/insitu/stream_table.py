@@ -213,6 +213,42 @@ class StreamTable(TableGroup):
 
         return SampleReader(self, worker)
 
+    def serve(
+        self,
+        worker: Worker,
+        name: str,
+        producers: int | Sequence[int] = 0,
+        *,
+        slots: int = 8,
+        steer: str = "",
+        patience_s: float = 600.0,
+    ) -> None:
+        """Push the samples of programs in C or Fortran, until all of their producers have ended.
+
+        Programs on the worker's node copy samples into queues in /dev/shm (libmpips_client, mpips.h). This
+        worker is the producer for each of them. Each sample has a clock of the worker, which takes part in
+        checkpoints meanwhile. Not collective; blocks.
+
+        Args:
+            worker: This worker.
+            name: Name by which programs open the queues: 1 to 64 letters, digits, '-', '_' and '.', unique
+                among the jobs of this user on the node.
+            producers: Numbers of the producers, as of `producer`; one number stands for itself.
+            slots: Samples that the queue of a producer holds, 1 or more.
+            steer: Name of a dense table under ASP that programs can read by mpips_steer; "": none. It is
+                pulled at most 20 times a second.
+            patience_s: Seconds without a sample of any of these producers after which the wait ends.
+
+        Raises:
+            ConfigError: An argument is not accepted.
+            RegionError: /dev/shm is too small, or another worker serves one of these queues.
+            StallError: No sample has come for `patience_s`; the message names the producers.
+        """
+        from mpips.insitu.programs import ProgramServer
+
+        numbers = [producers] if isinstance(producers, int) else [*producers]
+        ProgramServer(self, worker, name, numbers, slots, steer, patience_s).run()
+
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

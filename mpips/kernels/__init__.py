@@ -23,6 +23,7 @@ __all__ = [
     "all_finite",
     "all_within",
     "available_kernels",
+    "centred_sums",
     "compensate",
     "copy_finite",
     "kernels_name",
@@ -88,6 +89,15 @@ def all_finite(src: Float32, kernels: str | None = None) -> bool:
 def all_within(src: Float32, bound: float, kernels: str | None = None) -> bool:
     """Return True if all magnitudes are at most `bound` and no value is NaN; stops at the first exception."""
     return _native.all_within(src, bound, kernels)
+
+
+def centred_sums(src: Float32, centre: float, kernels: str | None = None) -> tuple[float, float]:
+    """Return the sum of `src - centre` and the sum of its squares, in one pass.
+
+    Differences are rounded to float32. They and their squares are summed in float32 over at most 16 values,
+    and in float64 over these. `centre` is rounded to float32 first.
+    """
+    return _native.centred_sums(src, centre, kernels)
 
 
 def copy_finite(

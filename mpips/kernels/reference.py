@@ -289,6 +289,32 @@ def all_within(src: Float32, bound: float) -> bool:
     return bool((np.abs(src) <= np.float32(bound)).all())
 
 
+def centred_sums(src: Float32, centre: float) -> tuple[float, float]:
+    """Return the sum of `src - centre` and the sum of its squares.
+
+    32 partial sums, of elements that are equal modulo 32, are taken in float32 over a block of 512 values and
+    added up in float64.
+    """
+    away = src - np.float32(centre)
+    whole = len(src) // 512 * 512
+    result = []
+    for terms, rest in (
+        (away, away[whole:].astype(np.float64)),
+        (away * away, away[whole:].astype(np.float64) ** 2),
+    ):
+        partial = np.zeros((whole // 512, 32), np.float32)
+        for row in range(16):
+            partial += terms[:whole].reshape(-1, 16, 32)[:, row]
+        lanes = [0.0] * 32
+        for block in partial.astype(np.float64):
+            lanes = [lane + value for lane, value in zip(lanes, block.tolist(), strict=True)]
+        total = 0.0
+        for value in (*lanes, *rest.tolist()):
+            total += value
+        result.append(total)
+    return result[0], result[1]
+
+
 def copy_finite(dst: Float32, src: Float32) -> bool:
     """Copy `src` to `dst`; return True if no value is NaN or infinite."""
     dst[:] = src

@@ -28,7 +28,7 @@ from mpips.checkpoint import (
 )
 from mpips.checkpoint.changes import Increment
 from mpips.checkpoint.manifest import ImageFile
-from mpips.checkpoint.plan import Place
+from mpips.checkpoint.plan import ChainEnd
 from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.steps import abandon, drive, in_background
@@ -129,7 +129,7 @@ class ServerPart:
         self._incremental = saving.triggers.incremental
         self._server_copy = ServerCopy(server, placement, tables, self._incremental > 1)
         # Place in its chain of the checkpoint whose copy is in memory; None: nothing can continue it.
-        self._place: Place | None = None
+        self._place: ChainEnd | None = None
         self._attachments = Attachments(saving.attached)
         self._id = 0  # number of the cut under way; 0: there is none
         self._held: Patience | None = None  # since its first record; None: no record has come
@@ -278,7 +278,7 @@ class ServerPart:
         self._server_copy.release()
         self._send(Saved(number, path, error, note))
 
-    def _increment(self, place: Place | None) -> Increment | None:
+    def _increment(self, place: ChainEnd | None) -> Increment | None:
         """Return what has changed since a place in a chain if the next checkpoint may be a link.
 
         The best checkpoint and an exchange are whole, because they are read without the chain.

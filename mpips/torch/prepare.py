@@ -194,7 +194,7 @@ def prepare(
     else:
         make_streamed(model, part, streamed)
     takes_state = streamed is None and not isinstance(rules, Local)
-    trained = _stepping(optimizer, job, own, part, overlap, takes_state)
+    trained = _stepping(optimizer, job, found, own, part, overlap, takes_state)
     if division is not None:
         division.take_optimizer(trained)
         job.add(division)
@@ -473,11 +473,16 @@ def _stepping(
     optimizer: torch.optim.Optimizer | None,
     job: TorchJob,
     found: _ModelTables,
+    own: _ModelTables,
     part: ModelPart,
     overlap: bool | None,
     takes_state: bool,
 ) -> torch.optim.Optimizer | None:
-    """Prepare the optimizer; make one for a model that has embeddings and no parameters."""
+    """Prepare the optimizer; make one for a model that has embeddings and no parameters.
+
+    `found`: the tables of the model, `own`: those of the stages that this worker computes. Until the job
+    starts the optimizer has the state of the whole model, which worker 0 gives to the servers.
+    """
     tables, layers = found.parameters, list(found.embeddings.values())
     if optimizer is None and (tables or not layers):
         return None
@@ -497,9 +502,9 @@ def _stepping(
         job,
         optimizer,
         groups,
-        tables[::-1],
+        own.parameters[::-1],
         layers,
-        found.buffers,
+        own.buffers,
         part,
         overlap,
         added,

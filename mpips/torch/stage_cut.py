@@ -87,11 +87,19 @@ def units_of(model: nn.Module) -> list[Unit]:
     """
     units = list(_expanded(model, ""))
     if not _is_plain_sequential(model):
-        units = _traced(model, units)
+        units = _called(model, units)
     known = {id(p) for unit in units for p in unit.module.parameters()}
     known |= {id(b) for unit in units for b in unit.module.buffers()}
+    # The table of a buffer belongs to the first module that has it.
+    inner = {id(m) for unit in units for m in unit.module.modules()}
+    outer = {
+        f"{path}.{key}".lstrip(".")
+        for path, m in model.named_modules()
+        for key in m._buffers
+        if id(m) not in inner
+    }
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if id(tensor) not in known:
+        if id(tensor) not in known or name in outer:
             raise ConfigError(
                 f"prepare: stages: {name!r} belongs to no module that the model calls one after the other, "
                 "so to no stage: make it a parameter or buffer of such a module"
@@ -157,6 +165,28 @@ class _UnitTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return id(m) in self._units
 
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """Return the arguments of the trace: one, as in a call. Others have their defaults."""
+        return root_fn, [self.root, self.create_proxy("placeholder", "input", (), {})]
+
+
+def _called(model: nn.Module, units: Sequence[Unit]) -> list[Unit]:
+    """Return the units in the order in which the model's `forward` calls them, in both modes."""
+    before, found = model.training, []
+    try:
+        for model.training in (True, False):
+            found.append(_traced(model, units))
+    finally:
+        model.training = before
+    if found[0] != found[1]:
+        raise ConfigError(
+            f"prepare: stages: the forward of {type(model).__name__} calls other modules in training mode "
+            "than behind model.eval(): move the condition into a module"
+        )
+    return found[0]
+
 
 def _traced(model: nn.Module, units: Sequence[Unit]) -> list[Unit]:
     """Return the units in the order in which the model's `forward` calls them."""
@@ -172,9 +202,7 @@ def _traced(model: nn.Module, units: Sequence[Unit]) -> list[Unit]:
     by_path = {unit.path: unit for unit in units}
     before: fx.Node | None = None
     for node in graph.nodes:
-        if node.op == "placeholder" and (node.args or not node.users):
-            continue  # an argument with a default, or one that is not used
-        if node.op == "placeholder" and before is None:
+        if node.op == "placeholder":
             before = node
             continue
         if node.op == "output":
@@ -201,7 +229,7 @@ def _text_of(node: fx.Node) -> str:
     if node.op == "output":
         return "it returns something else"
     name = getattr(node.target, "__name__", node.target)
-    return f"{'it reads' if node.op in ('get_attr', 'placeholder') else 'it calls'} {name}"
+    return f"{'it reads' if node.op == 'get_attr' else 'it calls'} {name}"
 
 
 def _balanced(units: Sequence[Unit], n: int) -> list[list[Unit]]:
@@ -255,7 +283,8 @@ def _named(units: Sequence[Unit], names: Sequence[Any]) -> list[list[Unit]]:
             )
         for part in filter(None, (word.strip() for word in text.split(","))):
             for path in _in_range(part):
-                own = [u.path for u in units if u.path == path or u.path.startswith(f"{path}.")]
+                named = [u.path for u in units if u.path == path or u.path.startswith(f"{path}.")]
+                own = list(dict.fromkeys(named))  # a module that is called twice is named once
                 if not own:
                     there = ", ".join(unit.path for unit in units[:8])
                     raise ConfigError(
@@ -271,8 +300,12 @@ def _named(units: Sequence[Unit], names: Sequence[Any]) -> list[list[Unit]]:
                     stage_of[name] = number
         found.append([])
     newest = 0
+    called: set[str] = set()
     for unit in units:
         stage = stage_of.get(unit.path)
+        if unit.path in called and _is_empty(unit.module):
+            stage = newest  # each call of a module without tensors belongs to the stage of the one before
+        called.add(unit.path)
         if stage is None:
             raise ConfigError(
                 f"prepare: stages: the module {unit.path!r} is in no stage: name every module of the model"
@@ -285,6 +318,11 @@ def _named(units: Sequence[Unit], names: Sequence[Any]) -> list[list[Unit]]:
         newest = stage
         found[stage].append(unit)
     return found
+
+
+def _is_empty(module: nn.Module) -> bool:
+    """Return True if a module has no parameters and buffers."""
+    return not any(True for own in (module.parameters(), module.buffers()) for _ in own)
 
 
 def _in_range(part: str) -> list[str]:

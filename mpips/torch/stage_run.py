@@ -20,6 +20,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import torch
@@ -42,6 +43,7 @@ from mpips.torch.stage_values import (
 )
 
 UNIT_TAG = 0x746F7263682D756E
+_EVALUATION_TAG = 0x746F7263682D6576
 Kind = Literal["forward", "backward", "loss", "output", "norms", "state"]
 _KINDS = ("forward", "backward", "loss", "output", "norms", "state")
 _FIRST_TAG = 1 << 62  # above those of the script's own messages
@@ -168,7 +170,8 @@ class StagePasses:
         used = [(r, g) for r, g in pairs if g is not None or not gradients]
         if used:
             torch.autograd.backward([r for r, _ in used], [g for _, g in used])
-        return [leaf.grad for leaf in leaves]
+        # An argument of the model may be the result of a graph of the script.
+        return [leaf.grad if leaf.is_leaf else None for leaf in leaves]
 
     def clear(self) -> None:
         """Forget passes that have not ended."""
@@ -186,9 +189,10 @@ class Pipeline:
             links: Links between them.
             seed: A number by which the random numbers of different pipelines differ.
         """
-        places = {unit.path: i for i, unit in enumerate(u for own in stages for u in own)}
+        # A module that is called twice has two places, and so other random numbers in each call.
+        firsts = [0, *accumulate(len(own) for own in stages)]
         self._stages = {
-            number: StagePasses([(places[unit.path], unit) for unit in stages[number]])
+            number: StagePasses(list(enumerate(stages[number], firsts[number])))
             for number in links.own
         }
         self._links = links
@@ -220,26 +224,33 @@ class Pipeline:
                 f"forward_backward: {n} samples of inputs and "
                 f"{n_samples_of(targets, 'the targets')} of targets: must be equally many"
             )
-        step = _Step(self, inputs, targets, loss, bounds_of(n, n_micro), mix(self._seed, *clock))
+        step = _Step(self, inputs, targets, loss, bounds_of(n, n_micro), clock)
         with self._passing():
             for action in self._actions(schedule, len(step.bounds)):
                 step.run(*action)
             return self._shared(step.total)
 
     def outputs(self, inputs: Tree, clock: tuple[int, int]) -> Tree:
-        """Return the result of the model without gradients. Collective over the pipeline; all have it."""
-        seed = functools.partial(_seed_unit, mix(self._seed, *clock), 0)
+        """Return the result of the model without gradients. Collective over the pipeline; all have it.
+
+        Args:
+            inputs: Its argument.
+            clock: Step of the run, and number of the evaluation within it.
+        """
+        seed = functools.partial(_seed_unit, mix(self._seed, _EVALUATION_TAG, *clock), 0)
+        call = ["model(x)", *clock]
         found: Tree = None
         with self._passing(), torch.no_grad():
             for number, stage in self._stages.items():
                 if number:
-                    _, flat = self._links.recv("forward", 0, number - 1, number)
+                    head, flat = self._links.recv("forward", 0, number - 1, number)
+                    _check_call(head["call"], call, number)
                 else:
                     flat = flatten(inputs, "the input of the model")
                 found = stage.forward(0, flat, seed)
                 if number < self._last:
                     flat = flatten(found, f"the result of stage {number}")
-                    self._links.send("forward", 0, flat, number + 1)
+                    self._links.send("forward", 0, flat, number + 1, call=call)
             return self._from_last("output", found, "the result of the model")
 
     def _from_last(self, kind: Kind, found: Tree, what: str) -> Tree:
@@ -298,6 +309,10 @@ class Pipeline:
                     one.clear()
                 self._links.clear()
 
+    def seed_of(self, clock: tuple[int, int]) -> int:
+        """Return the seed of a training pass."""
+        return mix(self._seed, *clock)
+
     @property
     def stages(self) -> dict[int, StagePasses]:
         """The stages of this worker, by number."""
@@ -324,12 +339,14 @@ class _Step:
         targets: Tree,
         loss: Loss,
         bounds: Sequence[tuple[int, int]],
-        seed: int,
+        clock: tuple[int, int],
     ) -> None:
         self.bounds = bounds
         self.total = 0.0
         self._inputs, self._targets, self._loss = inputs, targets, loss
-        self._stages, self._links, self._seed = pipeline.stages, pipeline.links, seed
+        self._stages, self._links = pipeline.stages, pipeline.links
+        self._seed = pipeline.seed_of(clock)
+        self._call = ["forward_backward", *clock]
         self._last = self._links.n_stages - 1
         # Samples of the batch, number of its micro-batches, and its digest, which the stages compare.
         digest = digest_of_batch(inputs, targets) if self._links.others else 0
@@ -359,11 +376,12 @@ class _Step:
         flat = flatten(found, f"the result of stage {number}")
         stage.note(m, flat.tensors)
         self._n_awaited[number, m] = sum(tensor.requires_grad for tensor in flat.tensors)
-        self._links.send("forward", m, flat, number + 1, samples=self._cut)
+        self._links.send("forward", m, flat, number + 1, call=self._call, samples=self._cut)
 
     def _received(self, number: int, m: int) -> Flat:
         """Return what the stage before has computed for a micro-batch."""
         head, flat = self._links.recv("forward", m, number - 1, number)
+        _check_call(head["call"], self._call, number)
         if head["samples"] != self._cut:
             theirs, own = head["samples"], self._cut
             raise ConfigError(
@@ -396,6 +414,22 @@ class _Step:
         if number and back:
             flat = flatten(back, f"the gradients of stage {number}")
             self._links.send("backward", m, flat, number - 1)
+
+
+def _check_call(theirs: Sequence[Any], own: Sequence[Any], number: int) -> None:
+    """Raise ConfigError if stage `number` has received a message of another call than its own.
+
+    Args:
+        theirs: Name of the call, step of the run and number of the call within it, of the stage before.
+        own: Those of this stage.
+        number: The stage that has received the message.
+    """
+    if list(theirs) != list(own):
+        raise ConfigError(
+            f"stage {number - 1} makes call {theirs[2]} of {theirs[0]} in step {theirs[1]}, and stage "
+            f"{number} call {own[2]} of {own[0]} in step {own[1]}: the workers of a pipeline must make the "
+            "same calls, and cannot go on behind an error in one of them"
+        )
 
 
 def _seed_unit(seed: int, m: int, place: int) -> None:

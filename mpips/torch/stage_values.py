@@ -1,7 +1,8 @@
 """Messages between stages: tensors, and tuples, lists and dicts of them, as arrays and a head.
 
-The head is JSON text in a uint8 array: it has the structure, the dtype of each tensor and whether a gradient
-comes back for it. The arrays follow, one for each tensor. bfloat16, which NumPy lacks, travels as int16.
+The head is JSON text in a uint8 array: it has the structure, the dtype of each tensor, the order of its
+dimensions in memory and whether a gradient comes back for it. The arrays follow, one for each tensor.
+bfloat16, which NumPy lacks, travels as int16.
 """
 
 from __future__ import annotations
@@ -83,20 +84,29 @@ def to_arrays(flat: Flat, head: Mapping[str, Any]) -> Iterator[AnyArray]:
     """Yield a head and the tensors as arrays. `head`: more entries, of values that JSON has."""
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in flat.tensors]
     needs = [tensor.requires_grad for tensor in flat.tensors]
-    text = json.dumps({**head, "tree": flat.structure, "dtypes": dtypes, "needs": needs})
-    yield np.frombuffer(text.encode(), np.uint8)
-    for tensor in flat.tensors:
-        own = tensor.detach().contiguous()
+    # Bits of torch's kernels depend on the layout: a tensor arrives in that of a clone.
+    owns = [_dense(tensor.detach()) for tensor in flat.tensors]
+    orders = [sorted(range(own.ndim), key=own.stride, reverse=True) for own in owns]
+    entries = {"tree": flat.structure, "dtypes": dtypes, "orders": orders, "needs": needs}
+    yield np.frombuffer(json.dumps({**head, **entries}).encode(), np.uint8)
+    for own, order in zip(owns, orders, strict=True):
+        own = own.permute(order).contiguous()
         yield (own.view(torch.int16) if own.dtype == torch.bfloat16 else own).numpy()
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_contiguous() else tensor.clone()
 
 
 def from_arrays(receive: Callable[[], AnyArray]) -> tuple[dict[str, Any], Flat]:
     """Return the head and the tensors that `to_arrays` made; `receive` returns the next array."""
     head: dict[str, Any] = json.loads(receive().tobytes())
     tensors = []
-    for name, needs in zip(head.pop("dtypes"), head.pop("needs"), strict=True):
+    columns = (head.pop(name) for name in ("dtypes", "orders", "needs"))
+    for name, order, needs in zip(*columns, strict=True):
         found = torch.from_numpy(receive())
         found = found.view(torch.bfloat16) if name == "bfloat16" else found
+        found = found.permute([order.index(i) for i in range(len(order))])
         tensors.append(found.requires_grad_(needs))
     return head, Flat(head.pop("tree"), tensors)
 

@@ -8,7 +8,8 @@ the other stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.stage_cut import Unit
 from mpips.torch.stage_order import SCHEDULES, Schedule
 from mpips.torch.stage_run import UNIT_TAG, Loss, Pipeline, StageLinks, norms_of, total_norm
+from mpips.torch.stepping import Stepping
 from mpips.worker.worker import Worker
 
 
@@ -73,7 +75,7 @@ class Division:
         }
         self._others = [m for s, m in modules if s not in self.own]
         self._modules = {id(m): s for s, m in modules}
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer: Any = None
 
     @property
     def is_divided(self) -> bool:
@@ -87,6 +89,10 @@ class Division:
     def has_module(self, module: torch.nn.Module) -> bool:
         """Return True if a module belongs to a stage of this worker."""
         return self._modules.get(id(module), 0) in self.own
+
+    def is_elsewhere(self, module: torch.nn.Module) -> bool:
+        """Return True if a module belongs to a stage of another worker."""
+        return not self.has_module(module) and id(module) in self._modules
 
     def table(self, table: DenseTable, stage: int) -> DenseTable:
         """Return the table of a parameter or buffer of a stage. A model in one stage has plain tables."""
@@ -104,6 +110,11 @@ class Division:
         """Take the prepared optimizer of the model, whose groups lose the parameters of other stages."""
         self._optimizer = optimizer
 
+    @property
+    def stepping(self) -> Stepping | None:
+        """The steps of the prepared optimizer of the model; None: it has none."""
+        return None if self._optimizer is None else self._optimizer._mpips_stepping
+
     def open(self, worker: Worker) -> None:
         """Free the parameters and buffers of other stages at the start of the job, when servers have them."""
         for module in self._others:
@@ -116,10 +127,8 @@ class Division:
                 if buffer is not None:
                     module._buffers[key] = buffer.new_empty(0)
         self._job.progress.counts = 0 in self.own
-        optimizer = self._optimizer
-        if optimizer is not None and self._others:
-            stepping: Any = optimizer._mpips_stepping  # type: ignore[attr-defined]
-            stepping.leave_out(lambda p: isinstance(p, OtherStageParameter))
+        if self.stepping is not None and self._others:
+            self.stepping.leave_out(lambda p: isinstance(p, OtherStageParameter))
 
 
 class StagedModule(PreparedModule):
@@ -129,6 +138,7 @@ class StagedModule(PreparedModule):
     _mpips_job: TorchJob
     _mpips_pipeline: Pipeline | None
     _mpips_passes: tuple[int, int]
+    _mpips_evaluations: tuple[int, int]
 
     def forward_backward(
         self,
@@ -191,7 +201,10 @@ class StagedModule(PreparedModule):
         part.check_unchanged()
         part.refresh()
         pipeline = self._mpips_connected()
-        found = pipeline.step(inputs, targets, loss, micro_batches, schedule, self._mpips_clock())
+        clock = self._mpips_passes = self._mpips_next(self._mpips_passes)
+        found = pipeline.step(inputs, targets, loss, micro_batches, schedule, clock)
+        if self._mpips_division.stepping is not None:
+            self._mpips_division.stepping.note_pass()
         value = torch.tensor(found, dtype=torch.float32)
         self._mpips_job.progress.losses.add(value)
         return value
@@ -222,7 +235,9 @@ class StagedModule(PreparedModule):
         part = self._mpips_part
         part.note_forward(False)
         part.refresh()
-        return self._mpips_connected().outputs(arguments[0], self._mpips_clock())
+        # A restart may not repeat an evaluation, so the numbers of training passes do not count it.
+        clock = self._mpips_evaluations = self._mpips_next(self._mpips_evaluations)
+        return self._mpips_connected().outputs(arguments[0], clock)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients of all stages so that their 2-norm is at most `max_norm`, in place.
@@ -273,17 +288,32 @@ class StagedModule(PreparedModule):
             StallError: The worker of another stage was late for the job's timeout; the message names it.
         """
         self._mpips_part.refresh()
-        division = self._mpips_division
-        own: dict[str, Any] = {}
-        for number in division.own:
-            for unit in division.stages[number]:
-                state = unit.module.state_dict(prefix=f"{unit.path}.")
-                own.update((name, value.detach().clone()) for name, value in state.items())
-        found = self._mpips_connected().from_all("state", own, [0])
+        whole = torch.nn.Module.state_dict(self, keep_vars=True)
+        found = self._mpips_connected().from_all("state", self._mpips_own(whole), [0])
         if found is None:
             return None
-        merged = {name: value for one in found for name, value in one.items()}
-        return {name: merged[name] for name in torch.nn.Module.state_dict(self)}
+        merged = {name: value for one in reversed(found) for name, value in one.items()}
+        return {name: merged[name] for name in whole}
+
+    def _mpips_own(self, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of the entries of a state dict that this worker has. `whole`: has the tensors."""
+        modules = self.named_modules(remove_duplicate=False)
+        others = {path: m for path, m in modules if self._mpips_division.is_elsewhere(m)}
+        # A parameter can have more than one name, also outside of its stage.
+        tensors = {id(t) for m in others.values() for t in (*m.parameters(), *m.buffers())}
+
+        def is_own(name: str, value: Any) -> bool:
+            words = name.split(".")
+            parents = (".".join(words[:i]) for i in range(1, len(words)))
+            return id(value) not in tensors and others.keys().isdisjoint(parents)
+
+        return {
+            name: value.detach().clone()
+            if isinstance(value, torch.Tensor)
+            else copy.deepcopy(value)
+            for name, value in whole.items()
+            if is_own(name, value)
+        }
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
         """As in torch, where one worker computes all stages.
@@ -306,6 +336,8 @@ class StagedModule(PreparedModule):
                     parameter.grad = None
                 else:
                     parameter.grad.detach_().zero_()
+            if self._mpips_division.stepping is not None:
+                self._mpips_division.stepping.drop_elsewhere()
 
     def no_sync(self) -> NoReturn:
         """Raise ConfigError: several calls of `forward_backward` add up their gradients by themselves."""
@@ -335,11 +367,23 @@ class StagedModule(PreparedModule):
             self._mpips_pipeline = Pipeline(division.stages, links, seed)
         return self._mpips_pipeline
 
-    def _mpips_clock(self) -> tuple[int, int]:
-        """Return the step of the run, and the number of this pass within it."""
-        steps, before = self._mpips_job.steps, self._mpips_passes
-        self._mpips_passes = steps, before[1] + 1 if before[0] == steps else 0
-        return self._mpips_passes
+    def _mpips_next(self, before: tuple[int, int]) -> tuple[int, int]:
+        """Return the step of the run, and the number of a pass within it behind the pass `before`."""
+        steps = self._mpips_job.steps
+        return steps, before[1] + 1 if before[0] == steps else 0
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """As in torch: `to` and others read the gradients of all parameters."""
+        others: list[torch.nn.Parameter] = [
+            p for p in self.parameters() if isinstance(p, OtherStageParameter)
+        ]
+        for p in others:
+            p.__class__ = torch.nn.Parameter
+        try:
+            return super()._apply(fn, recurse)
+        finally:
+            for p in others:
+                p.__class__ = OtherStageParameter
 
 
 def _own_parameters(model: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
@@ -356,6 +400,7 @@ def make_staged(model: torch.nn.Module, part: ModelPart, job: TorchJob, division
         "_mpips_job": job,
         "_mpips_pipeline": None,
         "_mpips_passes": (-1, 0),
+        "_mpips_evaluations": (-1, 0),
     }
     model.__dict__.update(state)
     make_prepared(model, part, StagedModule)

@@ -56,8 +56,8 @@ class Stepping:
         Args:
             job: The script's job.
             optimizer: The optimizer.
-            groups: Tables of each param group.
-            tables: Tables of all parameters of the model, in the order of their pushes.
+            groups: Tables of each param group, also those of other stages, until `leave_out`.
+            tables: Tables of the model that this worker pushes, in the order of their pushes.
             layers: Layers whose rows are pushed behind them.
             buffers: Buffers, which are pushed when the clock ends.
             model: Model of the values.
@@ -94,6 +94,9 @@ class Stepping:
         trained = [t.parameter for own in groups for t in own if not isinstance(t, StreamedTable)]
         self._marks = Marks(trained)
         self._n_rows = [0] * len(layers)  # gradients of each layer that do not wait
+        # Passes since the last step or drop that brought gradients to workers of other stages alone, and
+        # those of them that do not wait.
+        self._n_elsewhere = self._n_elsewhere_noted = 0
         model.optimizers.append(self)
         job.skips.add(self)
 
@@ -142,6 +145,7 @@ class Stepping:
         self._end_step(())
 
     def _end_step(self, layers: Sequence[Embedding]) -> None:
+        self.drop_elsewhere()
         self._job.push(layers, self._buffers)
         self._job.progress.note_step(self._optimizer)
         self._model.is_stale = True
@@ -154,12 +158,13 @@ class Stepping:
             layer.waits and layer.n_gradients != n
             for layer, n in zip(self._layers, self._n_rows, strict=True)
         )
-        return layers or self._overlap.has_sent or self._marks.has_others()
+        elsewhere = self._n_elsewhere != self._n_elsewhere_noted
+        return layers or elsewhere or self._overlap.has_sent or self._marks.has_others()
 
     @property
     def has_gradients(self) -> bool:
         """True if a parameter has a gradient."""
-        layers = any(layer.waits for layer in self._layers)
+        layers = any(layer.waits for layer in self._layers) or self._n_elsewhere > 0
         return layers or self._overlap.has_sent or self._marks.has_any()
 
     def note_gradients(self) -> None:
@@ -167,6 +172,20 @@ class Stepping:
         if self._job.has_loaders:
             self._marks.note()
             self._n_rows = [layer.n_gradients for layer in self._layers]
+            self._n_elsewhere_noted = self._n_elsewhere
+
+    def note_pass(self) -> None:
+        """Note a pass over a model in stages. All workers of a pipeline must end the same clocks.
+
+        A worker whose stage is frozen has no gradients by which the others decide whether a batch waits for a
+        step (see skips.py).
+        """
+        if self._is_partial and not self._marks.has_any():
+            self._n_elsewhere += 1
+
+    def drop_elsewhere(self) -> None:
+        """Forget passes that brought gradients to workers of other stages alone."""
+        self._n_elsewhere = self._n_elsewhere_noted = 0
 
     def dropping(self, sets_to_none: bool) -> AbstractContextManager[None]:
         """Return a block that drops the gradients of the optimizer."""
@@ -207,6 +226,11 @@ class Stepping:
         for i, group in enumerate(self._optimizer.param_groups):
             group["params"] = [p for p in group["params"] if not is_left_out(p)]
             self._parameters[i] = list(group["params"])
+        for table in (table for tables in self._groups for table in tables):
+            if is_left_out(table.parameter):
+                table.state = None  # the servers have it
+        self._groups = [[t for t in own if not is_left_out(t.parameter)] for own in self._groups]
+        self._marks = Marks([t.parameter for own in self._groups for t in own])
 
     def state(self) -> dict[Any, dict[str, torch.Tensor]]:
         """Return the entries of `optimizer.state` in torch's form, by parameter. Blocks like a pull.
@@ -463,6 +487,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         with self._mpips_stepping.dropping(set_to_none):
             for embedding in self._mpips_embeddings:
                 embedding.drop()
+            self._mpips_stepping.drop_elsewhere()
             super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:

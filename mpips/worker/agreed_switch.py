@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpips import _native
 from mpips.model.consistency import NEVER, Switch
 from mpips.model.job_tables import switch_of
 from mpips.model.table import Table
 
 if TYPE_CHECKING:
-    from mpips import _native
     from mpips.worker.connection import Connection
 
 _WAIT_S = 0.02  # of one look at server 0
-# A decision at lowest clock m is on clock m + LEAD or later: switch_lead of native server_switch.cpp.
-LEAD = 3
+LEAD = _native.SWITCH_LEAD  # a decision at lowest clock m is on clock m + LEAD or later
 
 
 class AgreedSwitch:
@@ -23,11 +22,11 @@ class AgreedSwitch:
 
     Before each tick the worker learns whether the clock behind it is under ASP. Rings and ports of the tables
     get the decision at once; each tick from there on names it to the other servers. It needs server 0 once
-    in 3 clocks if the workers are at the same clock.
+    in LEAD clocks if the workers are at the same clock.
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Know of no decision yet; nothing is read before the first use."""
+        """Begin without a decision; nothing is read before the first use."""
         self._connection = connection
         self._ports: list[_native.DensePort] = []
         self._is_read = False  # the decisions of earlier launches are known

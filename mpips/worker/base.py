@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP, judges_staleness, needs_base
+from mpips.model.consistency import BSP, Consistency, judges_staleness, needs_base
 from mpips.model.initializer import table_seed
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
@@ -65,6 +65,11 @@ class Handle:
         self._counts: list[Callable[[int], int]] | None = None
         # Note pulls only where a policy depends on their versions: it takes 2 us of a pull.
         self._noted = NotedPulls() if judges_staleness(table.consistency) else None
+
+    @property
+    def consistency(self) -> Consistency:
+        """Consistency model of the table."""
+        return self._table.consistency
 
     def disown(self) -> None:
         """Give up operations under way, in a forked child: they belong to the parent; see process.forked."""

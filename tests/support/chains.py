@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from checkpoints import Contents
 import mpips
 from mpips.checkpoint import CheckpointInfo, DenseShardData, ServerState, write_checkpoint
 from mpips.checkpoint.changes import PIECE, Changed, Increment
-from mpips.checkpoint.plan import Place
+from mpips.checkpoint.plan import ChainEnd
 from mpips.checkpoint.reader import Checkpoint
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
@@ -62,6 +62,16 @@ class History:
             self._changed[table.name] = columns["keys"][places]
             self._add_and_remove(table.name, columns, share)
 
+    def changed(self, units: Mapping[str, np.ndarray]) -> None:
+        """Note which units of tables have been changed by hand since the last checkpoint, and no others.
+
+        Args:
+            units: By name of the table, the keys of rows or the places of elements.
+        """
+        none = np.empty(0, np.int64)
+        self._changed = {t.name: units.get(t.name, none) for t in self.contents.tables}
+        self._removed = dict.fromkeys(self._changed, none)
+
     def _change(self, columns: dict[str, np.ndarray], places: np.ndarray) -> None:
         """Change some units: their values, their states, or both."""
         for role, array in columns.items():
@@ -84,7 +94,7 @@ class History:
             columns[role] = np.concatenate([array[~gone], made])[order]
         self._changed[name] = np.concatenate([self._changed[name], new])
 
-    def increment(self, place: Place, server: int, n_servers: int) -> Increment:
+    def increment(self, place: ChainEnd, server: int, n_servers: int) -> Increment:
         """What one server knows of the changes."""
         changed = {}
         for shard in self.contents.shards(server, n_servers):

@@ -288,7 +288,8 @@ def members_of_wheel() -> set[str]:
     done = run("git", "ls-files", "mpips", "jobs", "docs/examples", cwd=ROOT)
     left_out = re.compile(r"jobs/(setup.*\.sh|quickstart\.sh|mpips\.def)")
     names = [name for name in done.stdout.splitlines() if not left_out.fullmatch(name)]
-    return {re.sub("^jobs/", "mpips/jobs/", re.sub("^docs/", "mpips/", name)) for name in names}
+    found = {re.sub("^jobs/", "mpips/jobs/", re.sub("^docs/", "mpips/", name)) for name in names}
+    return found | {"mpips/client/mpips.h", "mpips/client/mpips_client.f90"}
 
 
 @pytest.fixture(scope="module")
@@ -347,6 +348,7 @@ def test_a_wheel_of_the_source_distribution_has_all_files(wheel: Path) -> None:
     assert {re.sub(r"\.cpython.*", "", name) for name in modules} == {
         "mpips/_native",
         "mpips/bench/_loops",
+        "mpips/client/libmpips_client.so",
     }
     inside = {name for name in names if not name.partition("/")[0].endswith(".dist-info")}
     assert inside - modules == members_of_wheel()

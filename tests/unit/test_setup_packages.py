@@ -64,11 +64,19 @@ def test_what_cannot_be_had_keeps_nothing_else_away(tmp_path: Path) -> None:
 def test_only_the_tests_get_a_slurm_and_a_browser_and_only_where_there_are_none(
     machine: Machine,
 ) -> None:
-    tools = ["shellcheck", "prometheus", "slurm-wlm", "munge", "chromium", "chromium-driver"]
+    tools = [
+        "shellcheck",
+        "gfortran",
+        "prometheus",
+        "slurm-wlm",
+        "munge",
+        "chromium",
+        "chromium-driver",
+    ]
     assert not set(tools) & set(machine.call("conveniences").stdout.split())
     asked = machine.call("conveniences", MPIPS_SETUP_TESTS="1").stdout.split()
     assert asked[-len(tools) :] == tools
     machine.add("sbatch", "")
     machine.add("chromedriver", "")
     asked = machine.call("conveniences", MPIPS_SETUP_TESTS="1").stdout.split()
-    assert set(tools) & set(asked) == {"shellcheck", "prometheus"}
+    assert set(tools) & set(asked) == {"shellcheck", "gfortran", "prometheus"}

@@ -8,6 +8,7 @@
 #include "bindings/server.hpp"
 #include "server/backup_times.hpp"
 #include "server/delay_threshold.hpp"
+#include "server/plateau.hpp"
 #include "server/push_intervals.hpp"
 #include "server/shard.hpp"
 
@@ -16,6 +17,7 @@ namespace py = pybind11;
 namespace mpips {
 
 void register_consistency(py::module_& m) {
+  m.attr("SWITCH_LEAD") = switch_lead;
   py::enum_<Model>(m, "Model")
       .value("BSP", Model::bsp)
       .value("SSP", Model::ssp)

@@ -119,6 +119,19 @@ bool all_within(const Floats& src, float bound, const std::optional<std::string>
   return table.all_within(from, n, bound);
 }
 
+py::tuple centred_sums(const Floats& src, float centre,
+                       const std::optional<std::string>& kernels_name) {
+  const KernelTable& table = table_named(kernels_name);
+  const float* from = src.data();
+  const std::size_t n = size_of(src);
+  double sums[2];
+  {
+    const ReleaseGil release;
+    table.centred_sums(from, n, centre, sums);
+  }
+  return py::make_tuple(sums[0], sums[1]);
+}
+
 bool copy_finite(Floats& dst, const Floats& src, bool past_caches,
                  const std::optional<std::string>& kernels_name) {
   const KernelTable& table = table_named(kernels_name);
@@ -202,6 +215,7 @@ void register_kernels(py::module_& m) {
         py::arg("past_caches"), kernels_arg);
   m.def("all_finite", &all_finite, py::arg("src").noconvert(), kernels_arg);
   m.def("all_within", &all_within, py::arg("src").noconvert(), py::arg("bound"), kernels_arg);
+  m.def("centred_sums", &centred_sums, py::arg("src").noconvert(), py::arg("centre"), kernels_arg);
   m.def("compensate", &compensate, py::arg("out").noconvert(), py::arg("gradient").noconvert(),
         py::arg("values").noconvert(), py::arg("base").noconvert(), py::arg("lambda_"),
         kernels_arg);

@@ -31,4 +31,5 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_node_rows(m);
   mpips::register_process(m);
   mpips::register_checkpoint(m);
+  mpips::register_queue(m);
 }

@@ -31,5 +31,6 @@ void register_checkpoint(pybind11::module_& m);
 void register_memory_layout(pybind11::module_& m);
 void register_trace(pybind11::module_& m);
 void register_record(pybind11::module_& m);
+void register_queue(pybind11::module_& m);
 
 }  // namespace mpips

@@ -99,6 +99,8 @@ struct KernelTable {
   bool (*all_finite)(const float* src, std::size_t n) noexcept;
   // Return true if all magnitudes are at most `bound` and no value is NaN.
   bool (*all_within)(const float* src, std::size_t n, float bound) noexcept;
+  // Store in out[0] the sum of src - centre, and in out[1] that of its square; see sum_loops.hpp.
+  void (*centred_sums)(const float* src, std::size_t n, float centre, double* out) noexcept;
   // dst = src; return true if no value is NaN or infinite.
   bool (*copy_finite)(float* dst, const float* src, std::size_t n) noexcept;
   // Like copy_finite, with stores that bypass the caches. dst is a multiple of 64 bytes. The stores

@@ -7,6 +7,7 @@
 #include "kernels/example_loops.hpp"
 #include "kernels/kernel_types.hpp"
 #include "kernels/rules.hpp"
+#include "kernels/sum_loops.hpp"
 
 // The loops, written once over a vector type V and compiled by scalar.cpp, avx2.cpp and avx512.cpp.
 // V has `width` floats, the operations of IEEE 754 without fused multiply-add, and a type `Half` of
@@ -329,6 +330,7 @@ constexpr KernelTable table_of(const char* name) {
           scale<V>,
           all_finite<V>,
           all_within<V>,
+          centred_sums<V>,
           copy_finite<V>,
           stream_finite<V>,
           compensate<V>,

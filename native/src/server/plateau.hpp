@@ -11,6 +11,10 @@
 
 namespace mpips {
 
+// Clocks from the lowest clock of all workers to the switch that is decided on at it; see
+// server/server_switch.cpp.
+constexpr std::uint64_t switch_lead = 3;
+
 // The measure of Switch(BSP(), ASP(), at="plateau"): the noise of the gradient of a clock, which is
 // the sum of all workers' pushes under BSP, beside the gradient itself.
 //

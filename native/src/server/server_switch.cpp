@@ -54,11 +54,6 @@
 // checkpoint all servers begin with the S in it, if there is one. Without a decision a launch
 // measures anew.
 namespace mpips {
-namespace {
-
-constexpr std::uint64_t switch_lead = 3;  // clocks; see AgreedSwitch in mpips/worker
-
-}  // namespace
 
 void ServerCore::switch_if_due() noexcept {
   if (switch_at_ == 0 || has_switched_ || clocks_before_ + clocks_.current() < switch_at_) return;

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpips import DenseTable
 from mpips.checkpoint import CheckpointInfo, DenseShardData, ManifestHead, worker_files
+from mpips.checkpoint.changes import Increment
 from mpips.checkpoint.residuals import read_residuals
 from mpips.checkpoint.shards import ServerState, ShardData
 from mpips.errors import DiskFullError, MpipsError
@@ -227,7 +228,14 @@ class DiskServerPart(ServerPart):
         self._disk, self._n_servers = disk, n_servers
         self._tries: Counter[int] = Counter()
 
-    def _make_writer(self, shards: list[ShardData], number: int, block_bytes: int = 0) -> Any:
+    def _make_writer(
+        self,
+        shards: list[ShardData],
+        number: int,
+        block_bytes: int = 0,
+        increment: Increment | None = None,
+    ) -> Any:
+        assert increment is None, "this disk keeps whole checkpoints"
         # Only the last checkpoint is tried again, by all servers.
         self._tries[number] += 1
         return DiskWriter(

@@ -19,8 +19,10 @@ from mpips.checkpoint import (
     apply_delta,
     changes,
     find_newest,
+    folder,
     list_checkpoints,
     open_checkpoint,
+    reader,
     retain,
     write_delta,
     writer,
@@ -69,6 +71,32 @@ def test_every_link_is_read_as_the_tables_at_its_cut(tmp_path, monkeypatch, seed
             assert info.place.index == number
             assert checkpoint.damage() == []
             check(checkpoint, columns)
+
+
+def test_a_link_that_replaces_latest_while_it_is_opened_changes_nothing(tmp_path, monkeypatch):
+    history = History(1)
+    history.write(tmp_path)
+    # Two links of other rows, whose files have the same size.
+    for at in (0, 5):
+        users = history.contents.columns["users"]
+        users["values"][at : at + 5] += 1
+        history.changed({"users": users["keys"][at : at + 5]})
+        history.write(tmp_path)
+    (_, (columns, first), (_, second)) = history.written
+    assert first.n_bytes == second.n_bytes
+    folder.point_latest(first.path)
+    read = reader._read_manifest
+
+    def then_the_next_one_is_published(path: Path) -> object:
+        found = read(path)
+        folder.point_latest(second.path)
+        return found
+
+    monkeypatch.setattr(reader, "_read_manifest", then_the_next_one_is_published)
+    with open_checkpoint(tmp_path / "latest") as checkpoint:
+        check(checkpoint, columns)
+        assert checkpoint.damage() == []
+        assert checkpoint.path.name == first.path.name
 
 
 def test_a_link_has_only_what_differs(chain):
@@ -128,6 +156,26 @@ def test_a_chain_that_has_lost_a_checkpoint_is_not_continued(chain, loss):
     assert info.place.index == 0
     with open_checkpoint(info.path) as checkpoint:
         check(checkpoint, chain.written[-1][0])
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_link_is_not_published_if_its_chain_is_removed_meanwhile(chain, monkeypatch, lost):
+    folder = paths_of(chain)[0].parent
+    can_continue = writer.can_continue
+
+    def then_removed(*place: object) -> bool:
+        found = can_continue(*place)
+        shutil.rmtree(paths_of(chain)[lost])
+        return found
+
+    monkeypatch.setattr(writer, "can_continue", then_removed)
+    left = sorted(set(folder.iterdir()) - {paths_of(chain)[lost]})
+    chain.evolve()
+    with pytest.raises(
+        CheckpointError, match=f"{paths_of(chain)[lost].name}, which the chain needs"
+    ):
+        chain.write(folder)
+    assert sorted(folder.iterdir()) == left
 
 
 def test_damage_in_any_file_of_a_chain_is_named_and_the_last_good_state_is_found(chain):

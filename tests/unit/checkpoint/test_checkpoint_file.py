@@ -406,6 +406,16 @@ def test_bisecting_finds_the_key_at_each_position(keys: set[int], data: st.DataO
     assert found.tolist() == ordered[positions].tolist()
 
 
+@pytest.mark.parametrize("first", [-(2**63), -5, 0, 2**63 - 1001])
+def test_the_rounds_of_bisecting_are_the_bits_of_the_range_of_keys(first: int) -> None:
+    ordered = np.array([first, first + 3, first + 1000], np.int64)
+    steps = find_keys(Peers(None, 1.0, "a test"), ordered, np.array([0, 1, 2]))
+    rounds = 0
+    while next(steps, None) is not None:
+        rounds += 1
+    assert 0 < rounds <= 10
+
+
 @pytest.mark.parametrize(
     "part", [np.s_[:, :], np.s_[:, 2:5], np.s_[::2, 1:2], np.s_[:, ::2], np.s_[:, 3]]
 )

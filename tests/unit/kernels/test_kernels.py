@@ -237,6 +237,16 @@ def test_all_finite_does_not_look_beyond_the_end(isa):
         assert kernels.all_finite(values[10 : 10 + n], kernels=isa)
 
 
+@pytest.mark.parametrize("n", [0, 1, 31, 511, 512, 513, 1024, 5000])
+def test_centred_sums_are_those_of_the_reference(isa, n):
+    values = array(n, n) * 3 + 7
+    for centre in (0.0, 7.1, float(np.float32(7.1))):
+        found = kernels.centred_sums(values, centre, kernels=isa)
+        assert found == reference.centred_sums(values, centre)
+        away = (values - np.float32(centre)).astype(np.float64)
+        assert found == pytest.approx((away.sum(), (away**2).sum()), rel=1e-5, abs=1e-3)
+
+
 @pytest.mark.parametrize("past_caches", [False, True])
 def test_copy_finite_copies_everything_and_tells_of_each_position(isa, past_caches):
     for n in range(1, 70):

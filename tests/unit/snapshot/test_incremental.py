@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ TABLES: list[Any] = [
     mpips.EmbeddingTable("a", 3, mpips.Adam(0.1), row_dtype="bf16"),
     mpips.EmbeddingTable("none", 2),
 ]
-MOST_TICKS = 3_000
+LIMIT_S = 60.0  # most seconds for a checkpoint
 
 
 class Recorder:
@@ -66,6 +67,18 @@ def update(worker: Any, random: np.random.Generator, step: int) -> None:
         worker.table(name).push(keys, np.ones((len(keys), dim), np.float32))
 
 
+def await_checkpoint(worker: Any, folder: Path, n: int) -> None:
+    """End clocks until the folder has `n` checkpoints."""
+    end, tick = time.monotonic() + LIMIT_S, 0
+    while len(list_checkpoints(folder)) < n:
+        assert time.monotonic() < end, "no checkpoint was written"
+        # A request while a cut is under way is only counted.
+        if tick % 50 == 0:
+            worker.checkpoint()
+        worker.clock()
+        tick += 1
+
+
 def job(folder: Path, n: int, incremental: int, **options: Any) -> None:
     """Make a job of so many checkpoints, each after other updates."""
 
@@ -73,15 +86,7 @@ def job(folder: Path, n: int, incremental: int, **options: Any) -> None:
         random = np.random.default_rng(5)
         for step in range(n):
             update(worker, random, step)
-            for tick in range(MOST_TICKS):
-                if len(list_checkpoints(folder)) > step:
-                    break
-                # A request while a cut is under way is only counted.
-                if tick % 50 == 0:
-                    worker.checkpoint()
-                worker.clock()
-            else:
-                pytest.fail("no checkpoint was written")
+            await_checkpoint(worker, folder, step + 1)
 
     folder.mkdir(exist_ok=True)
     saving = Saving(folder, "run", triggers=Triggers(incremental=incremental), **options)
@@ -139,12 +144,7 @@ def test_a_job_continues_from_a_link_and_begins_with_a_whole_checkpoint(tmp_path
         assert np.array_equal(rows, expected["e"]["values"])
         for number in range(2):
             update(worker, np.random.default_rng(number), number + 1)
-            for tick in range(MOST_TICKS):
-                if len(list_checkpoints(tmp_path / "second")) > number:
-                    break
-                if tick % 50 == 0:
-                    worker.checkpoint()
-                worker.clock()
+            await_checkpoint(worker, tmp_path / "second", number + 1)
 
     (tmp_path / "second").mkdir()
     before = len(cuts)

@@ -68,10 +68,16 @@ class Watcher:
         )
 
     def __enter__(self) -> subprocess.Popen[bytes]:
-        # It handles SIGTERM once it ignores the warnings, which it does last.
-        mask = 1 << (signal.SIGHUP - 1)
+        # It handles SIGTERM first, and then ignores the warnings, SIGHUP as the last one. Under nohup it has
+        # ignored that from its start.
         status = Path(f"/proc/{self.process.pid}/status")
-        until(lambda: int(status.read_text().split("SigIgn:")[1].split()[0], 16) & mask)
+
+        def numbers(field: str) -> set[int]:
+            mask = int(status.read_text().split(f"{field}:")[1].split()[0], 16)
+            return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+        warnings = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP}
+        until(lambda: signal.SIGTERM in numbers("SigCgt") and warnings <= numbers("SigIgn"))
         return self.process
 
     def __exit__(self, *error: object) -> None:

@@ -17,7 +17,7 @@ import mpips.torch
 from mpips.errors import ConfigError
 from mpips.torch.job import TorchJob
 from mpips.torch.stage_cut import cut
-from mpips.torch.staged_model import Division, OtherStageParameter
+from mpips.torch.staged_model import Division, OtherStageParameter, StagedModule
 
 cross_entropy = nn.functional.cross_entropy
 X, Y = torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
@@ -87,6 +87,151 @@ def test_each_pass_of_a_step_has_a_number_of_its_own(job: Any) -> None:
             found.append(model._mpips_passes)
         optimizer.step()
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_an_evaluation_changes_no_random_number_of_training(job: Any) -> None:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model, _ = mpips.torch.prepare(model, torch.optim.SGD(model.parameters(), 0.0), stages=2)
+    model.eval()
+    model(X)
+    model(X)  # a restart at the next step does not repeat it
+    assert model._mpips_evaluations == (0, 1)
+    model.train()
+    first = model.forward_backward(X, Y, cross_entropy, micro_batches=2)
+    assert model._mpips_passes == (0, 0)
+    assert model.forward_backward(X, Y, cross_entropy, micro_batches=2) != first
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_that_is_loaded_before_the_start_is_that_of_all_stages(
+    job: Any, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    other = plain()
+    steps = torch.optim.Adam(other.parameters(), lr=0.1)
+    cross_entropy(other(X), Y).backward()
+    steps.step()
+    saved = copy.deepcopy(steps.state_dict())
+    declared: list[Any] = []
+    with monkeypatch.context() as patch:
+        # The script is one of two workers; the job does not start.
+        patch.setattr(job, "n_workers", 2)
+        patch.setattr(job, "rank", rank)
+        patch.setattr(
+            job, "declare", lambda *_, state=None, **__: declared.extend([state] * bool(state))
+        )
+        model = plain()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        model, optimizer = mpips.torch.prepare(model, optimizer, stages=2)
+        optimizer.load_state_dict(saved)
+        found = optimizer.state_dict()["state"]
+        division = model._mpips_division
+        assert division.own == [rank]
+        states = [state() for state in declared]
+        division._job.progress.counts = True
+        division.open(SimpleNamespace())
+    assert len(found) == len(saved["state"]) == len(states) == 8
+    for number, state in saved["state"].items():
+        torch.testing.assert_close(found[number]["exp_avg"], state["exp_avg"])
+        assert states[number][1] == 1
+        torch.testing.assert_close(torch.from_numpy(states[number][0][0]), state["exp_avg"])
+    # The optimizer keeps the tables of its stage alone, and none has the state of another one.
+    kept = [t for own in optimizer._mpips_stepping._groups for t in own]
+    assert [t.parameter for t in kept] == [p for p in model.parameters() if p.numel()]
+
+
+def test_a_worker_of_a_frozen_stage_counts_the_clocks_of_the_others(job: Any) -> None:
+    model = plain().requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(X, Y), 2)
+    model, optimizer, loader = mpips.torch.prepare(model, optimizer, loader, stages=2)
+    model._mpips_connected()
+    optimizer._mpips_stepping.leave_out(lambda p: False)
+    # Gradients are those of workers of other stages.
+    model._mpips_pipeline.step = lambda *_: 0.5
+    for number, (a, b) in enumerate(loader):
+        model.forward_backward(a, b, cross_entropy, micro_batches=1)
+        if number in (1, 3):  # a step for two batches
+            optimizer.step()
+            (optimizer if number == 1 else model).zero_grad()
+    # The script has accumulated, so batches 4 to 7 wait until they are dropped, and have a clock each.
+    assert mpips.torch.steps() == 2
+    model.zero_grad()
+    assert not optimizer._mpips_stepping.has_gradients
+
+
+@pytest.mark.parametrize("drops", [lambda m, o: m.zero_grad(), lambda m, o: o.zero_grad()])
+def test_gradients_of_other_stages_are_dropped_with_the_own(job: Any, drops: Any) -> None:
+    model = plain().requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = mpips.torch.prepare(model, optimizer, stages=2)
+    model._mpips_connected()
+    stepping = optimizer._mpips_stepping
+    stepping.leave_out(lambda p: False)
+    model._mpips_pipeline.step = lambda *_: 0.5
+    model.forward_backward(X, Y, cross_entropy, micro_batches=1)
+    assert stepping.waits
+    assert stepping.has_gradients
+    drops(model, optimizer)
+    assert not stepping.waits
+    assert not stepping.has_gradients
+
+
+class Noted(nn.Linear):
+    """A layer whose state has a number."""
+
+    def get_extra_state(self) -> Any:
+        return 7
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == 7
+
+
+class Named(nn.Module):
+    """A model with a second name for a parameter and for a layer, and a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Noted(6, 4), nn.Linear(4, 3)
+        self.last, self.weight = self.second, self.second.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x))
+
+    def get_extra_state(self) -> Any:
+        return {"version": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"version": 2}
+
+
+def test_the_whole_state_has_each_name_of_a_plain_one(job: Any) -> None:
+    model = mpips.torch.prepare(Named(), stages=2)
+    found = model.full_state_dict()
+    other = Named()
+    assert list(found) == list(other.state_dict())
+    other.load_state_dict(found)
+    assert found["first._extra_state"] == 7
+    assert found["weight"].data_ptr() != model.weight.data_ptr()
+
+    # Of two workers each has the entries of its stage.
+    division, whole = model._mpips_division, nn.Module.state_dict(model, keep_vars=True)
+    parts = []
+    for own in range(2):
+        division.own = [own]
+        parts.append(set(model._mpips_own(whole)) - {"_extra_state"})
+    assert parts[0] == {"first.weight", "first.bias", "first._extra_state"}
+    assert parts[1] == set(whole) - {"_extra_state"} - parts[0]
+
+
+def test_a_divided_model_can_be_converted() -> None:
+    model = plain()
+    model.__class__ = type("Sequential", (StagedModule, nn.Sequential), {})
+    model[0].weight.data = torch.empty(0)
+    model[0].weight.__class__ = OtherStageParameter
+    model.to(torch.float64).to("cpu")
+    assert type(model[0].weight) is OtherStageParameter
+    assert model[3].weight.dtype == torch.float64
 
 
 def test_an_error_within_a_step_leaves_nothing_for_the_next(job: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,6 +106,50 @@ class Parallel(Branching):
         return self.b(x)
 
 
+class Moody(Branching):
+    """A forward that differs between training and evaluation."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.a(x)
+        return self.b(x) if self.training else x
+
+
+class Optional(Branching):
+    """A forward with arguments that a call with one argument does not give."""
+
+    def forward(self, x: torch.Tensor, mask: Any = None, twice: bool = False) -> Any:
+        x = self.a(x)
+        if mask is not None:
+            x = self.b(x)
+        return self.b(self.a(x) if twice else x)
+
+
+class Two(Branching):
+    """A forward that needs another argument."""
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> Any:
+        return self.b(self.a(x))
+
+
+class Repeating(Branching):
+    """A forward that calls a module without parameters more than once."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.between(self.b(self.between(self.a(x))))
+
+
+class Alias(nn.Sequential):
+    """A model with another name for the buffer of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.register_buffer("mean", self[1].running_mean)
+
+
 def pair() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
@@ -127,6 +170,9 @@ def pair() -> nn.Module:
         (tied, 2, "'0.weight' of stage 0 and '1.weight' of stage 1 are one tensor (tied)"),
         (hooked, 2, "the model has hooks"),
         (Owner, 2, "'scale' belongs to no module"),
+        (Alias, 2, "'mean' belongs to no module"),
+        (Moody, 2, "calls other modules in training mode than behind model.eval()"),
+        (Two, 2, "missing 1 required positional argument: 'other'"),
         (Parallel, 2, "behind 'a' than to call its modules one after the other"),
         (Branching, 2, "torch.fx cannot follow the forward of Branching"),
         (
@@ -153,6 +199,19 @@ def test_what_a_cut_cannot_separate_is_refused(
 
 def test_tied_parameters_of_one_stage_are_accepted() -> None:
     assert paths(cut(tied(), 1)) == [["0", "1"]]
+
+
+def test_arguments_with_a_default_have_it_and_the_mode_stays() -> None:
+    one = Optional().eval()
+    assert paths(cut(one, 2)) == [["a"], ["b"]]
+    assert not one.training
+
+
+@pytest.mark.parametrize("stages", [2, ["a, between", "b"], ["a", "b, between"]])
+def test_a_module_without_parameters_that_is_called_twice_is_in_two_stages(stages: Any) -> None:
+    found = paths(cut(Repeating(nn.ReLU()), stages))
+    assert [path for own in found for path in own] == ["a", "between", "b", "between"]
+    assert "b" in found[1]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -210,16 +269,40 @@ def test_nested_values_arrive_as_they_were_sent() -> None:
     assert torch.equal(samples(value["a"], 1, 2, "it")[1][0], torch.tensor([1]))
 
 
+def test_tensors_arrive_in_their_layout() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    values = [images, torch.randn(3, 2).t(), torch.randn(4, 6, 2)[:, ::2].permute(2, 0, 1)]
+    values += [
+        torch.randn(3, 1).expand(3, 4),
+        torch.tensor(2.0),
+        torch.randn(0, 2),
+        images.bfloat16(),
+    ]
+    sent = iter([array.copy() for array in to_arrays(flatten(values, "it"), {})])
+    _, flat = from_arrays(lambda: next(sent))
+    for found, value in zip(flat.tensors, values, strict=True):
+        assert torch.equal(found, value)
+        assert not value.numel() or found.stride() == value.clone().stride()
+
+
 @pytest.mark.parametrize("value", [object(), {1: 2}, torch.ones(2, device="meta"), {1, 2}])
 def test_other_values_do_not_travel(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"the result contains|the result contains a tensor"):
         flatten([value], "the result")
 
 
+class Queues(dict[Any, "queue.Queue[np.ndarray]"]):
+    """Queues by their keys; threads that ask for one at the same time get the same."""
+
+    def __missing__(self, key: Any) -> queue.Queue[np.ndarray]:
+        return self.setdefault(key, queue.Queue())
+
+
 class Mail:
     """Workers of one pipeline, each in a thread; arrays of one tag keep their order."""
 
-    def __init__(self, index: int, queues: dict[Any, queue.Queue[np.ndarray]]) -> None:
+    def __init__(self, index: int, queues: Queues) -> None:
         self.index = index
         self._queues = queues
 
@@ -284,7 +367,7 @@ def passes(one: nn.Sequential, pipeline: Pipeline, schedule: Any) -> tuple[Any, 
 
 def divided(n: int, schedule: Any) -> list[tuple[Any, ...]]:
     """Return the results of workers that compute a stage each."""
-    queues: dict[Any, queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
+    queues = Queues()
     found: list[Any] = [None] * n
     models = [model() for _ in range(n)]  # threads have one generator
 
@@ -306,7 +389,7 @@ def divided(n: int, schedule: Any) -> list[tuple[Any, ...]]:
 
 def alone(n: int) -> tuple[Any, ...]:
     own = model()
-    links = StageLinks(Mail(0, {}), n, is_alone=True)
+    links = StageLinks(Mail(0, Queues()), n, is_alone=True)
     return passes(own, Pipeline(cut(own, CUTS[n]), links, 5), "1f1b")
 
 
@@ -353,7 +436,7 @@ def test_the_loss_is_the_mean_of_the_samples_also_of_unequal_micro_batches() -> 
     plain = copy.deepcopy(own)
     loss = cross_entropy(plain(X), Y)
     loss.backward()
-    pipeline = Pipeline(cut(own, 2), StageLinks(Mail(0, {}), 2, is_alone=True), 0)
+    pipeline = Pipeline(cut(own, 2), StageLinks(Mail(0, Queues()), 2, is_alone=True), 0)
     assert pipeline.step(X, Y, cross_entropy, 4, "1f1b", (0, 0)) == pytest.approx(loss.item())
     for p, other in zip(own.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, other.grad)
@@ -361,7 +444,7 @@ def test_the_loss_is_the_mean_of_the_samples_also_of_unequal_micro_batches() -> 
 
 def test_a_step_leaves_the_generators_as_they_were_and_passes_draw_different_numbers() -> None:
     own = model()
-    pipeline = Pipeline(cut(own, 2), StageLinks(Mail(0, {}), 2, is_alone=True), 0)
+    pipeline = Pipeline(cut(own, 2), StageLinks(Mail(0, Queues()), 2, is_alone=True), 0)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     losses = {
         pipeline.step(X, Y, cross_entropy, 2, "1f1b", (i, j)) for i in range(2) for j in range(2)
@@ -372,7 +455,7 @@ def test_a_step_leaves_the_generators_as_they_were_and_passes_draw_different_num
 
 
 def test_different_batches_in_one_pipeline_are_an_error() -> None:
-    links = StageLinks(Mail(1, defaultdict(queue.Queue)), 2, is_alone=False)
+    links = StageLinks(Mail(1, Queues()), 2, is_alone=False)
     flat = Flat(["t"], [torch.ones(2, 2)])
     own = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
     sender = StageLinks(Mail(0, links._worker._queues), 2, is_alone=False)  # type: ignore[attr-defined]
@@ -383,9 +466,30 @@ def test_different_batches_in_one_pipeline_are_an_error() -> None:
         ),
         ([11, 4, digest_of_batch(X, Y + 1)], "one of 11 in 4 with other values: the workers of a"),
     ]:
-        sender.send("forward", 0, flat, 1, samples=sent)
+        sender.send("forward", 0, flat, 1, call=["forward_backward", 0, 0], samples=sent)
         with pytest.raises(ConfigError, match=message):
             Pipeline(cut(own, 2), links, 0).step(X, Y, cross_entropy, 4, "1f1b", (0, 0))
+
+
+def test_different_calls_in_one_pipeline_are_an_error() -> None:
+    links = StageLinks(Mail(1, Queues()), 2, is_alone=False)
+    flat = Flat(["t"], [torch.ones(2, 2)])
+    own = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    sender = StageLinks(Mail(0, links._worker._queues), 2, is_alone=False)  # type: ignore[attr-defined]
+    pipeline = Pipeline(cut(own, 2), links, 0)
+    sender.send("forward", 0, flat, 1, call=["model(x)", 3, 0])
+    with pytest.raises(
+        ConfigError, match=r"call 0 of model\(x\) in step 3, and stage 1 call 0 of fo"
+    ):
+        pipeline.step(X, Y, cross_entropy, 4, "1f1b", (3, 0))
+    # A pass that an error has ended leaves messages.
+    cut_of_batch = [11, 4, digest_of_batch(X, Y)]
+    sender.send("forward", 0, flat, 1, call=["forward_backward", 3, 0], samples=cut_of_batch)
+    with pytest.raises(ConfigError, match="cannot go on behind an error in one of them"):
+        pipeline.step(X, Y, cross_entropy, 4, "1f1b", (3, 1))
+    sender.send("forward", 0, flat, 1, call=["forward_backward", 3, 2], samples=cut_of_batch)
+    with pytest.raises(ConfigError, match=r"call 1 of model\(x\)"):
+        pipeline.outputs(X, (3, 1))
 
 
 def test_a_stage_without_gradients_gets_none_back() -> None:
@@ -395,7 +499,7 @@ def test_a_stage_without_gradients_gets_none_back() -> None:
         own[1].requires_grad_(False)
         return own
 
-    queues: dict[Any, queue.Queue[np.ndarray]] = defaultdict(queue.Queue)
+    queues = Queues()
     found: list[Any] = []
     first = Pipeline(cut(make(), CUTS[2]), StageLinks(Mail(0, queues), 2, is_alone=False), 0)
     last = Pipeline(cut(make(), CUTS[2]), StageLinks(Mail(1, queues), 2, is_alone=False), 0)
@@ -416,7 +520,9 @@ def test_a_layer_that_changes_its_argument_in_place_changes_nothing_of_the_stage
         torch.manual_seed(2)
         layers = [nn.Linear(6, 5), nn.Tanh(), nn.LeakyReLU(0.1, inplace), nn.Linear(5, 3)]
         own = nn.Sequential(*layers)
-        pipeline = Pipeline(cut(own, ["0-1", "2-3"]), StageLinks(Mail(0, {}), 2, is_alone=True), 0)
+        pipeline = Pipeline(
+            cut(own, ["0-1", "2-3"]), StageLinks(Mail(0, Queues()), 2, is_alone=True), 0
+        )
         pipeline.step(X, Y, cross_entropy, 2, "1f1b", (0, 0))
         return [p.grad for p in own.parameters()]
 
@@ -437,10 +543,41 @@ def test_each_unit_draws_other_numbers_for_each_micro_batch_whatever_the_cut() -
     def numbers(stages: list[str]) -> list[float]:
         drawn.clear()
         own = nn.Sequential(nn.Linear(6, 5), Drawing(), Drawing(), nn.Linear(5, 3))
-        links = StageLinks(Mail(0, {}), len(stages), is_alone=True)
+        links = StageLinks(Mail(0, Queues()), len(stages), is_alone=True)
         Pipeline(cut(own, stages), links, 0).step(X, Y, cross_entropy, 3, "1f1b", (0, 0))
         return list(drawn)
 
     found = numbers(["0-3"])
     assert len(set(found)) == 6
     assert numbers(["0-1", "2-3"]) == found
+
+
+def test_each_call_of_one_module_draws_other_numbers() -> None:
+    drawn: list[float] = []
+
+    class Drawing(nn.Module):
+        """Note a random number."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            drawn.append(torch.rand(()).item())
+            return x
+
+    def numbers(stages: int) -> list[float]:
+        drawn.clear()
+        own, links = Repeating(Drawing()), StageLinks(Mail(0, Queues()), stages, is_alone=True)
+        Pipeline(cut(own, stages), links, 0).outputs(torch.ones(1, 2), (0, 0))
+        return list(drawn)
+
+    found = numbers(1)
+    assert len(set(found)) == 2
+    assert numbers(2) == found
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_argument_that_needs_a_gradient_gets_one() -> None:
+    own = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, other = X.clone().requires_grad_(), X.clone().requires_grad_()
+    pipeline = Pipeline(cut(own, 2), StageLinks(Mail(0, Queues()), 2, is_alone=True), 0)
+    pipeline.step(x, Y, cross_entropy, 4, "1f1b", (0, 0))
+    cross_entropy(own(other), Y).backward()
+    torch.testing.assert_close(x.grad, other.grad)

@@ -33,7 +33,7 @@ class Channel:
 class Connection:
     """At clock 5, without a group of workers."""
 
-    node_pulls = grouped = agreed_bound = None
+    node_pulls = grouped = agreed_bound = agreed_switch = None
     now = 5
     position = SimpleNamespace(steps_before=0)
 
