@@ -46,20 +46,19 @@ def test_servers_that_die_while_rows_move_go_on_in_memory(tmp_path: Path, model:
 @in_turn(1, 4)
 def test_a_job_that_loses_its_memory_starts_from_a_checkpoint(tmp_path: Path) -> None:
     given = arguments(tmp_path, "table.consistency=asp", "redundancy.warm=false")
-    run = start(tmp_path, *SHAPE, *given, fault="row-placed:2500", timeout=100.0)
+    # A server dies at its second cut. The first checkpoint is complete then, and rows move between them.
+    run = start(tmp_path, *SHAPE, *given, fault="cut-copied:2", timeout=100.0)
     with run.launched:
         said = check_end(run, tmp_path)
+    assert run.attempts == 2, said
     assert "from checkpoint step-" in said
 
 
 @in_turn(2, 4)
-def test_a_start_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
-    for settings, sentence in (
-        (["checkpoint.incremental=5"], "storage does not combine with checkpoint.incremental = 5"),
-        (["run.min_workers=1"], "storage does not combine with run.elastic"),
-    ):
-        run = start(tmp_path, *SHAPE, *arguments(tmp_path, *settings))
-        with run.launched:
-            assert run.launched.wait() == 64, run.launched.tail()
-        assert sentence in run.launched.stderr()
+def test_options_that_do_not_combine_are_one_sentence(tmp_path: Path) -> None:
+    run = start(tmp_path, *SHAPE, *arguments(tmp_path, "checkpoint.incremental=5"))
+    with run.launched:
+        assert run.launched.wait() == 2, run.launched.tail()
+    said = " ".join(run.launched.stderr().split())
+    assert "storage does not combine with checkpoint.incremental = 5" in said
     assert list((tmp_path / "rows").iterdir()) == []
