@@ -1325,7 +1325,13 @@ class ServerCore(metaclass=_Pybind11Type):
         count: npt.NDArray[np.uint32],
     ) -> None: ...
     def set_storage(
-        self, table: int, places: SharedMemory, most_frames: int, folder: str, path: str
+        self,
+        table: int,
+        name: str,
+        places: SharedMemory,
+        most_frames: int,
+        folder: str,
+        path: str,
     ) -> None: ...
     def stored_arrays(
         self, table: int

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpips import _native
@@ -160,6 +161,7 @@ class Server:
             scales: (i, shared_codec(tables[i]).block) for i, scales in scale_tables(tables).items()
         }
         self._regions = regions
+        self._row_files: list[Path] = []  # of tables with storage, those that have a name
         self._seed = seed
         self.durability = durability
         self.token = regions.token
@@ -294,6 +296,7 @@ class Server:
 
         Raises:
             RegionError: Staging memory to which records point is gone, or /dev/shm is full.
+            DiskFullError: The disk of a table's storage is full.
             RecoveryError: The operation cannot be finished.
         """
         for worker, generation in self.core.old_staging():
@@ -303,7 +306,7 @@ class Server:
         except (_native.RecoveryError, _native.ProtocolViolation) as error:
             raise RecoveryError(f"server {self.index}: {error}") from None
         except _native.SharedMemoryError as error:
-            raise RegionError(f"server {self.index}: {error}") from None
+            raise self._named(error) from None
 
     def drop_repeated(self, clocks: Sequence[int], is_copied: bool) -> None:
         """Drop what waits in the workers' rings of clocks that they repeat; see server_recovery.cpp.
@@ -396,13 +399,21 @@ class Server:
         path = ""
         if self.durability.journal and rows_name:
             path = file_of(table.storage.path, rows_name)
+            self._row_files.append(Path(path))
         if not self.durability.warm:
             remove_unused_files(table.storage.path)
         try:
             with as_region_error():
-                self.core.set_storage(i, places, frames(table), table.storage.path, path)
+                self.core.set_storage(
+                    i, table.name, places, frames(table), table.storage.path, path
+                )
         except _native.RecoveryError as error:
             raise RecoveryError(f"server {self.index}: {error}") from None
+
+    def remove_files(self) -> None:
+        """Remove the names of the files of rows, at the end of the job; they stay usable for this server."""
+        for path in self._row_files:
+            path.unlink(missing_ok=True)
 
     def _buffers(self, i: int, n_bytes: int) -> None:
         """Make the buffers of a table's unfinished pushes and sums outlive this process, with a journal."""

@@ -1,12 +1,16 @@
 """The files of rows of tables with storage, in a folder on the node's disk.
 
-A file has the name of the shared memory of its table's rows, and is of no use without that memory: after the
-end of its job, or of the node, it is removed by the next server that has storage in the same folder. A server
-without a journal leaves no file, whatever ends it: the name is removed when the file is made.
+A file has the name of the shared memory of its table's rows, and is of no use without that memory. A job that
+ends removes its files. Those of a killed job, and of a node that was lost, are removed by the next server
+that has storage in the same folder, or by `mpips doctor --clean --folder FOLDER`. The server has a lock on
+its file (native/src/server/row_storage.hpp), so a file in use stays even where its shared memory is not
+visible, such as in another container of the node. A server without a journal leaves no file, whatever ends
+it: the name is removed when the file is made.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -73,26 +77,48 @@ def _file_system(folder: str) -> str:
 
 
 def remove_files(tables: Sequence[Table]) -> None:
-    """Remove the files of a job that has ended on this node, when its shared memory has no names any more."""
+    """Remove what killed servers of a job have left, when its shared memory has no names any more.
+
+    Servers that run remove their own files, `Server.remove_files`.
+    """
     for table in tables:
         if isinstance(table, EmbeddingTable) and table.storage is not None:
             remove_unused_files(table.storage.path)
 
 
+def files_of_rows(folder: Path) -> list[Path]:
+    """Return this user's files of rows in a folder, sorted; none if it cannot be read."""
+    with suppress(OSError):
+        return sorted(p for p in folder.glob(f"{PREFIX}-*{_END}") if is_own(p))
+    return []
+
+
+def has_memory(path: Path, shm: Path = SHM) -> bool:
+    """Return whether the shared memory is there with which a file of rows can be used."""
+    return (shm / path.name.removesuffix(_END)).exists()
+
+
 def remove_unused_files(folder: str) -> list[str]:
-    """Remove this user's files whose shared memory is gone; return their names.
+    """Remove this user's files that no process uses and whose shared memory is gone; return their names.
 
     A folder that cannot be read is left to the server, which will not be able to make its file there.
     """
-    removed = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in list(entries):
-            memory = entry.name.removesuffix(_END)
-            if memory == entry.name or not memory.startswith(f"{PREFIX}-"):
-                continue
-            if not is_own(Path(entry.path)) or (SHM / memory).exists():
-                continue
-            with suppress(OSError):
-                os.unlink(entry.path)
-                removed.append(entry.name)
-    return removed
+    unused = [path for path in files_of_rows(Path(folder)) if not has_memory(path)]
+    return [path.name for path in unused if _remove(path)]
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file unless a process has a lock on it; return whether it was removed."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # A server that has just made the file tries again if the file is removed before it has the lock.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True

@@ -47,6 +47,8 @@ def release(parts: Parts, for_good: bool) -> None:
             parts.regions.unlink()
             unlink_job(parts.ranks.token)
             remove_exchange(parts.ranks.token)
+            if parts.server is not None:
+                parts.server.remove_files()
             remove_files(parts.tables)
         else:
             parts.regions.leave()

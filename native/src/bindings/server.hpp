@@ -56,9 +56,9 @@ class Server {
   void set_limits(std::uint16_t table, const LimitsConfig& limits, SharedMemory* uses,
                   SharedMemory* counts);
 
-  // Let rows of a table lie in a file; see RowStorage. `places` is moved from.
-  void set_storage(std::uint16_t table, SharedMemory& places, std::size_t most_frames,
-                   const std::string& folder, const std::string& path);
+  // Let rows of a table of this name lie in a file; see RowStorage. `places` is moved from.
+  void set_storage(std::uint16_t table, const std::string& name, SharedMemory& places,
+                   std::size_t most_frames, const std::string& folder, const std::string& path);
 
   // Return the shard of a table. Raise IndexError if this server has no such shard.
   DenseShard& dense(std::uint16_t table) const { return *dense_.at(table); }

@@ -59,20 +59,21 @@ py::dict storage_counts(const Server& server, std::uint16_t table) {
 
 }  // namespace
 
-void Server::set_storage(std::uint16_t table, SharedMemory& places, std::size_t most_frames,
-                         const std::string& folder, const std::string& path) {
+void Server::set_storage(std::uint16_t table, const std::string& name, SharedMemory& places,
+                         std::size_t most_frames, const std::string& folder,
+                         const std::string& path) {
   EmbeddingShard& shard = embedding(table);
   if (shard.rule().python || shard.has_limits())
     throw py::value_error("a table with a rule in Python, or with limits of rows, has no storage");
-  shard.set_storage(std::make_unique<RowStorage>(std::make_unique<SharedMemory>(std::move(places)),
-                                                 shard.stride(), most_frames, folder, path,
-                                                 !fresh_));
+  shard.set_storage(
+      std::make_unique<RowStorage>(name, std::make_unique<SharedMemory>(std::move(places)),
+                                   shard.stride(), most_frames, folder, path, !fresh_));
 }
 
 void bind_server_storage(py::class_<Server>& server) {
   server
-      .def("set_storage", &Server::set_storage, py::arg("table"), py::arg("places"),
-           py::arg("most_frames"), py::arg("folder"), py::arg("path"))
+      .def("set_storage", &Server::set_storage, py::arg("table"), py::arg("name"),
+           py::arg("places"), py::arg("most_frames"), py::arg("folder"), py::arg("path"))
       .def("stored_arrays", &stored_arrays, py::arg("table"))
       .def(
           "begin_view", [](Server& s, std::uint16_t t) { return storage_of(s, t).begin_view(); },

@@ -45,8 +45,7 @@ void EmbeddingShard::take_over() {
   if (map_.size() != n)
     throw RecoveryError("the keys of a table in memory are damaged: one appears twice");
   if (limits_ != nullptr) take_over_limits();
-  if (storage_ != nullptr)
-    storage_->take_over(n, row_memory_.size() / (stride_ * sizeof(float)));
+  if (storage_ != nullptr) storage_->take_over(n, row_memory_.size() / (stride_ * sizeof(float)));
 }
 
 // Apply an update with kernels that save what they change. Elements are numbered through the whole

@@ -1,6 +1,7 @@
 #include "server/row_storage.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -33,48 +34,85 @@ bool is_full(int error) noexcept { return error == ENOSPC || error == EDQUOT || 
 
 }  // namespace
 
-RowStorage::RowStorage(std::unique_ptr<SharedMemory> places, std::size_t row_floats,
-                       std::size_t most_frames, const std::string& folder, const std::string& path,
-                       bool warm)
+RowStorage::RowStorage(std::string table, std::unique_ptr<SharedMemory> places,
+                       std::size_t row_floats, std::size_t most_frames, const std::string& folder,
+                       const std::string& path, bool warm)
     : place_memory_(std::move(places)),
+      table_(std::move(table)),
       path_(path),
+      opener_(getpid()),
       row_bytes_(row_floats * sizeof(float)),
       record_bytes_(round_up(sizeof(RecordHead) + row_bytes_, sizeof(std::uint64_t))),
       most_frames_(std::max<std::size_t>(most_frames, 2)),
       most_at_once_(std::min(most_rows_at_once, most_frames_ / 2)) {
-  open_file(folder, warm);
+  if (path_.empty())
+    open_unnamed(folder);
+  else
+    open_named(warm);
+  close_in_children(fd_);
   try {
+    posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
     check_head();
   } catch (...) {
-    close(fd_);
+    close_locked(fd_);
     throw;
   }
 }
 
-RowStorage::~RowStorage() { close(fd_); }
+RowStorage::~RowStorage() {
+  if (opener_ == getpid()) close_locked(fd_);
+}
 
 void RowStorage::fail(const char* what, int error) const {
-  const std::string text =
-      std::string("cannot ") + what + " the file of rows " + path_ + ": " + std::strerror(error);
+  const std::string text = "table '" + table_ + "': cannot " + what + " the file of rows " + path_ +
+                           ": " + std::strerror(error);
   if (is_full(error))
     throw StorageFull(text + "; free space there, or give the table more memory_mib");
   throw StorageError(text);
 }
 
-void RowStorage::open_file(const std::string& folder, bool warm) {
-  constexpr mode_t own = 0600;
-  if (!path_.empty()) {
-    fd_ = open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (warm ? 0 : O_CREAT | O_EXCL), own);
-  } else {
-    // A file whose name goes at once ends with this process, however that ends.
-    path_ = folder + "/mpips-rows-XXXXXX";
-    fd_ = mkostemp(path_.data(), O_CLOEXEC);
-    if (fd_ >= 0) unlink(path_.c_str());
-  }
-  if (fd_ < 0 && warm && errno == ENOENT)
-    throw RecoveryError("the file of rows " + path_ + " is gone");
+// Open a file whose name goes at once: it ends with this process, however that ends.
+void RowStorage::open_unnamed(const std::string& folder) {
+  path_ = folder + "/mpips-rows-XXXXXX";
+  fd_ = mkostemp(path_.data(), O_CLOEXEC);
   if (fd_ < 0) fail("open", errno);
-  posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
+  unlink(path_.c_str());
+}
+
+void RowStorage::open_named(bool warm) {
+  constexpr mode_t own = S_IRUSR | S_IWUSR;
+  constexpr int most_attempts = 1000;
+  const int made = warm ? 0 : O_CREAT | O_EXCL;
+  // A job that removes unused files may remove the fresh file before it is locked: try again.
+  for (int attempt = 0; attempt < most_attempts; ++attempt) {
+    fd_ = open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | made, own);
+    if (fd_ < 0 && warm && errno == ENOENT) throw RecoveryError(about() + " is gone");
+    if (fd_ < 0) fail("open", errno);
+    if (!lock_file()) {
+      close(fd_);
+      throw SharedMemoryBusy(about() + " is used by another process: end that one first");
+    }
+    struct stat file{};
+    if (fstat(fd_, &file) == 0 && file.st_nlink != 0) return;
+    close(fd_);
+  }
+  fail("lock", EAGAIN);
+}
+
+// Take the lock; return false if another process keeps it. One that was killed may need a moment.
+bool RowStorage::lock_file() {
+  constexpr int most_waits = 100;
+  constexpr useconds_t wait_us = 20000;
+  for (int waits = 0; flock(fd_, LOCK_EX | LOCK_NB) != 0; ++waits) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      const int error = errno;
+      close(fd_);
+      fail("lock", error);
+    }
+    if (waits == most_waits) return false;
+    usleep(wait_us);
+  }
+  return true;
 }
 
 // Write the head of a new file; check that of an earlier process and find the number of slots.
@@ -91,8 +129,7 @@ void RowStorage::check_head() {
   FileHead found{};
   read_run(0, reinterpret_cast<std::uint8_t*>(&found), sizeof found);
   if (std::memcmp(&found, &head, sizeof head) != 0)
-    throw RecoveryError("the file of rows " + path_ +
-                        " belongs to a table with other rows or another memory_mib");
+    throw RecoveryError(about() + " belongs to a table with other rows or another memory_mib");
   n_slots_ = (static_cast<std::size_t>(file.st_size) - head_bytes) / record_bytes_;
 }
 
@@ -160,7 +197,7 @@ bool RowStorage::grow(std::size_t n_slots) {
                                        most_file_growth / record_bytes_ + 1);
   const std::size_t wanted = std::max(n_slots, n_slots_ + ahead);
   for (const std::size_t n : {wanted, n_slots}) {
-    if (n >= nowhere) throw std::length_error("the file of rows " + path_ + " has too many slots");
+    if (n >= nowhere) throw std::length_error(about() + " has too many slots");
     const std::uint64_t from = offset_of(static_cast<std::uint32_t>(n_slots_));
     int error = EINTR;
     while (error == EINTR)
@@ -415,7 +452,7 @@ void RowStorage::read_run(std::uint64_t at, std::uint8_t* to, std::size_t bytes)
     const ssize_t n = pread(fd_, to, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail("read", errno);
-    if (n == 0) throw StorageError("the file of rows " + path_ + " ends too early");
+    if (n == 0) throw StorageError(about() + " ends too early");
     to += n;
     at += static_cast<std::uint64_t>(n);
     bytes -= static_cast<std::size_t>(n);
@@ -431,8 +468,8 @@ const std::uint8_t* RowStorage::checked(const std::uint8_t* record, std::int64_t
   RecordHead head{};
   std::memcpy(&head, record, sizeof head);
   if (head.key != key || head.checksum != checksum_of(key, record + sizeof head))
-    throw StorageError("the file of rows " + path_ + " is damaged: the record of key " +
-                       std::to_string(key) + " is not what was written");
+    throw StorageError(about() + " is damaged: the record of key " + std::to_string(key) +
+                       " is not what was written");
   return record + sizeof head;
 }
 
@@ -445,8 +482,9 @@ void RowStorage::read_slot(std::uint32_t place, std::int64_t key, float* out) co
 void RowStorage::read_slots(std::uint64_t view, const std::uint32_t* places,
                             const std::int64_t* keys, std::size_t n, float* out) const {
   if (view == 0 || view != view_)
-    throw StorageFull("the disk of the file of rows " + path_ +
-                      " is full: it has no space for the rows of a checkpoint beside newer ones");
+    throw StorageFull(about() +
+                      " is on a full disk, which has no space for the rows of a checkpoint "
+                      "beside newer ones");
   for (std::size_t from = 0; from < n; from += most_rows_at_once) {
     const std::size_t stop = std::min(from + most_rows_at_once, n);
     std::vector<Wanted> wanted;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +35,10 @@
 // of other slots between them are read and written again with the same bytes: whenever a kill or an
 // error ends the call, they are unchanged.
 //
+// Lock. The server's process has an exclusive flock on its file. So the file of a process that has
+// ended, however it ended, can be locked, and a second process cannot use the file at the same
+// time. A forked child gives the lock up at the fork. A file without a name has no lock.
+//
 // Errors. The space of a slot is reserved (posix_fallocate) before a row is written there. If the
 // file cannot grow, be written or read, the row stays where it is, and StorageError is thrown.
 //
@@ -59,12 +65,14 @@ class RowStorage {
   static constexpr std::uint32_t in_file = 1U << 31;  // bit of a place: it is a slot
   static constexpr std::uint32_t nowhere = in_file - 1;
 
-  // A table of rows of `row_floats` floats, of which at most `most_frames` (2 or more) lie in
-  // memory. `path`: the file, which an earlier process has left if `warm`, else is created; it
-  // belongs to nobody else. Empty: a file without a name in `folder`. `places`: memory for the
-  // places. Throws StorageError.
-  RowStorage(std::unique_ptr<SharedMemory> places, std::size_t row_floats, std::size_t most_frames,
-             const std::string& folder, const std::string& path, bool warm);
+  // A table of this name with rows of `row_floats` floats, of which at most `most_frames` (2 or
+  // more) lie in memory. `path`: the file, which an earlier process has left if `warm`, else is
+  // created. Empty: a file without a name in `folder`. `places`: memory for the places. Throws
+  // StorageError, SharedMemoryBusy if another process uses the file, and RecoveryError if the
+  // file of an earlier process is gone or another one. Waits for up to two seconds for the lock.
+  RowStorage(std::string table, std::unique_ptr<SharedMemory> places, std::size_t row_floats,
+             std::size_t most_frames, const std::string& folder, const std::string& path,
+             bool warm);
   ~RowStorage();
   RowStorage(const RowStorage&) = delete;
   RowStorage& operator=(const RowStorage&) = delete;
@@ -128,11 +136,15 @@ class RowStorage {
     return reinterpret_cast<std::uint32_t*>(place_memory_->data());
   }
   [[noreturn]] void fail(const char* what, int error) const;
+  // Return the beginning of a message about the file.
+  std::string about() const { return "table '" + table_ + "': the file of rows " + path_; }
   std::uint64_t checksum_of(std::int64_t key, const void* row) const noexcept;
   std::uint64_t offset_of(std::uint32_t slot) const noexcept {
     return head_bytes + std::uint64_t{slot} * record_bytes_;
   }
-  void open_file(const std::string& folder, bool warm);
+  void open_unnamed(const std::string& folder);
+  void open_named(bool warm);
+  bool lock_file();
   void check_head();
   bool grow(std::size_t n_slots);
   void take_slots(std::size_t n);
@@ -150,8 +162,9 @@ class RowStorage {
   const std::uint8_t* checked(const std::uint8_t* record, std::int64_t key) const;
 
   std::unique_ptr<SharedMemory> place_memory_;
-  std::string path_;
+  std::string table_, path_;
   int fd_ = -1;
+  const pid_t opener_;  // a forked child does not have the file
   std::size_t row_bytes_, record_bytes_, most_frames_, most_at_once_;
   std::size_t n_frames_ = 0, n_slots_ = 0, n_in_file_ = 0;
   // By frame: its row or `nowhere`; the number of the call of `bring` that used it last.

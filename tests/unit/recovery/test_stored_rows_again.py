@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
+import resource
+import signal
 from dataclasses import replace
 from pathlib import Path
+from resource import RLIMIT_FSIZE
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mpips import _native
 from mpips.checkpoint import ManifestHead, open_checkpoint, write_checkpoint
-from mpips.errors import RecoveryError
+from mpips.errors import CheckpointError, DiskFullError, RecoveryError, RegionError
 from mpips.model import storage
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import Adam
 from mpips.model.storage import Storage
 from mpips.model.table import EmbeddingTable
 from mpips.recovery.restore import restore
+from mpips.server.server import Server
 from mpips.server.storage_files import remove_files
-from mpips.snapshot.copy import shards_in_place
+from mpips.snapshot.copy import ServerCopy, shards_in_place
 from mpips.transport.region import unlink_job
 from tests.support.harness import Rig
 from tests.support.recovery_rig import Launches
@@ -41,12 +49,36 @@ def stored(folder: Path, n_rows: int) -> EmbeddingTable:
 def step(workers, clock: int) -> None:
     """Push what workers push at this clock of the run: some keys often, most seldom."""
     for w, worker in enumerate(workers):
-        rng = np.random.default_rng([clock, w])
-        keys = np.unique((1000 * rng.random(60) ** 2).astype(np.int64) * 3 - 900)
-        worker.table("e").pull(keys)
-        worker.table("e").push(keys, rng.normal(size=(len(keys), 4)).astype(np.float32))
+        push(worker, w, clock)
     for worker in workers:
         worker.clock()
+
+
+def push(worker, w: int, clock: int) -> None:
+    rng = np.random.default_rng([clock, w])
+    keys = np.unique((1000 * rng.random(60) ** 2).astype(np.int64) * 3 - 900)
+    worker.table("e").pull(keys)
+    worker.table("e").push(keys, rng.normal(size=(len(keys), 4)).astype(np.float32))
+
+
+def go_on(launches: Launches) -> None:
+    """Do what workers have not done yet, each from its own clock on."""
+    begins = [place.clock for place in launches.places]
+    for clock in range(min(begins), CLOCKS):
+        here = [w for w, begin in enumerate(begins) if begin <= clock]
+        for w in here:
+            push(launches.workers[w], w, clock)
+        for w in here:
+            launches.workers[w].clock()
+
+
+def replace_file(folder: Path, path: str, flags: int) -> None:
+    """Let the server find another file behind the descriptor of its file of rows."""
+    fds = Path("/proc/self/fd").iterdir()
+    (number,) = (int(fd.name) for fd in fds if str(folder) in os.path.realpath(fd))
+    other = os.open(path, flags)
+    os.dup2(other, number, inheritable=False)
+    os.close(other)
 
 
 def rows_of(*cores) -> dict[int, bytes]:
@@ -85,6 +117,9 @@ def test_restarts_in_memory_change_no_bit_and_leave_no_file(tmp_path, n_servers,
         assert len(list(tmp_path.iterdir())) == n_servers
         unlink_job(launches.token)
         remove_files([table])
+        assert len(list(tmp_path.iterdir())) == n_servers
+        for server in launches.servers:
+            server.remove_files()
         assert list(tmp_path.iterdir()) == []
     finally:
         launches.close()
@@ -107,6 +142,142 @@ def test_a_file_that_is_not_that_of_the_memory_is_refused(tmp_path, harm):
             launches.again()
     finally:
         launches.close()
+
+
+FAILURES = {
+    # At the addresses of this file nothing is mapped, and the kernel answers with EIO.
+    "EIO": ("/proc/self/mem", os.O_RDWR, "cannot write the file of rows .*: Input/output error"),
+    "full": (
+        "/dev/full",
+        os.O_RDWR,
+        "cannot write the file of rows .* No space left on device; free",
+    ),
+    "unreadable": ("", os.O_WRONLY, "cannot read the file of rows .*: Bad file descriptor"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_disk_that_fails_is_named_and_nothing_is_lost(tmp_path, failure):
+    path, flags, message = FAILURES[failure]
+    launches = Launches(stored(tmp_path, 20), n_workers=2)
+    try:
+        for clock in range(6):
+            step(launches.workers, clock)
+        (own,) = tmp_path.iterdir()
+        replace_file(tmp_path, path or str(own), flags)
+        with pytest.raises(_native.StorageError, match=f"^table 'e': {message}") as error:
+            step(launches.workers, 6)
+        assert str(own) in str(error.value)
+        assert isinstance(error.value, _native.StorageFull) == (failure == "full")
+        del error
+        launches.again()
+        go_on(launches)
+        assert rows_of(launches.servers[0].core) == straight()
+    finally:
+        launches.close()
+        remove_files(launches.tables)
+
+
+def test_a_disk_that_is_full_at_a_restart_keeps_the_memory_for_the_next_one(tmp_path):
+    wide = replace(PLAIN, dim=500)
+    table = replace(wide, storage=Storage(str(tmp_path), 20 * wide.row_bytes / 2**20))
+    launches = Launches(table, n_workers=1, slot_bytes=1 << 14)
+    old, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(RLIMIT_FSIZE)
+    try:
+        keys, ones = np.arange(1000), np.ones((1000, 500), np.float32)
+        worker = launches.workers[0].table("e")
+        worker.push(keys, ones)
+        launches.workers[0].clock()
+        while launches.drain():
+            pass
+        (path,) = tmp_path.iterdir()
+        resource.setrlimit(RLIMIT_FSIZE, (path.stat().st_size, limits[1]))
+        worker.push(keys + 1000, ones)
+        with pytest.raises(_native.StorageFull):
+            launches.workers[0].clock()
+        del worker
+        with pytest.raises(DiskFullError, match=r"^server 0: table 'e': cannot enlarge the file"):
+            launches.again().servers[0].drain()
+        resource.setrlimit(RLIMIT_FSIZE, limits)
+        launches.again().servers[0].drain()
+        assert launches.servers[0].core.embedding_rows(0)[0].size == 2000
+    finally:
+        resource.setrlimit(RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, old)
+        launches.close()
+        remove_files(launches.tables)
+
+
+def test_an_operation_that_finds_a_full_disk_at_a_restart_gives_up_no_memory():
+    # A RegionError would let the launch start from a checkpoint.
+    def finish() -> None:
+        raise _native.StorageFull("table 'e': it is full")
+
+    core = SimpleNamespace(old_staging=list, finish_operation=finish)
+    server = SimpleNamespace(core=core, index=3)
+    server._named = lambda error: Server._named(server, error)
+    with pytest.raises(DiskFullError, match=r"^server 3: table 'e': it is full"):
+        Server.finish_recovery(server, None)
+
+
+def test_a_cut_whose_rows_cannot_be_read_is_no_checkpoint(tmp_path):
+    rig = Rig(stored(tmp_path, 30), n_workers=2, n_slots=16)
+    workers = [rig.worker(w) for w in range(2)]
+    for clock in range(4):
+        step(workers, clock)
+    (shard,) = ServerCopy(rig.server, rig.placement, rig.tables).copy()
+    replace_file(tmp_path, "/proc/self/mem", os.O_RDWR)
+    message = r"table 'e': cannot read the file of rows .*: Input/output error"
+    with pytest.raises(CheckpointError, match=message):
+        shard.values[np.arange(len(shard.keys))]
+
+
+def test_a_second_process_cannot_use_the_file_and_a_forked_child_does_not_keep_it(tmp_path):
+    launches = Launches(stored(tmp_path, 20), n_workers=2)
+    table = launches.tables
+    step(launches.workers, 0)
+    (path,) = tmp_path.iterdir()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        # Its memory may be in another container: the lock alone protects the file.
+        unlink_job(launches.token)
+        remove_files(table)
+        assert path.exists()
+        launches.close()
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_files(table)
+            assert path.exists()
+        remove_files(table)
+        assert not path.exists()
+    finally:
+        os.write(writer, b"!")
+        os.waitpid(child, 0)
+        launches.close()
+
+
+def test_a_start_on_a_file_in_use_is_refused(tmp_path):
+    launches = Launches(stored(tmp_path, 20), n_workers=2)
+    try:
+        step(launches.workers, 0)
+        (path,) = tmp_path.iterdir()
+        with path.open("rb") as file:
+            launches.servers = launches.workers = launches.channels = launches.regions = None
+            gc.collect()
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(
+                RegionError, match=r"table 'e': the file of rows .* is used by another"
+            ):
+                launches.again()
+        step(launches.again().workers, 1)
+    finally:
+        launches.close()
+        remove_files(launches.tables)
 
 
 def written(rig: Rig, folder: Path, at: int) -> Path:

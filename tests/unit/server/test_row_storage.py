@@ -157,7 +157,10 @@ def test_a_full_disk_is_a_sentence_and_ends_a_view_before_it_stops_a_server(tmp_
                 player.push(player.workers[0], np.arange(first, first + 20))
                 player.workers[0].clock()
 
-        with pytest.raises(DiskFullError, match=r"cannot enlarge the file of rows .* memory_mib"):
+        with pytest.raises(
+            DiskFullError,
+            match=r"^server 0: table 'e': cannot enlarge the file of rows .* memory_mib",
+        ):
             push_new_keys()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -177,7 +180,10 @@ def test_a_damaged_record_is_refused(tmp_path):
     size = os.fstat(number).st_size
     for at in range(4096 + 16, size, 40):
         os.pwrite(number, b"\xff", at)
-    with pytest.raises(RegionError, match="is damaged: the record of key"):
+    with pytest.raises(
+        RegionError,
+        match=r"^server 0: table 'e': the file of rows .* is damaged: the record of key",
+    ):
         player.play(3, 100, 20)
 
 
