@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from long_runs import LONG, TURN, heavy_parts, resting, turn
+from patience import PATIENCE
 
 # A loaded machine, a sanitizer or five ranks on two cores say nothing about a property.
 # Examples are the same in every run; HYPOTHESIS_PROFILE=default draws new ones.
@@ -57,6 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     With MPIPS_TEST_ALL=1 the long run leaves everything.
     """
+    for item in items:
+        if (limit := item.get_closest_marker("timeout")) is not None:
+            item.add_marker(pytest.mark.timeout(PATIENCE * limit.args[0]), append=False)
     if not LONG:
         named = {Path(argument.partition("::")[0]).absolute() for argument in config.args}
         for item in items:

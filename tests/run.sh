@@ -21,10 +21,12 @@ out=$root/build/tests
 few_ranks=(1 2)
 many_ranks=(3 5)
 lanes=${MPIPS_TEST_LANES:-2}
+# Tests run beside each other, so each of them may take this many times as long as it gives itself.
+patience=2
 
 # Most seconds of each stage in the daily run on the machine that tests/tally.py --pace compares with. That of
 # `sanitize` includes the rest of its build.
-declare -A budget=([unit]=800 [mpi]=600 [fault]=1400 [jobs]=300 [sanitize]=600 [lint]=300)
+declare -A budget=([unit]=800 [mpi]=600 [fault]=900 [jobs]=300 [sanitize]=600 [lint]=300)
 
 long=0
 if [[ ${1:-} == long ]]; then
@@ -147,7 +149,7 @@ run_unit() {
   has_tests tests/unit || return 0
   start_jobs
   # Tests that start programs wait for them a third of the time.
-  run_lanes $((lanes + 1)) unit tests/unit
+  run_lanes $((lanes + 1)) unit --timeout=$((120 * patience)) tests/unit
 }
 
 # launch_sizes N...: the tests on N ranks, one size after the other; the exit codes go to files.
@@ -207,11 +209,11 @@ run_fault() {
   has_tests tests/fault || return 0
   start_beside
   # Ranks of a launch wait for each other nearly half of the time.
-  run_lanes $((lanes + 1)) fault --timeout=300 tests/fault
+  run_lanes $((lanes + 1)) fault --timeout=$((300 * patience)) tests/fault
 }
 
 # launch_jobs N: each of N lanes has a Slurm of its own, so tests of one file share it.
-launch_jobs() { launch_lanes "$1" jobs --timeout=300 --dist loadfile --no-loadscope-reorder tests/jobs; }
+launch_jobs() { launch_lanes "$1" jobs --timeout=$((300 * patience)) --dist loadfile --no-loadscope-reorder tests/jobs; }
 
 run_jobs() {
   local code=0
@@ -468,7 +470,7 @@ fi
 # Without compiled modules each process would compile all of mpips and of the tests.
 unset PYTHONDONTWRITEBYTECODE
 # Every process of the tests has this in its environment.
-export MPIPS_TEST_RUN=$$-$RANDOM
+export MPIPS_TEST_RUN=$$-$RANDOM MPIPS_TEST_PATIENCE=$patience
 mapfile -t segments < <(python tests/support/processes.py segments)
 trap 'end_all; exit 130' INT TERM
 

@@ -1,8 +1,8 @@
-"""The tables of a link, read from all files of its chain: the base, and the changes of each link.
+"""Read the tables of a link from all files of its chain: the base, and the changes of each link.
 
-Rows. All keys that the links name are sorted, and the newest link decides about each. `RowOverlay` finds the
-place of each of them among the keys of the base, which it reads once, in blocks. Between two of these keys
-the rows of the chain are those of the base, so any range of rows is a range of the base in which rows are
+Rows. The keys in all links are sorted; for each key the newest link counts. `RowOverlay` finds the position
+of each of these keys among the keys of the base, which it reads once, in blocks. Between two of these keys
+the rows of the chain are those of the base. So any range of rows is a range of the base in which rows are
 replaced, inserted and left out. Memory holds the keys of the links, and one block.
 
 Pieces of dense tables lie in a fixed grid, so the newest one of each place is copied over the base.
@@ -87,7 +87,8 @@ class Chain:
         roles = [[d.role for d in e.datasets] for e in (table, entry)]
         if entry.kind != table.kind or roles[0] != roles[1]:
             raise CheckpointError(
-                f"{self.parts[0].path}: table {table.name!r} is another one than in the links of its chain"
+                f"{self.parts[0].path}: table {table.name!r} has another kind or other datasets than in the "
+                "links of its chain"
             )
         return _Base(self.parts[0], entry)
 
@@ -241,9 +242,8 @@ def _newest(keys: Sequence[Keys], rows: Sequence[Places]) -> tuple[Keys, NDArray
 class RowOverlay:
     """The rows of one embedding table of a chain.
 
-    Entry i is a key that a link names. `at[i]` is its place among the rows of the chain, or of the row behind
-    it if it has been removed. `shift[i]` is the number of rows that the chain has more than the base up to
-    it.
+    Entry i is a key in a link. `at[i]` is the index of its row in the chain, or of the next row if the key
+    has been removed. `shift[i]` is the number of rows of the chain with smaller keys, less that of the base.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class RowOverlay:
         ]
         named, source, row = _newest(both, rows)
         place, exists = self._places(named)
-        # A key that a link made and a later one removed is nowhere.
+        # Drop keys that a link added and a later one removed: neither the base nor the chain has them.
         known = exists | (row >= 0)
         self._source, self._row = source[known], row[known]
         self._place, self._exists = place[known], exists[known]
@@ -307,7 +307,7 @@ class RowOverlay:
         """Read rows [start, stop) of a dataset."""
         first, last = np.searchsorted(self._at, [start, stop]).tolist()
         part = slice(first, last)
-        # These rows of the base are in the range, less those that a link replaces or removes.
+        # Read rows [low, high) of the base, and drop those that a link replaces or removes.
         low, high = start - int(self._shift[first]), stop - int(self._shift[last])
         present = self._row[part] >= 0
         at = self._at[part][present] - start
@@ -323,7 +323,7 @@ class RowOverlay:
     def _put_base(
         self, role: str, low: int, high: int, without: Places, taken: Places, out: NDArray[Any]
     ) -> None:
-        """Copy rows [low, high) of the base, less some, to the places of `out` that links do not take."""
+        """Copy rows [low, high) of the base except `without` to the rows of `out` that are not in `taken`."""
         free = np.ones(len(out), np.bool_)
         free[taken] = False
         targets, done = np.flatnonzero(free), 0
@@ -349,17 +349,18 @@ class _Pieces:
             or base.n != table.datasets[0].n_units
         ):
             raise CheckpointError(
-                f"{links[-1].path}: table {table.name!r} has another form in its chain"
+                f"{links[-1].path}: the size of table {table.name!r}, or of its pieces, differs within the "
+                "chain"
             )
         keys = [_keys(part, _link_of(part).table(table.name)) for part in links]
         self._length = link.piece
         self._starts, self._source, self._row = _newest(keys, [np.arange(len(k)) for k in keys])
-        # A piece ends with its shard; all checkpoints of a chain are of one launch and have the same shards.
+        # A piece ends with its shard. All checkpoints of a chain are of one launch, so shards are the same.
         ends = np.sort(np.array([shard.stop for shard in table.shards], np.int64))
         inside = (self._starts >= 0) & (self._starts < base.n)
         if not inside.all():
             raise CheckpointError(
-                f"{links[-1].path}: table {table.name!r} has pieces outside of it"
+                f"{links[-1].path}: table {table.name!r} has pieces outside of the table"
             )
         own = ends[np.searchsorted(ends, self._starts, side="right")] if len(ends) else self._starts
         self._stops = np.minimum(self._starts + self._length, own)

@@ -1,7 +1,7 @@
-"""The changes of a server's shards since the checkpoint before, and the datasets that a link has of them.
+"""The changes of a server's shards since the previous checkpoint, and the datasets of a link for them.
 
 A chain is a whole checkpoint, its base, and links that follow it. The file of a link has only what differs
-from the checkpoint before it (`mpips.checkpoint.manifest.Link`). Everything in it is a set of rows by key:
+from the previous checkpoint (`mpips.checkpoint.manifest.Link`). Everything in it is a set of rows by key:
 the rows of embedding tables, pieces of dense tables by their first element, and the keys of removed rows. So
 links are planned, sorted and written like embedding tables.
 """
@@ -17,14 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips.checkpoint.manifest import REMOVED, DatasetEntry, Link, ShardEntry, TableEntry
+from mpips.checkpoint.manifest import PIECE, REMOVED, DatasetEntry, Link, ShardEntry, TableEntry
 from mpips.checkpoint.plan import ChainEnd, Hello, TablePlan, cut_range
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.row_columns import RowColumn
 from mpips.checkpoint.shards import DenseShardData, EmbeddingShardData, Keys, ShardData
 from mpips.errors import CheckpointError
 
-PIECE = 256  # elements of a dense table that are compared together
 MOST_CHANGED = 0.5  # share of all bytes that have changed above which a whole checkpoint is written
 
 Places = NDArray[np.intp]
@@ -32,12 +31,12 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Changed:
-    """The changes in a server's shard of one table since the copy before.
+    """The changes in a server's shard of one table since its previous copy.
 
     Attributes:
         places: Indices of the rows, or of the pieces from the shard's first element on, that are new or
             differ in any bit; intp, ascending.
-        removed: Keys of rows that were there and are not any more, int64; empty for a dense table.
+        removed: Keys of rows that have been removed, int64; empty for a dense table.
     """
 
     places: Places
@@ -59,11 +58,11 @@ class Increment:
 
 @dataclass(frozen=True)
 class LinkRows:
-    """Rows of a server that a link has.
+    """The rows that a server writes into one table of a link.
 
     Attributes:
-        shard: The rows among which they are.
-        places: Their indices; None: all rows.
+        shard: Rows of the server.
+        places: Indices of the rows that are written; None: all of them.
     """
 
     shard: EmbeddingShardData
@@ -71,7 +70,7 @@ class LinkRows:
 
     @property
     def n(self) -> int:
-        """Their number."""
+        """Number of rows that are written."""
         return len(self.shard.keys if self.places is None else self.places)
 
 
@@ -168,7 +167,7 @@ def link_of(place: ChainEnd, tables: Sequence[TableEntry]) -> Link:
 
 
 def describe(server: int, stored: Mapping[str, LinkRows]) -> dict[str, ShardEntry]:
-    """Return descriptions of what a server writes into a link, by name of the link's table."""
+    """Return the numbers of rows that a server writes into a link, by name of the link's table."""
     return {
         name: ShardEntry(server=server, version=0, rows=rows.n) for name, rows in stored.items()
     }

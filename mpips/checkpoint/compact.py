@@ -1,16 +1,15 @@
-"""Write the whole tables of a link of a chain: in its place, or as a checkpoint elsewhere.
+"""Write the whole tables of a link of a chain: in its place, or as a checkpoint in another folder.
 
-In its place the folder first gets the file of whole tables, which no manifest names yet. The rename of the
-new manifest makes the link a whole checkpoint, with `replaces` for the links that follow it. At last the old
-file is removed. So a kill at any point leaves either the link or the whole checkpoint, and perhaps a file
-that neither names, which the next compaction removes.
+In its place, the folder first gets the file of whole tables, which no manifest names yet. The rename of the
+new manifest makes the link a whole checkpoint, with `replaces` for the links that follow it. Finally the old
+file is removed. So a kill at any point leaves either the link or the whole checkpoint. It may also leave a
+file that the manifest does not name, which the next compaction removes.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.checkpoint.delta import check_place, worker_names
-from mpips.checkpoint.folder import locked, sync_folder
+from mpips.checkpoint import worker_files
+from mpips.checkpoint.folder import locked, sync_folder, written_elsewhere
 from mpips.checkpoint.manifest import (
     CHANGES,
     DTYPES,
@@ -43,8 +42,10 @@ from mpips.errors import CheckpointError, ConfigError
 
 BLOCK_BYTES = 8 << 20  # bytes that are read and written at once
 _NEW = ".manifest-new"
-# What a file has beside the arrays of the task: made anew from the manifest.
-_OWN = ("tables/", "config", "clocks", "data")
+# Path of the tables in the HDF5 file, and datasets that `create_file` makes from the manifest. All other
+# datasets are arrays of the task, and are copied.
+_TABLES = "tables/"
+_MADE = ("config", "clocks", "data")
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -65,13 +66,13 @@ def compact(path: Path) -> Compacted:
     """Make a link of a chain a whole checkpoint, in its place. Local, blocking; memory holds one block.
 
     All checksums of the chain are compared first, and those of the result before it replaces the link. The
-    links that follow stay usable.
+    links that follow can still be read.
 
     Args:
         path: Folder of the checkpoint.
 
     Raises:
-        ConfigError: It is whole already.
+        ConfigError: The checkpoint is whole already.
         CapabilityError: h5py is missing.
         CheckpointError: The chain is damaged, the result cannot be written, or another process writes or
             removes checkpoints in the folder.
@@ -116,32 +117,18 @@ def write_whole(checkpoint: Checkpoint, out: Path) -> Compacted:
         out: Folder to make: the checkpoint itself, or an existing folder in which it gets its own name.
 
     Raises:
-        ConfigError: It is whole already, `out` exists already, lies in a checkpoint or cannot be written.
+        ConfigError: The checkpoint is whole already, or an error of `written_elsewhere`.
         CapabilityError: h5py is missing.
         CheckpointError: The chain is damaged.
     """
     load_hdf5("making a link of a chain whole")
     _check_link(checkpoint)
-    path = out / f"step-{checkpoint.manifest.step:012d}" if out.is_dir() else out
-    if os.path.lexists(path):
-        raise ConfigError(f"{path}: already exists; remove it, or name another folder")
-    check_place(path)
-    new = path.parent / f".whole-{uuid.uuid4().hex[:8]}"
-    try:
-        try:
-            new.mkdir()
-            manifest = _write(checkpoint, new)
-            for name in worker_names(checkpoint.manifest, checkpoint.path):
-                shutil.copyfile(checkpoint.path / name, new / name)
-            write_manifest(new, manifest)
-            _check_whole(new, manifest)
-            sync_folder(new)
-            os.replace(new, path)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-        sync_folder(path.absolute().parent)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with written_elsewhere(out, checkpoint.manifest.step) as (new, path):
+        manifest = _write(checkpoint, new)
+        for name in worker_files.names(checkpoint.manifest, checkpoint.path):
+            shutil.copyfile(checkpoint.path / name, new / name)
+        write_manifest(new, manifest)
+        _check_whole(new, manifest)
     return Compacted(str(path), manifest.file.n_bytes, checkpoint.manifest.file.n_bytes)
 
 
@@ -170,7 +157,7 @@ def _write(checkpoint: Checkpoint, folder: Path) -> Manifest:
         workers=manifest.workers,
         config=manifest.config,
         data=manifest.data,
-        attachments=_arrays_beside(checkpoint),
+        attachments=_task_arrays(checkpoint),
     )
     made = create_file(folder / STATE, head, manifest.tables, mpips_version())
     sums: dict[str, PieceSums] = {}
@@ -214,15 +201,18 @@ def _write_table(
             write_all(fd, view, entry.offset + start * entry.unit_bytes)
 
 
-def _arrays_beside(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
-    """Read the arrays of the file beside the tables, by their path."""
+def _task_arrays(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
+    """Return the arrays of the task in the file, by their path."""
     h5py = load_hdf5("making a link of a chain whole")
     found: dict[str, NDArray[Any]] = {}
-    with checkpoint.opened() as opened, h5py.File(opened, "r") as file:
 
-        def add(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and not name.startswith(_OWN[0]) and name not in _OWN:
-                found[name] = np.array(item)
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and not name.startswith(_TABLES) and name not in _MADE:
+            found[name] = np.array(item)
 
-        file.visititems(add)
+    try:
+        with checkpoint.opened() as opened, h5py.File(opened, "r") as file:
+            file.visititems(add)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.path}: cannot be read as HDF5: {error}") from None
     return found

@@ -28,24 +28,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips.checkpoint import worker_files
 from mpips.checkpoint.delta_file import FORMAT, DeltaColumn, DeltaFile, created, write_array
-from mpips.checkpoint.folder import sync_folder
+from mpips.checkpoint.folder import check_place, sync_folder
 from mpips.checkpoint.manifest import (
-    CHANGES,
     DTYPES,
     MANIFEST,
-    STATE,
+    PIECE,
     DatasetEntry,
     Manifest,
     TableEntry,
-    hexsum,
 )
 from mpips.checkpoint.reader import Checkpoint
 from mpips.checkpoint.structure import outside
 from mpips.data.hdf5 import load_hdf5
 from mpips.errors import CheckpointError, ConfigError
 
-PIECE = 256  # elements of a dense table that are compared together
 BLOCK = 1 << 20  # elements, or bytes of rows, that are read at once
 
 Arrays = dict[str, NDArray[Any]]
@@ -133,13 +131,6 @@ def _check_out(out: Path, force: bool) -> None:
     check_place(out)
 
 
-def check_place(out: Path) -> None:
-    """Raise ConfigError for a path in a checkpoint."""
-    for folder in (Path(os.path.realpath(out.parent)) / out.name).parents:
-        if (folder / MANIFEST).is_file() and any((folder / n).is_file() for n in (STATE, CHANGES)):
-            raise ConfigError(f"{out}: lies in the checkpoint {folder}; name a place outside")
-
-
 def _write(h5py: Any, new: Path, first: Checkpoint, second: Checkpoint) -> list[TableDelta]:
     tables = []
     with created(h5py, new) as (file, out):
@@ -158,15 +149,11 @@ def _write(h5py: Any, new: Path, first: Checkpoint, second: Checkpoint) -> list[
 
 
 def identity(checkpoint: Checkpoint) -> str:
-    """Return the checksum of a checkpoint's manifest, or that of the link which it was made from.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
-    return checkpoint.manifest.replaces or hexsum(manifest_bytes(checkpoint))
+    """Return the checksum of a checkpoint's manifest, or that of the link which it was made from."""
+    return checkpoint.manifest.replaces or checkpoint.manifest_xxh3
 
 
-def manifest_bytes(checkpoint: Checkpoint) -> bytes:
+def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
     """Return the manifest as it is in the checkpoint's folder.
 
     Raises:
@@ -188,7 +175,7 @@ def _write_head(file: Any, out: DeltaFile, first: Checkpoint, second: Checkpoint
         file.attrs[f"{name}_step"] = m.step
         file.attrs[f"{name}_generation"] = m.generation
     file.attrs["base_manifest_xxh3"] = identity(first)
-    write_array(out, file, "manifest", np.frombuffer(manifest_bytes(second), np.uint8))
+    write_array(out, file, "manifest", np.frombuffer(_manifest_bytes(second), np.uint8))
 
 
 def _write_structure(file: Any, out: DeltaFile, second: Checkpoint) -> None:
@@ -207,7 +194,7 @@ def _write_structure(file: Any, out: DeltaFile, second: Checkpoint) -> None:
     write_array(out, group, "offsets", places)
     write_array(out, group, "bytes", np.frombuffer(b"".join(block for _, block in found), np.uint8))
     workers = file.create_group("workers")
-    for name in worker_names(second.manifest, second.path):
+    for name in worker_files.names(second.manifest, second.path):
         try:
             data = (second.path / name).read_bytes()
         except OSError as error:
@@ -215,22 +202,6 @@ def _write_structure(file: Any, out: DeltaFile, second: Checkpoint) -> None:
                 f"{second.path / name}: cannot be read: {error.strerror}"
             ) from None
         write_array(out, workers, name, np.frombuffer(data, np.uint8))
-
-
-def worker_names(manifest: Manifest, where: Path) -> list[str]:
-    """Return the names of the workers' files in a checkpoint.
-
-    Raises:
-        CheckpointError: A name leads elsewhere, or is that of another file of the checkpoint.
-    """
-    files = [file for worker in manifest.workers for file in worker.files]
-    names = [file.name for file in files if file.name and not file.error]
-    everything = [MANIFEST, manifest.file.name, *names]
-    for name in everything:
-        plain = name not in ("", "..") and Path(name).name == name
-        if not plain or everything.count(name) > 1:
-            raise CheckpointError(f"{where}: {name!r} is not a name of a file in the checkpoint")
-    return names
 
 
 def _form(table: TableEntry) -> tuple[Any, ...]:

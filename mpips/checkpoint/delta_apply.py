@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,20 +16,19 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from mpips.checkpoint import worker_files
 from mpips.checkpoint.delta import (
     BLOCK,
     Arrays,
     BlockedRows,
     ascends,
-    check_place,
     comparable,
     identity,
     place_names,
     unit_shape,
-    worker_names,
 )
 from mpips.checkpoint.delta_file import opened
-from mpips.checkpoint.folder import sync_folder
+from mpips.checkpoint.folder import written_elsewhere
 from mpips.checkpoint.manifest import (
     DTYPES,
     MANIFEST,
@@ -43,7 +40,7 @@ from mpips.checkpoint.manifest import (
 from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.structure import write_all
 from mpips.data.hdf5 import load_hdf5
-from mpips.errors import CheckpointError, ConfigError
+from mpips.errors import CheckpointError
 
 # Errors of h5py and NumPy for a file with another structure.
 _DAMAGED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -83,30 +80,15 @@ def apply_delta(first: Checkpoint, delta: Path, out: Path) -> Path:
 def _apply(
     file: Any, delta: Path, first: Checkpoint, manifest: Manifest, data: bytes, out: Path
 ) -> Path:
-    name = f"step-{manifest.step:012d}"
-    path = out
     try:
-        path = out / name if out.is_dir() else out
-        if os.path.lexists(path):
-            raise ConfigError(f"{path}: already exists; remove it, or name another folder")
-        check_place(path)
-        # The name is short, because that of the result may be the longest that the file system has.
-        new = path.parent / f".delta-{uuid.uuid4().hex[:8]}"
-        try:
-            new.mkdir()
+        with written_elsewhere(out, manifest.step) as (new, path):
             _write_state(file, delta, first, manifest, new)
             _write_workers(file, delta, manifest, new)
             (new / MANIFEST).write_bytes(data)
             _check_result(delta, first, new)
-            sync_folder(new)
-            os.replace(new, path)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-        sync_folder(path.absolute().parent)
     except OSError as error:
-        if error.errno is None:
-            raise CheckpointError(f"{delta}: is damaged: {error}") from None
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        # Errors of HDF5 have no number.
+        raise CheckpointError(f"{delta}: is damaged: {error}") from None
     return path
 
 
@@ -157,7 +139,7 @@ def _read(
 
 
 def _write_workers(file: Any, delta: Path, manifest: Manifest, folder: Path) -> None:
-    names = worker_names(manifest, delta)
+    names = worker_files.names(manifest, delta)
     if sorted(file["workers"]) != sorted(names):
         raise CheckpointError(f"{delta}: is damaged: it has other workers' files than its manifest")
     for name in names:
@@ -168,7 +150,7 @@ def _write_state(
     file: Any, delta: Path, first: Checkpoint, manifest: Manifest, folder: Path
 ) -> None:
     """Write the HDF5 file: its structure, and the datasets from both sources."""
-    worker_names(manifest, delta)
+    worker_files.names(manifest, delta)
     fd = os.open(folder / manifest.file.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with contextlib.closing(os.fdopen(fd, "wb", closefd=True)):
         os.ftruncate(fd, manifest.file.n_bytes)

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from mpips.checkpoint.manifest import CHANGES, MANIFEST, STATE
 from mpips.errors import CheckpointError, ConfigError
 from mpips.process import forked
 
@@ -197,6 +198,51 @@ def point_latest(target: Path) -> None:
         new.unlink()
         raise
     sync_folder(target.parent)
+
+
+def check_place(out: Path) -> None:
+    """Raise ConfigError for a path in a checkpoint."""
+    for folder in (Path(os.path.realpath(out.parent)) / out.name).parents:
+        if (folder / MANIFEST).is_file() and any((folder / n).is_file() for n in (STATE, CHANGES)):
+            raise ConfigError(f"{out}: lies in the checkpoint {folder}; name a place outside")
+
+
+@contextlib.contextmanager
+def written_elsewhere(out: Path, step: int) -> Iterator[tuple[Path, Path]]:
+    """Write a checkpoint outside of a run: it is complete and durable, or it is not there. Blocking.
+
+    Args:
+        out: Folder to make: the checkpoint itself, or an existing folder in which it gets its own name.
+        step: Step of the checkpoint.
+
+    Yields:
+        An empty temporary folder, which the block fills, and the path that it gets at the end of the block.
+
+    Raises:
+        ConfigError: The path exists already, lies in a checkpoint, or cannot be written. An OSError of the
+            block that has a number is raised as this error.
+        OSError: The block has raised one without a number, as HDF5 does.
+    """
+    path = out
+    try:
+        path = out / f"step-{step:012d}" if out.is_dir() else out
+        if os.path.lexists(path):
+            raise ConfigError(f"{path}: already exists; remove it, or name another folder")
+        check_place(path)
+        # The name is short, because that of the result may be the longest that the file system has.
+        new = path.parent / f".making-{uuid.uuid4().hex[:8]}"
+        try:
+            new.mkdir()
+            yield new, path
+            sync_folder(new)
+            os.replace(new, path)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+        sync_folder(path.absolute().parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def remove(path: Path) -> None:

@@ -35,8 +35,9 @@ from mpips.model.table_options import is_table_name
 FORMAT = 6
 MANIFEST = "manifest.json"
 STATE = "state.h5"
-CHANGES = "changes.h5"  # in place of STATE in a link of a chain
-REMOVED = "/removed"  # behind the name of a table: its entry in a link for the keys of removed rows
+CHANGES = "changes.h5"  # the file of a link of a chain; other checkpoints have STATE
+REMOVED = "/removed"  # suffix: the entry TABLE/removed of a link has the keys of removed rows
+PIECE = 256  # elements of a dense table that are compared together
 # Types of datasets, and the arrays that have their bytes. bfloat16 is read as float32.
 DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4", "bfloat16": "<u2"}
 DATASET_DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # by row_dtype
@@ -121,7 +122,8 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         optimizer: Optimizer as a configuration mapping with "name".
         consistency: Consistency model as a configuration mapping with "name". With SSP("auto") it
             also has "bound_in_force", the bound that was decided on last, with which a restart begins; with
-            Reject("auto") in the same way "threshold_in_force", with Switch at a plateau "switch_in_force".
+            Reject("auto") in the same way "threshold_in_force", with a Switch that is decided on
+            "switch_in_force".
         partition: Partition as a configuration mapping with "name".
         init: Initializer as text; "array" if the initial values were given.
         state: Names of the optimizer's states, in its order.
@@ -285,12 +287,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         """Return the entry with this name.
 
         Raises:
-            KeyError: The link has no such entry.
+            KeyError: The link has no such entry. The manifest of a link has one of each of its tables.
         """
-        for entry in self.tables:
-            if entry.name == name:
-                return entry
-        raise KeyError(f"the link has no table {name!r}")
+        return {entry.name: entry for entry in self.tables}[name]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

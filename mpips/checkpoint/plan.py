@@ -35,7 +35,7 @@ from mpips.model.table import DenseTable, EmbeddingTable, Table
 IN_FORCE = "bound_in_force"  # of SSP("auto")
 BACKUP = "backup_in_force"  # of BSP(backup="auto")
 THRESHOLD = "threshold_in_force"  # of Reject("auto"): the greatest one of a server
-SWITCH = "switch_in_force"  # clock of the run of Switch at a plateau
+SWITCH = "switch_in_force"  # clock of the run of a Switch that is decided on
 BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 

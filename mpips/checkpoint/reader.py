@@ -240,7 +240,7 @@ class Checkpoint:
         return self.read_file(entry, start, stop)
 
     def read_file(self, entry: DatasetEntry, start: int, stop: int) -> NDArray[Any]:
-        """As `read_stored`, of a dataset of this file alone, which is one of `manifest.stored`."""
+        """Read units of a dataset in this file, one of `manifest.stored`; otherwise as `read_stored`."""
         by_rows = bool(entry.shape) and entry.n_units == entry.shape[0]
         rest = entry.shape[1:] if by_rows else ()
         array: NDArray[Any] = np.empty((stop - start, *rest), DTYPES[entry.dtype])
@@ -307,7 +307,7 @@ class Checkpoint:
         return found
 
     def _place_of(self, file: Checkpoint) -> str:
-        """Return the beginning of a sentence about a file of the chain."""
+        """Return the beginning of a sentence about damage in a file of the chain."""
         return "" if file is self else f"the chain's checkpoint {file.path.name}: "
 
     def structure_damage(self) -> list[str]:
@@ -433,7 +433,7 @@ def open_data(path: Path, manifest: Manifest, xxh3: str = "") -> Checkpoint:
             part.close()
         raise
     if parts:
-        # Only links need this module.
+        # Load this module for links only.
         from mpips.checkpoint.chain import Chain
 
         checkpoint.chain = Chain(parts[::-1])

@@ -223,7 +223,7 @@ def write_manifest(folder: Path, manifest: Manifest, name: str = MANIFEST) -> st
     """Write manifest.json, or a new file `name`, durably into a folder. Blocking.
 
     Returns:
-        XXH3-64 of the file, as `LinkRef` has it.
+        XXH3-64 of the file, for a `LinkRef`.
     """
     data = encode(manifest, mpips_version())
     fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -89,7 +89,7 @@ class ServerState:
             table has such a bound.
         backup: The number of backup workers that this server has decided on last; -1: it is fixed.
         thresholds: By name of a table with Reject("auto"), the staleness from which on updates are dropped.
-        switch: The clock of the run that was decided on for Switch at a plateau; -1: none.
+        switch: The clock of the run that was decided on for Switch; -1: none.
     """
 
     applied: Sequence[int] = ()

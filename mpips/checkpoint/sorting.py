@@ -45,7 +45,7 @@ class RowExchange:
             peers: All servers.
             plan: Plan of the table.
             shard: Rows of this server, or None.
-            places: Indices of the rows of `shard` that are meant; None: all.
+            places: Indices of the rows of `shard` that are written; None: all rows.
         """
         self._places = places
         self._peers = peers
@@ -78,7 +78,7 @@ class RowExchange:
         self._incoming = incoming.reshape(self._peers.size, -1)
 
     def _sorted(self, keys: Keys) -> NDArray[np.intp]:
-        """Return the indices of the rows that are meant, ascending by key."""
+        """Return the indices of the rows that are written, ascending by key."""
         if self._places is None:
             return np.argsort(keys)
         chosen: NDArray[np.intp] = self._places[np.argsort(keys[self._places])]
@@ -185,7 +185,7 @@ def find_keys(peers: Peers, ordered: Keys, positions: Counts) -> Steps[Keys]:
         return np.empty(0, np.int64)
     # Bisect in uint64, where differences do not overflow; flipping the sign bit preserves the order.
     unsigned = ordered.view(np.uint64) ^ _SIGN
-    # Between the first and the last key of all servers: often much less than the range of int64.
+    # Begin with the first and the last key of all servers. Their range is often much smaller than int64's.
     mine = [int(unsigned[0]), int(unsigned[-1])] if len(unsigned) else []
     everyone = yield from peers.exchange(mine)
     ends = [end for pair in everyone for end in pair]

@@ -29,7 +29,7 @@ import numpy as np
 
 from mpips import _native
 from mpips.checkpoint.file_error import FileError
-from mpips.checkpoint.manifest import ImageFile, WorkerState
+from mpips.checkpoint.manifest import MANIFEST, ImageFile, Manifest, WorkerState
 from mpips.checkpoint.worker_image import (
     WORDS_BYTES,
     Image,
@@ -264,6 +264,26 @@ def _layout(file: ImageFile, first: bytes) -> ImageLayout:
     if file.tables:
         return older_residual_layout(file.tables)
     return older_local_layout(first) if file.name.endswith(".local") else layout_of(first)
+
+
+def names(manifest: Manifest, where: Path) -> list[str]:
+    """Return the names of the workers' files in a checkpoint.
+
+    Args:
+        manifest: Manifest of the checkpoint.
+        where: File or folder with the manifest, for errors.
+
+    Raises:
+        CheckpointError: A name leads to another folder, or is that of another file of the checkpoint.
+    """
+    files = [file for worker in manifest.workers for file in worker.files]
+    found = [file.name for file in files if file.name and not file.error]
+    everything = [MANIFEST, manifest.file.name, *found]
+    for name in everything:
+        plain = name not in ("", "..") and Path(name).name == name
+        if not plain or everything.count(name) > 1:
+            raise CheckpointError(f"{where}: {name!r} is not a name of a file in the checkpoint")
+    return found
 
 
 def damage(path: Path, workers: Sequence[WorkerState]) -> list[str]:

@@ -1,7 +1,7 @@
 """Write a checkpoint with all servers, in short steps.
 
-The file has whole tables, or, in a link of a chain, what differs from the checkpoint before it
-(`mpips.checkpoint.changes`). The servers decide on it together after the first exchange.
+The file has whole tables or, in a link of a chain, the changes since the previous checkpoint
+(`mpips.checkpoint.changes`). The servers decide this together after the first exchange.
 
 Phases. After each phase except `write` the servers agree, so that all raise the same error or none does:
 
@@ -147,8 +147,8 @@ class CheckpointWriter:
             example: Called on server 0 in the background when all data is in the file, with the checkpoint
                 before it has its name, and the arrays beside the tables; returns `Manifest.example`.
             finished: Folder with the images of workers that have finished; None: `folder`.
-            increment: Changes of `shards` since the checkpoint before; the servers write a link if all of
-                them have one, of the same chain, whose last checkpoint can be opened, and at most
+            increment: Changes of `shards` since the previous checkpoint. The servers write a link if all of
+                them have an increment of the same chain, its last checkpoint can be opened, and at most
                 `changes.MOST_CHANGED` of all bytes have changed. None: write whole tables.
         """
         self._peers = Peers(comm, timeout_s, f"the checkpoint of step {head.step}")
@@ -169,10 +169,10 @@ class CheckpointWriter:
         self._removed: list[str] = []
         self._sink: Sink | None = None
         self._increment = increment
-        self._stored: dict[str, LinkRows] = {}  # what this server writes into a link
-        self._place: ChainEnd | None = (
-            None  # the place that a link continues; None: the file is whole
-        )
+        # Rows of this server in a link, by name of the link's table.
+        self._stored: dict[str, LinkRows] = {}
+        # Last checkpoint of the chain that the file continues; None: the file has whole tables.
+        self._place: ChainEnd | None = None
 
     def steps(self) -> Iterator[bool]:
         """Write the checkpoint in bounded steps: yield True after work, False while it waits for others.
@@ -207,11 +207,9 @@ class CheckpointWriter:
         """Return the place of the written checkpoint in its chain."""
         last = LinkRef(path.name, self._head.step, xxh3)
         before = self._place
-        return (
-            ChainEnd(0, last, last)
-            if before is None
-            else ChainEnd(before.index + 1, before.base, last)
-        )
+        if before is None:
+            return ChainEnd(0, last, last)
+        return ChainEnd(before.index + 1, before.base, last)
 
     def _write(self) -> Steps[tuple[Path, int, list[str], str]]:
         # Make the same plan on all servers, and the file on server 0.
@@ -465,7 +463,7 @@ class CheckpointWriter:
         )
         manifest = msgspec.structs.replace(manifest, workers=workers)
         if manifest.link is not None:
-            # The lock keeps the chain from here on, but it may have been removed before the lock was taken.
+            # No process removes checkpoints while this one has the lock, but one may have done so before.
             open_data(prepared.folder, manifest).close()
         xxh3 = write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)

@@ -536,8 +536,8 @@ def export_it(
 def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints.
 
-    The newest checkpoint that verifies is never removed, and neither is the best one of the run, nor what a
-    remaining link of a chain continues.
+    The newest checkpoint that verifies is never removed, and neither are the best one of the run and the
+    checkpoints that a remaining link of a chain needs.
     """
     rule = Retention(keep_last, keep_every)
     result = retain(find_folder(path), rule, full=True, dry_run=dry_run)

@@ -18,6 +18,7 @@ from mpips.model.consistency import (
     PLAIN_MODELS,
     POLICIES,
     SSP,
+    UNEVEN,
     Consistency,
     Policy,
     Switch,
@@ -152,9 +153,9 @@ def _partition(
 
 # The model or policy that has the option.
 _HOMES = {
-    "reduce": "BSP and switch",
+    "reduce": "BSP, switch and auto",
     "switch_at": "switch",
-    "switch_rate": "switch",
+    "switch_rate": "switch and auto",
     "backup": "BSP",
     "max_backup": "BSP with backup 'auto'",
     "bound": "SSP and asynchronous diloco",
@@ -166,7 +167,7 @@ _HOMES = {
     "mix": "diloco",
     "asynchronous": "diloco",
     "steps_by_speed": "diloco",
-    "policy": "SSP, ASP and switch",
+    "policy": "SSP, ASP, switch and auto",
     "max_staleness": "policy 'reject'",
     "lambda_": "policy 'compensate'",
 }
@@ -178,6 +179,7 @@ _OPTIONS: dict[str, set[str]] = {
     "ssp": {"bound", "policy"},
     "asp": {"policy"},
     "switch": {"switch_at", "switch_rate", "reduce", "policy"},
+    "auto": {"switch_rate", "reduce", "policy"},
     "local_sgd": {"steps"},
     "diloco": {
         "steps",
@@ -219,7 +221,7 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
                 f"{option} = {value!r} applies only to {_HOMES[option]}: remove it "
                 f"({model.upper()} takes {' and '.join(sorted(allowed))})"
             )
-    if model == "switch":
+    if model in ("switch", "auto"):
         return _switch(options, default)
     same = default if default.name == model else PLAIN_MODELS[model]()
     assert not isinstance(same, Switch)
@@ -253,9 +255,12 @@ def _switch(options: TableConfig, default: Consistency) -> Switch:
     same = default if isinstance(default, Switch) else None
     own_at, own_rate = (same.at, same.rate) if same is not None else (None, None)
     at = options.switch_at if options.switch_at is not None else own_at
+    if options.consistency == AUTO:
+        at = UNEVEN
     if at is None:
         raise ConfigError(
-            "consistency = 'switch': add switch_at, the number of clocks of the run under BSP, or plateau"
+            "consistency = 'switch': add switch_at, the number of clocks of the run under BSP, or plateau or "
+            "uneven"
         )
     first = same.first if same is not None else default if isinstance(default, BSP) else BSP()
     if options.reduce is not None:

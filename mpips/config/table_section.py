@@ -35,7 +35,10 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             "your own. A table without a name changes values of the optimizer that the task chooses."
         ),
     ] = None
-    consistency: Annotated[ConsistencyName | None, Meta(description="Consistency model.")] = None
+    consistency: Annotated[
+        ConsistencyName | None,
+        Meta(description="Consistency model; auto: switch with switch_at = uneven."),
+    ] = None
     bound: Annotated[
         AutoBound | None,
         Meta(
@@ -49,21 +52,23 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     reduce: Annotated[
         Reduction | None,
         Meta(
-            description="BSP and switch: an update under BSP is the mean or the sum of all workers' pushes."
+            description="BSP, switch and auto: an update under BSP is the mean or the sum of all workers' "
+            "pushes."
         ),
     ] = None
     switch_at: Annotated[
         SwitchPlace | None,
         Meta(
             description="switch: number of clocks of the run under BSP, and ASP begins then; plateau: when "
-            "the noise of the mean gradient is as large as the gradient."
+            "the noise of the mean gradient is as large as the gradient; uneven: when workers would push a "
+            "tenth more gradients per second under ASP."
         ),
     ] = None
     switch_rate: Annotated[
         SwitchRate | None,
         Meta(
-            description="switch: factor of the learning rate under ASP; 1 / number of workers by default "
-            'with reduce = "mean", else 1.'
+            description="switch and auto: factor of the learning rate under ASP; 1 / number of workers by "
+            'default with reduce = "mean", else 1.'
         ),
     ] = None
     backup: Annotated[
@@ -77,7 +82,8 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         MostBackup | None, Meta(description="BSP with backup auto: greatest number; 8 by default.")
     ] = None
     policy: Annotated[
-        PolicyName | None, Meta(description="SSP, ASP and switch: what happens to a stale update.")
+        PolicyName | None,
+        Meta(description="SSP, ASP, switch and auto: what happens to a stale update."),
     ] = None
     max_staleness: Annotated[
         AutoStaleness | None,

@@ -43,7 +43,7 @@ Incremental: TypeAlias = Annotated[
     int,
     Meta(
         ge=0,
-        le=100,  # each is an open file of whoever reads the chain
+        le=100,  # a reader has the files of all links of a chain open
         description="N: every N-th checkpoint has whole tables, and those between only the rows and pieces "
         "of tables that have changed since the one before. They need the older ones, which `keep_last` does "
         "not remove. 0 and 1: all are whole.",

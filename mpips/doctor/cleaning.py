@@ -1,8 +1,9 @@
 """Files that ended runs left behind: shared memory of mpips and of Open MPI, session folders, files of rows.
 
 A process that uses shared memory of mpips has a lock on the file, so `sweep` removes exactly the files that
-no process uses. Those of a supervised run stay for a day after their last use, for its next launch. Files of
-rows (storage of a table) have a lock as well. They stay as long as the shared memory that refers to them.
+no process uses. Those of a supervised run, and queues of samples, stay for a day after their last use, for
+the next launch. Files of rows (storage of a table) have a lock as well. They stay as long as the shared
+memory that refers to them.
 
 Files of Open MPI have no locks. One is removed only if all of this is true:
 
@@ -32,7 +33,7 @@ import msgspec
 
 from mpips.process.file_systems import file_system
 from mpips.server.storage_files import files_of_rows, has_memory, remove_unused_files
-from mpips.transport.region import EXCHANGE, PREFIX, is_old, sweep
+from mpips.transport.region import EXCHANGE, PREFIX, QUEUE_PREFIX, is_for_next_launch, queues, sweep
 
 _YOUNG_S = 60.0
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -87,7 +88,7 @@ def clean(shm: Path, temporary: Path, folder: Path) -> list[Leftover]:
     removed = {*sweep(), *remove_unused_files(str(folder))}  # rows after their shared memory
     result = []
     for left in found:
-        if left.path.name.startswith(f"{PREFIX}-"):
+        if left.path.name.startswith((f"{PREFIX}-", f"{QUEUE_PREFIX}.")):
             # For files of mpips the lock decides, not which users were seen.
             dead = left.path.name in removed
             used = "a process uses it" if left.dead else left.why
@@ -109,7 +110,8 @@ def _remove(path: Path) -> None:
 def _own(shm: Path, users: Users) -> Iterator[Leftover]:
     """Return the shared memory of mpips. Takes no lock, since a process may be attaching at this moment."""
     uid = os.geteuid()
-    for path in sorted([*shm.glob(f"{PREFIX}-{uid}-*"), *shm.glob(f"{PREFIX}-kept-{uid}-*")]):
+    regions = [*shm.glob(f"{PREFIX}-{uid}-*"), *shm.glob(f"{PREFIX}-kept-{uid}-*")]
+    for path in [*sorted(regions), *queues(shm)]:
         try:
             status = path.lstat()
         except OSError:
@@ -126,7 +128,7 @@ def _own(shm: Path, users: Users) -> Iterator[Leftover]:
             why = "it is not a regular file"
         elif any((s.st_dev, s.st_ino) in users.files for s in statuses):
             why = "a process uses it"
-        elif path.name.startswith(f"{PREFIX}-kept-") and not is_old(path):
+        elif is_for_next_launch(path):
             why = "it stays for a day, for the next launch of its run"
         size = sum(s.st_blocks for s in statuses) * 512
         yield Leftover(path=path, n_bytes=size, dead=not why, why=why or "no process uses it")

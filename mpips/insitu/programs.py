@@ -7,9 +7,10 @@ program is not a rank of the job, and waits only for room in its queue.
 Exactly once. Each sample is pushed, with its counts, in a clock of its own. The queue notes the clock before
 the push, so a worker that continues in memory repeats the push from the same queue. A sample leaves the queue
 when servers have applied its counts, and the server of the counts has consumed the end of that clock: the
-answer to a later pull from it proves both, since it consumes the records of a worker in their order. Until
-then the sample is in the queue, which the next launch takes over. A launch that begins with fewer samples
-than have left the queue (from an older checkpoint) replaces the queue, and the program is asked to go back.
+answer to a later pull from that server proves both, since a server consumes the records of a worker in their
+order. Until then the sample is in the queue, which the next launch takes over. A launch from an older
+checkpoint may begin with fewer samples than have left the queue. Its worker replaces the queue, and calls of
+the program return MPIPS_REPLACED until it opens the producer again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mpips.insitu.producer import Producer
 from mpips.model.consistency import ASP
 from mpips.process.patience import Patience
 from mpips.terminal.screen import say
+from mpips.transport.region import TOUCH_S
 from mpips.worker.dense import DenseHandle
 from mpips.worker.worker import connection_of
 
@@ -46,9 +48,9 @@ class ProgramQueue:
     """The queue of one producer, and the producer.
 
     Attributes:
-        producer: The producer, as whose samples those of the program count.
-        memory: The queue.
-        is_ended: The servers hold the end of the producer.
+        producer: The producer that pushes the program's samples.
+        memory: The worker's end of the queue.
+        is_ended: True if servers hold the end of the producer.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class ProgramQueue:
         self._most_pending = max(1, slots // 2)
         self._table, self._key = stream.handles(worker)[1], np.array([number], np.int64)
         self._arrays = [self._views(stream, n) for n in range(slots)]
-        # An earlier launch may have stored the end, and died before or after the program was told.
+        # An earlier launch may have stored the end at the servers but not in the queue.
         self._closes = self.producer.counts.is_closed
 
     def _views(self, stream: StreamTable, number: int) -> dict[str, NDArray[Any]]:
@@ -164,17 +166,22 @@ class ProgramServer:
         n_steer = 0 if self._steer is None else self._steer.pull().size
         self._values: NDArray[np.float32] | None = None
         self._pulled_at = -np.inf
+        self._untouched = Patience(TOUCH_S)
         self.queues = [
             ProgramQueue(stream, worker, name, number, slots, n_steer) for number in producers
         ]
 
     def run(self) -> None:
         """Take samples until all producers have ended, and remove the queues."""
-        # What was pushed in the clock that the worker repeats must be pushed again first.
+        # The stream and the queues have all that a restart needs, but it requires a cursor of each worker.
+        if not self._worker.cursor:
+            self._worker.set_cursor({"serves": self._stream.name})
+        # The queue from which an earlier launch pushed in the clock that this one repeats comes first.
         now = self._connection.now
         if self._connection.repeats:
             self.queues.sort(key=lambda queue: not queue.memory.has_pushed_in(now))
         while not all(queue.is_ended for queue in self.queues):
+            self._touch()
             self._publish()
             if not self._advance():
                 for queue in self.queues:
@@ -187,6 +194,13 @@ class ProgramServer:
         """Push at most one sample of each queue; return False if no queue had one."""
         pushed = [queue.advance(self._worker, self._connection.now) for queue in self.queues]
         return any(pushed)
+
+    def _touch(self) -> None:
+        """Renew the times of the queues, from which their retention counts; see mpips.transport.region."""
+        if self._untouched.is_over:
+            self._untouched = Patience(TOUCH_S)
+            for queue in self.queues:
+                queue.memory.touch()
 
     def _publish(self) -> None:
         """Copy the table by which programs are steered into the queues, if it has changed."""
@@ -228,6 +242,7 @@ class ProgramServer:
                         f"{self._stream.name!r} from the programs of producers {self._late()}"
                     )
                 self._connection.check_cut_in_wait()
+                self._touch()
                 self._publish()
                 time.sleep(pause_s)
                 pause_s = min(1.5 * pause_s, most_s)

@@ -56,15 +56,16 @@ Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
 SwitchClock: TypeAlias = Annotated[
     int, Meta(ge=1, le=2**53, description="clocks since the start of the run")
 ]
-PLATEAU: Literal["plateau"] = "plateau"
+UNEVEN: Literal["uneven"] = "uneven"
 SwitchPlace: TypeAlias = Annotated[
-    SwitchClock | Literal["plateau"], Meta(description="clocks since the start of the run")
+    SwitchClock | Literal["plateau", "uneven"],
+    Meta(description="clocks since the start of the run"),
 ]
 SwitchRate: TypeAlias = Annotated[float, Meta(gt=0, le=1e6)]
 OwnSwitchRate: TypeAlias = Annotated[SwitchRate | None, Meta(description="factor")]
 NEVER = 2**64 - 1  # a clock that no run reaches
-# The keys of MODELS and of POLICIES.
-ConsistencyName: TypeAlias = Literal["bsp", "ssp", "asp", "local_sgd", "diloco", "switch"]
+# The keys of MODELS and "auto", and the keys of POLICIES.
+ConsistencyName: TypeAlias = Literal["bsp", "ssp", "asp", "local_sgd", "diloco", "switch", "auto"]
 PolicyName: TypeAlias = Literal["accept", "scale", "reject", "compensate"]
 
 
@@ -245,13 +246,21 @@ class Switch:
     With at = "plateau" server 0 decides on the clock, once in a run: when the noise of the mean gradient of
     all workers is as large as the gradient itself, by 8 pairs of clocks. With n workers that is R >= n for
     the R of Ringmaster ASGD (see Reject): a staleness below R slows training down by a constant factor at
-    most, and that of ASP with even workers is n - 1. All servers and workers have the clock before any of
-    them comes to it. See native/src/server/plateau.hpp and server_switch.cpp.
+    most, and that of ASP with even workers is n - 1. See native/src/server/plateau.hpp.
+
+    With at = "uneven" server 0 decides on the clock, once in a run: when the workers would push a tenth more
+    gradients per second under ASP, by the time that each needs for a clock without waiting for others. So a
+    job stays under BSP as long as its workers are equally fast. The name "auto" of a consistency model is
+    Switch(BSP(), ASP(), "uneven"). See native/src/server/evenness.hpp.
+
+    All servers and workers have a decision before any of them comes to its clock. See
+    native/src/server/server_switch.cpp.
 
     Attributes:
         first: BSP without backup workers.
         then: ASP with the policy Accept, Scale or Reject with a number.
-        at: Clock of the run at which ASP begins, so the number of clocks under BSP; or "plateau".
+        at: Clock of the run at which ASP begins, so the number of clocks under BSP; or "plateau"
+            or "uneven".
         rate: Factor of the learning rate from that clock on; None: as above.
     """
 
@@ -290,7 +299,9 @@ class Switch:
     @property
     def place(self) -> str:
         """Where the switch is, for messages."""
-        return "a plateau" if isinstance(self.at, str) else f"clock {self.at}"
+        if isinstance(self.at, str):
+            return "uneven workers" if self.at == UNEVEN else "a plateau"
+        return f"clock {self.at}"
 
     def rate_of(self, n_workers: int) -> float:
         """Return the factor of the learning rate under ASP in a job with this number of workers."""
@@ -305,6 +316,7 @@ PLAIN_MODELS: dict[str, type[BSP | SSP | ASP | LocalSGD | DiLoCo]] = {
     c.name: c for c in (BSP, SSP, ASP, LocalSGD, DiLoCo)
 }
 MODELS: dict[str, type[Consistency]] = {**PLAIN_MODELS, Switch.name: Switch}
+AUTOMATIC = Switch(BSP(), ASP(), UNEVEN)
 
 
 def of_name(name: str) -> Consistency:
@@ -313,12 +325,14 @@ def of_name(name: str) -> Consistency:
     Raises:
         ConfigError: There is no such model; lists the names. Or it has no defaults.
     """
+    if name.lower() == AUTO:
+        return AUTOMATIC
     if name.lower() not in MODELS:
-        raise unknown_name("consistency", name, MODELS)
+        raise unknown_name("consistency", name, [*MODELS, AUTO])
     if name.lower() == Switch.name:
         raise ConfigError(
             "consistency = 'switch' needs the clock of the switch: use Switch(BSP(), ASP(), at=1000), or "
-            "at='plateau'"
+            "at='plateau' or at='uneven'"
         )
     return PLAIN_MODELS[name.lower()]()
 
@@ -334,7 +348,7 @@ def bsp_until(consistency: Consistency, clocks_before: int) -> int:
     """Return the clock of this launch at which a table's BSP ends: NEVER under BSP, 0 under SSP and ASP.
 
     Args:
-        consistency: The table's model. For Switch at a plateau the result is NEVER: a server decides.
+        consistency: The table's model. For a Switch that a server decides on the result is NEVER.
         clocks_before: Clocks of the run at the launch's clock 0.
     """
     if isinstance(consistency, Switch):
@@ -357,7 +371,7 @@ def native(consistency: Consistency, n_workers: int) -> _native.ConsistencyConfi
             mean=consistency.first.reduce == "mean",
             switch_at=0 if isinstance(consistency.at, str) else consistency.at,
             rate=consistency.rate_of(n_workers),
-            plateau=consistency.is_adaptive,
+            finds_switch=consistency.is_adaptive,
         )
     policy = Accept() if isinstance(consistency, BSP) else consistency.policy
     return _native.ConsistencyConfig(

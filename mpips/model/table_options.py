@@ -98,7 +98,8 @@ def _settle_rules(table: Table, is_dense: bool) -> None:
         if what == "consistency" and not isinstance(value, Consistency):
             raise ConfigError(
                 f"table {name!r}: {what} = {shown}: must be BSP(), SSP(bound=2), ASP(), LocalSGD() or "
-                "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco; or Switch(BSP(), ASP(), at=1000)"
+                "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco, auto; or Switch(BSP(), ASP(), "
+                "at=1000)"
             )
         object.__setattr__(table, what, value)
     if is_dense and table.optimizer.n_row_state:

@@ -7,15 +7,19 @@ from typing import NamedTuple
 
 from mpips import _native
 from mpips.errors import ConfigError
-from mpips.model.consistency import Switch
+from mpips.model.consistency import UNEVEN, Switch
 from mpips.model.job_tables import switch_of
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import Table
 
-# The measure of a plateau; see native plateau.hpp.
+# The measure of a plateau; see native/src/server/plateau.hpp.
 EVERY = 8  # clocks from pair to pair
 PAIRS = 8  # pairs of clocks of an estimate
 RATIO = 1.0  # least ratio of the variance of a gradient of all workers to its squared norm
+# The measure of uneven workers; see native/src/server/evenness.hpp.
+FIRST = 16  # clocks of the first window
+LONGEST = 256  # clocks of the longest windows
+GAIN = 1.1  # least ratio of gradients per second under ASP to that under BSP
 
 
 class SwitchDecision(NamedTuple):
@@ -31,7 +35,7 @@ class SwitchDecision(NamedTuple):
 
 
 class SwitchControl:
-    """Reports the switch, and with at = "plateau" the decision on its clock. For the server's loop alone.
+    """Reports the switch, and if it is decided on the decision on its clock. For the server's loop alone.
 
     Attributes:
         decision: The decision that this server has taken or received in this launch; None: no such decision.
@@ -52,9 +56,12 @@ class SwitchControl:
             ConfigError: Server 0 has no part of a table that it can measure.
         """
         self._core = core
-        self._is_adaptive = switch.is_adaptive
+        self._is_adaptive, self._at = switch.is_adaptive, switch.at
         self.decision: SwitchDecision | None = None
         if not self._is_adaptive or index != 0:
+            return
+        if switch.at == UNEVEN:
+            core.find_uneven(FIRST, LONGEST, GAIN)
             return
         if not any(measures(core, i, table) for i, table in enumerate(tables)):
             raise ConfigError(
@@ -92,7 +99,7 @@ class SwitchControl:
             self.decision = SwitchDecision(self._known, self._reason())
             if self.decision.reason:
                 lines.append(
-                    f"clock of Switch(at='plateau') is {self._known}: from this step of the run on "
+                    f"clock of Switch(at={self._at!r}) is {self._known}: from this step of the run on "
                     f"consistency is ASP, BSP before it: {self.decision.reason}"
                 )
         if not self._has_switched and self._core.has_switched():
@@ -104,6 +111,12 @@ class SwitchControl:
         return lines
 
     def _reason(self) -> str:
+        if (last := self._core.evenness()) is not None:
+            return (
+                f"under ASP workers would push {last.gain:.2f} times as many gradients per second: of a "
+                f"clock of {_ms(last.clock_s)} they need {_ms(last.fastest_s)} to {_ms(last.slowest_s)}, "
+                f"worker {last.slowest} most, by {last.clocks} clocks at server 0"
+            )
         found = self._core.plateau()
         if found is None or not any(found):
             return ""
@@ -112,6 +125,11 @@ class SwitchControl:
             f"the variance of the gradient of all workers is {noise:.4g}, its squared norm {signal:.4g}, by "
             "pairs of clocks at server 0"
         )
+
+
+def _ms(seconds: float) -> str:
+    """Return a time in milliseconds with three digits."""
+    return f"{1e3 * seconds:.3g} ms"
 
 
 def measures(core: _native.ServerCore, index: int, table: Table) -> bool:

@@ -157,7 +157,8 @@ def _why_not_table(table: Table) -> str:
     if isinstance(table.consistency, BSP) and table.consistency.backup:
         return "backup workers, which skip clocks by time; set backup = 0"
     if isinstance(table.consistency, Switch) and table.consistency.is_adaptive:
-        return "Switch at a plateau, whose clock is not recorded; give its clock as a number"
+        place = table.consistency.place
+        return f"Switch at {place}, whose clock is not recorded; give its clock as a number"
     if isinstance(table, EmbeddingTable) and table.storage is not None:
         return "storage, whose files are not recorded; leave it out"
     if table.compression is not None:

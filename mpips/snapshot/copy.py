@@ -4,9 +4,9 @@ To allocate new memory takes several times as long as to copy into it, because t
 its first access. So the server allocates the memory of the copy and accesses all its pages before the rings
 are held.
 
-Until the next cut this memory has the bytes of the last one. So what has changed since then is found by
-comparing the shards with it, in the same pass as the copy: pushes note nothing, and whatever has changed a
-row, its state or its count is found.
+Until the next cut this memory has the bytes of the last one. So the copy compares the shards with it in the
+same pass, and finds all changes since then. Pushes need not note which rows they change, and no change of a
+row, its state or its count is missed.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class ServerCopy:
     The writer of a checkpoint may read the copy until the next `copy`.
 
     Attributes:
-        changed: Changes of the last copy against the one before, by name of the table; None: `compares` is
-            False, it was the first copy, or there was other memory for the one before.
+        changed: Changes of the last copy against the previous one, by name of the table; None: `compares` is
+            False, it was the first copy, or the memory of a table was allocated anew since the previous one.
     """
 
     def __init__(
@@ -189,13 +189,12 @@ class ServerCopy:
             server: The server whose shards are copied.
             placement: The parts of tables on each server.
             tables: All tables of the job.
-            compares: Find out what each copy changes.
+            compares: Find the changes of each copy against the previous one.
         """
         self.changed: dict[str, Changed] | None = None
         self._compares = compares
-        self._lengths: list[int | None] = [
-            None for _ in tables
-        ]  # of the last copy, if it is in memory
+        # Number of rows or elements of the last copy, by table; None: memory does not hold that copy.
+        self._lengths: list[int | None] = [None for _ in tables]
         self._server = server
         self._placement = placement
         self._tables = list(tables)
@@ -292,12 +291,12 @@ def _copy_elements(memory: tuple[Array, ...], arrays: tuple[Array, ...], before:
 def _copy_rows(memory: tuple[Array, ...], arrays: tuple[Array, ...], before: int) -> Changed:
     """Copy keys, rows and uses of an embedding table; return which rows have changed, and removed keys.
 
-    A row that lies where another one was counts as changed.
+    A row at the former place of another key counts as changed.
 
     Args:
-        memory: Arrays of the copy before, with room for all rows.
+        memory: Arrays of the previous copy, with room for all rows.
         arrays: Arrays of the server.
-        before: Number of rows of the copy before.
+        before: Number of rows of the previous copy.
     """
     old, new = memory[0][:before], arrays[0]
     n = min(len(old), len(new))
@@ -315,6 +314,6 @@ def _copy_rows(memory: tuple[Array, ...], arrays: tuple[Array, ...], before: int
 
 
 def _copy_units(to: Array, array: Array, unit: int, marks: NDArray[np.uint8]) -> None:
-    """Copy an array in units of so many bytes, and mark those that differ."""
+    """Copy an array in units of `unit` bytes, and set the marks of those that differ."""
     flat = to.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8)
     _native.copy_changed(*flat, unit, marks)

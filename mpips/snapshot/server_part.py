@@ -128,7 +128,7 @@ class ServerPart:
         self._run = run
         self._incremental = saving.triggers.incremental
         self._server_copy = ServerCopy(server, placement, tables, self._incremental > 1)
-        # Place in its chain of the checkpoint whose copy is in memory; None: nothing can continue it.
+        # Place in a chain of the checkpoint that was written from the last copy; None: the next one is whole.
         self._place: ChainEnd | None = None
         self._attachments = Attachments(saving.attached)
         self._id = 0  # number of the cut under way; 0: there is none
@@ -231,7 +231,7 @@ class ServerPart:
         start = time.monotonic()
         # Stop a step-by-step allocation: the copy allocates what is missing.
         self._work = None
-        # From here on the memory has a cut that is in no checkpoint yet.
+        # The copy is in no checkpoint until it has been written.
         place, self._place = self._place, None
         try:
             shards = self._server_copy.copy()
@@ -279,9 +279,12 @@ class ServerPart:
         self._send(Saved(number, path, error, note))
 
     def _increment(self, place: ChainEnd | None) -> Increment | None:
-        """Return what has changed since a place in a chain if the next checkpoint may be a link.
+        """Return the changes since the previous checkpoint; None: the next one has whole tables.
 
         The best checkpoint and an exchange are whole, because they are read without the chain.
+
+        Args:
+            place: Place of the previous checkpoint in its chain; None: it was not written.
         """
         changed = self._server_copy.changed
         if place is None or changed is None or place.index + 1 >= self._incremental:
@@ -392,7 +395,7 @@ class ServerPart:
     def _save(self, between: Callable[[], object]) -> tuple[CheckpointInfo, str]:
         """Try once to write the last checkpoint; return it and the note of `_retain`."""
         parts = self._positions()
-        # No worker has ended a clock since the last checkpoint: it is the one to write, if it is whole.
+        # If no worker has ended a clock since the last checkpoint, and it is whole, write no other one.
         if self._last is not None and _contents(self._last[0]) == _contents(parts):
             last = self._last[1]
             if last.place is None or last.place.index == 0:

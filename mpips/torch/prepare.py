@@ -194,7 +194,8 @@ def prepare(
     else:
         make_streamed(model, part, streamed)
     takes_state = streamed is None and not isinstance(rules, Local)
-    trained = _stepping(optimizer, job, found, own, part, overlap, takes_state)
+    is_staged = division is not None
+    trained = _stepping(optimizer, job, found, own, part, overlap, takes_state, is_staged)
     if division is not None:
         division.take_optimizer(trained)
         job.add(division)
@@ -298,7 +299,7 @@ def _division(
             )
     found = cut(model, stages)
     job.divide(len(found))
-    return Division(job, found)
+    return Division(job, model, found)
 
 
 def _of_stage(found: _ModelTables, division: Division) -> _ModelTables:
@@ -477,6 +478,7 @@ def _stepping(
     part: ModelPart,
     overlap: bool | None,
     takes_state: bool,
+    is_staged: bool,
 ) -> torch.optim.Optimizer | None:
     """Prepare the optimizer; make one for a model that has embeddings and no parameters.
 
@@ -509,6 +511,7 @@ def _stepping(
         overlap,
         added,
         takes_state,
+        is_staged,
     )
     make_stepping(optimizer, stepping, layers)
     job.restore("optimizer", stepping)

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import UninitializedParameter
 
 from mpips.errors import ConfigError
 from mpips.torch.embedding import Embedding
+from mpips.torch.module import Refresh
 
 Stages = int | Sequence[str]
 
@@ -107,9 +109,38 @@ def units_of(model: nn.Module) -> list[Unit]:
     return units
 
 
+def containers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules that a model in stages does not call, each with its path: "" for the model."""
+    return [(path, m) for path, m in model.named_modules() if m is model or _is_container(m)]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if a module has hooks of the script."""
+    return bool(
+        module._forward_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or any(not isinstance(hook, Refresh) for hook in module._forward_pre_hooks.values())
+    )
+
+
+def check_not_called(containers: Sequence[tuple[str, nn.Module]]) -> None:
+    """Raise ConfigError if one of these has hooks or a replaced forward. Cheap; for every call."""
+    for path, module in containers:
+        if has_hooks(module):
+            raise ConfigError(
+                f"a model in stages: {path or 'the model'} has hooks, which would not run, since its layers "
+                "are called one by one: register them on its layers"
+            )
+        if "forward" in vars(module):
+            raise ConfigError(
+                f"a model in stages: the forward of {path or 'the model'} was replaced by another function, "
+                "which would not run, since its layers are called one by one: give its class this forward"
+            )
+
+
 def _check(model: nn.Module) -> None:
     """Raise ConfigError for models that cannot have stages, whatever the cut."""
-    containers = [(path, m) for path, m in model.named_modules() if m is model or _is_container(m)]
     for path, module in model.named_modules():
         if isinstance(module, Embedding):
             raise ConfigError(
@@ -121,13 +152,13 @@ def _check(model: nn.Module) -> None:
                 f"prepare: stages with {path or 'a model'} compiled by torch.compile or torch.jit: give "
                 "the module as it was before"
             )
-    for path, module in containers:
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            raise ConfigError(
-                f"prepare: stages: {path or 'the model'} has hooks, which would not run, since its stages "
-                "are called one by one: register them on its layers"
-            )
+    check_not_called(containers_of(model))
     for name, p in model.named_parameters():
+        if isinstance(p, UninitializedParameter):
+            raise ConfigError(
+                f"prepare: stages: the parameter {name!r} has no shape yet (a lazy module): call the model "
+                "once before prepare"
+            )
         if p.device.type not in ("cpu", "meta"):
             raise ConfigError(
                 f"prepare: stages: the parameter {name!r} is on {p.device}: stages need the CPU; use "

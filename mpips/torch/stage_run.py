@@ -9,26 +9,30 @@ them.
 All messages of a clock are exchanged in front of the pushes of its step (see mpips.worker.messages). Every
 wait for one ends after the job's timeout with a StallError that names the late worker.
 
-Random numbers: torch's generator of the CPU is seeded in front of each unit, by (seed, pipeline, step, pass
-of the step, unit, micro-batch). So dropout draws the same numbers for every cut and every number of workers
-of a pipeline. The generators have their states of before when the step ends.
+Random numbers: the default generators of torch, NumPy and Python are seeded in front of each unit and of the
+loss, by (seed, pipeline, step, pass of the step, unit, micro-batch). So dropout draws the same numbers for
+every cut and every number of workers of a pipeline. The generators have their states of before when the step
+ends. Backward passes are not seeded: torch.utils.checkpoint repeats torch's numbers by itself.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from mpips.errors import ConfigError
 from mpips.torch.generators import mix, restore_defaults
-from mpips.torch.stage_cut import Unit
+from mpips.torch.stage_cut import Unit, has_hooks
 from mpips.torch.stage_order import Action, Schedule, bounds_of, order_of
 from mpips.torch.stage_values import (
     Flat,
@@ -45,8 +49,16 @@ from mpips.torch.stage_values import (
 UNIT_TAG = 0x746F7263682D756E
 _EVALUATION_TAG = 0x746F7263682D6576
 Kind = Literal["forward", "backward", "loss", "output", "norms", "state"]
-_KINDS = ("forward", "backward", "loss", "output", "norms", "state")
+_KINDS: tuple[Kind, ...] = ("forward", "backward", "loss", "output", "norms", "state")
 _FIRST_TAG = 1 << 62  # above those of the script's own messages
+_CONTENTS: dict[Kind, str] = {
+    "forward": "the result of the stage for micro-batch {}",
+    "backward": "the gradients of micro-batch {}",
+    "loss": "the loss of forward_backward",
+    "output": "the result of the model",
+    "norms": "the norms for clip_grad_norm_",
+    "state": "the state for full_state_dict",
+}
 
 Loss = Callable[[Any, Any], torch.Tensor]
 AnyArray = NDArray[Any]
@@ -118,6 +130,14 @@ def _tag(kind: Kind, number: int) -> int:
     return _FIRST_TAG + (_KINDS.index(kind) << 48) + number
 
 
+def text_of_tag(tag: int) -> str:
+    """Return what a message with a tag contains, as errors name it."""
+    kind, number = divmod(tag - _FIRST_TAG, 1 << 48)
+    if not 0 <= kind < len(_KINDS):
+        return f"tag {tag}"
+    return _CONTENTS[_KINDS[kind]].format(number)
+
+
 class _Entered(torch.autograd.Function):
     """A result with the values that a stage has received, which its first layer may change in place."""
 
@@ -138,7 +158,7 @@ class StagePasses:
         self._units = units
         self._open: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
-    def forward(self, m: int, received: Flat, seed: Callable[[int], None]) -> Tree:
+    def forward(self, m: int, received: Flat, seed: Callable[[int, nn.Module], None]) -> Tree:
         """Return the result for micro-batch `m`. `seed` is called with the place of each unit."""
         leaves = [tensor for tensor in received.tensors if tensor.requires_grad]
         entered = [
@@ -147,7 +167,7 @@ class StagePasses:
         ]
         x = unflatten(Flat(received.structure, entered))
         for place, unit in self._units:
-            seed(place)
+            seed(place, unit.module)
             x = unit.module(x)
         self._open[m] = leaves, []
         return x
@@ -179,7 +199,11 @@ class StagePasses:
 
 
 class Pipeline:
-    """The stages that a worker computes, and its passes over them."""
+    """The stages that a worker computes, and its passes over them.
+
+    Attributes:
+        n_units: Number of units of all stages.
+    """
 
     def __init__(self, stages: Sequence[Sequence[Unit]], links: StageLinks, seed: int) -> None:
         """Take all stages of a model.
@@ -191,6 +215,7 @@ class Pipeline:
         """
         # A module that is called twice has two places, and so other random numbers in each call.
         firsts = [0, *accumulate(len(own) for own in stages)]
+        self.n_units = firsts[-1]
         self._stages = {
             number: StagePasses(list(enumerate(stages[number], firsts[number])))
             for number in links.own
@@ -345,7 +370,7 @@ class _Step:
         self.total = 0.0
         self._inputs, self._targets, self._loss = inputs, targets, loss
         self._stages, self._links = pipeline.stages, pipeline.links
-        self._seed = pipeline.seed_of(clock)
+        self._seed, self._n_units = pipeline.seed_of(clock), pipeline.n_units
         self._call = ["forward_backward", *clock]
         self._last = self._links.n_stages - 1
         # Samples of the batch, number of its micro-batches, and its digest, which the stages compare.
@@ -396,6 +421,7 @@ class _Step:
         """Return the part of a micro-batch in the loss of the batch."""
         first, end = self.bounds[m]
         targets = samples(self._targets, first, end, "the targets of forward_backward")
+        _seed_all(mix(self._seed, m, self._n_units))
         loss = self._loss(found, targets)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise ConfigError(
@@ -432,9 +458,30 @@ def _check_call(theirs: Sequence[Any], own: Sequence[Any], number: int) -> None:
         )
 
 
-def _seed_unit(seed: int, m: int, place: int) -> None:
+def _seed_unit(seed: int, m: int, place: int, module: nn.Module) -> None:
     """Seed the random numbers of a unit for a micro-batch."""
-    torch.default_generator.manual_seed(mix(seed, m, place))
+    word = mix(seed, m, place)
+    if _draws_of_torch_alone(module):
+        torch.default_generator.manual_seed(word)
+    else:
+        _seed_all(word)
+
+
+def _seed_all(word: int) -> None:
+    """Seed the default generators. NumPy takes a seed of 32 bits in a sixth of the time of a longer one."""
+    torch.default_generator.manual_seed(word)
+    random.seed(word)
+    np.random.seed(word >> 32)
+
+
+def _draws_of_torch_alone(module: nn.Module) -> bool:
+    """Return True for plain layers of torch. Seeding all generators takes longer than a small layer."""
+    return all(
+        type(m).__module__.startswith("torch.nn.modules.")
+        and not has_hooks(m)
+        and "forward" not in vars(m)
+        for m in module.modules()
+    )
 
 
 def _described(value: object) -> str:

@@ -95,6 +95,8 @@ def to_arrays(flat: Flat, head: Mapping[str, Any]) -> Iterator[AnyArray]:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    # NumPy has no tensors that are conjugated or negated when they are read.
+    tensor = tensor.resolve_conj().resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.clone()
 
 

@@ -21,11 +21,19 @@ from mpips.torch.generators import mix
 from mpips.torch.job import TorchJob
 from mpips.torch.model_part import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
-from mpips.torch.stage_cut import Unit
+from mpips.torch.stage_cut import Unit, check_not_called, containers_of
 from mpips.torch.stage_order import SCHEDULES, Schedule
-from mpips.torch.stage_run import UNIT_TAG, Loss, Pipeline, StageLinks, norms_of, total_norm
+from mpips.torch.stage_run import (
+    UNIT_TAG,
+    Loss,
+    Pipeline,
+    StageLinks,
+    norms_of,
+    text_of_tag,
+    total_norm,
+)
 from mpips.torch.stepping import Stepping
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 
 class OtherStageParameter(torch.nn.Parameter):
@@ -59,11 +67,15 @@ class Division:
     Attributes:
         stages: The units of each stage.
         own: Stages of this worker: all in a job of one worker.
+        containers: The modules that it does not call, each with its path.
     """
 
-    def __init__(self, job: TorchJob, stages: Sequence[Sequence[Unit]]) -> None:
-        """Take all stages of the model."""
+    def __init__(
+        self, job: TorchJob, model: torch.nn.Module, stages: Sequence[Sequence[Unit]]
+    ) -> None:
+        """Take all stages of a model."""
         self.stages = stages
+        self.containers = containers_of(model)
         self._job = job
         n = len(stages)
         self.own = list(range(n)) if job.n_stages == 1 else [job.script.rank % n]
@@ -360,9 +372,12 @@ class StagedModule(PreparedModule):
 
     def _mpips_connected(self) -> Pipeline:
         """Return the passes over the stages; the job has started."""
+        check_not_called(self._mpips_division.containers)
         if self._mpips_pipeline is None:
             job, division = self._mpips_job, self._mpips_division
-            links = StageLinks(job.start(), len(division.stages), is_alone=not division.is_divided)
+            worker = job.start()
+            connection_of(worker).messages.text_of = text_of_tag
+            links = StageLinks(worker, len(division.stages), is_alone=not division.is_divided)
             seed = mix(UNIT_TAG, job.script.seed, job.pipeline)
             self._mpips_pipeline = Pipeline(division.stages, links, seed)
         return self._mpips_pipeline

@@ -50,6 +50,7 @@ class Stepping:
         overlap: bool | None,
         added: Sequence[torch.Tensor] = (),
         takes_state: bool = True,
+        is_staged: bool = False,
     ) -> None:
         """Take what a step pushes.
 
@@ -64,9 +65,11 @@ class Stepping:
             overlap: Push gradients while backward runs; see Overlap.
             added: Parameters in the first param group that the script has not given: layers of rows.
             takes_state: The servers can begin with the state of an optimizer of torch.
+            is_staged: The model is in stages, whatever the number of workers.
         """
         self._job = job
         self._added, self._takes_state = {id(p) for p in added}, takes_state
+        self._is_staged = is_staged
         self._is_partial = False  # workers of other stages have some of the parameters
         self._optimizer = optimizer
         self._groups = groups
@@ -191,6 +194,14 @@ class Stepping:
         """Return a block that drops the gradients of the optimizer."""
         self._job.progress.losses.drop()
         return self._job.skips.dropping([self], sets_to_none)
+
+    def check_scaler(self) -> None:
+        """Raise ConfigError if a GradScaler must not make the step."""
+        if self._is_staged:
+            raise ConfigError(
+                "GradScaler with a model in stages: each worker would look for infinity in the gradients of "
+                "its stage alone; train without it, for example in bfloat16, which needs no scale"
+            )
 
     def unscale(self, scale: torch.Tensor) -> None:
         """Divide all gradients by the factor by which GradScaler has multiplied the loss, in place.
@@ -466,6 +477,9 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
         Not collective; blocks only while a ring is full. The next forward pass waits for the values.
         Called by a GradScaler that has found infinity, it ends the clock without a push.
+
+        Raises:
+            ConfigError: A GradScaler calls it, and the model is in stages.
         """
         loss = None
         if closure is not None:
@@ -474,6 +488,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self._opt_called = True
         # GradScaler sets both while it calls this method; the scale is None if `unscale_` was called before.
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found is not None or scale is not None:
+            self._mpips_stepping.check_scaler()
         if found is not None and float(found):
             self._mpips_stepping.skip()
             return loss

@@ -84,12 +84,17 @@ class Orders:
         heapq.heappush(self._waiting, (urgency, self.n_added, writing))
         self.n_added += 1
 
-    def add_tick(self, clock: int) -> None:
-        """Add the end of a clock, behind all orders of the clock."""
-        self.add((clock, 1 << 62), self._tick(clock))
+    def add_tick(self, clock: int, own_us: int = 0) -> None:
+        """Add the end of a clock, behind all orders of the clock.
 
-    def _tick(self, clock: int) -> Writing:
-        while not self.writer.tick(clock):
+        Args:
+            clock: The clock that ends.
+            own_us: The worker's own time in it, microseconds; 0: not measured.
+        """
+        self.add((clock, 1 << 62), self._tick(clock, own_us))
+
+    def _tick(self, clock: int, own_us: int) -> Writing:
+        while not self.writer.tick(clock, own_us):
             yield False
         self.put_records()
 

@@ -10,6 +10,10 @@ touched them for a day; normally the run itself removes them. All users can list
 the 128 bits of a run (TOKEN) are those of its first launch. So each process adds random DIGITS to the names
 that it makes, and no other user can take the name of a file that a later launch will make. A file of a run is
 found by its part and its owner; files of other users with such names are ignored everywhere.
+
+Queues of samples (native/src/queue/sample_queue.hpp) are named `mpips_queue.UID.NAME.NUMBER`, and their locks
+are others. Between two launches of a job no process may use its queues. So `sweep` removes them, like
+persistent files, a day after their last use.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from mpips.process.patience import Patience
 
 SHM = Path("/dev/shm")
 PREFIX = "mpips"
+QUEUE_PREFIX = "mpips_queue"  # of queues of samples
 MOST_RESERVED = 1 << 40  # bytes of address space of one mapping, at most
 
 # Bytes of address space that the embedding tables of one server share. A process has 128 TiB, and it may also
@@ -50,6 +55,9 @@ KEEP_S = 24 * 3600.0  # seconds after which an untouched persistent file may be 
 TAKE_OVER_S = 2.0  # seconds to wait for a file that a killed process still has mapped
 TOUCH_S = 600.0  # seconds between renewals of the modification times of a run's files
 EXCHANGE = "exchange"  # part of the name of a run's exchange, a folder; see mpips.recovery.exchange
+_HALF_MADE = re.compile(
+    r".*\.[0-9]+\.new-[0-9]+"
+)  # a queue that its worker has not linked into place
 _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token: digits, part
 
 
@@ -218,6 +226,7 @@ def sweep(spare: str = "") -> list[str]:
     uid = os.geteuid()
     found = list(SHM.glob(f"{PREFIX}-{uid}-*"))
     found += [p for p in SHM.glob(f"{PREFIX}-{_PERSISTENT_WORD}-{uid}-*") if is_old(p)]
+    found += [p for p in queues(SHM) if not is_for_next_launch(p)]
     if is_persistent(spare):
         spared = (f"{_prefix(spare)}.", f"{_prefix(spare)}-")
         found = [p for p in found if not p.name.startswith(spared)]
@@ -229,11 +238,25 @@ def remove_unused(path: Path) -> bool:
     if path.name.endswith(f"-{EXCHANGE}") and is_own_folder(path):
         shutil.rmtree(path, ignore_errors=True)
         return not path.exists()
+    if path.name.startswith(f"{QUEUE_PREFIX}."):
+        return _native.QueueServer.remove_if_unused(str(path))
     return bool(_native.SharedMemory.remove_if_unused(path.name))
 
 
+def queues(folder: Path) -> list[Path]:
+    """Return what has names of this user's queues of samples in a folder, sorted."""
+    return sorted(folder.glob(f"{QUEUE_PREFIX}.{os.geteuid()}.*"))
+
+
+def is_for_next_launch(path: Path) -> bool:
+    """Return whether a persistent file or a queue, which no process uses, stays for the next launch."""
+    is_queue = path.name.startswith(f"{QUEUE_PREFIX}.") and not _HALF_MADE.fullmatch(path.name)
+    is_persistent_file = path.name.startswith(f"{PREFIX}-{_PERSISTENT_WORD}-")
+    return (is_queue or is_persistent_file) and not is_old(path)
+
+
 def is_old(path: Path) -> bool:
-    """Return whether no process has touched a persistent file for a day."""
+    """Return whether no process has touched a persistent file, or a queue, for a day."""
     # The wall clock may be wrong, but no file in /dev/shm is older than the machine's uptime.
     if time.clock_gettime(time.CLOCK_BOOTTIME) <= KEEP_S:
         return False

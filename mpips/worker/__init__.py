@@ -17,7 +17,7 @@ contains look-aheads, which use `row_access.py`.
 
 Clocks and checkpoints: `ticks.py` ends clocks, `arrivals.py` has the waits in front of the first tick,
 `waits.py` those for other ranks, with their errors, `agreed_bound.py` the bound of SSP("auto"), and
-`agreed_switch.py` the clock of Switch at a plateau.
+`agreed_switch.py` the clock of a Switch that server 0 decides on.
 `cut_records.py` and the folder `image` are what the worker writes for checkpoints, `best.py` writes the best
 one. `collectives.py` has gathers and reductions, `messages.py` arrays from one worker to another.
 `staging.py` is memory that servers read in place, and `buffers.py` divides a node's shared memory among all

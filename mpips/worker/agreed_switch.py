@@ -1,4 +1,7 @@
-"""The clock of Switch at a plateau, as a worker learns it; native server_switch.cpp has the argument."""
+"""The clock of a Switch that server 0 decides on, as a worker learns it.
+
+native/src/server/server_switch.cpp has the argument.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpips import _native
-from mpips.model.consistency import NEVER, Switch
+from mpips.model.consistency import NEVER, UNEVEN, Switch
 from mpips.model.job_tables import switch_of
 from mpips.model.table import Table
 
@@ -14,20 +17,31 @@ if TYPE_CHECKING:
     from mpips.worker.connection import Connection
 
 _WAIT_S = 0.02  # of one look at server 0
+_MOST_US = 2**32 - 1  # what a tick holds
 LEAD = _native.SWITCH_LEAD  # a decision at lowest clock m is on clock m + LEAD or later
 
 
 class AgreedSwitch:
     """The clock at which BSP ends, on which server 0 decides. One worker's thread uses it.
 
+    Attributes:
+        own_us: The worker's own time in the clock that ends, microseconds, without waits, pulls and cuts;
+            0: it is not measured.
+
     Before each tick the worker learns whether the clock behind it is under ASP. Rings and ports of the tables
     get the decision at once; each tick from there on names it to the other servers. It needs server 0 once
     in LEAD clocks if the workers are at the same clock.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, switch: Switch) -> None:
         """Begin without a decision; nothing is read before the first use."""
+        self.own_us = 0
         self._connection = connection
+        self._place = switch.place
+        self._measures = switch.at == UNEVEN
+        self._own_s: float | None = (
+            None  # own time of this launch up to the last tick; None: no tick yet
+        )
         self._ports: list[_native.DensePort] = []
         self._is_read = False  # the decisions of earlier launches are known
         self._known = -1  # the last clock whose tick may be written, by what is known
@@ -55,6 +69,7 @@ class AgreedSwitch:
         Raises:
             StallError: A worker has not come to the clock that this one needs within the job's timeout.
         """
+        self._measure()
         now = self._connection.now
         if now <= self._known:
             return
@@ -63,11 +78,23 @@ class AgreedSwitch:
         connection.wait_until(
             lambda: channel.wait_head(0, 0, least, _WAIT_S),
             lambda: (
-                f"it is not known whether Switch at a plateau is at clock {now + 1} before all workers have "
-                f"reached clock {least}{connection.blame(0)}"
+                f"it is not known whether Switch at {self._place} is at clock {now + 1} before all workers "
+                f"have reached clock {least}{connection.blame(0)}"
             ),
         )
         self._read()
+
+    def after_tick(self) -> None:
+        """Begin to measure the own time in the next clock."""
+        if self._measures:
+            self._own_s = self._connection.spent.own_s()
+
+    def _measure(self) -> None:
+        """Note the own time since the last tick."""
+        self.own_us = 0
+        if self._own_s is not None and self._end == NEVER:
+            own_s = self._connection.spent.own_s() - self._own_s
+            self.own_us = min(max(int(1e6 * own_s), 1), _MOST_US)
 
     def _read(self) -> None:
         """Read the lowest clock of all workers, and then the decision."""
@@ -84,6 +111,6 @@ class AgreedSwitch:
 
 
 def agreed_switch(connection: Connection, tables: Sequence[Table]) -> AgreedSwitch | None:
-    """Return the switch of a worker; None: no table is under Switch at a plateau."""
+    """Return the switch of a worker; None: no table is under a Switch that server 0 decides on."""
     switch: Switch | None = switch_of(tables)
-    return AgreedSwitch(connection) if switch is not None and switch.is_adaptive else None
+    return AgreedSwitch(connection, switch) if switch is not None and switch.is_adaptive else None

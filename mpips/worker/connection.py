@@ -81,7 +81,7 @@ class Connection:
         coming: The values that the worker has asked for in advance; None: no such values.
         record: The worker's part in a record or in a replay; None: the job has none.
         agreed_bound: The bound of SSP("auto") at this worker's clock; None: no table has such a bound.
-        agreed_switch: The clock of Switch at a plateau; None: no table is under it.
+        agreed_switch: The clock of a Switch that server 0 decides on; None: no table is under one.
         n_stages: Number of stages of the model; 1: no table belongs to one.
         clock_tables: Tables whose lowest clocks together are that of all workers.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.

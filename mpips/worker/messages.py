@@ -16,7 +16,7 @@ reason: it waits for workers, which may be held at their cut records.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +39,11 @@ _PAUSE_S = 0.0002  # s between two later looks
 
 
 class ArrayMessages:
-    """The messages of one worker. Not thread-safe."""
+    """The messages of one worker. Not thread-safe.
+
+    Attributes:
+        text_of: Returns what a message with a tag contains, for errors; the tag itself as default.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class ArrayMessages:
         self._cuts_apart = cuts_apart
         self._refuse_memory = refuse_memory
         self._has_begun = False
+        self.text_of: Callable[[int], str] = "tag {}".format
 
     def send(self, array: Any, to: int, tag: int) -> None:
         """Send a copy of an array; see Worker.send."""
@@ -80,7 +85,7 @@ class ArrayMessages:
             self._wait(
                 to,
                 lambda: mail.unreceived_bytes(to) <= MOST_BYTES,
-                f"sending to worker {to} (tag {tag})",
+                f"sending to worker {to} ({self.text_of(tag)})",
                 lambda: (
                     f"{self._names[to]} has not received {mail.unreceived_bytes(to) >> 20} MiB of messages"
                 ),
@@ -102,7 +107,7 @@ class ArrayMessages:
             self._wait(
                 source,
                 lambda: self._has_come(source, tag),
-                f"receiving from worker {source} (tag {tag})",
+                f"receiving from worker {source} ({self.text_of(tag)})",
                 lambda: self._missing(source, tag),
             )
             message = mail.find(source, tag)
@@ -177,7 +182,7 @@ class ArrayMessages:
     def _check(self, message: ArrivedArray, out: AnyArray | None) -> None:
         """Raise ConfigError if a message is of another clock, or does not fit `out`."""
         head, found = message.head, message.array
-        where = f"recv from {self._names[head.sender]} (tag {head.tag})"
+        where = f"recv from {self._names[head.sender]} ({self.text_of(head.tag)})"
         if head.clock != self._connection.step:
             raise ConfigError(
                 f"{where}: this worker is at clock {self._connection.step}, and the message was sent at "
@@ -246,13 +251,13 @@ class ArrayMessages:
         assert self._mail is not None
         begun = self._mail.find(source, tag)
         what = (
-            f"has sent no message with tag {tag}"
+            f"has sent no message with {self.text_of(tag)}"
             if begun is None
-            else f"has not sent all of a message with tag {tag}"
+            else f"has not sent all of a message with {self.text_of(tag)}"
         )
         others = sorted(set(self._mail.tags_of(source)) - {tag})
         if others:
-            what += f" (messages with tags {others[:4]} wait to be received)"
+            what += f" (messages with {_listed(map(self.text_of, others[:4]))} wait to be received)"
         return f"{self._names[source]} {what}{self._doing(source)}"
 
     def _doing(self, worker: int) -> str:
@@ -276,6 +281,11 @@ class ArrayMessages:
             f"{'were' if n > 1 else 'was'} not received: the program of "
             f"{self._names[self._mail.dropped_by]} ended before"
         )
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _is_index(value: object) -> bool:

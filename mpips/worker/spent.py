@@ -43,6 +43,12 @@ class TimeSpent:
         self._snapshot_s += time.monotonic() - began
         self._clock.wait_s = wait_s
 
+    def own_s(self) -> float:
+        """Return the seconds so far without those of waits, pulls and cuts."""
+        clock = self._clock
+        other_s = clock.wait_s + clock.pull_s + self._pull_s + self._snapshot_s
+        return time.monotonic() - self._began - other_s
+
     def add_to(self, figures: Figures) -> None:
         """Store the times in a worker's figures."""
         clock = self._clock

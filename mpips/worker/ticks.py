@@ -100,6 +100,8 @@ class Ticks:
         if c.control.cut.pending is not None and not c.repeats:
             with c.spent.cut():
                 c.snapshot.at_tick(c.step, c.wait_until)
+        if c.agreed_switch is not None:
+            c.agreed_switch.after_tick()
 
     def _write_position(self) -> None:
         """Write the position at which the worker continues after this tick, and wait until it has arrived."""
@@ -118,15 +120,16 @@ class Ticks:
         """Write the records of the tick, and send them."""
         c = self._connection
         written = []
+        own_us = c.agreed_switch.own_us if c.agreed_switch is not None else 0
         self._first = c.written_to(0)
         for server, channel in enumerate(c.channels):
             if channel.orders is not None and not channel.orders.is_empty:
-                channel.orders.add_tick(c.now)
+                channel.orders.add_tick(c.now, own_us)
                 self._has_begun = True
                 continue
             if FAULTS:
                 _native.fault_point("ticking")
-            c.write(server, lambda to=channel: to.writer.tick(c.now))  # type: ignore[misc]
+            c.write(server, lambda to=channel: to.writer.tick(c.now, own_us))  # type: ignore[misc]
             self._has_begun = True
             written.append(server)
         if FAULTS:

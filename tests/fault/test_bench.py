@@ -7,7 +7,6 @@ import sys
 
 import launcher
 import pytest
-from long_runs import in_turn
 
 from mpips.bench import adaptive, gpu, insitu
 from mpips.bench.torch_models import RATIOS
@@ -33,17 +32,6 @@ CHECKPOINT = {
     "pushes_while_writing",
 }
 SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
-# By day one of them runs, another one for each commit.
-SUITES = [
-    *("train", "scale", "checkpoint", "plan", "recovery", "placement"),
-    *("torch", "logistic", "gpu", "diloco", "word2vec", "monitor", "elastic"),
-    "insitu",
-]
-
-
-def of_suite(name: str) -> pytest.MarkDecorator:
-    """Return the mark of the test of a suite."""
-    return in_turn(SUITES.index(name), len(SUITES))
 
 
 def quick(suite: str) -> dict:
@@ -57,7 +45,6 @@ def quick(suite: str) -> dict:
         return found
 
 
-@of_suite("train")
 def test_train_gives_every_ratio() -> None:
     found = quick("train")
     assert set(found["ratios"]) == TRAIN
@@ -68,7 +55,6 @@ def test_train_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
-@of_suite("scale")
 def test_scale_gives_every_figure() -> None:
     found = quick("scale")
     assert set(found["ratios"]) == SCALE
@@ -82,7 +68,6 @@ def test_scale_gives_every_figure() -> None:
     assert any("rank_pss" in note for note in found["notes"])
 
 
-@of_suite("checkpoint")
 def test_checkpoint_gives_every_ratio() -> None:
     found = quick("checkpoint")
     assert set(found["ratios"]) == CHECKPOINT
@@ -91,14 +76,12 @@ def test_checkpoint_gives_every_ratio() -> None:
     assert not found["skipped"]
 
 
-@of_suite("plan")
 def test_plan_gives_every_ratio() -> None:
     found = quick("plan")
     assert set(found["ratios"]) == {name for name in BARS if name.startswith("plan_")}
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@of_suite("recovery")
 def test_recovery_gives_its_figure() -> None:
     found = quick("recovery")
     figures = {name: figure["median"] for name, figure in found["figures"].items()}
@@ -110,7 +93,6 @@ def test_recovery_gives_its_figure() -> None:
     assert name in found["skipped"] or figures[name] < 1
 
 
-@of_suite("placement")
 @pytest.mark.timeout(240)
 def test_placement_gives_every_ratio() -> None:
     found = quick("placement")
@@ -119,7 +101,6 @@ def test_placement_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@of_suite("torch")
 def test_torch_gives_every_ratio() -> None:
     pytest.importorskip("torch", reason="the suite compares with PyTorch")
     found = quick("torch")
@@ -127,7 +108,6 @@ def test_torch_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@of_suite("logistic")
 def test_logistic_gives_every_ratio() -> None:
     pytest.importorskip("vowpalwabbit")
     found = quick("logistic")
@@ -136,7 +116,6 @@ def test_logistic_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@of_suite("gpu")
 def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> None:
     pytest.importorskip("torch", reason="the suite trains models of PyTorch")
     found = gpu.check("cpu", ("overlap", "rows"))
@@ -144,7 +123,6 @@ def test_the_checks_of_gpu_pass_on_one_rank_and_on_two_workers_of_the_cpu() -> N
     assert all(": passed in " in note for note in found.notes)
 
 
-@of_suite("diloco")
 def test_diloco_gives_all_ratios() -> None:
     pytest.importorskip("torch", reason="the suite trains a model of PyTorch")
     found = quick("diloco")
@@ -155,7 +133,6 @@ def test_diloco_gives_all_ratios() -> None:
     assert all(0.5 < found["ratios"][f"{name}_loss"] < 1.5 for name in diloco.VARIANTS)
 
 
-@of_suite("word2vec")
 def test_word2vec_gives_every_ratio() -> None:
     pytest.importorskip("gensim", reason="word vectors are compared with gensim")
     found = quick("word2vec")
@@ -164,7 +141,6 @@ def test_word2vec_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
-@of_suite("monitor")
 def test_monitor_gives_every_ratio() -> None:
     for name in monitor.LIBRARIES:
         pytest.importorskip(name, reason="runs are observed by it")
@@ -175,7 +151,6 @@ def test_monitor_gives_every_ratio() -> None:
     assert found["figures"]["page_cpu"]["median"] > 0
 
 
-@of_suite("elastic")
 @pytest.mark.timeout(280)
 def test_elastic_gives_every_figure_and_ratio() -> None:
     found = quick("elastic")
@@ -200,7 +175,6 @@ def test_elastic_gives_every_figure_and_ratio() -> None:
     assert sum("bar <=" in note for note in found["notes"]) == 3
 
 
-@of_suite("insitu")
 def test_insitu_gives_every_ratio() -> None:
     found = quick("insitu")
     assert {*found["ratios"], *found["skipped"]} == set(insitu.RATIOS)

@@ -19,7 +19,6 @@ from typing import Any
 import launcher
 import multinode
 import pytest
-from long_runs import in_turn
 from supervised import COUNTING, EPOCHS, expected_counts, made_data
 
 from mpips.chaos.processes import pids_of_ranks
@@ -139,7 +138,6 @@ def test_the_records_of_a_disturbed_run_are_checked_over_its_restarts(tmp_path: 
     assert f"{len(report['faults'])} restart" in found["detail"]
 
 
-@in_turn(2, 6)
 @pytest.mark.timeout(200)
 def test_ctrl_c_takes_back_a_pause_and_a_kill_of_the_command_ends_the_run(tmp_path: Path) -> None:
     arguments = ["--launch", COUNTING[0], "--every", "1s", "--intervals", "fixed", "--for", "10m"]

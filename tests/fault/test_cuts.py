@@ -57,7 +57,6 @@ MLP, FM = "paced:PacedMlp, adam", "paced:PacedFm, adagrad"
 
 
 # More servers than before: with dense tables and with rows.
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("shapes", "name"),
     [
@@ -107,7 +106,6 @@ def test_after_a_kill_bsp_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert_same(content(whole["checkpoint"]["path"]), content(rest["checkpoint"]["path"]))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "model", ["asp", *(pytest.param(name, marks=pytest.mark.long) for name in ("bsp", "ssp"))]
 )

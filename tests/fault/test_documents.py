@@ -1,6 +1,6 @@
 """The commands of README and docs, typed one after the other in an empty folder, and what they print.
 
-README and tutorial run at every second commit, and a quarter of the other pages, another one for each commit.
+By day the pages take turns with the other tests of this folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from documents import (
     same_output,
     started,
 )
-from long_runs import taking_turns
 from training import made_data
 
 # A reader's mpirun has a slot for each rank; this machine may have two cores.
@@ -29,16 +28,9 @@ MORE_RANKS = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
-# They start six ranks that load PyTorch, several times: of four commits one runs the first, one the second.
-HEAVY = (ROOT / "README.md", ROOT / "docs" / "tutorial.md")
-OTHERS = [path for path in DOCUMENTS if started(path) and path not in HEAVY]
-WITH_COMMANDS = [
-    *filter(None, taking_turns([HEAVY[0], None, HEAVY[1]], 6)),
-    *taking_turns(OTHERS, 6),
-]
+WITH_COMMANDS = [path for path in DOCUMENTS if started(path)]
 
 
-@pytest.mark.sampled
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_do_what_is_shown(path: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import launcher
 import multinode
 import pytest
 import supervised
-from long_runs import in_turn
 from supervised import Run, check_counts, job
 
 pytestmark = pytest.mark.multinode
@@ -59,7 +58,6 @@ def wait_for(run: Run, generation: int, step: int = 0) -> set[str]:
     return {place["host"] for place in status["ranks"]}
 
 
-@in_turn(0, 6)
 def test_a_run_grows_by_a_join_and_shrinks_before_it_leaves(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -82,7 +80,6 @@ def test_a_run_grows_by_a_join_and_shrinks_before_it_leaves(
     assert "restart 1 of" not in said
 
 
-@in_turn(1, 6)
 def test_a_run_follows_its_hostfile_and_goes_on_without_a_lost_node(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:

@@ -68,7 +68,6 @@ SHAPES = [(1, "auto"), (3, "p2p"), *([(2, "auto"), (3, "auto"), (2, "rma"), (2, 
 OF_GROUPS = [(3, "p2p"), *([(1, "auto"), (2, "rma")] * LONG)]
 
 
-@pytest.mark.sampled
 def test_bsp_has_the_same_bits_on_any_servers_transports_and_nodes(nodes2: Nodes) -> None:
     # Three workers each time.
     found = {
@@ -81,7 +80,6 @@ def test_bsp_has_the_same_bits_on_any_servers_transports_and_nodes(nodes2: Nodes
     assert len(set(found.values())) == 1, found
 
 
-@pytest.mark.sampled
 def test_groups_have_the_same_bits_on_any_servers_transports_and_nodes(nodes2: Nodes) -> None:
     # Three workers each time. Between nodes the group {0, 2} adds up by messages, or has a node to itself.
     apart = {
@@ -104,7 +102,6 @@ def test_groups_have_the_same_bits_on_any_servers_transports_and_nodes(nodes2: N
         assert len({flat, *apart.values(), *together.values()}) == 3
 
 
-@pytest.mark.sampled
 def test_subgroups_have_the_same_bits_on_any_servers_transports_and_nodes(nodes2: Nodes) -> None:
     # Four workers, 0 and 2 on the first node: the subgroups span nodes, or each has one.
     groups = [[[0, 3], [2, 1]]]
@@ -121,7 +118,6 @@ def test_subgroups_have_the_same_bits_on_any_servers_transports_and_nodes(nodes2
         assert digest(on_ranks(6, servers=1, topology=[[0, 1, 2, 3]])) not in found.values()
 
 
-@pytest.mark.sampled
 def test_one_process_and_one_worker_under_mpirun_have_the_same_bits() -> None:
     digests = {"local": digest(on_ranks(1)), "rma": digest(on_ranks(3, transport="rma"))}
     if LONG:

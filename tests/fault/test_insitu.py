@@ -8,7 +8,6 @@ from pathlib import Path
 
 import launcher
 import pytest
-from long_runs import in_turn
 from multinode import Nodes
 
 PROGRAM = Path(__file__).with_name("programs") / "insitu.py"
@@ -25,7 +24,6 @@ def ended(folder: Path, how: str) -> dict:
         return found
 
 
-@in_turn(4, 6)
 def test_kills_of_a_producer_a_server_and_the_reader_change_nothing(tmp_path: Path) -> None:
     undisturbed, killed = (ended(tmp_path / how, how) for how in ("quiet", "kills"))
     assert (undisturbed.pop("attempt"), killed.pop("attempt")) == (0, 3)

@@ -12,7 +12,6 @@ from pathlib import Path
 import multinode
 import pytest
 import supervised
-from long_runs import in_turn
 from supervised import SHAPE, Run, audit, check_counts, counting, expected_counts, job, start
 
 pytestmark = pytest.mark.multinode
@@ -64,7 +63,6 @@ def settings(**more: object) -> list[str]:
     ]
 
 
-@in_turn(2, 6)
 def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -81,7 +79,6 @@ def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
     assert run.final() == calm.final()
 
 
-@in_turn(1, 6)
 def test_a_script_has_replicas(nodes3: multinode.Nodes, tmp_path: Path) -> None:
     shape = ["-n", "5", "--set", "redundancy.partner=true"]
     script = str(supervised.PROGRAMS / "lost_node.py")
@@ -132,7 +129,6 @@ def calm_bits(folder: Path, job_settings: dict[str, str]) -> dict[str, bytes]:
     return calm.final()
 
 
-@in_turn(3, 6)
 def test_replicated_tables_and_those_on_servers_continue_at_one_clock(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -175,7 +171,6 @@ def test_a_group_stays_together_when_a_node_of_it_is_lost(
     assert run.final() == calm_bits(tmp_path, grouped)
 
 
-@in_turn(4, 6)
 def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -187,7 +182,6 @@ def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
     check_counts(run, tmp_path)
 
 
-@in_turn(5, 6)
 def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     nodes2: multinode.Nodes, tmp_path: Path
 ) -> None:
@@ -201,7 +195,6 @@ def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     check_counts(run, tmp_path)
 
 
-@in_turn(0, 6)
 def test_with_codecs_only_residuals_of_the_lost_node_are_missing(
     nodes3: multinode.Nodes, tmp_path: Path
 ) -> None:

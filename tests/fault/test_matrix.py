@@ -1,23 +1,31 @@
 """The matrix of faults (mpips/testing/matrix.py): a fixed sample of it, and every update counts once.
 
-One run of a job has two faults or three, one after the other. By day a tenth of the sample runs, another
-one for each commit, and all runs with a row that is new or changed (tests/support/matrix_rows.py). To run one
-again: its id names it, and the order of the sample is always the same.
+One run of a job has two faults or three, one after the other. By day the runs take turns with the other tests
+of this folder, but those with a row that is new or changed (tests/support/matrix_rows.py) always run. To run
+one again: its id names it, and the order of the sample is always the same.
 """
 
 from __future__ import annotations
 
 import matrix_rows
 import pytest
-from long_runs import taking_turns
+from _pytest.mark import ParameterSet
 
 from mpips.testing import beside, matrix
 from tests.bench import kills
 
 CHANGED = set(matrix_rows.changed())
-SAMPLE = taking_turns(
-    matrix.sample(), 10, always=lambda run: not CHANGED.isdisjoint(matrix_rows.rows_of(run))
-)
+
+
+def cases() -> list[ParameterSet]:
+    """Return all runs of the sample; those with a changed row have the marker `sampled`."""
+    found = []
+    for run in matrix.sample():
+        is_changed = not CHANGED.isdisjoint(matrix_rows.rows_of(run))
+        found.append(
+            pytest.param(run, marks=[pytest.mark.sampled] if is_changed else [], id=str(run))
+        )
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +34,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> kills.Runs:
     return kills.Runs(tmp_path_factory.mktemp("matrix"))
 
 
-@pytest.mark.sampled
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("run", SAMPLE, ids=map(str, SAMPLE))
+@pytest.mark.parametrize("run", cases())
 def test_no_update_is_lost_or_doubled(runs: kills.Runs, run: matrix.Run) -> None:
     if reason := beside.why_not(run.event):
         pytest.skip(reason)

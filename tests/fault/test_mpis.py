@@ -24,11 +24,7 @@ OTHERS = ["intel", "openmpi4", "system", "openmpi5"]
 ALL = ["mpich", *OTHERS]
 EACH = pytest.mark.parametrize("mpi", ALL)
 BY_DAY = pytest.mark.parametrize(
-    "mpi",
-    [
-        pytest.param("mpich", marks=pytest.mark.sampled),
-        *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS),
-    ],
+    "mpi", ["mpich", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
 )
 
 

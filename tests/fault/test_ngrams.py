@@ -11,7 +11,6 @@ import launcher
 import numpy as np
 import pytest
 from launcher import results
-from long_runs import in_turn
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -27,7 +26,6 @@ def alone(folder: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@in_turn(3, 6)
 def test_one_and_two_workers_train_as_a_table_of_torch(launch: Launch, tmp_path: Path) -> None:
     plain, one = alone(tmp_path, "--plain"), alone(tmp_path)
     two = results(launch(4, [sys.executable, str(SCRIPT), "--ahead", "3"], timeout=100.0))

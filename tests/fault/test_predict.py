@@ -31,7 +31,6 @@ def predict(n: int, model: Path, data: Path, out: Path | None, code: int = 0) ->
         return job.stdout(), job.stderr()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("ending", ["csv", pytest.param("npz", marks=pytest.mark.long)])
 def test_ranks_write_the_bytes_of_one_process(model: Path, tmp_path: Path, ending: str) -> None:
     x = np.random.default_rng(3).normal(1e6, 200, (N, 4))

@@ -51,7 +51,6 @@ def test_training_in_two_parts_is_training_in_one_bit_by_bit(tmp_path: Path, nam
     assert_same(content(whole["checkpoint"]["path"]), content(rest["checkpoint"]["path"]))
 
 
-@pytest.mark.sampled
 def test_32_ranks_on_a_few_cores_train_to_the_same_bits_as_4(tmp_path: Path) -> None:
     """By day 8 ranks."""
     n = 32 if LONG else 8
@@ -66,7 +65,6 @@ def test_32_ranks_on_a_few_cores_train_to_the_same_bits_as_4(tmp_path: Path) -> 
     assert_same(content(few["checkpoint"]["path"]), content(many["checkpoint"]["path"]))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", [pytest.param("ftrl", marks=pytest.mark.long), "adam"])
 def test_a_checkpoint_fits_any_number_of_servers(tmp_path: Path, optimizer: str) -> None:
     data = str(made_data(tmp_path))

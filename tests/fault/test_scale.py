@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import launcher
-from long_runs import in_turn
 from supervised import Run, alive, check_counts, job, start
 
 
@@ -27,7 +26,6 @@ def scale(run: Run, *arguments: str) -> str:
     return done.stdout
 
 
-@in_turn(5, 6)
 def test_a_job_grows_and_shrinks_and_every_sample_counts_once(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     options = ["pause_s=0.0", "fitted=false", "pulls=true", f"gate={gate}"]

@@ -121,7 +121,6 @@ ENDS = {
 
 
 # By day one of them is run again; "exit" and "wrong-table" are in test_errors.py and test_script.py.
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "how",
     [

@@ -9,7 +9,6 @@ from pathlib import Path
 import multinode
 import processes
 import pytest
-from long_runs import in_turn
 from supervised import ENVIRONMENT, SHAPE, Run, alive, check_counts, command, job, start
 
 OPTIONS = ["options.pause_s=0.0", "options.fitted=false", "options.pulls=true"]
@@ -22,7 +21,6 @@ def waiters(run: Run, generation: int) -> list[int]:
     return [pid for pid in found if pid in ours and "python" in processes.describe([pid])]
 
 
-@in_turn(3, 6)
 def test_it_takes_over_and_its_own_death_does_no_harm(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     settings = [*OPTIONS, "table.consistency=ssp", f"options.gate={gate}", "run.standby_after_s=0"]
@@ -56,7 +54,6 @@ def test_it_takes_over_and_its_own_death_does_no_harm(tmp_path: Path) -> None:
     assert not list(run.path.glob("standby*[0-9]"))
 
 
-@in_turn(4, 6)
 @pytest.mark.multinode
 def test_it_takes_over_on_two_nodes(nodes2: multinode.Nodes, tmp_path: Path) -> None:
     gate = tmp_path / "gate"

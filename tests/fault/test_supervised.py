@@ -18,7 +18,6 @@ import multinode
 import processes
 import pytest
 import supervised
-from long_runs import in_turn
 from supervised import Run, alive, content, made_data, start
 
 from mpips.checkpoint import find_newest, list_checkpoints
@@ -70,7 +69,6 @@ def finish(run: Run, undisturbed: dict[str, bytes], attempts: int = 2) -> str:
     return said
 
 
-@in_turn(3, 6)
 @pytest.mark.parametrize(
     "role",
     [
@@ -141,7 +139,6 @@ def test_a_worker_that_fails_is_named_with_its_reason(
     assert said.count("failed after") == 1
 
 
-@in_turn(4, 6)
 def test_a_stopped_worker_is_a_named_stall(tmp_path: Path) -> None:
     options = ["options.fault=stop", "options.at=70", "cluster.timeout_s=8"]
     sets = [word for text in options for word in ("--set", text)]
@@ -156,7 +153,6 @@ def test_a_stopped_worker_is_a_named_stall(tmp_path: Path) -> None:
     assert not alive(run)
 
 
-@in_turn(5, 6)
 def test_a_killed_mpirun_with_a_stopped_rank_is_survived(
     tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -176,7 +172,6 @@ def mpirun_of(run: Run) -> int:
     return int(children.split()[0])
 
 
-@in_turn(0, 6)
 def test_a_killed_supervisor_leaves_a_run_that_goes_on(
     tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -213,7 +208,6 @@ def test_sigterm_ends_everything_after_a_checkpoint(
         finish(again, undisturbed)
 
 
-@in_turn(1, 6)
 def test_a_second_sigterm_ends_everything_at_once(tmp_path: Path) -> None:
     run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "checkpoint.every_steps=0"))
     with run.launched:
@@ -234,7 +228,6 @@ def test_a_second_sigterm_ends_everything_at_once(tmp_path: Path) -> None:
     content(newest)  # verifies it
 
 
-@in_turn(2, 6)
 def test_usr1_ends_with_75_and_the_run_goes_on(
     tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -249,7 +242,6 @@ def test_usr1_ends_with_75_and_the_run_goes_on(
         finish(again, undisturbed)
 
 
-@in_turn(3, 6)
 def test_what_always_fails_is_given_up(tmp_path: Path) -> None:
     sets = ["--set", "options.fault=raise", "--set", "options.at=5"]
     run = start(tmp_path, *SHAPE, "--max-restarts", "9", *job(tmp_path, *sets))
@@ -260,7 +252,6 @@ def test_what_always_fails_is_given_up(tmp_path: Path) -> None:
     assert "2 attempts in a row have brought the run no further" in said
 
 
-@in_turn(4, 6)
 def test_wrong_data_is_not_tried_again(tmp_path: Path) -> None:
     broken = tmp_path / "broken.svm"
     broken.write_text("1 5:1\n0 nonsense\n")
@@ -273,7 +264,6 @@ def test_wrong_data_is_not_tried_again(tmp_path: Path) -> None:
     assert "nonsense" in said
 
 
-@in_turn(5, 6)
 def test_metrics_and_status_tell_the_whole_story(tmp_path: Path) -> None:
     run = start(tmp_path, *SHAPE, *job(tmp_path))
     with run.launched:
@@ -292,7 +282,6 @@ def test_metrics_and_status_tell_the_whole_story(tmp_path: Path) -> None:
     assert result["epochs"] == 8
 
 
-@in_turn(0, 6)
 @pytest.mark.multinode
 def test_a_lost_node_is_replaced_by_the_spare(
     nodes3: multinode.Nodes, tmp_path: Path, undisturbed: dict[str, bytes]
@@ -315,7 +304,6 @@ def test_a_lost_node_is_replaced_by_the_spare(
     assert nodes3.segments(0) == set() == nodes3.segments(2)
 
 
-@in_turn(1, 6)
 @pytest.mark.multinode
 def test_a_lost_node_without_a_spare_means_fewer_workers_and_every_push_counts_once(
     nodes2: multinode.Nodes, tmp_path: Path
@@ -346,7 +334,6 @@ def test_a_lost_node_without_a_spare_means_fewer_workers_and_every_push_counts_o
     assert run.attempts == 3
 
 
-@in_turn(2, 6)
 def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
     run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "options.pause_s=0.3"))
     with run.launched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from supervised import PROGRAMS, start
 AT = 6
 N_WORKERS = 2
 DECIDED = 5  # the clock that server 0 decides on with PLATEAU=1
+UNEVEN = 20  # the earliest one with LATE=1
 BY_DAY = [f"server:ended:{AT - 1}", f"worker:pushed:{AT + 2}"]
 PLANS = [
     [f"{role}:{place}:{step}" for step in steps]
@@ -85,3 +87,18 @@ def test_a_run_that_continues_from_checkpoints_keeps_the_clock_of_a_plateau(tmp_
         tmp_path, plan, "--set", "redundancy.warm=false", at=DECIDED, SAVED="1", PLATEAU="1"
     )
     assert [e["source"] == "memory" for e in begun] == [False] * len(plan)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["pulled", "ended"])
+def test_kills_around_a_switch_with_uneven_workers_lose_and_double_nothing(
+    tmp_path: Path, place: str
+) -> None:
+    """The second launch decides, within 17 clocks; before the third one starts the workers are under ASP."""
+    plan = [f"worker:{place}:3", f"server:{place}:30", f"both:{place}:36"]
+    begun = switched(tmp_path, plan, at=UNEVEN, LATE="1")
+    assert [e["source"] for e in begun] == ["memory"] * len(plan)
+    logs = "".join(p.read_text(errors="replace") for p in tmp_path.rglob("logs/*/*") if p.is_file())
+    (clock,) = set(re.findall(r"clock of Switch\(at='uneven'\) is (\d+): ", logs))
+    assert UNEVEN < int(clock) <= 30
+    assert "worker 1 most" in logs

@@ -59,7 +59,6 @@ def test_workers_do_what_one_process_does_with_the_joined_batch(
     assert np.abs(losses - whole["losses"]).max() <= tolerance * max(whole["losses"])
 
 
-@pytest.mark.sampled
 def test_bits_are_the_same_on_every_transport_and_servers_take_the_values_of_worker_0(
     launch: Launch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,45 @@ def test_an_error_in_one_stage_ends_all_with_one_message(tmp_path: Path, worker:
     assert len(re.findall(r"mpips: error: ", text)) == 1
     assert f"worker {worker} (rank" in text
     assert "the planted error" in text
+
+
+# What the other worker of the pipeline waits for, where the one of the first or last stage makes no call.
+CALLS = {
+    "forward_backward": (
+        "the result of the stage for micro-batch 0",
+        "the gradients of micro-batch 0",
+    ),
+    "clip_grad_norm_": ("the norms for clip_grad_norm_", "the norms for clip_grad_norm_"),
+    "evaluation": ("the result of the stage for micro-batch 0", "the result of the model"),
+    "full_state_dict": ("nothing", "the state for full_state_dict"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_stage_that_is_stopped_is_named_with_what_is_missing(
+    tmp_path: Path, worker: int, call: str
+) -> None:
+    option = f"strike={worker}:{int(signal.SIGSTOP)}:{call}"
+    command = [sys.executable, PROGRAM, str(tmp_path), "2", option, "timeout=8"]
+    with launcher.launch(4, command, timeout=120.0) as job:
+        assert job.wait() == 124, job.tail(60)
+        text = job.stderr()
+    (error,) = re.findall(r"mpips: error: .*", text)
+    # The scheduler misses the heartbeat of the process at about the same time.
+    late = rf"worker {worker} \(rank {worker + 2} on [^)]*\) has sent no "
+    missing = re.escape(f"message with {CALLS[call][worker]}; it does not answer, for ")
+    assert re.search(rf"{late}({missing}|heartbeat for )[0-9.]+ s", error), error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_stage_is_killed_before_each_common_call(tmp_path: Path, worker: int, call: str) -> None:
+    expected = alone(tmp_path / "alone")
+    option = f"strike={worker}:{int(signal.SIGKILL)}:{call}"
+    with run(tmp_path / "run", 4, 2, option) as job:
+        found = ended(job, tmp_path / "run")
+    assert same(found, expected)
+    assert starts(tmp_path / "run")[1][0] == "checkpoint"

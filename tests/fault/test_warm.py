@@ -12,7 +12,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from long_runs import in_turn
 from supervised import SHAPE, Run, alive, check_counts, content, counting, job, start
 
 import mpips
@@ -55,7 +54,6 @@ def test_dying_at_any_point_of_a_checkpoint_every_push_counts_once_and_nothing_i
             assert len(checkpoint.manifest.example["predictions"]) == 5
 
 
-@in_turn(1, 6)
 def test_a_stopped_server_is_named_and_its_memory_taken_over(tmp_path):
     settings = ["table.consistency=asp", "checkpoint.every_steps=20", "cluster.timeout_s=6"]
     run = start(tmp_path, *SHAPE, *counting(tmp_path, *settings))
@@ -68,7 +66,6 @@ def test_a_stopped_server_is_named_and_its_memory_taken_over(tmp_path):
     check_counts(run, tmp_path)
 
 
-@in_turn(2, 6)
 def test_memory_serves_where_no_checkpoint_would(tmp_path):
     settings = ["table.consistency=asp", "checkpoint.every_steps=60", "options.pause_s=0.05"]
     run = start(tmp_path, *SHAPE, *counting(tmp_path, *settings))
@@ -112,7 +109,6 @@ def test_a_run_continues_in_memory_only_with_the_codecs_that_it_had(tmp_path, ch
     check_counts(run, tmp_path)
 
 
-@in_turn(3, 6)
 def test_a_step_that_is_not_repeated_alike_falls_back_to_the_checkpoint_once(tmp_path):
     folder = f"options.folder={tmp_path / 'runs'}"
     settings = ["table.consistency=asp", "checkpoint.every_steps=8", folder]
@@ -164,7 +160,6 @@ def test_a_run_that_was_given_up_goes_on_in_its_memory(tmp_path):
     assert not list(Path("/dev/shm").glob(f"*{token}*"))
 
 
-@in_turn(4, 6)
 def test_switched_off_it_starts_from_a_checkpoint(tmp_path):
     settings = ["checkpoint.every_steps=20", "redundancy.warm=false"]
     arguments = job(tmp_path, "faulty_task:Faulty", *settings)
@@ -174,7 +169,6 @@ def test_switched_off_it_starts_from_a_checkpoint(tmp_path):
     assert "from checkpoint step-" in run.launched.stderr()
 
 
-@in_turn(5, 6)
 def test_lost_memory_is_said_and_a_checkpoint_serves(tmp_path):
     settings = ["checkpoint.every_steps=20", "options.pause_s=0.03"]
     run = start(tmp_path, *SHAPE, *job(tmp_path, "faulty_task:Faulty", *settings))
@@ -190,7 +184,6 @@ def test_lost_memory_is_said_and_a_checkpoint_serves(tmp_path):
     assert "from checkpoint step-" in said
 
 
-@in_turn(0, 6)
 def test_the_rates_of_a_schedule_survive_deaths(tmp_path: Path) -> None:
     """The rate of each clock is that of an undisturbed run, in repeated clocks, too."""
     arguments = job(tmp_path, "fm", "table.optimizer=adagrad", "schedule.name=one_cycle")
@@ -207,7 +200,6 @@ def test_the_rates_of_a_schedule_survive_deaths(tmp_path: Path) -> None:
     assert killed == calm
 
 
-@in_turn(1, 6)
 def test_a_run_that_is_killed_ends_early_after_the_same_epoch(tmp_path):
     settings = ["train.epochs=60", "train.patience=3", "train.min_delta=0.002"]
     arguments = [part for setting in settings for part in ("--set", setting)]
@@ -234,7 +226,6 @@ def test_a_run_that_is_killed_ends_early_after_the_same_epoch(tmp_path):
 BEST = "cut-held:1,placed:12,cut-copied:1,placed:12,named:1"
 
 
-@in_turn(2, 6)
 @pytest.mark.parametrize("consistency", ["bsp", pytest.param("asp", marks=pytest.mark.long)])
 def test_a_run_that_is_killed_keeps_the_best_checkpoint(tmp_path: Path, consistency: str) -> None:
     settings = [

@@ -1,4 +1,4 @@
-"""Random histories of tables, of which servers write chains of checkpoints; the model holds all rows."""
+"""Random changes of tables, which servers write as chains of checkpoints, and the expected arrays."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class History:
             columns = self.contents.columns[table.name]
             if isinstance(table, DenseTable):
                 n = table.n_elements
-                # Of the last element too, behind which the last piece is not full.
+                # Include the last element: the last piece of a shard is shorter than the others.
                 start = int(self.random.integers(n)) if self.random.random() < 0.7 else n - 1
                 places = np.arange(start, min(n, start + max(1, int(share * n))))
                 if share == 1:
@@ -63,7 +63,7 @@ class History:
             self._add_and_remove(table.name, columns, share)
 
     def changed(self, units: Mapping[str, np.ndarray]) -> None:
-        """Note which units of tables have been changed by hand since the last checkpoint, and no others.
+        """Set the changes since the last checkpoint to those that a test has made itself.
 
         Args:
             units: By name of the table, the keys of rows or the places of elements.
@@ -81,7 +81,7 @@ class History:
 
     def _add_and_remove(self, name: str, columns: dict[str, np.ndarray], share: float) -> None:
         keys = columns["keys"]
-        # Of the last and the first rows too, and sometimes all rows.
+        # Remove some rows, and sometimes nearly all. The first and the last row are removed more often.
         gone = self.random.random(len(keys)) < (1.0 if self.random.random() < 0.1 else share)
         if len(gone):
             gone[[0, -1]] = self.random.random(2) < 0.5
@@ -95,7 +95,7 @@ class History:
         self._changed[name] = np.concatenate([self._changed[name], new])
 
     def increment(self, place: ChainEnd, server: int, n_servers: int) -> Increment:
-        """What one server knows of the changes."""
+        """Return the changes in the shards of one server since the last checkpoint."""
         changed = {}
         for shard in self.contents.shards(server, n_servers):
             mine = self._changed[shard.table]
@@ -112,7 +112,7 @@ class History:
     def write(
         self, folder: Path, comm: Any = None, whole: bool = False, **options: Any
     ) -> CheckpointInfo:
-        """Write the tables as they are now: a link of the checkpoint before, if there is one."""
+        """Write the tables as they are now: as a link if there is a checkpoint, unless `whole`."""
         server, n_servers = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
         if self.written and not whole:
             place = self.written[-1][1].place
@@ -146,7 +146,7 @@ def check(
                 ]
                 assert b"".join(blocks) == expected.tobytes(), dataset.path
         if table.kind == "embedding":
-            # Keys that the base had are removed and changed more than once.
+            # Include keys of the base, which links remove and change more than once.
             of_base = np.array(KEYS[table.name], np.int64)[:: 7 if table.name == "users" else 20]
             keys = np.union1d(np.random.default_rng(3).integers(-1600, 4600, 40), of_base)
             has, values = checkpoint.find_rows(table.name, keys)

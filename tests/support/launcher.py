@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import processes
+from patience import PATIENCE
 
 from mpips.testing.nodes import BACKING_DIRECTORIES, is_alive
 
@@ -79,7 +80,7 @@ class Launch:
         args: The command line.
         stdout_path: File with what all ranks wrote to stdout.
         stderr_path: The same of stderr.
-        timeout_s: Seconds that `wait` gives the command, counted from its start.
+        timeout_s: Seconds that `wait` gives the command, counted from its start, with `PATIENCE`.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Launch:
         cwd: Path | None = None,
     ) -> None:
         self.args = list(args)
-        self.timeout_s = timeout_s
+        self.timeout_s = PATIENCE * timeout_s
         self._mark = f"MPIPS_TEST_LAUNCH={uuid.uuid4().hex}"
         # Sockets live in it, and their names have 107 characters at most: not in pytest's folder.
         _sweep()
@@ -150,9 +151,11 @@ class Launch:
             AssertionError: It took longer; everything is killed then, the message has the output.
         """
         if timeout_s is None:
-            timeout_s = self._started + self.timeout_s - time.monotonic()
+            left_s = self._started + self.timeout_s - time.monotonic()
+        else:
+            left_s = PATIENCE * timeout_s
         try:
-            return self._code(self._process.wait(max(timeout_s, 0.0)))
+            return self._code(self._process.wait(max(left_s, 0.0)))
         except subprocess.TimeoutExpired:
             took = time.monotonic() - self._started
             running = processes.describe(self.pids())
@@ -242,7 +245,7 @@ def wait_for_file(path: Path, timeout: float = 30.0, process: Launch | None = No
     Raises:
         AssertionError: `process` ended first, or `timeout` seconds are over.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE * timeout
     while True:
         ended = process is not None and process.poll() is not None
         if path.exists() and (text := path.read_text()):

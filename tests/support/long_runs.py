@@ -1,8 +1,8 @@
 """The daily run of the tests and the long one (`bash tests/run.sh long`).
 
 A test or a parameter set with the marker `long` runs only in the long one. A test with the marker `sampled`
-runs in both and takes `by_day` of its cases in the daily one, or `taking_turns`: then each commit runs other
-cases, and a few consecutive commits run all of them.
+always runs in both. It may take `by_day` of its cases in the daily one, or `taking_turns`: then each commit
+runs other cases, and a few consecutive commits run all of them.
 
 All other tests whose processor time in `tests/cpu.json` is above `HEAVY_S` take turns by themselves
 (`resting`): the heavy tests of a stage are divided into parts of about equal time, and each commit runs one
@@ -15,7 +15,7 @@ import functools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,18 +61,15 @@ def turn() -> int:
     return int(os.environ[TURN])
 
 
-def taking_turns(
-    cases: Sequence[T], every: int, always: Callable[[T], bool] = lambda case: False
-) -> list[T]:
+def taking_turns(cases: Sequence[T], every: int) -> list[T]:
     """Return all cases in the long run, and by day every `every`-th one, from another one on for each commit.
 
     Args:
         cases: In an order that stays.
         every: After so many commits all cases have run.
-        always: True for a case that runs each time.
     """
     mine = turn() % every
-    return [case for i, case in enumerate(cases) if LONG or i % every == mine or always(case)]
+    return [case for i, case in enumerate(cases) if LONG or i % every == mine]
 
 
 def in_turn(number: int, every: int) -> pytest.MarkDecorator:

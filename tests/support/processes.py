@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from patience import PATIENCE
+
 SHM = Path("/dev/shm")
 
 
@@ -43,7 +45,7 @@ def _birth(pid: int) -> str:
 
 def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
     """Poll `condition` until it holds; return whether it does at the end."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE * timeout_s
     while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return holds

@@ -1,18 +1,55 @@
-"""libmpips_client from Python: what a program in C calls, on arrays of NumPy."""
+"""Both ends of a queue of samples: libmpips_client on arrays of NumPy, and the worker's end."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from mpips import _native
 from mpips.cli.client import client_folder
 from mpips.insitu.layout import DTYPES
 
 OK, FULL, STALLED, INVALID, USAGE, REPLACED, SYSTEM = range(7)
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def queue_name() -> Iterator[str]:
+    """A name that no other test has; its queues are removed at the end."""
+    name = f"test-{os.getpid()}-{next(_numbers)}"
+    yield name
+    for path in Path("/dev/shm").glob(f"mpips_queue.*.{name}.*"):
+        path.unlink()
+
+
+def queue_path(name: str) -> Path:
+    """The file of the queue of producer 0."""
+    return Path(f"/dev/shm/mpips_queue.{os.geteuid()}.{name}.0")
+
+
+def serve(
+    name: str,
+    fields: Sequence[tuple[str, str, Sequence[int]]] = (("x", "float32", (3,)),),
+    *,
+    slots: int = 4,
+    steer: int = 0,
+    declaration: int = 7,
+    check: bool = True,
+    produced: int = 0,
+    worker: int = 2,
+) -> Any:
+    """The worker's end of the queue of producer 0."""
+    listed = [(field, 1 + DTYPES.index(dtype), list(shape)) for field, dtype, shape in fields]
+    return _native.QueueServer(name, 0, listed, slots, steer, declaration, check, produced, worker)
 
 
 def library() -> Any:
@@ -86,6 +123,12 @@ class Program:
         self._check(self._lib.mpips_steer(self._handle, values, n, byref(version)))
         return version.value, list(values)
 
+    def steer_into(self, values: np.ndarray) -> int:
+        """Read as many values as a float32 array has; return the version."""
+        version, to = c_int64(), values.ctypes.data_as(POINTER(c_float))
+        self._check(self._lib.mpips_steer(self._handle, to, values.size, byref(version)))
+        return version.value
+
     def close(self) -> None:
         handle, self._handle = self._handle, c_void_p()
         self._check(self._lib.mpips_close(handle))
@@ -97,3 +140,11 @@ class Program:
     def _check(self, code: int) -> None:
         if code != OK:
             raise ProgramError(code, self._lib.mpips_message().decode())
+
+
+@contextlib.contextmanager
+def refused(code: int, text: str) -> Iterator[None]:
+    """A call in the block must fail with a code and a sentence, a regular expression."""
+    with pytest.raises(ProgramError, match=text) as caught:
+        yield
+    assert caught.value.code == code

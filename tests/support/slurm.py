@@ -20,6 +20,7 @@ from pathlib import Path
 import launcher
 import multinode
 import processes
+from patience import PATIENCE
 
 from mpips.testing.nodes import HEAD_ADDRESS
 
@@ -205,7 +206,7 @@ class Slurm:
             env={**self.environment(), **(env or {})},
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=PATIENCE * timeout_s,
             stdin=subprocess.DEVNULL,
         )
 
@@ -240,7 +241,7 @@ class Slurm:
         self, job: int | str, states: Sequence[str], timeout_s: float = 60.0
     ) -> dict[str, str]:
         """Wait until a job is in one of these states; what `show` says then."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE * timeout_s
         while (found := self.show(job))["JobState"] not in states:
             if time.monotonic() > deadline:
                 raise AssertionError(

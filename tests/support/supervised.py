@@ -12,6 +12,7 @@ from typing import Any
 import launcher
 import numpy as np
 import processes
+from patience import PATIENCE
 
 from tests.bench.kills import audit, content
 
@@ -62,7 +63,7 @@ class Run:
 
     def until(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict:
         """Wait until a condition on status.json, with the places of the ranks, holds; the status."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE * timeout_s
         while True:
             status = self.read("status.json")
             if status is not None:

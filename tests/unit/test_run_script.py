@@ -260,6 +260,7 @@ def turns(tmp_path: Path) -> Path:
     files = {
         "tests/conftest.py": (ROOT / "tests/conftest.py").read_text(),
         "tests/support/long_runs.py": re.sub(r'"fault": \d+}', '"fault": 2}', rules),
+        "tests/support/patience.py": (ROOT / "tests/support/patience.py").read_text(),
         "tests/fault/test_few.py": TURNS,
         "pytest.ini": "[pytest]\nmarkers =\n  long\n  sampled\n",
     }
@@ -286,6 +287,37 @@ def test_heavy_tests_take_turns_and_all_others_run(turns: Path) -> None:
     assert named == always | heavy
     long = names_run(turns, "tests", MPIPS_TEST_LONG="1")
     assert long == heavy | {"test_c"}
+
+
+LIMITED = """
+import pytest
+
+@pytest.mark.timeout(7)
+def test_limited(request): assert request.node.get_closest_marker("timeout").args == (LIMIT,)
+"""
+
+
+@pytest.mark.parametrize(("variables", "limit"), [({}, "7"), ({"MPIPS_TEST_PATIENCE": "2"}, "14")])
+def test_a_stage_with_several_launches_at_once_waits_longer(
+    turns: Path, variables: dict[str, str], limit: str
+) -> None:
+    (turns / "tests/fault/test_few.py").write_text(LIMITED.replace("LIMIT", limit))
+    with (turns / "pytest.ini").open("a") as file:
+        file.write("  timeout\n")
+    assert names_run(turns, "tests", **variables) == {"test_limited"}
+    # What a launch of a test may take is longer by the same factor.
+    code = "import launcher; a = launcher.Launch(['true'], {}, 3.0); print(a.timeout_s, a.wait())"
+    env = {k: v for k, v in os.environ.items() if k != "MPIPS_TEST_PATIENCE"} | variables
+    path = os.pathsep.join(map(str, [ROOT / "tests/support", ROOT]))
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert shown.stdout.split() == [str(3.0 * int(limit) / 7), "0"]
 
 
 def function_of(name: str) -> str:

@@ -49,6 +49,9 @@ def learn(worker):
         ):
             is_good = True
             worker.table("stop").push(np.float32([-1]))  # SGD subtracts it: the value becomes 1
+        worker.set_cursor(
+            {"batches": n + 1}
+        )  # without a cursor, a restart begins with an empty stream
         worker.clock()
     return reader.counts(), error_of(table.pull(), list(reader.all_held_out()))
 

@@ -70,6 +70,7 @@ def model_of(name: str, bsp_steps: int) -> dict[str, Any]:
             "switch_at": max(1, bsp_steps // _SWITCH_SHARE),
         },
         "switch_plateau": {"consistency": "switch", "reduce": "sum", "switch_at": "plateau"},
+        "auto": {"consistency": "auto", "reduce": "sum"},
     }
     kind, _, number = name.partition("_")
     if number.isdecimal():

@@ -1,13 +1,16 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/names.hpp"
 #include "bindings/register.hpp"
 #include "bindings/server.hpp"
 #include "server/backup_times.hpp"
 #include "server/delay_threshold.hpp"
+#include "server/evenness.hpp"
 #include "server/plateau.hpp"
 #include "server/push_intervals.hpp"
 #include "server/shard.hpp"
@@ -25,7 +28,7 @@ void register_consistency(py::module_& m) {
   py::class_<ConsistencyConfig>(m, "ConsistencyConfig")
       .def(py::init([](Model model, std::uint32_t bound, const std::string& policy,
                        std::uint32_t max_staleness, float lambda, bool mean, bool adaptive,
-                       bool estimates, std::uint64_t switch_at, float rate, bool plateau) {
+                       bool estimates, std::uint64_t switch_at, float rate, bool finds_switch) {
              ConsistencyConfig config;
              config.model = model;
              config.bound = bound;
@@ -37,13 +40,41 @@ void register_consistency(py::module_& m) {
              config.mean = mean;
              config.switch_at = switch_at;
              config.rate = rate;
-             config.plateau = plateau;
+             config.finds_switch = finds_switch;
              return config;
            }),
            py::arg("model"), py::arg("bound"), py::arg("policy"), py::arg("max_staleness"),
            py::arg("lambda_"), py::arg("mean"), py::arg("adaptive") = false,
            py::arg("estimates") = false, py::arg("switch_at") = 0, py::arg("rate") = 1.0F,
-           py::arg("plateau") = false);
+           py::arg("finds_switch") = false);
+  py::class_<Evenness::Estimate>(m, "EvennessEstimate")
+      .def_readonly("gain", &Evenness::Estimate::gain)
+      .def_readonly("clocks", &Evenness::Estimate::clocks)
+      .def_readonly("clock_s", &Evenness::Estimate::clock_s)
+      .def_readonly("fastest_s", &Evenness::Estimate::fastest_s)
+      .def_readonly("slowest_s", &Evenness::Estimate::slowest_s)
+      .def_readonly("slowest", &Evenness::Estimate::slowest);
+  py::class_<Evenness>(m, "Evenness")
+      .def(py::init<std::size_t, std::uint64_t, std::uint64_t, double>(), py::arg("n_workers"),
+           py::arg("first"), py::arg("longest"), py::arg("least"))
+      // Note the own time of each worker, microseconds, and the end of the clock at `now` seconds;
+      // a worker with None has finished.
+      .def(
+          "close",
+          [](Evenness& measure, const std::vector<std::optional<std::uint32_t>>& own_us,
+             double now) {
+            if (own_us.size() != measure.n_workers())
+              throw py::value_error("own_us must have a time, or None, for each worker");
+            std::vector<std::size_t> workers;
+            for (std::size_t w = 0; w < own_us.size(); ++w) {
+              if (!own_us[w]) continue;
+              workers.push_back(w);
+              measure.note(w, *own_us[w]);
+            }
+            return measure.close(workers, now);
+          },
+          py::arg("own_us"), py::arg("now"))
+      .def("last", &Evenness::last);
   py::class_<PushIntervals>(m, "PushIntervals")
       .def(py::init<std::size_t, std::uint64_t>(), py::arg("n_workers"), py::arg("most"))
       .def(

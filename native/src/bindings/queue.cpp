@@ -21,6 +21,7 @@ QueueServer make(const std::string& name, std::uint64_t number,
                  std::uint64_t produced, std::uint64_t worker) {
   std::vector<QueueServer::Field> list;
   for (const auto& [field, type, shape] : fields) list.push_back({field, type, shape});
+  const py::gil_scoped_release release;  // the worker may have to wait for a killed one
   return {name, number, list, n_slots, n_steer, declaration, check_finite, produced, worker};
 }
 
@@ -37,7 +38,9 @@ void publish_values(QueueServer& queue, const py::array_t<float, py::array::c_st
   if (static_cast<std::uint64_t>(values.size()) != queue.n_steer())
     throw py::value_error(std::to_string(values.size()) + " values, the queue has room for " +
                           std::to_string(queue.n_steer()));
-  queue.publish(values.data());
+  const float* data = values.data();
+  const py::gil_scoped_release release;
+  queue.publish(data);
 }
 
 }  // namespace
@@ -60,7 +63,9 @@ void register_queue(py::module_& m) {
       .def("has_pushed_in", &QueueServer::has_pushed_in, py::arg("clock"))
       .def("publish", &publish_values, py::arg("values").noconvert())
       .def("end", &QueueServer::end)
-      .def("unlink", &QueueServer::unlink);
+      .def("touch", &QueueServer::touch)
+      .def("unlink", &QueueServer::unlink)
+      .def_static("remove_if_unused", &QueueFile::remove_if_unused, py::arg("path"));
 }
 
 }  // namespace mpips

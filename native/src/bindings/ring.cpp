@@ -79,8 +79,11 @@ void bind_position(py::class_<RingWriter>& writer) {
 void bind_records(py::class_<RingWriter>& writer) {
   writer
       .def(
-          "tick", [](RingWriter& w, std::uint64_t c) { return w.write_tick(RecordKind::tick, c); },
-          py::arg("clock"))
+          "tick",
+          [](RingWriter& w, std::uint64_t c, std::uint32_t own_us) {
+            return w.write_tick(RecordKind::tick, c, own_us);
+          },
+          py::arg("clock"), py::arg("own_us") = 0)
       .def(
           "finish",
           [](RingWriter& w, std::uint64_t c) { return w.write_tick(RecordKind::finish, c); },

@@ -150,7 +150,20 @@ void bind_counters(py::class_<Server>& server) {
       .def(
           "set_switch", [](Server& s, std::uint64_t at) { s.core().set_switch(at); },
           py::arg("clock"))
-      // Return (|G|^2, s^2) of the last estimate; None: this server does not decide.
+      .def(
+          "find_uneven",
+          [](Server& s, std::uint64_t first, std::uint64_t longest, double least) {
+            s.core().find_uneven(first, longest, least);
+          },
+          py::arg("first"), py::arg("longest"), py::arg("least"))
+      // Return the last window of Switch at uneven workers; None: there is none.
+      .def("evenness",
+           [](Server& s) -> std::optional<Evenness::Estimate> {
+             const Evenness* found = s.core().evenness();
+             if (found == nullptr || found->last().clocks == 0) return std::nullopt;
+             return found->last();
+           })
+      // Return (|G|^2, s^2) of the last estimate; None: this server does not decide by it.
       .def("plateau",
            [](Server& s) -> std::optional<std::pair<double, double>> {
              const Plateau* found = s.core().plateau();

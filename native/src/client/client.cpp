@@ -12,11 +12,12 @@
 #include "client/array_copy.hpp"
 #include "client/mpips.h"
 #include "queue/sample_queue.hpp"
-#include "shm/backoff.hpp"
+#include "queue/wait_until.hpp"
 
 // The program's end of a queue of samples (queue/sample_queue.hpp), as a C library.
 using mpips::QueueFile;
 using mpips::QueueHeader;
+using mpips::wait_until;
 
 namespace {
 
@@ -52,18 +53,6 @@ struct mpips_producer {
 
 namespace {
 
-// Calls `is_there` until it is true; returns false after the timeout.
-template <class Condition>
-bool wait_until(double timeout_s, Condition is_there) noexcept {
-  if (is_there()) return true;
-  mpips::Backoff backoff(true, 1000);
-  for (const double end = mpips::now_s() + timeout_s; mpips::now_s() < end;) {
-    backoff.pause();
-    if (is_there()) return true;
-  }
-  return false;
-}
-
 int replaced(const mpips_producer& p) noexcept {
   const std::uint64_t samples = mpips::load_acquire(&p.header().replaced) - 1;
   return error(
@@ -79,7 +68,7 @@ bool is_replaced(const mpips_producer& p) noexcept {
   return mpips::load_acquire(&p.header().replaced) != 0 && !p.file.is_at(p.path);
 }
 
-// Say which worker is late, and whether it is there.
+// Set a message that names the late worker, and return the code.
 int late(const mpips_producer& p, const char* call, const char* what) noexcept {
   const QueueHeader& h = p.header();
   const auto worker = static_cast<unsigned long long>(mpips::load_acquire(&h.worker));
@@ -87,6 +76,7 @@ int late(const mpips_producer& p, const char* call, const char* what) noexcept {
   const char* state = p.file.is_locked(mpips::worker_byte)
                           ? "is running but late"
                           : "has ended, and no later launch of the job serves the queue yet";
+  p.file.touch();
   return error(
       MPIPS_STALLED,
       "%s: producer %d of '%s': %s for %g s: worker %llu (process %llu) %s; samples taken: "
@@ -103,7 +93,10 @@ int try_attach(mpips_producer* p) {
   if (!file.is_sound())
     return error(MPIPS_USAGE, "mpips_open: %s was made by another version of mpips, or is damaged",
                  p->path.c_str());
-  if (!file.lock(mpips::program_byte)) {
+  const bool is_free = wait_until(std::min(p->timeout_s, mpips::take_over_s), [&]() noexcept {
+    return file.lock(mpips::program_byte) || !file.is_at(p->path);
+  });
+  if (!is_free) {
     const auto pid = static_cast<unsigned long long>(file.header()->program_pid);
     return error(MPIPS_USAGE, "mpips_open: process %llu is producer %d of '%s' already", pid,
                  p->number, p->id());
@@ -111,12 +104,18 @@ int try_attach(mpips_producer* p) {
   // The worker may have put another file in its place meanwhile, or removed it.
   if (!file.is_at(p->path) || mpips::load_acquire(&file.header()->replaced) != 0) return MPIPS_FULL;
   mpips::store_release(&file.header()->program_pid, static_cast<std::uint64_t>(getpid()));
+  file.touch();
   p->file = std::move(file);
   return MPIPS_OK;
 }
 
 int check_handle(const mpips_producer* p, const char* call) noexcept {
-  return p != nullptr ? MPIPS_OK : error(MPIPS_USAGE, "%s: the producer is NULL", call);
+  if (p == nullptr) return error(MPIPS_USAGE, "%s: the producer is NULL", call);
+  if (!p->file.is_of_this_process())
+    return error(MPIPS_USAGE,
+                 "%s: producer %d of '%s' belongs to the parent of this forked process", call,
+                 p->number, p->id());
+  return MPIPS_OK;
 }
 
 int check_arrays(const mpips_producer& p, const char* call, const void* const* arrays) noexcept {
@@ -319,10 +318,14 @@ int mpips_steer(mpips_producer* p, float* values, int64_t n, int64_t* version) {
 }
 
 int mpips_close(mpips_producer* p) {
-  if (const int code = check_handle(p, "mpips_close")) return code;
+  int code = check_handle(p, "mpips_close");
+  if (code != MPIPS_OK) {
+    delete p;
+    return code;
+  }
   QueueHeader& h = p->header();
   mpips::store_release(&h.closed, std::uint64_t{1});
-  int code = flush(*p, "mpips_close");
+  code = flush(*p, "mpips_close");
   if (code == MPIPS_OK)
     code = await(*p, "mpips_close", "servers do not hold the end of the producer",
                  [&] { return mpips::load_acquire(&h.ended) != 0; });
@@ -331,7 +334,8 @@ int mpips_close(mpips_producer* p) {
 }
 
 int mpips_detach(mpips_producer* p) {
-  if (const int code = check_handle(p, "mpips_detach")) return code;
+  if (p == nullptr) return error(MPIPS_USAGE, "mpips_detach: the producer is NULL");
+  p->file.touch();
   delete p;
   return MPIPS_OK;
 }

@@ -15,7 +15,8 @@
  *     if (mpips_close(p)) die(mpips_message());
  *
  * Functions return MPIPS_OK or another code below; mpips_message() is then a sentence about it. Every wait
- * ends after the timeout of mpips_open. A producer is not thread-safe; different ones may be used at once.
+ * ends after the timeout of mpips_open. A producer is not thread-safe; different ones may be used at once. A
+ * forked child can only detach the producers of its parent.
  */
 #ifndef MPIPS_H
 #define MPIPS_H

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "queue/wait_until.hpp"
 #include "ring/layout.hpp"
 
 namespace mpips {
@@ -28,6 +29,20 @@ QueueField made(const QueueServer::Field& field, std::uint64_t* end) {
   f.offset = *end;
   *end = round_up(*end + f.count * value_bytes[f.type], line_bytes);
   return f;
+}
+
+// Create the file of a queue; see QueueFile::create.
+QueueFile create_queue(const std::string& path, const std::string& name, const QueueHeader& h) {
+  try {
+    return QueueFile::create(path, h.total_bytes);
+  } catch (const std::system_error& e) {
+    if (e.code().value() != ENOSPC && e.code().value() != ENOMEM) throw;
+    throw std::runtime_error("queue '" + name + "': slots = " + std::to_string(h.n_slots) +
+                             " needs " + std::to_string(round_up(h.total_bytes, 1 << 20) >> 20) +
+                             " MiB of /dev/shm: " + e.code().message() +
+                             "; enlarge it (mount -o remount,size=..., docker --shm-size) or "
+                             "serve with fewer slots");
+  }
 }
 
 // Return true if a queue of an earlier launch has this form.
@@ -79,7 +94,9 @@ QueueServer::QueueServer(const std::string& name, std::uint64_t number,
   for (int attempt = 0; attempt < 1000; ++attempt) {
     QueueFile found = QueueFile::open(path_);
     if (found.is_open()) {
-      if (!found.lock(worker_byte))
+      const bool is_free = wait_until(
+          take_over_s, [&]() noexcept { return found.lock(worker_byte) || !found.is_at(path_); });
+      if (!is_free)
         throw std::runtime_error("a worker of another job, or another worker of this one, serves " +
                                  path_ +
                                  ": give each job a name of its own, and each producer one worker");
@@ -100,17 +117,18 @@ QueueServer::QueueServer(const std::string& name, std::uint64_t number,
         store_release(&earlier.worker, worker);
         store_release(&earlier.worker_pid, h.worker_pid);
         store_release(&earlier.taken, produced);
+        found.touch();
         file_ = std::move(found);
         continued_ = true;
         return;
       }
     }
     ::unlink(fresh.c_str());
-    QueueFile made_file = QueueFile::create(fresh, h.total_bytes);
+    QueueFile made_file = create_queue(fresh, name, h);
+    if (!made_file.is_open()) continue;
     std::memcpy(made_file.header(), &h, sizeof h);
     std::memcpy(made_file.fields(), written_fields.data(),
                 written_fields.size() * sizeof(QueueField));
-    made_file.lock(worker_byte);
     // This worker has the lock of the earlier file, so no other one replaces it.
     const bool is_there = found.is_open() ? rename(fresh.c_str(), path_.c_str()) == 0
                                           : link(fresh.c_str(), path_.c_str()) == 0;
@@ -120,7 +138,7 @@ QueueServer::QueueServer(const std::string& name, std::uint64_t number,
       file_ = std::move(made_file);
       return;
     }
-    if (error != EEXIST)
+    if (error != EEXIST && error != ENOENT)
       throw std::system_error(error, std::generic_category(), "cannot make " + path_);
   }
   throw std::runtime_error("cannot make " + path_ +

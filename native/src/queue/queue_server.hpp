@@ -21,7 +21,7 @@ class QueueServer {
   //
   // An earlier queue is taken if it is of the same stream and form, `produced` lies between the
   // samples that were taken from it and those that were written, and the stream has samples or a
-  // program is attached. Otherwise its samples are none of this job. Throws std::runtime_error if
+  // program is attached. Otherwise its samples belong to another job. Throws std::runtime_error if
   // another worker serves it.
   QueueServer(const std::string& name, std::uint64_t number, const std::vector<Field>& fields,
               std::uint64_t n_slots, std::uint64_t n_steer, std::uint64_t declaration,
@@ -29,8 +29,10 @@ class QueueServer {
 
   // Remove the name; the program keeps its mapping.
   void unlink() noexcept;
+  // Give the file the current time, from which its retention counts.
+  void touch() noexcept { file_.touch(); }
 
-  // True: the queue is one of an earlier launch.
+  // True: an earlier launch has made the queue.
   bool is_continued() const noexcept { return continued_; }
   // Return the number of samples that the program has written.
   std::uint64_t written() const noexcept { return load_acquire(&file_.header()->written); }
@@ -47,10 +49,11 @@ class QueueServer {
 
   // Free the slots of all samples before `number`.
   void take(std::uint64_t number) noexcept { store_release(&file_.header()->taken, number); }
-  // Note that this worker pushes from this queue in a clock; and return true if it had noted that.
+  // Note that the worker pushes from this queue in a clock.
   void note_push(std::uint64_t clock) noexcept {
     store_release(&file_.header()->pushing, clock + 1);
   }
+  // Return true if this was the last clock in which a worker pushed from this queue.
   bool has_pushed_in(std::uint64_t clock) const noexcept {
     return load_relaxed(&file_.header()->pushing) == clock + 1;
   }

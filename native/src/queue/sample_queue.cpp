@@ -10,25 +10,13 @@
 #include <system_error>
 #include <utility>
 
+#include "shm/locked_file.hpp"
+
 namespace mpips {
 namespace {
 
 [[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
   throw std::system_error(error, std::generic_category(), "cannot " + what + " " + path);
-}
-
-struct flock lock_of(int byte, short type) noexcept {
-  struct flock lock{};
-  lock.l_type = type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte;
-  lock.l_len = 1;
-  return lock;
-}
-
-std::uint8_t* map(int fd, std::size_t bytes) noexcept {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return p == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(p);
 }
 
 }  // namespace
@@ -48,45 +36,51 @@ bool is_queue_name(const std::string& name) noexcept {
 }
 
 QueueFile QueueFile::create(const std::string& path, std::size_t bytes) {
-  const int fd =
-      ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
-  if (fd < 0) fail("create", path, errno);
+  QueueFile file;
+  file.hold(
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  if (file.fd_ < 0) fail("create", path, errno);
+  // A file without a lock may be removed (remove_if_unused).
+  if (!file.lock(worker_byte) || !file.is_at(path)) return {};
   // Reserve pages now, so that a full file system is an error here and not a signal at first touch.
   int error = 0;
   do {
-    error = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+    error = posix_fallocate(file.fd_, 0, static_cast<off_t>(bytes));
   } while (error == EINTR);
-  QueueFile file;
-  file.data_ = error == 0 ? map(fd, bytes) : nullptr;
-  if (file.data_ == nullptr) {
-    if (error == 0) error = errno;
+  if (error == 0) error = file.map(bytes);
+  if (error != 0) {
     unlink(path.c_str());
-    ::close(fd);
-    fail("make a file of " + std::to_string(bytes >> 20) + " MiB,", path, error);
+    fail("fill", path, error);
   }
-  file.bytes_ = bytes;
-  file.fd_ = fd;
   return file;
 }
 
 QueueFile QueueFile::open(const std::string& path) {
   QueueFile file;
-  const int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0 && errno == ENOENT) return file;
-  if (fd < 0) fail("open", path, errno);
+  file.hold(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  if (file.fd_ < 0 && errno == ENOENT) return {};
+  if (file.fd_ < 0) fail("open", path, errno);
   struct stat status{};
-  int error = fstat(fd, &status) == 0 ? 0 : errno;
+  int error = fstat(file.fd_, &status) == 0 ? 0 : errno;
   const auto bytes = static_cast<std::size_t>(status.st_size);
   if (error == 0 && (status.st_uid != geteuid() || (status.st_mode & 0077) != 0)) error = EPERM;
   if (error == 0 && bytes < sizeof(QueueHeader)) error = EINVAL;
-  if (error == 0 && (file.data_ = map(fd, bytes)) == nullptr) error = errno;
-  if (error != 0) {
-    ::close(fd);
-    fail("use", path, error);
-  }
-  file.bytes_ = bytes;
-  file.fd_ = fd;
+  if (error == 0) error = file.map(bytes);
+  if (error != 0) fail("use", path, error);
   return file;
+}
+
+bool QueueFile::remove_if_unused(const std::string& path) noexcept {
+  const int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return false;
+  struct stat status{};
+  // With both locks no other process has one, and none takes one before the name is gone.
+  const bool is_removed = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+                          status.st_uid == geteuid() && lock_byte(fd, worker_byte) &&
+                          lock_byte(fd, program_byte) && is_named(fd, path) &&
+                          unlink(path.c_str()) == 0;
+  ::close(fd);
+  return is_removed;
 }
 
 QueueFile::QueueFile(QueueFile&& other) noexcept { *this = std::move(other); }
@@ -97,24 +91,21 @@ QueueFile& QueueFile::operator=(QueueFile&& other) noexcept {
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   fd_ = std::exchange(other.fd_, -1);
+  opener_ = std::exchange(other.opener_, 0);
   return *this;
 }
 
-bool QueueFile::lock(int byte) noexcept {
-  struct flock wanted = lock_of(byte, F_WRLCK);
-  return fcntl(fd_, F_OFD_SETLK, &wanted) == 0;
+bool QueueFile::lock(int byte) noexcept { return lock_byte(fd_, byte); }
+
+bool QueueFile::is_locked(int byte) const noexcept { return is_byte_locked(fd_, byte); }
+
+bool QueueFile::is_at(const std::string& path) const noexcept { return is_named(fd_, path); }
+
+void QueueFile::touch() const noexcept {
+  if (is_of_this_process()) futimens(fd_, nullptr);
 }
 
-bool QueueFile::is_locked(int byte) const noexcept {
-  struct flock asked = lock_of(byte, F_WRLCK);
-  return fcntl(fd_, F_OFD_GETLK, &asked) == 0 && asked.l_type != F_UNLCK;
-}
-
-bool QueueFile::is_at(const std::string& path) const noexcept {
-  struct stat mine{}, named{};
-  return fstat(fd_, &mine) == 0 && lstat(path.c_str(), &named) == 0 &&
-         mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
-}
+bool QueueFile::is_of_this_process() const noexcept { return opener_ == getpid(); }
 
 bool QueueFile::is_sound() const noexcept {
   const QueueHeader& h = *header();
@@ -128,10 +119,24 @@ bool QueueFile::is_sound() const noexcept {
          sizeof(SteerHead) + h.n_steer * sizeof(float) <= bytes_ - h.steer_offset;
 }
 
+void QueueFile::hold(int fd) {
+  if (fd < 0) return;
+  fd_ = fd;
+  opener_ = getpid();
+  Descriptors::all().add(fd);
+}
+
+int QueueFile::map(std::size_t bytes) noexcept {
+  void* p = map_without_locks(fd_, bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
+  if (p == MAP_FAILED) return errno;
+  data_ = static_cast<std::uint8_t*>(p);
+  bytes_ = bytes;
+  return 0;
+}
+
 void QueueFile::close() noexcept {
-  if (data_ == nullptr) return;
-  munmap(data_, bytes_);
-  ::close(fd_);
+  if (data_ != nullptr) munmap(data_, bytes_);
+  if (fd_ >= 0 && is_of_this_process()) Descriptors::all().close(fd_);
   data_ = nullptr;
   fd_ = -1;
 }

@@ -11,30 +11,34 @@
 //
 //   QueueHeader | QueueField[n_fields] | slot[n_slots] | SteerHead, values
 //
-// Who writes what, and what orders it:
-// - The program writes slot q % n_slots, for sample q, only while q - taken < n_slots, which it has
-//   read (acquire). Then it stores written = q + 1 (release). So a program that dies while it
-//   copies has written no sample.
-// - The worker reads sample q only after it has read written > q (acquire). It stores taken = q + 1
-//   (release) when the servers hold the sample and the counts that contain it, and when no later
-//   launch can repeat the push. Until then the sample stays in its slot: the worker of the next
-//   launch takes it from there.
-// - Numbers of samples are those of the producer in the stream, over all launches.
-// - The worker writes the values for the program between two stores of an odd and an even number
-//   (a seqlock), the only writer of them.
+// Samples have the numbers of the producer in the stream, over all launches. One process writes
+// each word, and these loads and stores order the slots:
+// - The program loads `taken` (acquire) and copies sample q into slot q % n_slots only while
+//   q - taken < n_slots. Then it stores written = q + 1 (release). So a program that is killed
+//   while it copies has not written the sample.
+// - The worker loads `written` (acquire) and reads sample q only if q < written. It stores
+//   taken = q + 1 (release) when servers hold the sample and the counts that contain it, and no
+//   later launch can repeat the push. Until then the sample stays in its slot, from which the
+//   worker of the next launch takes it.
+// - The worker alone writes the values for the program, between the stores of an odd and an even
+//   number (a seqlock). The program reads them again if the number was odd or has changed.
 //
 // Lifetime. The worker creates the file under another name and links it into place when it is
 // complete. It holds a write lock (of the open file description) on byte `worker_byte` while it
 // serves the queue, and the program on `program_byte`: the kernel removes the locks of a process
-// that ends. A worker that finds a queue which it cannot continue sets `replaced` in it, and puts a
-// new file in its place. The worker removes the name when the producer has ended; after a failure
-// the file stays for the next launch.
+// that ends, and forked children have none (shm/locked_file.hpp). A worker that finds a queue which
+// it cannot continue sets `replaced` in it, and puts a new file in its place. The worker removes
+// the name when the producer has ended; after a failure the file stays for the next launch. Both
+// ends renew its time: a day after the last use, a file without locks is removed
+// (transport/region.py).
 namespace mpips {
 
 constexpr std::uint64_t queue_magic = 0x657565757173706dULL;  // "mpsqueue"
 constexpr std::uint32_t queue_format = 1;
 constexpr std::size_t most_fields = 64, most_dims = 8, most_name = 63, most_steer = 1 << 20;
 constexpr int program_byte = 0, worker_byte = 1;
+// Seconds for which an end waits for the lock of a process that was killed and still closes files.
+constexpr double take_over_s = 1.0;
 
 // Types of values, by the numbers of mpips.h.
 constexpr std::uint32_t n_value_types = 11;
@@ -89,10 +93,14 @@ bool is_queue_name(const std::string& name) noexcept;
 // A mapped file with locks. Errors of the system are std::system_error.
 class QueueFile {
  public:
-  // Create a file with all pages reserved. It must not exist.
+  // Create a file with all pages reserved and with the worker's lock. It must not exist.
+  // is_open() is false if another process has removed it meanwhile.
   static QueueFile create(const std::string& path, std::size_t bytes);
   // Open a file of this user with at least a header. No file: is_open() is false.
   static QueueFile open(const std::string& path);
+  // Remove a file of this user if neither a program nor a worker uses it, also a damaged one;
+  // return true if it was removed.
+  static bool remove_if_unused(const std::string& path) noexcept;
 
   QueueFile() = default;
   QueueFile(QueueFile&& other) noexcept;
@@ -120,16 +128,25 @@ class QueueFile {
   bool lock(int byte) noexcept;
   // Return true if another process has the lock of an end.
   bool is_locked(int byte) const noexcept;
+  // Return false in a forked child of the process that has opened the file.
+  bool is_of_this_process() const noexcept;
   // Return true if `path` still leads to this file.
   bool is_at(const std::string& path) const noexcept;
+  void touch() const noexcept;  // set the time of the last change to now
   // Return true if the sizes in the header agree with each other and with the file.
   bool is_sound() const noexcept;
   void close() noexcept;
 
  private:
+  // Take a descriptor over; a negative one changes nothing.
+  void hold(int fd);
+  // Map the first bytes of the file. Return 0, or the number of the error.
+  int map(std::size_t bytes) noexcept;
+
   std::uint8_t* data_ = nullptr;
   std::size_t bytes_ = 0;
   int fd_ = -1;
+  int opener_ = 0;  // pid of the process that opened fd_; fd_ is closed in its forked children
 };
 
 }  // namespace mpips

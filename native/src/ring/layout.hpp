@@ -85,7 +85,9 @@ struct RecordHeader {
   // first element or row of this segment in its push; in a cut record its number; in a configure
   // record the number of changes of this table that the worker made in this clock before
   std::uint64_t offset;
-  std::uint32_t count;  // elements or rows in this segment
+  // elements or rows in this segment; in a tick the worker's own time in the clock, microseconds,
+  // 0: unknown
+  std::uint32_t count;
   std::uint32_t payload_bytes;
   std::uint32_t header_checksum;
   std::uint32_t payload_checksum;

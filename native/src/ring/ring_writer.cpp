@@ -131,11 +131,12 @@ std::vector<std::pair<std::size_t, std::size_t>> RingWriter::new_parts(std::size
   return parts;
 }
 
-bool RingWriter::write_tick(RecordKind kind, std::uint64_t clock) {
+bool RingWriter::write_tick(RecordKind kind, std::uint64_t clock, std::uint32_t own_us) {
   check_whole();
   if (skips_tick(kind, clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = tick_header(kind, clock);
+  h.count = own_us;
   finish_record(&h, role_tick);
   return true;
 }

@@ -151,7 +151,8 @@ class RingWriter {
   bool owes_tick() const noexcept { return owed_tick_ != no_tick; }
   // Write a tick or the end. The functions that return bool return false, with nothing written, if
   // there is no credit.
-  bool write_tick(RecordKind kind, std::uint64_t clock);
+  // `own_us`: the worker's own time in the clock, microseconds; 0: unknown.
+  bool write_tick(RecordKind kind, std::uint64_t clock, std::uint32_t own_us = 0);
   // Write the place of cut `id` among this worker's records, with a text for the manifest that
   // describes the worker's position at clock `described`.
   bool write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t described,

@@ -38,6 +38,7 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
     if (backup_times_) backup_times_->tick(worker, now_s());
     // Before the close, and before the tick is committed: the tick may be the one that names it.
     if (finds_switch_ && switch_at_ == 0 && h.base_version != 0) learn_switch(h.base_version);
+    if (evenness_ && switch_at_ == 0) evenness_->note(worker, h.count);
     clocks_.tick(worker, h.clock);
     if (clocks_.complete()) close_clock();
   }
@@ -90,7 +91,7 @@ void ServerCore::close_clock() {
   clocks_.next_clock();
   if (backup_times_) backup_times_->close(workers, now_s());
   ++counters_.clocks;
-  if (plateau_ && switch_at_ == 0) find_switch();
+  if (switch_at_ == 0) find_switch(workers);
   switch_if_due();
 }
 

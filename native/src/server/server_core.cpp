@@ -46,7 +46,7 @@ void ServerCore::add_dense(std::uint16_t table, std::unique_ptr<Shard> shard,
   t.head = reinterpret_cast<TableHead*>(region_ + layout_.head(table));
   any_bsp_ = any_bsp_ || consistency.model == Model::bsp;
   switch_at_ = std::max(switch_at_, consistency.switch_at);
-  finds_switch_ = finds_switch_ || consistency.plateau;
+  finds_switch_ = finds_switch_ || consistency.finds_switch;
   if (consistency.estimates) t.delays = std::make_unique<DelayThreshold>(layout_.n_workers());
 }
 
@@ -77,7 +77,7 @@ void ServerCore::set_stage(std::uint16_t table, std::uint32_t stage, std::uint32
     throw std::invalid_argument("stage " + std::to_string(stage) + " of " +
                                 std::to_string(n_stages) + " with " +
                                 std::to_string(rings_.size()) + " workers");
-  if (clocks_.uses_backup() || c.adaptive || c.estimates || c.switch_at != 0 || c.plateau ||
+  if (clocks_.uses_backup() || c.adaptive || c.estimates || c.switch_at != 0 || c.finds_switch ||
       t.scales != nullptr || t.is_scales)
     throw std::invalid_argument("a table of a stage with a model of all workers");
   t.members = {stage, n_stages};

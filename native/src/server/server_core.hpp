@@ -18,6 +18,7 @@
 #include "server/backup_times.hpp"
 #include "server/clocks.hpp"
 #include "server/delay_threshold.hpp"
+#include "server/evenness.hpp"
 #include "server/hot_rows.hpp"
 #include "server/plateau.hpp"
 #include "server/push_intervals.hpp"
@@ -289,10 +290,15 @@ class ServerCore {
   void find_plateau(std::uint64_t every, std::uint64_t pairs, double ratio) {
     plateau_ = std::make_unique<Plateau>(tables_.size(), every, pairs, ratio);
   }
-  // Return the measure; null: this server does not decide.
+  // The same, by the own times of the workers.
+  void find_uneven(std::uint64_t first, std::uint64_t longest, double least) {
+    evenness_ = std::make_unique<Evenness>(rings_.size(), first, longest, least);
+  }
+  // Return the measure; null: this server does not decide by it.
   const Plateau* plateau() const noexcept { return plateau_.get(); }
+  const Evenness* evenness() const noexcept { return evenness_.get(); }
   // Set the clock of the switch that an earlier launch has decided on, before any worker is at
-  // work. A server whose tables do not switch at a plateau throws.
+  // work. A server whose tables have no switch that is decided on throws.
   void set_switch(std::uint64_t at);
 
  private:
@@ -436,7 +442,7 @@ class ServerCore {
   void close_clock();
   void switch_if_due() noexcept;
   void note_sum(const Table& t);
-  void find_switch();
+  void find_switch(const std::vector<std::size_t>& workers);
   void learn_switch(std::uint64_t at) noexcept;
   void take_switch() noexcept;
   bool remove_rows(double max_s);
@@ -492,7 +498,8 @@ class ServerCore {
       0;  // clock of the run from which on BSP tables are under ASP; 0: never
   bool has_switched_ = false;
   bool finds_switch_ = false;             // `switch_at_` is decided on, by one server for all
-  std::unique_ptr<Plateau> plateau_;      // null: this server does not decide
+  std::unique_ptr<Plateau> plateau_;      // null: this server does not decide by it
+  std::unique_ptr<Evenness> evenness_;    // the same
   std::vector<EmbeddingShard*> limited_;  // shards of tables with limits of rows
   std::uint64_t clocks_before_ = 0;
   std::uint64_t expected_cut_ = 0, released_cut_ = 0;

@@ -30,8 +30,10 @@
 // `attach` switches. From a checkpoint, `clocks_before` is the clock of the cut, which is the same
 // for all workers. So in every launch the model at a clock of the run is the same.
 //
-// At a plateau. S is not given: server 0 finds it by its part of the tables (server/plateau.hpp),
-// while all others, and the workers, work under BSP. How all of them get S in time:
+// At a plateau, or with uneven workers. S is not given: server 0 finds it by its part of the tables
+// (server/plateau.hpp), or by the own times of the workers, which their ticks name
+// (server/evenness.hpp), while all others, and the workers, work under BSP. How all of them get S
+// in time:
 //
 // Decision. When server 0 has closed clock m - 1, so that m is the lowest clock of all workers, it
 // may decide on S = m + switch_lead. It stores S in the `decision` of the head of the first table,
@@ -71,21 +73,23 @@ void ServerCore::note_sum(const Table& t) {
                  t.shard->open_sum());
 }
 
-// Decide on the switch, after a clock is closed.
-void ServerCore::find_switch() {
+// Decide on the switch, after these workers have closed a clock.
+void ServerCore::find_switch(const std::vector<std::size_t>& workers) {
   const std::uint64_t open = clocks_before_ + clocks_.current();
-  if (plateau_->close(open - 1)) learn_switch(open + switch_lead);
+  const bool is_plateau = plateau_ && plateau_->close(open - 1);
+  const bool is_uneven = evenness_ && evenness_->close(workers, now_s());
+  if (is_plateau || is_uneven) learn_switch(open + switch_lead);
 }
 
 void ServerCore::learn_switch(std::uint64_t at) noexcept {
   switch_at_ = at;
   for (Table& t : tables_)
-    if (t.consistency.plateau) t.consistency.switch_at = at;
+    if (t.consistency.finds_switch) t.consistency.switch_at = at;
   publish(&tables_[0].head->decision, at);
 }
 
 void ServerCore::set_switch(std::uint64_t at) {
-  if (!finds_switch_) throw std::logic_error("the tables do not switch at a plateau");
+  if (!finds_switch_) throw std::logic_error("the tables have no switch that is decided on");
   learn_switch(at);
   switch_if_due();
 }

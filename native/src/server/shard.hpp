@@ -26,10 +26,10 @@ struct ConsistencyConfig {
   bool estimates = false;           // reject: it is estimated; see server/delay_threshold.hpp
   float lambda = 0.0F;              // compensate: DC-ASGD's variance control
   bool mean = true;                 // BSP: divide the reduced update by the number of its workers
-  // clock of the run from which on BSP becomes ASP; 0: never, or with `plateau` not decided on
+  // clock of the run from which on BSP becomes ASP; 0: never, or with `finds_switch` not decided on
   std::uint64_t switch_at = 0;
-  bool plateau = false;  // `switch_at` is decided on; see server/server_switch.cpp
-  float rate = 1.0F;     // factor of the learning rate from that clock on
+  bool finds_switch = false;  // `switch_at` is decided on; see server/server_switch.cpp
+  float rate = 1.0F;          // factor of the learning rate from that clock on
 };
 
 constexpr std::size_t staleness_bins = 65;  // 0 .. 63 and "64 or more"

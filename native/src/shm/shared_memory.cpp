@@ -11,11 +11,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
-#include <set>
 #include <utility>
 
 #include "ring/layout.hpp"
+#include "shm/locked_file.hpp"
 
 namespace mpips {
 namespace {
@@ -62,51 +61,10 @@ void take_pages(int fd, const std::string& name, std::size_t offset, std::size_t
       "; enlarge it (mount -o remount,size=..., docker --shm-size) or use fewer or smaller tables");
 }
 
-// The descriptors of all shared-memory files of this process. A forked child closes its copies of
-// them, because they would hold the parent's locks until the child ends.
-class Descriptors {
- public:
-  static Descriptors& all() {
-    // Never destroy it: Python objects may outlive static ones.
-    static auto* const descriptors = new Descriptors;
-    return *descriptors;
-  }
-  void add(int fd) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    open_.insert(fd);
-  }
-  void close(int fd) noexcept {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    open_.erase(fd);
-    ::close(fd);
-  }
-
- private:
-  Descriptors() {
-    pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
-                   [] { all().close_in_child(); });
-  }
-  void close_in_child() noexcept {
-    for (const int fd : open_) ::close(fd);
-    open_.clear();
-    mutex_.unlock();
-  }
-
-  std::mutex mutex_;
-  std::set<int> open_;
-};
-
-// Map the file through a second descriptor. A mapping of the locked descriptor would hold its
-// locks, and a forked child has all mappings of its parent.
 std::uint8_t* map(int fd, std::size_t bytes, int protection, int flags, void* at,
                   const std::string& name, std::size_t offset = 0) {
-  const std::string path = "/proc/self/fd/" + std::to_string(fd);
-  const int other = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (other < 0) fail("open", name, errno);
-  void* p = mmap(at, bytes, protection, flags, other, static_cast<off_t>(offset));
-  const int error = errno;
-  close(other);
-  if (p == MAP_FAILED) fail("map", name, error);
+  void* p = map_without_locks(fd, bytes, protection, flags, at, offset);
+  if (p == MAP_FAILED) fail("map", name, errno);
   return static_cast<std::uint8_t*>(p);
 }
 
@@ -154,20 +112,7 @@ std::uint8_t* reserve_addresses(std::size_t* wanted, std::size_t least, const st
 }
 
 // Take the owner's lock, which one process at a time can hold; return false if another one has it.
-bool lock_as_owner(int fd) noexcept {
-  struct flock lock{};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_len = 1;
-  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
-}
-
-// Return true if `path` still leads to the file behind `fd`.
-bool still_named(int fd, const std::string& path) {
-  struct stat mine{}, named{};
-  return fstat(fd, &mine) == 0 && lstat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino &&
-         mine.st_dev == named.st_dev;
-}
+bool lock_as_owner(int fd) noexcept { return lock_byte(fd, 0); }
 
 std::string path_of(const std::string& name) { return "/dev/shm/" + name; }
 
@@ -178,7 +123,7 @@ int create_file(const std::string& name) {
     const int fd = open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                         S_IRUSR | S_IWUSR);
     if (fd < 0) fail("create", name, errno);
-    if (lock_as_owner(fd) && flock(fd, LOCK_SH) == 0 && still_named(fd, path_of(name))) return fd;
+    if (lock_as_owner(fd) && flock(fd, LOCK_SH) == 0 && is_named(fd, path_of(name))) return fd;
     close(fd);
   }
   fail("lock", name, EAGAIN);
@@ -276,7 +221,7 @@ SharedMemory SharedMemory::reopen(const std::string& name, std::size_t reserve) 
 
   // The exchange of the locks releases the first one for a moment, in which another process may
   // have removed the file.
-  if (flock(m.fd_, LOCK_SH) != 0 || !still_named(m.fd_, path_of(name))) fail("keep", name, ENOENT);
+  if (flock(m.fd_, LOCK_SH) != 0 || !is_named(m.fd_, path_of(name))) fail("keep", name, ENOENT);
   m.owner_ = getpid();
   m.writable_ = m.bytes_;
   std::size_t reserved = round_up(std::max(reserve, m.bytes_), page_bytes);
@@ -352,7 +297,7 @@ void SharedMemory::commit(std::size_t offset, std::size_t bytes) {
 
 void SharedMemory::unlink() noexcept {
   if (owner_ != getpid() || fd_ < 0) return;  // a forked child does not own the name
-  if (still_named(fd_, path_of(name_))) ::unlink(path_of(name_).c_str());
+  if (is_named(fd_, path_of(name_))) ::unlink(path_of(name_).c_str());
   owner_ = 0;
 }
 
@@ -363,7 +308,7 @@ bool SharedMemory::remove_if_unused(const std::string& name) {
   if (fd < 0) return false;
   struct stat status{};
   const bool free = fstat(fd, &status) == 0 && status.st_uid == geteuid() &&
-                    flock(fd, LOCK_EX | LOCK_NB) == 0 && still_named(fd, path_of(name)) &&
+                    flock(fd, LOCK_EX | LOCK_NB) == 0 && is_named(fd, path_of(name)) &&
                     ::unlink(path_of(name).c_str()) == 0;
   ::close(fd);
   return free;

@@ -18,8 +18,7 @@
 // exchanging an exclusive flock for a shared one gives both up for a moment, in which a second
 // process could take the file over, too.
 //
-// Fork. A forked child shares the locks of its parent. It closes the descriptors at the fork; else
-// it would hold the locks after the parent's end. Mappings stay in the child.
+// Fork. A forked child has no locks (shm/locked_file.hpp). Mappings stay in the child.
 //
 // Size. Pages are reserved with posix_fallocate before they are touched, so a full /dev/shm is an
 // error here and not a SIGBUS later.

@@ -9,6 +9,10 @@ usage: staged_script.py FOLDER STAGES [OPTION=VALUE ...]
     kill=            WORKER:STEP:PASS, at which SIGKILL of that worker ends the first attempt: before it
                      computes its pass number PASS of the step
     fail=            WORKER:STEP, at which that worker raises
+    strike=          WORKER:SIGNAL:CALL, a signal that this worker sends itself in the first attempt: before a
+                     forward_backward, clip_grad_norm_ or evaluation of step 4 or later, or before
+                     full_state_dict
+    timeout=40       limit of all waits, s
     resume=auto      a checkpoint
 """
 
@@ -29,12 +33,15 @@ OPTIONS = {
     "save": "0",
     "kill": "",
     "fail": "",
+    "strike": "",
+    "timeout": "40",
     "resume": "auto",
     "micro": "3",
 }
 OPTIONS |= dict(word.split("=") for word in sys.argv[3:])
 saves = {"every_steps": int(OPTIONS["save"])} if OPTIONS["save"] != "0" else {}
-mpips.init(servers=1, timeout_s=40, verbose=False, resume=OPTIONS["resume"], **saves)
+limit = float(OPTIONS["timeout"])
+mpips.init(servers=1, timeout_s=limit, verbose=False, resume=OPTIONS["resume"], **saves)
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -117,15 +124,30 @@ def when(name: str) -> list[int]:
     return place[1:] or [0] if is_here else []
 
 
+def await_checkpoint() -> None:
+    """Wait until there is a checkpoint."""
+    deadline = time.monotonic() + 60
+    while not latest.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def strike(call: str) -> None:
+    """Send this process its signal in front of a call."""
+    worker, number, struck = (OPTIONS["strike"] or "-1:0:").split(":")
+    is_here = int(worker) == mpips.rank() and call == struck and mpips.torch.steps() >= 4
+    if is_here and os.environ.get("MPIPS_GENERATION", "0") == "0":
+        if OPTIONS["save"] != "0":
+            await_checkpoint()
+        os.kill(os.getpid(), int(number))
+
+
 def doom(number: int) -> None:
     """Kill this process before pass `number` of the step, when there is a checkpoint."""
     plain, count = stage_run._Step.run, iter(range(1000))
 
     def run(step: stage_run._Step, stage: int, action: stage_run.Action) -> None:
         if next(count) == number:
-            deadline = time.monotonic() + 60
-            while not latest.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            await_checkpoint()
             os.kill(os.getpid(), signal.SIGKILL)
         plain(step, stage, action)
 
@@ -141,6 +163,7 @@ for _ in mpips.torch.epochs(int(OPTIONS["epochs"]), state=log):
             raise ValueError("the planted error")
         optimizer.zero_grad()
         half = len(a) // 2
+        strike("forward_backward")
         for part in (slice(0, half), slice(half, None)):  # gradients of two calls add up
             loss = model.forward_backward(
                 a[part],
@@ -150,12 +173,15 @@ for _ in mpips.torch.epochs(int(OPTIONS["epochs"]), state=log):
                 schedule=OPTIONS["schedule"],
             )
         log["losses"].append(loss.item())
+        strike("clip_grad_norm_")
         log["norms"].append(model.clip_grad_norm_(0.7).item())
         optimizer.step()
         scheduler.step()
     model.eval()
+    strike("evaluation")
     log["right"].append(int((model(x).argmax(1) == y).sum()))
 
+strike("full_state_dict")
 state = model.full_state_dict()
 own = sum(p.numel() for p in model.parameters())
 found = {

@@ -4,7 +4,9 @@ usage: switching.py AT [ROLE:PLACE:STEP ...]   the n-th launch ends at that step
 goes on from this place. ROLE: worker (1), server; or both. PLACE: pulled, pushed (and acknowledged, where
 ASP is in force), ended (the worker's clock). Worker 0 prints a JSON line. The environment has SERVERS; with
 SAVED=1 a launch ends at the first step from there on at which the checkpoint before that step is there. With
-PLATEAU=1 server 0 decides on the clock, by a measure of the first two steps: AT must be 5.
+PLATEAU=1 server 0 decides on the clock, by a measure of the first two steps: AT must be 5. With LATE=1
+worker 1 is slower, and server 0 decides on the clock by the times of the workers: AT must be 20, the earliest
+clock.
 """
 
 import json
@@ -23,6 +25,7 @@ AT = int(sys.argv[1])
 PLAN = [text.split(":") for text in sys.argv[2:]]
 SAVED = os.environ.get("SAVED") == "1"
 PLATEAU = os.environ.get("PLATEAU") == "1"
+LATE_S = 0.1 if os.environ.get("LATE") == "1" else 0.0  # of each step of worker 1
 N_WORKERS = 2
 STEPS = 2 * AT + 6
 EVERY = 4  # steps between two checkpoints
@@ -96,6 +99,7 @@ def main(worker: mpips.Worker) -> dict[str, object]:
         if SAVED:
             worker.keep_pace(1)
         end_here(worker, "pulled", step)
+        time.sleep(LATE_S * worker.index * (step < STEPS))
         heavy.push(mine)
         pushed = plain.push(mine)
         if step < STEPS:
@@ -113,7 +117,8 @@ def main(worker: mpips.Worker) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    model = mpips.Switch(mpips.BSP(), mpips.ASP(), at="plateau" if PLATEAU else AT)
+    at = "uneven" if LATE_S else "plateau" if PLATEAU else AT
+    model = mpips.Switch(mpips.BSP(), mpips.ASP(), at=at)
     if PLATEAU:
         switch_control.PAIRS, switch_control.RATIO = 1, 0.0
     n = N_WORKERS * STEPS

@@ -20,6 +20,7 @@ from mpips.errors import DiskFullError, MpipsError
 from mpips.model.table import Table
 from mpips.server.server import Server
 from mpips.snapshot.server_part import ServerPart
+from simulation.chains import Part, check_link, end_of, place_of
 from simulation.world import World
 
 
@@ -57,19 +58,25 @@ class Checkpoint(NamedTuple):
 class Disk:
     """The checkpoints of a run, oldest first, and the one that is being written.
 
+    All of them have whole tables. Those that mpips would write as links are compared with what the links
+    would have.
+
     Attributes:
         folder: Where the workers of mpips write their own files of checkpoints.
+        longest: checkpoint.incremental of the job.
+        n_links: Number of checkpoints that would be links.
     """
 
-    def __init__(self, world: World, folder: Path) -> None:
-        self.world, self.folder = world, folder
+    def __init__(self, world: World, folder: Path, longest: int = 0) -> None:
+        self.world, self.folder, self.longest = world, folder, longest
+        self.n_links = 0
         self.written: list[Checkpoint] = []
         # The exchange that was written last, and the same with a path that no launch removes.
         self.exchanged: Checkpoint | None = None
         self.copied: Checkpoint | None = None
         self.failures = self.era = self.n_exchanges = 0
         self.fails = 0.0  # chance that an attempt to write fails
-        self._parts: dict[tuple[int, int], dict[int, tuple[ManifestHead, Any, int]]] = {}
+        self._parts: dict[tuple[int, int], dict[int, Part]] = {}
         self._ends: dict[tuple[int, int], CheckpointInfo | MpipsError] = {}
 
     @property
@@ -113,6 +120,7 @@ class Disk:
         shards: Sequence[ShardData],
         state: ServerState,
         exchange: Path | None = None,
+        increment: Increment | None = None,
     ) -> Iterator[CheckpointInfo | None]:
         """Write a server's part in steps; yield None until all parts are there, then what was written.
 
@@ -121,7 +129,7 @@ class Disk:
         parts = self._parts.setdefault(attempt, {})
         for _ in range(self.world.random.randrange(3)):
             yield None
-        parts[server] = head, shards, state.switch
+        parts[server] = Part(head, shards, state.switch, increment)
         while len(parts) < n_servers:
             yield None
         if attempt not in self._ends:
@@ -136,13 +144,11 @@ class Disk:
             raise found
         yield found
 
-    def _publish(
-        self, parts: dict[int, tuple[ManifestHead, Any, int]], exchange: Path | None
-    ) -> CheckpointInfo:
+    def _publish(self, parts: dict[int, Part], exchange: Path | None) -> CheckpointInfo:
         if self.world.random.random() < self.fails:
             self.failures += 1
             raise DiskFullError("the disk is full")
-        head = parts[0][0]
+        head = parts[0].head
         folder = exchange or self.folder
         path = folder / f"step-{head.step}-{len(self.written)}"
         # The folder of an exchange is there: the coordinator has made it.
@@ -150,8 +156,13 @@ class Disk:
         workers = worker_files.adopt(folder, path, head.workers, self.folder)
         worker_files.remove(folder, head.workers)
         head = replace(head, workers=workers)
-        found = joined(self.era, head, [part for _, part, _ in parts.values()], path)
-        found = found._replace(switch=max(switch for *_, switch in parts.values()))
+        found = joined(self.era, head, [part.shards for part in parts.values()], path)
+        found = found._replace(switch=max(part.switch for part in parts.values()))
+        place = place_of(parts.values(), self.written, self.longest)
+        if place is not None:
+            assert exchange is None, "an exchange is a link"
+            check_link(self.written[-1], found, parts.values())
+            self.n_links += 1
         if exchange is None:
             self.written.append(found)
         else:
@@ -159,7 +170,8 @@ class Disk:
             copy = self.folder / f"copy-{self.n_exchanges}"
             shutil.copytree(path, copy)
             self.exchanged, self.copied = found, found._replace(path=copy)
-        return CheckpointInfo(path, head.step, 0, 0.0, (), ())
+        end = end_of(place, path.name, head.step, len(self.written))
+        return CheckpointInfo(path, head.step, 0, 0.0, (), (), end)
 
     def newer(self, exchange: Path | None) -> Checkpoint | None:
         """Return the exchange if it is in this folder, and complete, and no checkpoint is newer."""
@@ -235,7 +247,6 @@ class DiskServerPart(ServerPart):
         block_bytes: int = 0,
         increment: Increment | None = None,
     ) -> Any:
-        assert increment is None, "this disk keeps whole checkpoints"
         # Only the last checkpoint is tried again, by all servers.
         self._tries[number] += 1
         return DiskWriter(
@@ -247,6 +258,7 @@ class DiskServerPart(ServerPart):
             shards,
             self._state(),
             self._exchange,
+            increment,
         )
 
     def _retain(self, written: Path) -> str:

@@ -22,6 +22,7 @@ from mpips.recovery.memory import Memory
 from mpips.rundir.directory import RunFolder
 from mpips.session.parts import Parts
 from mpips.transport.region import SHM, unlink_job
+from simulation.chains import FAILS, longest_chain
 from simulation.disk import Checkpoint, Disk
 from simulation.dropping import Applied
 from simulation.kinds import (
@@ -66,7 +67,8 @@ START_UP_TURNS = 500
 class Outcome(NamedTuple):
     """Numbers of launches, deaths, lost nodes, moves of ranks, eras, checkpoints and turns of a history.
 
-    `exchanges`: changes of the size in shared memory, and `files`: requests for one that ended with a file.
+    `exchanges`: changes of the size in shared memory, `files`: requests for one that ended with a file,
+    `links`: checkpoints that would be links of a chain.
     """
 
     launches: int
@@ -78,6 +80,7 @@ class Outcome(NamedTuple):
     turns: int
     exchanges: int
     files: int
+    links: int
 
 
 def run(seed: int, clocks: int = 0) -> Outcome:
@@ -113,7 +116,10 @@ class History:
     def __init__(self, seed: int, clocks: int, folder: Path) -> None:
         self.seed, self.draws = seed, random.Random(f"history {seed}")
         self.world, self._folder = World(seed), RunFolder(folder)
-        self.nodes, self.disk = [Node() for _ in range(N_NODES)], Disk(self.world, folder / "files")
+        self.nodes, self.disk = (
+            [Node() for _ in range(N_NODES)],
+            Disk(self.world, folder / "files", longest_chain(seed)),
+        )
         self.sizes = lengths(self.draws)
         self._has_residuals = self.draws.random() < 0.3
         self.clocks = clocks or self.draws.choice((4, 8, 15, 30))
@@ -163,7 +169,7 @@ class History:
         self._change()
         while True:
             self.disk.forget()
-            self.disk.fails = self.shape.fails
+            self.disk.fails = self.shape.fails or FAILS * (self.disk.longest > 0)
             self._starts[launches] = self._next_start()
             self.launch = Launch(
                 self.world,
@@ -221,6 +227,7 @@ class History:
             self.world.turns,
             self._exchanges,
             self._files,
+            self.disk.n_links,
         )
 
     def _leaves_in(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from simulation.adaptive import ADAPTIVE, is_adaptive
+from simulation.chains import CHAINS, has_chains
 from simulation.row_limits import LIMITS, is_limited
 from simulation.stages import STAGES, is_staged
 from simulation.switching import SWITCHING, is_switching
@@ -20,7 +21,7 @@ SCALING = "scaling"  # name of these, beside the features
 LOSING_SHARE, LOSING_SALT = 0.06, 12
 LOSING = "losing"
 FEATURES = ("",) * 12 + ("backup", "reject", "local", "gathers")
-NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE, LIMITS, STAGES, SWITCHING} - {""})
+NAMES = sorted({*FEATURES, SCALING, LOSING, ADAPTIVE, CHAINS, LIMITS, STAGES, SWITCHING} - {""})
 
 
 def feature_of(seed: int) -> str:
@@ -43,6 +44,8 @@ def has(seed: int, feature: str) -> bool:
     """Return True if a history has this feature."""
     if feature == ADAPTIVE:
         return is_adaptive(seed, feature_of(seed))
+    if feature == CHAINS:
+        return has_chains(seed)
     if feature == LIMITS:
         return is_limited(seed, feature_of(seed))
     if feature == STAGES:

@@ -207,7 +207,7 @@ class Launch:
                 topology=shape.topology,
                 group_rows_mib=1,
             ),
-            Plan(self._disk, Triggers(every_steps=shape.every_steps)),
+            Plan(self._disk, Triggers(shape.every_steps, incremental=self._disk.longest)),
             self._run(cluster),
             warm=True,
             has_partners=shape.has_partners,

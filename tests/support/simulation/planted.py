@@ -35,6 +35,7 @@ from mpips.worker.local import tables as local_tables
 from mpips.worker.replicated import tables as replicated_tables
 from simulation import disk, links
 from simulation.planted_backups import BACKUP_DEFECTS
+from simulation.planted_chains import CHAIN_DEFECTS
 from simulation.planted_limits import LIMIT_DEFECTS
 from simulation.planted_plateau import PLATEAU_DEFECTS
 
@@ -568,6 +569,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _servers_switch_early,
         _switches_by_the_clock_of_the_launch,
         *BACKUP_DEFECTS,
+        *CHAIN_DEFECTS,
         _forgets_stages,
         *PLATEAU_DEFECTS,
     )

@@ -1,7 +1,7 @@
-"""The clock of Switch at a plateau in histories: a short measure, and what the checker needs of it.
+"""The clock of a Switch that is decided on, in histories: a short measure, and what the checker needs of it.
 
-Every first estimate counts as a plateau, so that server 0 decides within the few clocks of a history. The
-checker asks server 0 for the clock, whatever workers and other servers have read.
+Every first estimate counts as a plateau or as uneven workers, so that server 0 decides within the few clocks
+of a history. The checker asks server 0 for the clock, whatever workers and other servers have read.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ class DrawnSwitch(switch_control.SwitchControl):
             mock.patch.object(switch_control, "EVERY", every),
             mock.patch.object(switch_control, "PAIRS", pairs),
             mock.patch.object(switch_control, "RATIO", 0.0),
+            mock.patch.object(switch_control, "FIRST", 2 * pairs),
+            mock.patch.object(switch_control, "LONGEST", 2 * pairs),
+            mock.patch.object(switch_control, "GAIN", 0.0),
         ):
             super().__init__(core, index, switch, tables)
 

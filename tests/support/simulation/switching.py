@@ -38,8 +38,10 @@ def switch_of(seed: int, feature: str, clocks: int) -> Switch | None:
         return None
     draws = random.Random(f"switch {seed}")
     fixed = draws.randrange(1, 2 * clocks)
-    is_decided = random.Random(f"plateau {PLATEAU_SALT} {seed}").random() < 0.5
-    return Switch(BSP("sum"), ASP(), at="plateau" if is_decided else fixed)
+    drawn = random.Random(f"plateau {PLATEAU_SALT} {seed}")
+    if drawn.random() >= 0.5:
+        return Switch(BSP("sum"), ASP(), at=fixed)
+    return Switch(BSP("sum"), ASP(), at="uneven" if drawn.random() < 0.3 else "plateau")
 
 
 def with_switch(shape: Shape, model: Switch, more: random.Random, feature: str) -> Shape:
@@ -47,7 +49,7 @@ def with_switch(shape: Shape, model: Switch, more: random.Random, feature: str) 
     shape = with_gathers(shape, more) if feature == "gathers" else shape
     # Each server has a part of an embedding table; server 0 may have none of small dense ones.
     measures = shape.n_servers == 1 or any(isinstance(t, EmbeddingTable) for t in shape.tables)
-    if model.is_adaptive and not measures:
+    if model.at == "plateau" and not measures:
         model = replace(model, at=3)
     tables: list[Any] = []
     for table in shape.tables:

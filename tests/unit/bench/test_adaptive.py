@@ -66,6 +66,7 @@ def test_the_bars_are_those_of_one_model_for_all_jobs():
             ("even", "backup_auto", 1.03),
             ("stalls", "switch", 1.2),
             ("even", "switch_plateau", 1.2),
+            ("slow_worker", "auto", 1.2),
         )
     }
     found = compared(made_times(worse))
@@ -107,6 +108,7 @@ def test_all_jobs_of_all_workloads_can_be_made(workload: str, model: str, tmp_pa
         "reject_auto": ASP() if workload == "deepfm" else ASP(Reject("auto")),
         "switch": Switch(BSP("sum"), ASP(), at=4),
         "switch_plateau": Switch(BSP("sum"), ASP(), at="plateau"),
+        "auto": Switch(BSP("sum"), ASP(), at="uneven"),
     }
     found = parse_consistency(job.table, BSP())
     assert found == expected.get(model, SSP(int(model[-1]) if model[-1].isdecimal() else 0))

@@ -1,4 +1,4 @@
-"""Chains of checkpoints: reading, damage, compaction, and what must not be removed."""
+"""Chains of checkpoints: reading, damage, compaction and retention."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def paths_of(history: History) -> list[Path]:
 )
 def test_every_link_is_read_as_the_tables_at_its_cut(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(changes, "MOST_CHANGED", 10)
-    # Blocks have ends everywhere.
+    # Small blocks end at many places.
     for name, size in (("_KEYS", 40), ("_BLOCK_BYTES", 200), ("_PIECES", 2)):
         monkeypatch.setattr(chain_reading, name, size)
     history = written(tmp_path, 7, seed)
@@ -76,7 +76,7 @@ def test_every_link_is_read_as_the_tables_at_its_cut(tmp_path, monkeypatch, seed
 def test_a_link_that_replaces_latest_while_it_is_opened_changes_nothing(tmp_path, monkeypatch):
     history = History(1)
     history.write(tmp_path)
-    # Two links of other rows, whose files have the same size.
+    # Write two links with different rows, whose files have the same size.
     for at in (0, 5):
         users = history.contents.columns["users"]
         users["values"][at : at + 5] += 1
@@ -263,7 +263,7 @@ def test_what_a_link_continues_is_never_removed(chain):
     result = retain(folder, Retention(1))
     assert result.removed == ()
     assert len(list_checkpoints(folder)) == 4
-    # A new base ends the need for the chain before it.
+    # After a new base the older chain is not needed.
     chain.evolve()
     chain.write(folder, whole=True)
     chain.evolve()
@@ -283,6 +283,12 @@ def test_the_chain_of_a_checkpoint_that_stays_as_damaged_stays_as_well(chain):
     result = retain(folder, Retention(1), full=True)
     assert result.removed == ()
     assert len(result.remaining) == 4
+    # The newest undamaged checkpoint needs no other one, and the damaged one needs its chain.
+    with open_checkpoint(paths_of(chain)[2]) as link:
+        form = write_whole(link, folder / "step-000000000125")
+    result = retain(folder, Retention(1), full=True)
+    assert result.removed == ()
+    assert sorted(result.remaining) == sorted(p.name for p in [*paths_of(chain), Path(form.path)])
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
@@ -366,7 +372,7 @@ def test_deltas_lead_from_chain_to_chain(chain, tmp_path):
         made = apply_delta(first, out, tmp_path / "applied")
     with open_checkpoint(made) as checkpoint:
         check(checkpoint, chain.written[3][0])
-    # The whole form of the first checkpoint stands for it.
+    # The delta can also be applied to the compacted form of its first checkpoint.
     with open_checkpoint(paths[1]) as link:
         form = write_whole(link, tmp_path / "form")
     with open_checkpoint(form.path) as first:
@@ -403,10 +409,11 @@ def test_commands_understand_chains(chain, tmp_path):
     text = run(command, ["compact", str(paths[3].parent)]).output
     assert text.startswith(f"{paths[3]}  ")
     assert "whole (the link:" in text
-    assert not list(tmp_path.glob(".whole-*"))
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
-# Number of fault points that a writer of a link passes: after each block, and then these two.
+# Fault points at which the writer of a link is killed, and the passage: after blocks, before and after the
+# rename of the folder.
 POINTS = ["block-written:1", "block-written:5", "synced:1", "named:1"]
 
 
@@ -428,7 +435,7 @@ def test_a_kill_while_a_link_is_written_loses_no_checkpoint(tmp_path, point):
         history.write(tmp_path)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    # The link is there as a whole, or not at all.
+    # The link is complete, or it has no name.
     paths = [entry.path for entry in list_checkpoints(tmp_path)]
     assert len(paths) == (3 if name == "named" else 2)
     states = [columns for columns, _ in history.written]
@@ -437,7 +444,7 @@ def test_a_kill_while_a_link_is_written_loses_no_checkpoint(tmp_path, point):
         with open_checkpoint(path) as checkpoint:
             assert checkpoint.damage() == []
             check(checkpoint, columns)
-    # The next launch begins with a whole one, and leaves nothing of the killed writer.
+    # The next launch begins with a whole checkpoint, and removes the files of the killed writer.
     info = history.write(tmp_path, whole=True)
     assert info.place.index == 0
     assert not list(tmp_path.glob(".writing-*"))

@@ -114,8 +114,8 @@ TABLE_KEYS = (
         ),
         (
             "table.consistency=spp",
-            "table.consistency = 'spp': must be one of asp, bsp, diloco, local_sgd, ssp, switch; did you "
-            "mean 'ssp'?",
+            "table.consistency = 'spp': must be one of asp, auto, bsp, diloco, local_sgd, ssp, switch; did "
+            "you mean 'ssp'?",
         ),
         (
             "table.policy=rejcet",

@@ -95,7 +95,7 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
         ),
         (
             ["table.consistency=ssp", "table.reduce=sum"],
-            "table 'bias': reduce = 'sum' applies only to BSP and switch: remove it (SSP takes "
+            "table 'bias': reduce = 'sum' applies only to BSP, switch and auto: remove it (SSP takes "
             "bound and policy)",
         ),
         (
@@ -153,7 +153,7 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
         (
             ["table.consistency=switch"],
             "table 'bias': consistency = 'switch': add switch_at, the number of clocks of the run under BSP, "
-            "or plateau",
+            "or plateau or uneven",
         ),
         (
             [
@@ -163,6 +163,11 @@ def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: l
             ],
             "table 'weight' is under Switch at clock 6 beside 'bias' under Switch at a plateau: all tables "
             "of a job switch at one clock, so give all of them the same at",
+        ),
+        (
+            ["table.consistency=auto", "table.switch_at=5"],
+            "table 'bias': switch_at = 5 applies only to switch: remove it (AUTO takes policy and reduce and "
+            "switch_rate)",
         ),
         (
             ["table.switch_at=5"],
@@ -293,6 +298,11 @@ def test_no_override_changes_nothing() -> None:
         (
             ["table.consistency=switch", "table.switch_at=plateau"],
             mpips.Switch(BSP(), ASP(), at="plateau"),
+        ),
+        (["table.consistency=auto"], mpips.Switch(BSP(), ASP(), at="uneven")),
+        (
+            ["table.consistency=auto", "table.reduce=sum", "table.policy=scale"],
+            mpips.Switch(BSP("sum"), ASP(mpips.Scale()), at="uneven"),
         ),
         (
             [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import itertools
 import os
 import threading
 import time
@@ -15,51 +13,22 @@ from typing import Any
 import numpy as np
 import program_rig as rig
 import pytest
-from program_rig import Program, ProgramError
+from program_rig import Program, refused, serve
 
-from mpips import _native
 from mpips.insitu.layout import DTYPES
 
 RANDOM = np.random.default_rng(3)
-_names = itertools.count()
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    chosen = f"test-{os.getpid()}-{next(_names)}"
-    yield chosen
-    for path in Path("/dev/shm").glob(f"mpips_queue.*.{chosen}.*"):
-        path.unlink()
-
-
-def serve(
-    name: str,
-    fields: Sequence[tuple[str, str, Sequence[int]]] = (("x", "float32", (3,)),),
-    *,
-    slots: int = 4,
-    steer: int = 0,
-    declaration: int = 7,
-    check: bool = True,
-    produced: int = 0,
-    worker: int = 2,
-) -> Any:
-    listed = [(field, 1 + DTYPES.index(dtype), list(shape)) for field, dtype, shape in fields]
-    return _native.QueueServer(name, 0, listed, slots, steer, declaration, check, produced, worker)
+    with rig.queue_name() as chosen:
+        yield chosen
 
 
 def stored(queue: Any, number: int, field: int, dtype: str, shape: Sequence[int]) -> np.ndarray:
     at, n = queue.offset(field), int(np.prod(shape)) * np.dtype(dtype).itemsize
     return queue.slot(number)[at : at + n].view(dtype).reshape(shape).copy()
-
-
-def refused(code: int, text: str) -> Any:
-    @contextlib.contextmanager
-    def check() -> Iterator[None]:
-        with pytest.raises(ProgramError, match=text) as caught:
-            yield
-        assert caught.value.code == code
-
-    return check()
 
 
 def views(dtype: str) -> Iterator[np.ndarray]:
@@ -297,37 +266,60 @@ def test_a_program_may_wait_through_the_start_of_a_new_job(name: str) -> None:
     assert stored(queue, 0, 0, "float32", (3,)).tolist() == [1, 1, 1]
 
 
+def test_a_program_goes_on_if_a_worker_takes_the_mark_of_a_replaced_queue_back(name: str) -> None:
+    queue = serve(name)
+    program = Program(name)
+    x = np.zeros(3, np.float32)
+    program.declare_like(x=x)
+    words = np.memmap(rig.queue_path(name), np.uint64, "r+")
+    words[17] = 1
+    # The file is in its place, so the program waits for the decision of the worker.
+    program.push(x)
+    program.detach()
+    with refused(rig.STALLED, "no worker on this node has served"):
+        Program(name, timeout_s=0.05)
+    words[17] = 0
+    assert Program(name).produced == 1 == queue.written
+
+
 def test_a_program_reads_whole_sets_of_values(name: str) -> None:
-    queue = serve(name, steer=500)
+    # Publishing and reading take so long that they overlap most of the time.
+    n, sets, done = 1 << 17, 100, threading.Event()
+    queue = serve(name, steer=n)
     program = Program(name)
     assert program.steer(500) == (0, [-1.0] * 500)
-    n, done = 300, threading.Event()
 
     def publish() -> None:
-        for i in range(1, n + 1):
-            queue.publish(np.full(500, i, np.float32))
+        for i in range(1, sets + 1):
+            queue.publish(np.full(n, i, np.float32))
             time.sleep(0)
         done.set()
 
     thread = threading.Thread(target=publish)
     thread.start()
-    last, seen = 0, 0
-    while not (done.is_set() and last == n):
-        version, values = program.steer(500)
-        assert version >= last
-        assert values == ([float(version)] * 500 if version else [-1.0] * 500)
-        seen += version > last
-        last = version
+    last, all_values, first_values = 0, np.zeros(n, np.float32), np.zeros(2, np.float32)
+    while not (done.is_set() and last == sets):
+        for values in (all_values, first_values):
+            version = program.steer_into(values)
+            assert version >= last
+            assert (values == version).all()
+            last = version
     thread.join()
-    assert program.steer(2) == (n, [n, n])
-    with refused(rig.USAGE, "n = 501: the worker publishes 500 values"):
-        program.steer(501)
-    # A worker that died while it published.
+    assert program.steer(2) == (sets, [sets, sets])
+    with refused(rig.USAGE, "n = 131073: the worker publishes 131072 values"):
+        program.steer(n + 1)
+    # A worker that was killed while it published.
+    program.detach()
+    program = Program(name, timeout_s=0.05)
+    words = np.memmap(rig.queue_path(name), np.uint64, "r+")
+    words[int(words[5]) // 8] += 1
+    with refused(rig.STALLED, "mpips_steer: .* values are half written for 0.05 s"):
+        program.steer(1)
     del queue
     gc.collect()
-    queue = serve(name, steer=500)
-    queue.publish(np.full(500, 7, np.float32))
-    assert program.steer(1) == (n + 1, [7.0])
+    queue = serve(name, steer=n)
+    queue.publish(np.full(n, 7, np.float32))
+    assert program.steer(1) == (sets + 1, [7.0])
 
 
 def test_samples_are_never_torn_or_lost(name: str) -> None:

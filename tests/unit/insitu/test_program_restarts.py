@@ -1,4 +1,4 @@
-"""A worker that pushes the samples of programs dies at every point; each sample counts once, in its order."""
+"""A worker that serves programs is killed at every point of its loop; each sample counts once, in order."""
 
 from __future__ import annotations
 
@@ -26,47 +26,55 @@ NEVER = 10**9
 
 
 class Died(Exception):
-    """The process ends here."""
+    """The simulated worker is killed."""
 
 
 class Shard:
-    """A server: what it has applied, and what of a worker is on its way to it, in its order."""
+    """A server of one table, and the records of a worker that it has not consumed yet.
+
+    Attributes:
+        rows: Rows that were pushed, by key.
+        made: Keys of pushes that were applied, by the worker's clock.
+        clock: The worker's clock as of the records that were consumed.
+        coming: Records on their way, in the order of the worker.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[int, np.ndarray] = {}
-        self.made: dict[int, list[list[int]]] = {}  # keys of pushes by clock
+        self.made: dict[int, list[list[int]]] = {}
         self.clock = 0
         self.coming: list[Callable[[], None]] = []
 
     def take(self, n: int | None = None) -> None:
-        """Apply the first `n` records that are on their way; None: all."""
+        """Consume the first `n` records that are on their way (None: all); the others are lost."""
         for record in self.coming[:n]:
             record()
         self.coming = []
 
 
 class Memory:
-    """What survives a process: rows, clocks, and pushes by clock, of two servers.
+    """The memory of two servers, which survives the worker.
 
-    What the worker sends is on its way until it has waited for a push or has pulled from that server. When
-    the worker dies, each server has received the first part of it, and the rest is lost.
+    A record is on its way until the worker has waited for a push or has pulled from that server. When the
+    worker is killed, each server has received some first part of its records, and the others are lost.
+
+    Attributes:
+        shards: The servers, by table.
+        left: Points that the worker passes before it is killed.
     """
 
     def __init__(self) -> None:
         self.shards = {"s.samples": Shard(), "s.counts": Shard()}
-        self.left, self.done = (
-            NEVER,
-            0,
-        )  # points that the process passes until it dies, and has passed
+        self.left = NEVER
 
     def point(self) -> None:
+        """Pass a point, or raise Died."""
         if self.left == 0:
             raise Died
         self.left -= 1
-        self.done += 1
 
     def lose(self, salt: int) -> None:
-        """The worker is dead. A tick that one server has is given to the other one, as a restart does."""
+        """Lose records after a kill. A restart gives both servers the later one of their clocks."""
         for n, shard in enumerate(self.shards.values()):
             shard.take((salt + n * (1 + salt // 3)) % (1 + len(shard.coming)))
         clock = max(shard.clock for shard in self.shards.values())
@@ -74,11 +82,12 @@ class Memory:
             shard.clock = clock
 
     def rows(self, name: str) -> dict[int, np.ndarray]:
+        """Return the rows of a table after all records."""
         self.shards[name].take()
         return self.shards[name].rows
 
     def launch(self) -> Any:
-        """The worker of a launch."""
+        """Return the worker of a launch, which asserts that it repeats the pushes of the last clock."""
         first = max(shard.clock for shard in self.shards.values())
         before = {name: list(s.made.get(first, [])) for name, s in self.shards.items()}
         again: dict[str, list[list[int]]] = {name: [] for name in before}
@@ -129,16 +138,17 @@ class Memory:
 
         return SimpleNamespace(
             _connection=connection, table={n: table(n) for n in self.shards}.__getitem__,
-            clock=clock, index=1,
+            clock=clock, index=1, cursor={"serves": "s"},
         )  # fmt: skip
 
 
 def value(number: int, n: int) -> np.ndarray:
+    """Return sample `n` of a producer; one of them is dropped."""
     return np.full(2, np.nan if n == 3 else 10 * number + n, np.float32)
 
 
 def program(name: str, number: int) -> None:
-    """What the program of a producer does; it never ends on its own account."""
+    """Push all samples of a producer that are not in its queue yet, and end it."""
     p = Program(name, number, 60.0)
     p.declare("x", "float32", (2,))
     for n in range(p.produced, N):
@@ -147,7 +157,7 @@ def program(name: str, number: int) -> None:
 
 
 def served(memory: Memory, name: str) -> bool:
-    """One launch; return True if it came to its end."""
+    """Run one launch; return False if its worker was killed."""
     try:
         ProgramServer(STREAM, memory.launch(), name, PRODUCERS, SLOTS, "", 60.0).run()
     except Died:
@@ -156,7 +166,7 @@ def served(memory: Memory, name: str) -> bool:
 
 
 def whole() -> Memory:
-    """Pushes of producers in Python."""
+    """Return the memory after pushes of producers in Python."""
     memory = Memory()
     worker = memory.launch()
     for number in PRODUCERS:
@@ -184,13 +194,13 @@ def test_each_sample_counts_once_wherever_the_worker_dies(part: int) -> None:
         for thread in threads:
             thread.start()
         ended = True
-        # It dies twice, the second time perhaps within what it repeats.
+        # The worker is killed twice, the second time perhaps while it repeats a clock.
         for memory.left in (dies, dies % 7, NEVER):
             if served(memory, name):
                 break
             ended = False
             memory.lose(dies)
-            gc.collect()  # a process that ends gives up its locks
+            gc.collect()  # closes the queues of the worker
         for thread in threads:
             thread.join()
         assert not errors, (dies, errors)

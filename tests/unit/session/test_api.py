@@ -206,7 +206,7 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         ),
         (
             {"consistency": "spp"},
-            "table 'w': unknown consistency 'spp'; valid are bsp, ssp, asp, local_sgd, diloco, switch; "
+            "table 'w': unknown consistency 'spp'; valid are bsp, ssp, asp, local_sgd, diloco, switch, auto; "
             "did you mean 'ssp'?",
         ),
         (
@@ -216,12 +216,12 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         (
             {"consistency": 2},
             "table 'w': consistency = 2: must be BSP(), SSP(bound=2), ASP(), LocalSGD() or "
-            "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco; or Switch(BSP(), ASP(), at=1000)",
+            "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco, auto; or Switch(BSP(), ASP(), at=1000)",
         ),
         (
             {"consistency": "switch"},
             "table 'w': consistency = 'switch' needs the clock of the switch: use Switch(BSP(), ASP(), "
-            "at=1000), or at='plateau'",
+            "at=1000), or at='plateau' or at='uneven'",
         ),
     ],
 )

@@ -49,6 +49,9 @@ REFUSED = {
     "table 'w' has Switch at a plateau": {
         "tables": [dense(consistency=Switch(BSP(), ASP(), "plateau"))]
     },
+    "table 'w' has Switch at uneven workers": {
+        "tables": [dense(consistency=Switch(BSP(), ASP(), "uneven"))]
+    },
     "table 'w' has compression": {"tables": [dense(compression=Int8())]},
     "table 'e' has pull_compression": {"tables": [rows(16, pull_compression=Int8())]},
 }

@@ -115,6 +115,8 @@ SHOWN_BY = {
     "ticks-name-no-switch": 314,
     "ends-clocks-before-the-switch-is-known": 115,
     "forgets-the-clock-of-the-switch": 314,
+    "continues-after-a-failure": 177,
+    "forgets-a-changed-row": 139,
 }
 
 

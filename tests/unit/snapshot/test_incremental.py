@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from harness import Rig, dense, rows
@@ -15,9 +16,12 @@ import mpips
 from mpips.checkpoint import DenseShardData, list_checkpoints, open_checkpoint, writer
 from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
+from mpips.model.best_value import BestValue
+from mpips.mpi.messages import Commit
 from mpips.recovery.saving import Saving
 from mpips.snapshot import copy, server_part
 from mpips.snapshot.copy import ServerCopy, shards_in_place
+from mpips.snapshot.server_part import ServerPart
 
 TABLES: list[Any] = [
     mpips.DenseTable("w", (50, 61), mpips.Momentum(1.0)),
@@ -213,6 +217,57 @@ def test_what_changed_before_a_checkpoint_that_failed_is_in_the_next_one(tmp_pat
     del cuts[1]
     numbers = [check(path, cut) for path, cut in zip(paths, cuts, strict=False)]
     assert numbers[:3] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["best", "exchange"])
+def test_the_best_checkpoint_and_an_exchange_are_whole(tmp_path, monkeypatch, kind):
+    """The third cut is a special one; an exchange is no checkpoint, so nothing continues it."""
+    cuts, elsewhere = Recorder(monkeypatch).cuts, tmp_path / "exchange"
+    elsewhere.mkdir()
+    best = BestValue(metric="auc", value=0.5, higher=True, epoch=3)
+    special = {"best": best} if kind == "best" else {"folder": str(elsewhere)}
+    take = ServerPart.take
+
+    def taken(own: ServerPart, message: Any) -> None:
+        if isinstance(message, Commit) and message.id == 3:
+            message = msgspec.structs.replace(message, **special)
+        take(own, message)
+
+    monkeypatch.setattr(ServerPart, "take", taken)
+    job(tmp_path / "checkpoints", 5, 10)
+    paths = [name.path for name in list_checkpoints(tmp_path / "checkpoints")]
+    paths[2:2] = [name.path for name in list_checkpoints(elsewhere)]
+    numbers = [check(path, cut) for path, cut in zip(paths, cuts, strict=False)]
+    assert numbers[:5] == ([0, 1, 0, 1, 2] if kind == "best" else [0, 1, 0, 0, 1])
+    with open_checkpoint(paths[2]) as checkpoint:
+        assert checkpoint.manifest.best == special.get("best")
+    assert (paths[2].parent == elsewhere) == (kind == "exchange")
+
+
+def test_a_copy_that_has_failed_in_part_is_no_basis_for_the_next_one(monkeypatch):
+    rig = Rig(dense(600), rows(name="e"))
+    copied = ServerCopy(rig.server, rig.placement, rig.tables, compares=True)
+    copied.copy()
+
+    def fails(*arguments: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copy._native, "copy_changed", fails)
+        with pytest.raises(MemoryError):
+            copied.copy()
+    copied.copy()
+    assert copied.changed is None
+    copied.copy()
+    assert copied.changed is not None
+
+
+def test_a_row_of_which_only_the_uses_differ_has_changed():
+    memory = np.array([1, 2, 3]), np.ones((3, 2), np.float32), np.zeros((3, 2), np.uint32)
+    uses = np.array([[0, 0], [7, 1], [0, 0]], np.uint32)
+    found = copy._copy_rows(memory, (memory[0].copy(), memory[1].copy(), uses), 3)
+    assert found.places.tolist() == [1]
+    assert np.array_equal(memory[2], uses)
 
 
 def test_a_row_at_the_place_of_an_equal_one_has_changed():

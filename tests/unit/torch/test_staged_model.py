@@ -135,6 +135,7 @@ def test_a_state_that_is_loaded_before_the_start_is_that_of_all_stages(
         torch.testing.assert_close(found[number]["exp_avg"], state["exp_avg"])
         assert states[number][1] == 1
         torch.testing.assert_close(torch.from_numpy(states[number][0][0]), state["exp_avg"])
+    assert not optimizer._mpips_stepping.has_gradients  # those of other stages are not read
     # The optimizer keeps the tables of its stage alone, and none has the state of another one.
     kept = [t for own in optimizer._mpips_stepping._groups for t in own]
     assert [t.parameter for t in kept] == [p for p in model.parameters() if p.numel()]
@@ -328,6 +329,20 @@ def test_uses_that_a_model_in_stages_does_not_take_are_errors(
     assert message in str(caught.value)
 
 
+def test_a_grad_scaler_is_refused_by_name(job: Any) -> None:
+    model, optimizer = prepared()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model.forward_backward(
+        X, Y, lambda out, y: scaler.scale(cross_entropy(out, y)), micro_batches=2
+    )
+    with pytest.raises(ConfigError, match="GradScaler with a model in stages: each worker would"):
+        scaler.step(optimizer)
+    scaler.unscale_(optimizer)
+    with pytest.raises(ConfigError, match="GradScaler with a model in stages: each worker would"):
+        scaler.step(optimizer)
+    assert mpips.torch.steps() == 0
+
+
 def divided_job(n_workers: int, n_stages: int, rank: int = 0) -> Any:
     script = SimpleNamespace(rank=rank, n_workers=n_workers)
     job = SimpleNamespace(script=script, loaders=[], _asked_stages=None, n_stages=1)
@@ -348,7 +363,7 @@ def test_the_number_of_workers_is_a_multiple_of_the_stages_or_one() -> None:
 
 def test_parameters_of_other_stages_are_freed_and_their_gradients_cannot_be_read() -> None:
     model = plain()
-    division = Division(divided_job(4, 2, rank=3), cut(model, ["0-2", "3-5"]))
+    division = Division(divided_job(4, 2, rank=3), model, cut(model, ["0-2", "3-5"]))
     assert division.own == [1]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     left: list[Any] = []

@@ -479,7 +479,7 @@ def test_different_calls_in_one_pipeline_are_an_error() -> None:
     pipeline = Pipeline(cut(own, 2), links, 0)
     sender.send("forward", 0, flat, 1, call=["model(x)", 3, 0])
     with pytest.raises(
-        ConfigError, match=r"call 0 of model\(x\) in step 3, and stage 1 call 0 of fo"
+        ConfigError, match=r"call 0 of model\(x\) in step 3, and stage 1 call 0 of forward"
     ):
         pipeline.step(X, Y, cross_entropy, 4, "1f1b", (3, 0))
     # A pass that an error has ended leaves messages.

@@ -31,11 +31,13 @@ class Writer:
 
     def __init__(self) -> None:
         self.ticks: list[int] = []
+        self.own_us: list[int] = []
         self.has_room = True
 
-    def tick(self, clock: int) -> bool:
+    def tick(self, clock: int, own_us: int) -> bool:
         if self.has_room:
             self.ticks.append(clock)
+            self.own_us.append(own_us)
         return self.has_room
 
 
@@ -71,7 +73,7 @@ def test_a_begun_order_is_completed_and_the_most_urgent_one_follows(made: Any) -
     assert orders.advance()
     assert memory.sent == list(range(500, 500 + MOST_UNDER_WAY))
     orders.add((0, 3), update(orders, 300, 2))
-    orders.add_tick(0)
+    orders.add_tick(0, 250)
     orders.add((1, 0), update(orders, 1000, 1))
     orders.add((0, 1), update(orders, 100, 1))
     assert not orders.advance()
@@ -80,7 +82,7 @@ def test_a_begun_order_is_completed_and_the_most_urgent_one_follows(made: Any) -
     memory.n_sends = 0
     assert orders.advance()
     assert memory.sent[MOST_UNDER_WAY:] == [516, 517, 518, 100, 300, 301, 1000]
-    assert mirror.writer.ticks == [0]
+    assert (mirror.writer.ticks, mirror.writer.own_us) == ([0], [250])
     assert orders.is_empty
 
 

@@ -262,7 +262,7 @@ def test_a_wait_names_the_worker_what_it_does_and_what_that_one_waits_for() -> N
 
     # Worker 1 asks worker 2 after a 64th of its own time limit.
     assert messengers(3, work, timeout_s=2.5)[0] == (
-        "worker 1 has sent no message with tag 5 (messages with tags [8, 9] wait to be received); "
+        "worker 1 has sent no message with tag 5 (messages with tag 8 and tag 9 wait to be received); "
         "receiving from worker 2 (tag 4) at clock 3; worker 2: reading a file at clock 3"
     )
 
