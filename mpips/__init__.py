@@ -87,6 +87,7 @@ if _TYPE_CHECKING:
         MinCount,
         Probability,
     )
+    from mpips.model.storage import Storage
     from mpips.model.table import (
         DenseTable,
         EmbeddingTable,
@@ -164,6 +165,7 @@ __all__ = [
     "Scale",
     "SharedInt8",
     "StallError",
+    "Storage",
     "StreamError",
     "StreamTable",
     "Switch",
@@ -234,6 +236,7 @@ if not _TYPE_CHECKING:
             ],
             "mpips.model.replicated": ["Replicated"],
             "mpips.model.row_limits": ["Idle", "MaxBytes", "MaxRows", "MinCount", "Probability"],
+            "mpips.model.storage": ["Storage"],
             "mpips.model.table": ["DenseTable", "EmbeddingTable"],
             "mpips.session.driver": ["Outcome"],
             "mpips.session.init": ["init", "rank", "report", "world_size"],

@@ -384,6 +384,12 @@ CLOCK_LINE_BYTES: int
 class SharedMemoryError(RuntimeError):
     """Shared memory cannot be made, opened, mapped or grown."""
 
+class StorageError(SharedMemoryError):
+    """The file of a table's rows cannot be used."""
+
+class StorageFull(StorageError):
+    """The disk of the file of a table's rows has no space left."""
+
 class SharedMemoryBusy(SharedMemoryError):
     """A running process uses the memory that is to be taken over."""
 
@@ -1357,6 +1363,29 @@ class ServerCore(metaclass=_Pybind11Type):
         last: npt.NDArray[np.uint32],
         count: npt.NDArray[np.uint32],
     ) -> None: ...
+    def set_storage(
+        self,
+        table: int,
+        name: str,
+        places: SharedMemory,
+        most_frames: int,
+        folder: str,
+        path: str,
+    ) -> None: ...
+    def stored_arrays(
+        self, table: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.float32]]: ...
+    def begin_view(self, table: int) -> int: ...
+    def view(self, table: int) -> int: ...
+    def end_view(self, table: int) -> None: ...
+    def stored_rows(
+        self,
+        table: int,
+        view: int,
+        keys: npt.NDArray[np.int64],
+        places: npt.NDArray[np.uint32],
+    ) -> npt.NDArray[np.float32]: ...
+    def storage_counts(self, table: int) -> dict[str, int]: ...
     def set_clocks_before(self, n: int) -> None: ...
     def load_rows(
         self, table: int, keys: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]

@@ -36,7 +36,7 @@ class CapabilityError(MpipsError):
 
 
 class RegionError(CapabilityError):
-    """A shared-memory region cannot be made, attached or grown."""
+    """A shared-memory region cannot be made, attached or grown, or a table's file of rows cannot be used."""
 
 
 class StreamError(MpipsError):
@@ -88,7 +88,7 @@ class CheckpointError(MpipsError):
 
 
 class DiskFullError(CheckpointError):
-    """A checkpoint cannot be written because the disk or the quota is full."""
+    """A checkpoint or a table's file of rows cannot be written because the disk or the quota is full."""
 
 
 class NewerFormatError(CheckpointError):

@@ -74,6 +74,7 @@ BARS: Bars = {
     "serve_slowdown": (">=", 0.95),
     "memory_growth": ("within", 1.02),
     **{f"evict_hit_rate_{by}": ("within", 1.01) for by in ("lru", "lfu")},
+    "storage_vs_memory": (">=", 0.5),
 }
 
 

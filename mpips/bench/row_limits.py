@@ -1,4 +1,4 @@
-"""The suite `limits`: embedding tables whose rows come and go or are looked up; costs, memory and hit rates.
+"""The suite `limits`: embedding tables whose rows come and go, are looked up or lie in files.
 
 Servers in one process receive the same records. They differ in the limit of their table, and they alternate
 clock by clock. Only the work of the server is timed, in CPU seconds: records are written beforehand. Removing
@@ -160,7 +160,7 @@ def spread(numbers: Int64) -> Int64:
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """Measure costs, memory and hit rates. `measure.BARS` has the expected ratios.
+    """Measure costs, memory and hit rates, and storage. `measure.BARS` has the expected ratios.
 
     Needs about 1 GB of memory.
 
@@ -169,13 +169,15 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         options: Repetitions and sizes.
         nodes: Not used: the suite has one process.
     """
-    from mpips.bench.look_ups import measure_look_ups  # it needs this module
+    from mpips.bench.look_ups import measure_look_ups  # these need this module
+    from mpips.bench.row_storage import StorageSizes, measure_storage
 
     sizes = LimitSizes.of(options)
     found = measure_costs(sizes, options)
     found.add(measure_look_ups(sizes, options))
     found.add(measure_growth(sizes, options))
     found.add(measure_hits(sizes))
+    found.add(measure_storage(StorageSizes.of(options), options))
     return found
 
 

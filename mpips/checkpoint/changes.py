@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mpips.checkpoint.manifest import PIECE, REMOVED, DatasetEntry, Link, ShardEntry, TableEntry
 from mpips.checkpoint.plan import ChainEnd, Hello, TablePlan, cut_range
 from mpips.checkpoint.reader import open_checkpoint
+from mpips.checkpoint.row_columns import RowColumn
 from mpips.checkpoint.shards import DenseShardData, EmbeddingShardData, Keys, ShardData
 from mpips.errors import CheckpointError
 
@@ -121,14 +122,14 @@ def sizes(shards: Sequence[ShardData], increment: Increment) -> tuple[int, int]:
     changed, total = 0, 0
     for shard in shards:
         n = len(increment.changed[shard.table].places)
-        arrays: list[NDArray[Any]] = [shard.values, *shard.state.values()]
+        arrays: list[NDArray[Any] | RowColumn] = [shard.values, *shard.state.values()]
         if isinstance(shard, DenseShardData):
-            each = sum(array.itemsize for array in arrays)
+            each = sum(array.dtype.itemsize for array in arrays)
             changed += min(n * PIECE, len(shard.values)) * each
             total += len(shard.values) * each
         else:
             arrays += [a for a in (shard.keys, shard.steps, shard.uses) if a is not None]
-            each = sum(a.itemsize * int(np.prod(a.shape[1:], dtype=np.int64)) for a in arrays)
+            each = sum(a.dtype.itemsize * int(np.prod(a.shape[1:], dtype=np.int64)) for a in arrays)
             changed += n * each
             total += len(shard.keys) * each
     return changed, total

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import WorkerState
+from mpips.checkpoint.row_columns import RowColumn
 from mpips.errors import CheckpointError
 from mpips.model.best_value import BestValue
 from mpips.model.common_copy import stored_states
@@ -46,6 +47,8 @@ class DenseShardData:
 class EmbeddingShardData:
     """A server's rows of an embedding table, in any order; arrays may be strided views.
 
+    Columns beside the keys may be of the class RowColumn, which reads them in blocks.
+
     Attributes:
         table: Name of the table.
         keys: int64, (n,), unique over all servers.
@@ -59,9 +62,9 @@ class EmbeddingShardData:
 
     table: str
     keys: Keys
-    values: Float32 | NDArray[np.uint16]
-    state: Mapping[str, Float32] = field(default_factory=dict)
-    steps: NDArray[np.uint32] | None = None
+    values: Float32 | NDArray[np.uint16] | RowColumn
+    state: Mapping[str, Float32 | RowColumn] = field(default_factory=dict)
+    steps: NDArray[np.uint32] | RowColumn | None = None
     version: int = 0
     uses: NDArray[np.uint32] | None = None
 
@@ -240,7 +243,11 @@ def _check_rows(table: EmbeddingTable, shard: EmbeddingShardData) -> None:
 
 
 def _check_array(
-    table: str, name: str, array: NDArray[Any], dtype: type[np.generic], shape: tuple[int, ...]
+    table: str,
+    name: str,
+    array: NDArray[Any] | RowColumn,
+    dtype: type[np.generic],
+    shape: tuple[int, ...],
 ) -> None:
     if array.dtype != dtype or array.shape != shape:
         raise CheckpointError(

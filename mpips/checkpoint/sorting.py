@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import DTYPES
 from mpips.checkpoint.plan import TablePlan
+from mpips.checkpoint.row_columns import RowColumn
 from mpips.checkpoint.shards import EmbeddingShardData, Keys
 from mpips.checkpoint.steps import Counts, Peers, Steps, in_background
 from mpips.errors import CheckpointError
@@ -101,7 +102,8 @@ class RowExchange:
             All columns by role, rows ascending by key; empty if this server has no block in the round.
 
         Raises:
-            CheckpointError: A key occurs twice; raised after the exchange, on this server only.
+            CheckpointError: A key occurs twice, or rows cannot be read; raised after the exchange, on this
+                server only.
         """
         rows, sent = self.outgoing(number)
         received = np.zeros(self._peers.size, np.int64)
@@ -109,8 +111,14 @@ class RowExchange:
             received = self._incoming[:, number].copy()
         block: dict[str, NDArray[Any]] = {}
         perm: NDArray[np.intp] | None = None
+        unread: CheckpointError | None = None
         for role, column in self._columns().items():
-            data = take_rows(column, rows)
+            try:
+                data = take_rows(column, rows)
+            except CheckpointError as error:
+                # The other servers exchange the block, so this one takes part.
+                unread = error
+                data = np.zeros((len(rows), *column.shape[1:]), column.dtype)
             yield True
             data = yield from self._peers.redistribute(data, sent, received)
             if self._peers.size > 1:
@@ -118,11 +126,14 @@ class RowExchange:
                 data = take_rows(data, perm)
             block[role] = data
             yield True
+        if unread is not None:
+            raise unread
         self._check(number, block["keys"])
         return block
 
-    def _columns(self) -> dict[str, NDArray[Any]]:
-        shard, columns = self._shard, {}
+    def _columns(self) -> dict[str, NDArray[Any] | RowColumn]:
+        shard = self._shard
+        columns: dict[str, NDArray[Any] | RowColumn] = {}
         # Keys come first: their order is that of all other columns.
         for entry in self._plan.entry.datasets:
             if shard is None:
@@ -142,8 +153,14 @@ class RowExchange:
             raise CheckpointError(f"table {self._plan.entry.name!r}: {which} occurs twice")
 
 
-def take_rows(column: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
-    """Return `column[rows]` as a contiguous array; fast also for strided arrays with contiguous rows."""
+def take_rows(column: NDArray[Any] | RowColumn, rows: NDArray[np.intp]) -> NDArray[Any]:
+    """Return `column[rows]` as a contiguous array; fast also for strided arrays with contiguous rows.
+
+    Raises:
+        CheckpointError: The rows cannot be read.
+    """
+    if isinstance(column, RowColumn):
+        return column[rows]
     if column.flags.c_contiguous:
         return np.take(column, rows, axis=0)
     if column.ndim == 2 and column.strides[1] == column.itemsize:

@@ -30,7 +30,7 @@ from mpips.terminal.table import text_table
     "--folder",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Check this folder for checkpoints [default: the working folder].",
+    help="Folder for checkpoints, or of a table's storage [default: the working folder].",
 )
 @click.option(
     "--timeout",
@@ -42,7 +42,7 @@ from mpips.terminal.table import text_table
 @click.option(
     "--clean",
     is_flag=True,
-    help="Remove files of ended runs from /dev/shm and the temporary folder; check nothing.",
+    help="Remove files of ended runs from /dev/shm, the temporary folder and --folder; check nothing.",
 )
 @click.option("--json", "want_json", is_flag=True, help="Print one line of JSON instead of text.")
 def command(
@@ -67,7 +67,7 @@ def command(
     if hosts and not mpi:
         raise click.UsageError("--hosts needs --mpi, which starts ranks on these hosts: add --mpi")
     if clean:
-        return _clean(want_json)
+        return _clean(folder.absolute(), want_json)
     from mpips.doctor.checks import CHECKS, run_checks
     from mpips.doctor.situation import Situation
 
@@ -95,13 +95,18 @@ def _printed(findings: Iterable[Finding], width: int, quiet: bool) -> list[Findi
     return found
 
 
-def _clean(want_json: bool) -> int:
-    """Remove what ended runs left on this machine, print what was found, and return exit code 0."""
+def _clean(folder: Path, want_json: bool) -> int:
+    """Remove what ended runs left on this machine, print what was found, and return exit code 0.
+
+    Args:
+        folder: Folder whose files of rows are removed.
+        want_json: Print JSON.
+    """
     from mpips.doctor import cleaning
     from mpips.doctor.situation import Situation
 
-    here = Situation(Path())
-    found = cleaning.clean(here.shm, here.temporary)
+    here = Situation(folder)
+    found = cleaning.clean(here.shm, here.temporary, here.folder)
     gone = [left for left in found if left.dead]
     if want_json:
         rows = [

@@ -80,7 +80,7 @@ def apply_overrides(
             raise ConfigError(
                 f"table {table.name!r}: remove placement = 'replicated': embedding tables lie on servers"
             )
-        for option in ("hash_buckets", "row_dtype", "admit", "evict"):
+        for option in ("hash_buckets", "row_dtype", "admit", "evict", "storage"):
             value = getattr(own, option)
             if value is not None and isinstance(table, DenseTable):
                 raise ConfigError(
@@ -116,7 +116,7 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
     for name in ("init", "clip_norm", "check_finite", "compression", "pull_compression"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
-    for name in ("hash_buckets", "row_dtype", "admit", "evict"):
+    for name in ("hash_buckets", "row_dtype", "admit", "evict", "storage"):
         if getattr(options, name) is not None and isinstance(table, EmbeddingTable):
             changes[name] = getattr(options, name)
     return dataclasses.replace(table, **changes)

@@ -169,6 +169,14 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ),
     ] = None
 
+    storage: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description='Embedding tables larger than memory: {path = "/local/nvme", memory_mib = 8192}; '
+            "rows that do not fit into this memory of a server lie in a file in this folder of its node."
+        ),
+    ] = None
+
     compression: Annotated[
         str | dict[str, Any] | None,
         Meta(

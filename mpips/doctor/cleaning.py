@@ -1,8 +1,9 @@
-"""Files that ended runs left behind: shared memory of mpips and of Open MPI, session folders of Open MPI.
+"""Files that ended runs left behind: shared memory of mpips and of Open MPI, session folders, files of rows.
 
 A process that uses shared memory of mpips has a lock on the file, so `sweep` removes exactly the files that
 no process uses. Those of a supervised run, and queues of samples, stay for a day after their last use, for
-the next launch.
+the next launch. Files of rows (storage of a table) have a lock as well. They stay as long as the shared
+memory that refers to them.
 
 Files of Open MPI have no locks. One is removed only if all of this is true:
 
@@ -30,7 +31,8 @@ from pathlib import Path
 
 import msgspec
 
-from mpips.doctor.situation import file_system
+from mpips.process.file_systems import file_system
+from mpips.server.storage_files import files_of_rows, has_memory, remove_unused_files
 from mpips.transport.region import EXCHANGE, PREFIX, QUEUE_PREFIX, is_for_next_launch, queues, sweep
 
 _YOUNG_S = 60.0
@@ -67,21 +69,23 @@ class Users(msgspec.Struct, frozen=True):
     blind: str
 
 
-def leftovers(shm: Path, temporary: Path) -> list[Leftover]:
+def leftovers(shm: Path, temporary: Path, folder: Path) -> list[Leftover]:
     """Return all files and folders of this user that ended runs may have left. Removes nothing.
 
     Args:
         shm: Folder of shared memory.
         temporary: Folder for temporary files, where Open MPI makes its session folders.
+        folder: Folder that a run may have named for the storage of a table.
     """
     users = find_users()
-    return [*_own(shm, users), *_segments(shm, users), *_sessions(temporary, users)]
+    rows = _rows(folder, shm, users)
+    return [*_own(shm, users), *_segments(shm, users), *_sessions(temporary, users), *rows]
 
 
-def clean(shm: Path, temporary: Path) -> list[Leftover]:
+def clean(shm: Path, temporary: Path, folder: Path) -> list[Leftover]:
     """Remove what is proven to be unused. Return all that was found; `dead` is True for what was removed."""
-    found = leftovers(shm, temporary)
-    removed = set(sweep())
+    found = leftovers(shm, temporary, folder)
+    removed = {*sweep(), *remove_unused_files(str(folder))}  # rows after their shared memory
     result = []
     for left in found:
         if left.path.name.startswith((f"{PREFIX}-", f"{QUEUE_PREFIX}.")):
@@ -157,6 +161,20 @@ def _sessions(temporary: Path, users: Users) -> Iterator[Leftover]:
                     f"process {match[1]} is there" if Path(f"/proc/{match[1]}").exists() else doubt
                 )
                 yield from _judged([path, *path.rglob("*")], alive, users)
+
+
+def _rows(folder: Path, shm: Path, users: Users) -> Iterator[Leftover]:
+    """Return the files of rows in a folder. Takes no lock, since a server may be opening one right now."""
+    for path in files_of_rows(folder):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            why = ""
+            if (status.st_dev, status.st_ino) in users.files:
+                why = "a process uses it"
+            elif has_memory(path, shm):
+                why = "its run has memory in /dev/shm, with which it can continue"
+            size = status.st_blocks * 512
+            yield Leftover(path=path, n_bytes=size, dead=not why, why=why or "no process uses it")
 
 
 def _may_be_shared(folder: Path) -> str:

@@ -90,15 +90,16 @@ def _fix_of_region(text: str) -> str:
 
 def clean(here: Situation) -> Judgement:
     """Check that ended runs have left no files."""
-    found = leftovers(here.shm, here.temporary)
+    found = leftovers(here.shm, here.temporary, here.folder)
     dead = [left for left in found if left.dead]
     if not dead:
         others = f"; {len(found)} that may be in use" if found else ""
         return passed(f"no files of ended runs in {here.shm} and {here.temporary}{others}")
     total = sum(left.n_bytes for left in dead)
+    has_rows = any(left.path.parent == here.folder for left in dead)
     return warned(
         f"files and folders of ended runs: {len(dead)}, {total / 2**20:.0f} MiB",
-        "mpips doctor --clean",
+        "mpips doctor --clean" + (f" --folder {here.folder}" if has_rows else ""),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from mpips.mpi.mpirun import beside
+from mpips.process.file_systems import file_system
 from mpips.process.memory import group_limit
 from mpips.transport.region import SHM
 
@@ -213,24 +213,3 @@ def library_name(text: str) -> str:
 def dotted(version: tuple[int, ...]) -> str:
     """Return version numbers as text: "5.0.11"."""
     return ".".join(map(str, version))
-
-
-def file_system(mountinfo: str, path: Path) -> str:
-    """Return the type of the file system that holds a path; "unknown" if no mount does.
-
-    Args:
-        mountinfo: Text of /proc/self/mountinfo.
-        path: Absolute path without symbolic links.
-    """
-    longest, kind = -1, "unknown"
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        if len(fields) < 5 or not right:
-            continue
-        # The kernel writes spaces and the like of a mount point as octal numbers.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4]))
-        # Of several mounts at one place the last one is visible.
-        if path.is_relative_to(point) and len(point.parts) >= longest:
-            longest, kind = len(point.parts), right.split()[0]
-    return kind

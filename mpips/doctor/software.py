@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mpips import _native
 from mpips.doctor.finding import Judgement, failed, passed, warned
-from mpips.doctor.situation import Situation, dotted, file_system, numbers
+from mpips.doctor.situation import Situation, dotted, numbers
+from mpips.process.file_systems import NETWORK, file_system
 
 # Package -> oldest version that works, as in pyproject.toml.
 REQUIRED = {
@@ -20,7 +21,6 @@ REQUIRED = {
     "threadpoolctl": (3, 1),
 }
 _SLOW_IMPORT_S = 3.0  # seconds; a slower import is a warning
-NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.sshfs", "wekafs")
 _LOCAL = ("ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs")
 # The wheel of h5py has no MPI of its own, so it fits every MPI.
 _WHEEL = "pip install --force-reinstall --no-deps --only-binary=h5py h5py"

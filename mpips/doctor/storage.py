@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation
-from mpips.doctor.software import NETWORK
+from mpips.process.file_systems import NETWORK
 
 _LITTLE_SPACE = 1 << 30  # bytes; less free space than this is a warning
 _STRIPED = ("lustre",)  # file systems that spread a file over several targets

@@ -80,7 +80,7 @@ def grouped_tables(tables: Sequence[Table]) -> dict[int, DenseTable]:
 
 
 def grouped_rows(tables: Sequence[Table], sums_rows: bool) -> dict[int, EmbeddingTable]:
-    """Return the embedding tables whose rows groups can sum, by their index: under BSP.
+    """Return the embedding tables whose rows groups can sum, by their index: under BSP, without storage.
 
     Args:
         tables: The tables of the job.
@@ -92,6 +92,7 @@ def grouped_rows(tables: Sequence[Table], sums_rows: bool) -> dict[int, Embeddin
         if isinstance(table, EmbeddingTable)
         and isinstance(table.consistency, BSP)
         and table.consistency.backup == 0
+        and table.storage is None
         and sums_rows
     }
 

@@ -12,6 +12,7 @@ from mpips.errors import ConfigError
 from mpips.model.partition import Partition
 from mpips.model.row_limits import check_servers, most_rows, set_bytes, sketch_bytes, use_bytes
 from mpips.model.shared_scales import scale_tables, shared_codec
+from mpips.model.storage import PLACE_BYTES, frames
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_pull_codec
 
 # bytes; dense pushes to shards of this size or larger go into the rendezvous buffer of a remote worker
@@ -56,8 +57,8 @@ class EmbeddingSizes(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: Number of rows.
-        row_bytes: Bytes of values, optimizer state and uses of all rows, of the counts of keys without a row,
-            and of the sets of a limit.
+        row_bytes: Bytes of values and optimizer state of the rows in memory, of uses and places of all rows,
+            of the counts of keys without a row, and of the sets of a limit.
         key_bytes: Bytes of the keys of the rows, in shared memory.
         map_bytes: Bytes of the map from key to row. While the map grows it takes half as much again.
     """
@@ -81,9 +82,14 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
     MaxRows or MaxBytes has no more rows than these allow.
     """
     rows = -(-min(n_rows, most_rows(table) or n_rows) // n_servers)
+    in_memory, place_bytes = rows, 0
+    if table.storage is not None:
+        in_memory, place_bytes = min(rows, frames(table)), rows * PLACE_BYTES
     return EmbeddingSizes(
         rows=rows,
-        row_bytes=rows * (table.row_bytes + use_bytes(table))
+        row_bytes=in_memory * table.row_bytes
+        + rows * use_bytes(table)
+        + place_bytes
         + sketch_bytes(table)
         + set_bytes(table),
         key_bytes=rows * 8,

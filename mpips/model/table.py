@@ -26,6 +26,7 @@ from mpips.model.replicated import Replicated, TablePlacement
 from mpips.model.row_limits import Admission, Eviction, settle_limits
 from mpips.model.row_values import RowDtype, check_row_dtype
 from mpips.model.stages import settle_stage
+from mpips.model.storage import Storage, settle_storage
 from mpips.model.table_options import (
     check_row_codecs,
     initial_array,
@@ -161,6 +162,9 @@ class EmbeddingTable:
             under BSP without backup workers. See mpips.model.row_limits.
         evict: Idle(clocks), MaxRows(n, by="lru") or MaxBytes(mib, by="lru"): rows that leave the table, with
             the state of their optimizer; None: rows stay. Only under BSP without backup workers.
+        storage: Storage(path, memory_mib): rows that do not fit into `memory_mib` of a server lie in a file
+            on the disk of its node; None: all rows lie in memory. Not with `admit`, `evict` and PythonRule,
+            nor in jobs with replicas of servers (redundancy.partner). See mpips.model.storage.
         expected_rows: Number of rows that the table will have at most, on all servers; 0: unknown. The
             start-up refuses a job whose memory is too small for them, and `mpips plan` counts them. More rows
             are not refused.
@@ -181,6 +185,7 @@ class EmbeddingTable:
     hash_buckets: int = 0
     admit: Admission | None = None
     evict: Eviction | None = None
+    storage: Storage | None = None
     expected_rows: int = 0
     stage: int | None = None
 
@@ -203,6 +208,7 @@ class EmbeddingTable:
         check_buckets(self)
         check_row_dtype(self)
         settle_limits(self)
+        settle_storage(self)
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")

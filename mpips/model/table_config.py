@@ -22,6 +22,7 @@ from mpips.model.partition import Partition
 from mpips.model.python_rule import PythonRule
 from mpips.model.replicated import Replicated
 from mpips.model.row_limits import limit_config
+from mpips.model.storage import storage_config
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 
@@ -43,7 +44,11 @@ def to_config(table: Table) -> dict[str, Any]:
             )
     shape: dict[str, Any] = {}
     if isinstance(table, EmbeddingTable):
-        limits = {"admit": limit_config(table.admit), "evict": limit_config(table.evict)}
+        limits = {
+            "admit": limit_config(table.admit),
+            "evict": limit_config(table.evict),
+            "storage": storage_config(table.storage),
+        }
         shape = {
             "dim": table.dim,
             "row_dtype": table.row_dtype,

@@ -185,6 +185,14 @@ def loads(view: TopView, width: int) -> list[str]:
         )
         for table in view.load.tables
     ]
+    stored = [
+        (
+            f"{table.name} {_short(table.rows_cold)} cold, {_short(table.rows_promoted)} promoted, "
+            f"{_short(table.rows_demoted)} demoted",
+            float(table.rows_cold + table.rows_demoted),
+        )
+        for table in view.load.tables
+    ]
     rows = []
     for row in view.load.rows:
         served = row.pulls_per_s + row.pushes_per_s
@@ -203,6 +211,7 @@ def loads(view: TopView, width: int) -> list[str]:
         "" if backup is None else f"{'backup':<10}{plural(backup, 'worker')}, of BSP"[:width],
         _listed("tables", tables, width),
         _listed("limits", limits, width),
+        _listed("storage", stored, width),
         _listed("rows", [row[:2] for row in rows], width),
         _listed("links", links, width),
     )

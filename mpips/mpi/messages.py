@@ -52,6 +52,8 @@ class Figures(msgspec.Struct, array_like=True):
         links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
         limits: Rows that were made, refused, evicted and made again, by the index of their table, for tables
             with limits (servers).
+        stored: Rows that lie in a file now, and rows that have moved from there to memory and from memory to
+            there, by the index of their table, for tables with storage (servers).
         rows: Accesses to rows by the index of their table, for the embedding tables with most of them
             (servers); empty if the job is not observed.
         bound: The bound of SSP("auto") that was decided on last (server 0); -1: no table has such a bound.
@@ -84,6 +86,7 @@ class Figures(msgspec.Struct, array_like=True):
     links: list[tuple[int, int]] = []
     rows: dict[int, TableRows] = {}
     limits: dict[int, tuple[int, int, int, int]] = {}
+    stored: dict[int, tuple[int, int, int]] = {}
     bound: int = -1
     switched: int = -1
     backup: int = -1

@@ -13,6 +13,7 @@ from mpips.data import DenseData, SparseData
 from mpips.model.common_copy import has_common
 from mpips.model.consistency import BSP, common_reduction
 from mpips.model.placement import Placement, embedding_memory
+from mpips.model.storage import file_bytes
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.mpi.roles import Assignment
 from mpips.plan.rows import Rows
@@ -38,6 +39,7 @@ class ServerNeeds(msgspec.Struct, frozen=True):
         journal: The journal that makes applying atomic, in shared memory; 0: there is no journal.
         copy: Copy of the shards from which a checkpoint is written during training, in private memory.
         encoding: Memory in which differences for pulls are encoded, private.
+        files: Files of the rows of tables with storage, on the node's disk.
     """
 
     rows: int
@@ -49,6 +51,7 @@ class ServerNeeds(msgspec.Struct, frozen=True):
     journal: int = 0
     copy: int = 0
     encoding: int = 0
+    files: int = 0
 
     @property
     def shared(self) -> int:
@@ -153,6 +156,11 @@ def server_needs(
                 journal=_native.journal_bytes(layout) if journal else 0,
                 copy=dense + int(embedding * ROOM) if copies else 0,
                 encoding=common_bytes(tables, placement, server),
+                files=sum(
+                    file_bytes(t, rows[t.name].per_server[server])
+                    for t in embeddings
+                    if t.storage is not None
+                ),
             )
         )
     return result

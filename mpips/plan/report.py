@@ -193,6 +193,8 @@ def _beside(needs: Needs) -> str:
     encoding = max(s.encoding for s in needs.servers)
     parts += [f"{binary_size(encoding)} to encode differences"] if encoding else []
     parts += [f"{binary_size(copy)} for the copy that a checkpoint is written from"] if copy else []
+    files = max(s.files for s in needs.servers)
+    parts += [f"{binary_size(files)} on disk for rows of tables with storage"] if files else []
     return f"a server takes, too: {', '.join(parts)}\n" if parts else ""
 
 
@@ -351,6 +353,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
                 "sum_bytes": s.sums,
                 "journal_bytes": s.journal,
                 "copy_bytes": s.copy,
+                "file_bytes": s.files,
                 "region_bytes": s.mailboxes + s.dense,
                 "shared_bytes": s.shared,
             }

@@ -268,6 +268,16 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         "Rows of tables with limits: made, refused (keys by clock), evicted, and returned soon after that.",
         labels=["run", "table", "event"],
     )
+    cold = GaugeMetricFamily(
+        "mpips_table_cold_rows",
+        "Rows of tables with storage that lie in files.",
+        labels=["run", "table"],
+    )
+    moved = CounterMetricFamily(
+        "mpips_table_moved_rows",
+        "Rows of tables with storage that moved: promoted from files to memory, demoted to files.",
+        labels=["run", "table", "event"],
+    )
     bound = GaugeMetricFamily(
         "mpips_ssp_bound_clocks",
         "Bound of the tables under SSP with bound auto: clocks that a worker may be ahead of the slowest.",
@@ -300,6 +310,10 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
                     limited.add_metric(
                         [view.name, table.name, event], getattr(table, f"rows_{event}")
                     )
+            if table.rows_cold or table.rows_demoted:
+                cold.add_metric([view.name, table.name], table.rows_cold)
+                moved.add_metric([view.name, table.name, "promoted"], table.rows_promoted)
+                moved.add_metric([view.name, table.name, "demoted"], table.rows_demoted)
         # Keys are no labels: their number has no bound.
         shares: dict[str, float] = {}
         for row in load.rows:
@@ -315,6 +329,7 @@ def _load_metrics(views: Sequence[RunView]) -> Iterator[Metric]:
         )
         buckets = [(f"{bound:.1f}", sum(load.staleness[: bound + 1])) for bound in _BUCKETS]
         staleness.add_metric([view.name], [*buckets, ("+Inf", sum(load.staleness))], total)
+    yield from (cold, moved)
     yield from (tables, limited, hottest, pushed, pulled, staleness, bound, backup, switched)
 
 

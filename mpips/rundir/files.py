@@ -73,6 +73,9 @@ class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
         rows_made, rows_refused, rows_evicted, rows_returned: Counts of an embedding table with limits since
             the start of this launch: rows that were made; keys that were pushed and got no row, once for
             each clock; rows that have left; rows that were made again soon after they had left, an estimate.
+        rows_cold: Rows of a table with storage that lie in files now.
+        rows_promoted, rows_demoted: Rows that have moved from files to memory, and from memory to files,
+            since the start of this launch.
     """
 
     name: str
@@ -82,6 +85,9 @@ class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
     rows_refused: int = 0
     rows_evicted: int = 0
     rows_returned: int = 0
+    rows_cold: int = 0
+    rows_promoted: int = 0
+    rows_demoted: int = 0
 
 
 class RowLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,8 @@ _MOST_ROWS = 8  # and number of rows of each
 
 _LIMITS = ("rows_made", "rows_refused", "rows_evicted", "rows_returned")  # in the order of Figures
 
+_STORED = ("rows_cold", "rows_promoted", "rows_demoted")  # in the order of Figures
+
 HotRow = tuple[int, float, float, float]  # key, pulls and pushes per second, share of its table
 _Link = tuple[str, str]  # host of workers, host of servers
 
@@ -60,6 +62,7 @@ class LoadTable:
         links: dict[_Link, list[float]] = {}
         staleness: list[int] = []
         limits: defaultdict[int, list[int]] = defaultdict(lambda: [0] * 4)
+        stored: defaultdict[int, list[int]] = defaultdict(lambda: [0] * 3)
         counts = list(counts)
         for host, (first, last, seconds) in zip(self._hosts, counts, strict=True):
             for table, n in last.tables.items():
@@ -70,6 +73,8 @@ class LoadTable:
             self._add_links(links, host, first, last, seconds)
             for table, found in last.limits.items():
                 limits[table] = [a + b for a, b in zip(limits[table], found, strict=True)]
+            for table, moved in last.stored.items():
+                stored[table] = [a + b for a, b in zip(stored[table], moved, strict=True)]
             if len(last.staleness) > len(staleness):
                 staleness += [0] * (len(last.staleness) - len(staleness))
             for i, n in enumerate(last.staleness):
@@ -89,6 +94,7 @@ class LoadTable:
                     updates=updates[i],
                     updates_per_s=round(update_rates[i], 3),
                     **dict(zip(_LIMITS, limits[i], strict=True)),
+                    **dict(zip(_STORED, stored[i], strict=True)),
                 )
                 for i in hottest
                 if i < len(self._tables)

@@ -49,6 +49,9 @@ def figures(core: _native.ServerCore, tables: Sequence[Table], region_bytes: int
                     stats[f"rows_{n}"] for n in ("made", "refused", "evicted")
                 )
                 f.limits[i] = made, refused, evicted, stats["rows_returned"]
+            if table.storage and len(f.stored) < _MOST_TABLES:
+                counts = core.storage_counts(i)
+                f.stored[i] = counts["cold"], counts["promoted"], counts["demoted"]
     f.staleness = histogram[: max((s + 1 for s, n in enumerate(histogram) if n), default=0)]
     f.tables = dict(nlargest(_MOST_TABLES, f.tables.items(), key=itemgetter(1)))
     return f

@@ -62,8 +62,8 @@ class LookUpText(msgspec.Struct, frozen=True, kw_only=True):
         server: Index of the server.
         n_servers: Number of servers.
         region: Name of the file in /dev/shm that has the dense shards.
-        tables: All tables that servers hold, equal on all servers. Replicated ones are missing: workers have
-            them.
+        tables: All tables that servers hold in memory, equal on all servers. Replicated ones are missing,
+            because workers have them, and those with storage.
         places: Offsets in the region of the version words and of the values of each dense shard here.
     """
 
@@ -81,11 +81,11 @@ def part_of(server: int, generation: int) -> str:
 
 
 def described(tables: Sequence[Table], placement: Placement) -> tuple[LookUpTable, ...]:
-    """Return the tables whose values servers hold."""
+    """Return the tables whose values servers hold in memory, all of them."""
     absent = {*replicated_tables(tables), *scale_tables(tables).values()}
     found = []
     for i, table in enumerate(tables):
-        if i in absent:
+        if i in absent or (isinstance(table, EmbeddingTable) and table.storage is not None):
             continue
         if isinstance(table, EmbeddingTable):
             partition = as_partition(table).to_config()

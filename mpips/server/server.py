@@ -14,10 +14,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpips import _native
-from mpips.errors import DifferenceError, MpipsError, ProtocolError, RecoveryError, RegionError
+from mpips.errors import (
+    DifferenceError,
+    DiskFullError,
+    MpipsError,
+    ProtocolError,
+    RecoveryError,
+    RegionError,
+)
 from mpips.model.consistency import BSP, SSP, estimates_staleness, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
@@ -25,12 +33,14 @@ from mpips.model.placement import Placement
 from mpips.model.row_limits import native_limits, sketch_bytes
 from mpips.model.shared_scales import scale_tables, shared_codec
 from mpips.model.stages import n_stages
+from mpips.model.storage import frames
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
 from mpips.server import heartbeat
 from mpips.server.backup_control import BackupControl, backup_table
 from mpips.server.bound_control import BoundControl, bound_in_force, bound_table
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
+from mpips.server.storage_files import file_of, remove_unused_files
 from mpips.server.switch_control import switch_control
 from mpips.server.threshold_control import ThresholdControl, thresholds_in_memory
 from mpips.transport.region import (
@@ -38,6 +48,7 @@ from mpips.transport.region import (
     SPARE_FILES,
     Regions,
     allow_open_files,
+    as_region_error,
     embedding_memory,
     token_words,
 )
@@ -63,6 +74,11 @@ def _has_limits(table: Table) -> bool:
     )
 
 
+def _has_storage(table: Table) -> bool:
+    """Return True if some rows of the table may lie in a file."""
+    return isinstance(table, EmbeddingTable) and table.storage is not None
+
+
 def first_bytes(layout: _native.Layout, tables: Sequence[Table], journal: bool) -> int:
     """Return the bytes of shared memory that a new server makes before its first row and record.
 
@@ -74,7 +90,8 @@ def first_bytes(layout: _native.Layout, tables: Sequence[Table], journal: bool) 
     n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
     rows = 2 * n_embedding * embedding_memory(n_embedding).first
     rows += sum(
-        embedding_memory(n_embedding).first * (table.evict is not None) + sketch_bytes(table)
+        embedding_memory(n_embedding).first * (table.evict is not None or _has_storage(table))
+        + sketch_bytes(table)
         for table in tables
         if isinstance(table, EmbeddingTable)
     )
@@ -144,6 +161,7 @@ class Server:
             scales: (i, shared_codec(tables[i]).block) for i, scales in scale_tables(tables).items()
         }
         self._regions = regions
+        self._row_files: list[Path] = []  # of tables with storage, those that have a name
         self._seed = seed
         self.durability = durability
         self.token = regions.token
@@ -153,7 +171,7 @@ class Server:
             # Count rows, keys and, with a journal, buffers of each table; also region and journal. Without
             # embedding tables these are few files, for which no job shall be refused.
             n_files = 2 + 2 * n_embedding + durability.journal * len(tables)
-            n_files += 2 * sum(_has_limits(table) for table in tables)
+            n_files += 2 * sum(_has_limits(table) or _has_storage(table) for table in tables)
             allow_open_files(n_files, SPARE_FILES if n_embedding else 0)
         self.region = self._memory("", self.layout.total_bytes)
         low, high = token_words(regions.token)
@@ -278,6 +296,7 @@ class Server:
 
         Raises:
             RegionError: Staging memory to which records point is gone, or /dev/shm is full.
+            DiskFullError: The disk of a table's storage is full.
             RecoveryError: The operation cannot be finished.
         """
         for worker, generation in self.core.old_staging():
@@ -287,7 +306,7 @@ class Server:
         except (_native.RecoveryError, _native.ProtocolViolation) as error:
             raise RecoveryError(f"server {self.index}: {error}") from None
         except _native.SharedMemoryError as error:
-            raise RegionError(f"server {self.index}: {error}") from None
+            raise self._named(error) from None
 
     def drop_repeated(self, clocks: Sequence[int], is_copied: bool) -> None:
         """Drop what waits in the workers' rings of clocks that they repeat; see server_recovery.cpp.
@@ -326,6 +345,7 @@ class Server:
             assert isinstance(init, Initializer)
             rows = self._memory(f"-t{i}-rows", self._sizes.first, self._sizes.reserve)
             keys = self._memory(f"-t{i}-keys", self._sizes.first, self._sizes.reserve)
+            rows_name = rows.name
             self._buffers(i, self._sizes.buffers)
             self.core.add_embedding(
                 i,
@@ -340,6 +360,7 @@ class Server:
                 keys,
             )
             self._add_limits(i, table, seed)
+            self._add_storage(i, table, rows_name)
             return
         part = next((p for p in placement.dense[table.name] if p.server == self.index), None)
         if part is None:
@@ -370,6 +391,30 @@ class Server:
             counts = self._memory(f"-t{i}-counts", sketch_bytes(table))
         self.core.set_limits(i, *native_limits(table, seed), uses, counts)
 
+    def _add_storage(self, i: int, table: EmbeddingTable, rows_name: str) -> None:
+        """Let rows of table `i` lie in a file, if it has storage. `rows_name`: name of its memory of rows."""
+        if table.storage is None:
+            return
+        places = self._memory(f"-t{i}-places", self._sizes.first, self._sizes.reserve // 8)
+        path = ""
+        if self.durability.journal and rows_name:
+            path = file_of(table.storage.path, rows_name)
+            self._row_files.append(Path(path))
+        if not self.durability.warm:
+            remove_unused_files(table.storage.path)
+        try:
+            with as_region_error():
+                self.core.set_storage(
+                    i, table.name, places, frames(table), table.storage.path, path
+                )
+        except _native.RecoveryError as error:
+            raise RecoveryError(f"server {self.index}: {error}") from None
+
+    def remove_files(self) -> None:
+        """Remove the names of the files of rows, at the end of the job; they stay usable for this server."""
+        for path in self._row_files:
+            path.unlink(missing_ok=True)
+
     def _buffers(self, i: int, n_bytes: int) -> None:
         """Make the buffers of a table's unfinished pushes and sums outlive this process, with a journal."""
         if self.durability.journal:
@@ -397,6 +442,7 @@ class Server:
     def _named(self, error: Exception) -> MpipsError:
         """Return an error of the native module as one of mpips that names this server."""
         kinds = {
+            _native.StorageFull: DiskFullError,
             _native.ProtocolViolation: ProtocolError,
             _native.SharedMemoryError: RegionError,
             _native.RecordDifference: DifferenceError,

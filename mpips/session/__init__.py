@@ -6,7 +6,8 @@ role.
 `job.py` is a job from its start to its end. `startup.py` makes its parts (`parts.py`) on each rank, with
 `placing.py` for what "auto" decides, `buffers.py` for the sizes of buffers, `initial_values.py` and
 `links.py`, the connections between workers and servers; `expected_rows.py` checks the memory of declared
-rows. `roles.py` are the roles at work, `decision_log.py`
+rows, and `storage_options.py` what tables larger than memory do not combine with.
+`roles.py` are the roles at work, `decision_log.py`
 prints what servers decide meanwhile, `shutdown.py` is the end of a job that succeeds, and `ending.py` that of
 one that fails; `exits.py` has the ends of a script.
 

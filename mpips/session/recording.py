@@ -159,6 +159,8 @@ def _why_not_table(table: Table) -> str:
     if isinstance(table.consistency, Switch) and table.consistency.is_adaptive:
         place = table.consistency.place
         return f"Switch at {place}, whose clock is not recorded; give its clock as a number"
+    if isinstance(table, EmbeddingTable) and table.storage is not None:
+        return "storage, whose files are not recorded; leave it out"
     if table.compression is not None:
         return (
             f"compression = {table.compression}: tables with codecs are not recorded; leave it out"

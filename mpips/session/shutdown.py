@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mpips.mpi.one_rank import OneRank
 from mpips.recovery.exchange import remove_exchange
+from mpips.server.storage_files import remove_files
 from mpips.transport.region import unlink_job
 from mpips.worker.start import MadeParts
 
@@ -46,6 +47,9 @@ def release(parts: Parts, for_good: bool) -> None:
             parts.regions.unlink()
             unlink_job(parts.ranks.token)
             remove_exchange(parts.ranks.token)
+            if parts.server is not None:
+                parts.server.remove_files()
+            remove_files(parts.tables)
         else:
             parts.regions.leave()
         with parts.ranks.watchdog.guard("freeing the MPI window"):

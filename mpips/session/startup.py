@@ -28,6 +28,7 @@ from mpips.mpi.one_rank import OneRank
 from mpips.recovery.memory import FORMAT
 from mpips.recovery.replica import check_tables
 from mpips.server.durability import Durability, backup_workers
+from mpips.server.storage_files import check_folders
 from mpips.session.buffers import decide_shares
 from mpips.session.expected_rows import check_room
 from mpips.session.initial_values import InitialValues, send_values
@@ -35,6 +36,7 @@ from mpips.session.own_link import OwnLink
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.shutdown import release
+from mpips.session.storage_options import refuse_combinations
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
 from mpips.worker.buffers import JobBuffers
 from mpips.worker.image.start import take_over
@@ -102,6 +104,7 @@ def start_up(
     local, tables = local_tables(tables), served(tables, len(ranks.assignment.workers))
     if warm:
         ranks.token = persistent(ranks.token)
+    refuse_combinations(tables, plan.draft(), run, has_partners)
     if has_partners:
         _check_partners(tables, warm)
 
@@ -345,6 +348,7 @@ class _StartUp:
         here = sum(node_of[rank] == node_of[c.rank] for rank in assigned)
         copies = 2 if p.has_partners else 1
         check_room(p.tables, len(assigned), copies * here, shared=not isinstance(c, OneRank))
+        check_folders(p.tables, len(assigned), here)
 
     def _staging_part(self, worker: int) -> str:
         p = self._parts

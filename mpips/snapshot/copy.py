@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint import DenseShardData, EmbeddingShardData
 from mpips.checkpoint.changes import PIECE, Changed
+from mpips.checkpoint.row_columns import RowBlocks
 from mpips.checkpoint.shards import ShardData, counts_steps, notes_uses
 from mpips.model.common_copy import stored_states
 from mpips.model.placement import Placement, ShardRange
 from mpips.model.table import EmbeddingTable, Table
 from mpips.server.server import Server
+from mpips.snapshot.cut_rows import CutRows
 
 Array = NDArray[Any]
 
@@ -42,7 +44,19 @@ def shards_in_place(
 
     The arrays are read-only views of the server's memory. They are valid until its next drain.
     """
+    _begin_views(server, tables)
     return _shards(server, placement, tables, _arrays(server, placement, tables))
+
+
+def _begin_views(server: Server, tables: Sequence[Table]) -> None:
+    """Let the rows of tables with storage that lie in files stay readable as they are now."""
+    for i, table in enumerate(tables):
+        if _has_storage(table):
+            server.core.begin_view(i)
+
+
+def _has_storage(table: Table) -> bool:
+    return isinstance(table, EmbeddingTable) and table.storage is not None
 
 
 def _part(placement: Placement, table: Table, server: int) -> ShardRange | None:
@@ -57,12 +71,16 @@ def _arrays(
 
     A dense table has its values and then each stored state, float32, shape (n,). An embedding table has
     its keys, int64, shape (n,), its rows, float32, shape (n, floats per row), and, if it evicts rows, their
-    uses, uint32, shape (n, 2). A table of which the server has no part has ().
+    uses, uint32, shape (n, 2). One with storage has its keys, the places of its rows, uint32, shape (n,), and
+    the rows in memory, float32, shape (frames, floats per row). A table of which the server has no part has
+    ().
     """
     core = server.core
     found: list[tuple[Array, ...]] = []
     for i, table in enumerate(tables):
-        if isinstance(table, EmbeddingTable):
+        if _has_storage(table):
+            found.append(core.stored_arrays(i))
+        elif isinstance(table, EmbeddingTable):
             arrays = core.embedding_arrays(i)  # first: rows may move in it
             found.append((*arrays, core.embedding_uses(i)) if notes_uses(table) else arrays)
         elif _part(placement, table, server.index) is None:
@@ -81,7 +99,9 @@ def _shards(
     for i, (table, found) in enumerate(zip(tables, arrays, strict=True)):
         names = stored_states(table)
         steps_done = server.core.steps(i)
-        if isinstance(table, EmbeddingTable):
+        if isinstance(table, EmbeddingTable) and table.storage is not None:
+            shards.append(_stored(server, i, table, names, found, steps_done))
+        elif isinstance(table, EmbeddingTable):
             keys, rows, *uses = found
             values, state, steps = _columns(table, names, rows)
             shards.append(
@@ -93,6 +113,34 @@ def _shards(
             states = dict(zip(names, found[1:], strict=True))
             shards.append(DenseShardData(table.name, part.start, found[0], states, steps_done))
     return shards
+
+
+def _stored(
+    server: Server,
+    i: int,
+    table: EmbeddingTable,
+    names: Sequence[str],
+    arrays: tuple[Array, ...],
+    steps_done: int,
+) -> EmbeddingShardData:
+    """Return the shard of table `i`, which has storage; its rows are read when they are written."""
+    keys, places, memory = arrays
+    stored = CutRows(server.core, i, server.core.view(i), keys, places, memory)
+
+    def read(rows: NDArray[np.intp]) -> dict[str, Array]:
+        values, state, steps = _columns(table, names, stored.read(rows))
+        found = {"values": values, **{f"state/{name}": array for name, array in state.items()}}
+        return found if steps is None else {**found, "steps": steps}
+
+    columns = RowBlocks(len(keys), read).columns
+    return EmbeddingShardData(
+        table.name,
+        keys,
+        columns["values"],
+        {name: columns[f"state/{name}"] for name in names},
+        columns.get("steps"),
+        steps_done,
+    )
 
 
 def _columns(
@@ -152,11 +200,6 @@ class ServerCopy:
         self._tables = list(tables)
         self._memory: list[tuple[Array, ...]] = [() for _ in tables]
 
-    def _room(self, table: int) -> int:
-        """Return the number of rows, or elements, that there is memory for."""
-        memory = self._memory[table]
-        return len(memory[0]) if memory else 0
-
     def lacks_room(self) -> bool:
         """Return True if the memory of a table is too small for its rows, or soon will be."""
         there = _arrays(self._server, self._placement, self._tables)
@@ -168,8 +211,11 @@ class ServerCopy:
         A dense table does not grow, so it may fill its memory.
         """
         grows = isinstance(self._tables[table], EmbeddingTable)
-        n = len(arrays[0]) if arrays else 0
-        return n > self._room(table) * (full if grows else 1)
+        memory = self._memory[table]
+        if not memory:
+            return bool(arrays) and len(arrays[0]) > 0
+        share = full if grows else 1
+        return any(len(a) > len(m) * share for a, m in zip(arrays, memory, strict=True))
 
     def make_room(self, full: float = _FULL) -> Iterator[None]:
         """Allocate the memory that is missing and access its pages, in short steps: one for each `yield`.
@@ -183,15 +229,25 @@ class ServerCopy:
                 continue
             # Release the old memory before the new one is allocated.
             grows = isinstance(table, EmbeddingTable)
-            n = int(len(arrays[0]) * ROOM) + _FEW_ROWS if grows else len(arrays[0])
             self._memory[i], self._lengths[i] = (), None
-            memory = tuple(np.empty((n, *a.shape[1:]), a.dtype) for a in arrays)
+            memory = tuple(
+                np.empty(
+                    (int(len(a) * ROOM) + _FEW_ROWS if grows else len(a), *a.shape[1:]), a.dtype
+                )
+                for a in arrays
+            )
             for array in memory:
                 flat = array.reshape(-1).view(np.uint8)
                 for start in range(0, len(flat), _TOUCH_BYTES):
                     flat[start : start + _TOUCH_BYTES : _PAGE_BYTES] = 0
                     yield
             self._memory[i] = memory
+
+    def release(self) -> None:
+        """Let servers write what they held for the copy; it is not read any more."""
+        for i, table in enumerate(self._tables):
+            if _has_storage(table):
+                self._server.core.end_view(i)
 
     def copy(self) -> list[ShardData]:
         """Return a copy of the shards as they are now.
@@ -203,6 +259,7 @@ class ServerCopy:
         """
         for _ in self.make_room(full=1):
             pass
+        _begin_views(self._server, self._tables)
         there = _arrays(self._server, self._placement, self._tables)
         copies, changed = [], {}
         for i, (arrays, memory) in enumerate(zip(there, self._memory, strict=True)):

@@ -167,6 +167,7 @@ class ServerPart:
         elif isinstance(message, Abandon):
             self._server.core.release_cut(message.id)
             self._id, self._writer, self._best, self._exchange = 0, None, None, None
+            self._server_copy.release()
             self._send(Saved(message.id, "", "given up"))
         elif isinstance(message, Write) and self._writer is not None:
             self._work = self._write(self._writer, message.id)
@@ -274,6 +275,7 @@ class ServerPart:
                 # Remove in the background: the removal of large files takes as long as a training step.
                 note = yield from in_background(lambda: self._retain(writer.info.path))
         self._id, self._writer, self._best, self._exchange = 0, None, None, None
+        self._server_copy.release()
         self._send(Saved(number, path, error, note))
 
     def _increment(self, place: ChainEnd | None) -> Increment | None:

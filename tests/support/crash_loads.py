@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 
 from crash_load import Load, dense, python_rule, rows
 
+from mpips.model import storage
 from mpips.model.codec import OneBit, RandomK, SharedInt8, TopK
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale, Switch
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule, RowAdagrad
 from mpips.model.row_limits import Idle, MaxRows, MinCount, Probability
 from mpips.model.served import served
+from mpips.model.storage import Storage
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 
@@ -189,6 +192,28 @@ def _limited() -> dict[str, Load]:
     }
 
 
+def _stored() -> dict[str, Load]:
+    """Tables of which eight rows lie in memory, the others in a file; a push has more rows than that."""
+    tables: list[Table] = [
+        EmbeddingTable("e", 4, Adam(0.1), BSP()),
+        EmbeddingTable("f", 5, RowAdagrad(0.1), BSP(), init="normal(0.1)", row_dtype="bf16"),
+        EmbeddingTable("g", 70, Momentum(0.5), ASP(), init="normal(0.1)"),
+    ]
+    folder, least = tempfile.gettempdir(), storage.LEAST_ROWS
+    storage.LEAST_ROWS = 8
+    try:
+        stored: list[Table] = [
+            replace(table, storage=Storage(folder, 8 * table.row_bytes / 2**20))
+            for table in tables
+            if isinstance(table, EmbeddingTable)
+        ]
+    finally:
+        storage.LEAST_ROWS = least
+    sizes = [(0, 12, ""), (1, 14, ""), (2, 9, ""), (0, 4, ""), (2, 3, "")]
+    small = Load([stored[0], stored[2]], [(0, 12, ""), (1, 9, "")], n_workers=1, clocks=3)
+    return {"stored": Load(stored, sizes, clocks=4), "small-stored": small}
+
+
 def _encoded() -> dict[str, Load]:
     """Pushes and pulls with codecs."""
     found: dict[str, Load] = {}
@@ -288,6 +313,7 @@ def loads() -> dict[str, Load]:
         **_with_partner(),
         **_of_stages(),
         **_limited(),
+        **_stored(),
         **_encoded(),
         **_with_residuals(),
         **_with_shared_scales(),

@@ -28,6 +28,7 @@ from crash_loads import loads
 from long_runs import by_day
 
 from mpips import _native
+from mpips.server.storage_files import remove_files
 from mpips.transport.region import new_token, persistent, unlink_job
 
 SANITIZED = "MPIPS_NATIVE_DIR" in os.environ
@@ -240,6 +241,7 @@ def main(found: Mapping[str, Load]) -> None:
         print("{} runs, {} kills".format(*die_anytime(load, number, runs)))
     else:
         print(f"{live_shortly(load, number)} lives")
+    remove_files(load.tables)
 
 
 if __name__ == "__main__":

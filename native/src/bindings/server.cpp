@@ -296,6 +296,7 @@ void register_server(py::module_& m) {
   bind_server_recovery(server);
   bind_server_replica(server);
   bind_server_look_ups(server);
+  bind_server_storage(server);
   register_look_ups(m);
   bind_loop(server);
   bind_counters(server);

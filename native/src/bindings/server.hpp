@@ -56,6 +56,10 @@ class Server {
   void set_limits(std::uint16_t table, const LimitsConfig& limits, SharedMemory* uses,
                   SharedMemory* counts);
 
+  // Let rows of a table of this name lie in a file; see RowStorage. `places` is moved from.
+  void set_storage(std::uint16_t table, const std::string& name, SharedMemory& places,
+                   std::size_t most_frames, const std::string& folder, const std::string& path);
+
   // Return the shard of a table. Raise IndexError if this server has no such shard.
   DenseShard& dense(std::uint16_t table) const { return *dense_.at(table); }
   EmbeddingShard& embedding(std::uint16_t table) const { return *embedding_.at(table); }
@@ -88,6 +92,7 @@ void bind_server_content(py::class_<Server>& server);
 void bind_server_recovery(py::class_<Server>& server);
 void bind_server_replica(py::class_<Server>& server);
 void bind_server_look_ups(py::class_<Server>& server);
+void bind_server_storage(py::class_<Server>& server);
 // Define what processes outside the job use for look-ups.
 void register_look_ups(py::module_& m);
 

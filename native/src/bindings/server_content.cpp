@@ -58,6 +58,8 @@ py::tuple embedding_arrays(const py::object& owner, std::uint16_t table) {
   auto& server = owner.cast<Server&>();
   server.core().settle_rows();
   const EmbeddingShard& shard = server.embedding(table);
+  if (shard.storage() != nullptr)
+    throw py::value_error("the table has storage: read it with stored_arrays");
   const auto n = static_cast<py::ssize_t>(shard.n_rows());
   const auto stride = static_cast<py::ssize_t>(shard.stride());
   return py::make_tuple(read_only(shard.keys(), {n}, owner),

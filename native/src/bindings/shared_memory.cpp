@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bindings/register.hpp"
+#include "server/row_storage.hpp"
 
 namespace py = pybind11;
 
@@ -32,6 +33,8 @@ void register_shared_memory(py::module_& m) {
   auto& error =
       py::register_exception<SharedMemoryError>(m, "SharedMemoryError", PyExc_RuntimeError);
   py::register_exception<SharedMemoryBusy>(m, "SharedMemoryBusy", error);
+  auto& storage = py::register_exception<StorageError>(m, "StorageError", error);
+  py::register_exception<StorageFull>(m, "StorageFull", storage);
   py::class_<SharedMemory>(m, "SharedMemory")
       .def_static("create", &SharedMemory::create, py::arg("name"), py::arg("n_bytes"),
                   py::arg("reserve"))

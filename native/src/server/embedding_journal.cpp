@@ -35,8 +35,9 @@ void EmbeddingShard::take_over() {
   const Journal& journal = *durable_.journal;
   const std::size_t n = journal.word(journal.of_table(durable_.table, Journal::n_rows));
   const auto* stored = reinterpret_cast<const std::int64_t*>(key_memory_.data());
+  const std::size_t n_frames = storage_ != nullptr ? storage_->frames_for(n) : n;
   if (n * sizeof(std::int64_t) > key_memory_.size() ||
-      n * stride_ * sizeof(float) > row_memory_.size())
+      n_frames * stride_ * sizeof(float) > row_memory_.size())
     throw RecoveryError("a table has fewer rows in memory than in its journal (" +
                         std::to_string(n) + ")");
   rows_.resize(n);
@@ -44,6 +45,7 @@ void EmbeddingShard::take_over() {
   if (map_.size() != n)
     throw RecoveryError("the keys of a table in memory are damaged: one appears twice");
   if (limits_ != nullptr) take_over_limits();
+  if (storage_ != nullptr) storage_->take_over(n, row_memory_.size() / (stride_ * sizeof(float)));
 }
 
 // Apply an update with kernels that save what they change. Elements are numbered through the whole

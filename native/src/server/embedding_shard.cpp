@@ -88,6 +88,7 @@ Update EmbeddingShard::whole(std::size_t worker) const {
 }
 
 void EmbeddingShard::take_memory(std::size_t n_new) {
+  if (storage_ != nullptr) return take_frames(n_new);
   const std::size_t before = map_.size();
   const std::size_t most = before + n_new;
   const std::size_t row_bytes = stride_ * sizeof(float);
@@ -109,6 +110,7 @@ void EmbeddingShard::take_memory(std::size_t n_new) {
 void EmbeddingShard::find_rows(const std::int64_t* keys, std::size_t n) {
   rows_.resize(n);
   take_memory(n);
+  if (storage_ != nullptr) return find_stored(keys, n);
   find_or_make(keys, n, rows_.data());
 }
 
@@ -125,7 +127,7 @@ void EmbeddingShard::make_rows(const std::int64_t* keys, std::size_t n, const st
   for (std::size_t i = 0; i < n; ++i) {
     if (rows[i] != next) continue;
     stored_keys[next] = keys[i];
-    reset_row(next, keys[i]);
+    reset_row(storage_ == nullptr ? next : storage_->place(next), keys[i]);
     ++next;
   }
   if (has_uses())
@@ -169,6 +171,11 @@ void EmbeddingShard::make_expected(std::size_t worker, const std::vector<Update>
 }
 
 void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* rows) {
+  if (storage_ != nullptr && n > storage_->most_at_once()) {
+    const std::size_t first = storage_->most_at_once();
+    load(keys, first, rows);
+    return load(keys + first, n - first, rows + first * content_floats());
+  }
   const std::size_t before = map_.size();
   find_rows(keys, n);
   const std::size_t n_content = content_floats();
@@ -181,6 +188,11 @@ void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* 
 }
 
 void EmbeddingShard::set(const std::int64_t* keys, std::size_t n, const float* values) {
+  if (storage_ != nullptr && n > storage_->most_at_once()) {
+    const std::size_t first = storage_->most_at_once();
+    set(keys, first, values);
+    return set(keys + first, n - first, values + first * dim_);
+  }
   const std::size_t before = map_.size();
   find_rows(keys, n);
   for (std::size_t i = 0; i < n; ++i) store_values(values + i * dim_, row(rows_[i]));
@@ -189,6 +201,7 @@ void EmbeddingShard::set(const std::int64_t* keys, std::size_t n, const float* v
 
 void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
   if (has_uses()) return pull_limited(keys, n, out);
+  if (storage_ != nullptr) return pull_stored(keys, n, out);
   rows_.resize(n);
   map_.find(keys, n, rows_.data());
   for (std::size_t i = 0; i < std::min(ahead_, n); ++i)
@@ -207,7 +220,8 @@ void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
 
 std::size_t EmbeddingShard::memory_bytes() const {
   return row_memory_.size() + key_memory_.size() + map_.memory_bytes() +
-         (limits_ != nullptr ? limits_->memory_bytes() : 0);
+         (limits_ != nullptr ? limits_->memory_bytes() : 0) +
+         (storage_ != nullptr ? storage_->memory_bytes() : 0);
 }
 
 }  // namespace mpips

@@ -4,6 +4,7 @@
 #include "keys/row_map.hpp"
 #include "server/array.hpp"
 #include "server/row_limits.hpp"
+#include "server/row_storage.hpp"
 #include "server/shard.hpp"
 #include "shm/shared_memory.hpp"
 
@@ -50,7 +51,7 @@ class EmbeddingShard final : public Shard {
   std::size_t memory_bytes() const override;
 
   // False if a rule must see all rows of a push at once.
-  bool applies_by_parts() const noexcept { return !rule_.python; }
+  bool applies_by_parts() const noexcept { return !rule_.python && storage_ == nullptr; }
   void expect(std::size_t worker, const Update& part);
   // Make the rows of all parts. Memory is reserved first: if there is not enough, nothing has
   // changed.
@@ -68,8 +69,9 @@ class EmbeddingShard final : public Shard {
   // Changes nothing; `rows`: scratch memory.
   void look_up(const std::int64_t* keys, std::size_t n, float* out, std::uint8_t* has,
                std::vector<std::uint32_t>* rows) const;
-  // Copy floats [from, from + n) of the content of a row.
-  void read(std::size_t index, std::size_t from, std::size_t n, float* out) const noexcept;
+  // Copy floats [from, from + n) of the content of a row. Throws StorageError if it lies in a file
+  // that cannot be read.
+  void read(std::size_t index, std::size_t from, std::size_t n, float* out) const;
 
   // BSP: set the version that the table will have with the next update.
   void set_next_version(std::uint64_t version) noexcept { next_version_ = version; }
@@ -99,6 +101,11 @@ class EmbeddingShard final : public Shard {
     return reinterpret_cast<const std::uint32_t*>(use_memory_->data());
   }
   bool has_uses() const noexcept { return limits_ != nullptr && limits_->evicts(); }
+
+  // Let some of the rows lie in a file (embedding_stored.cpp). Call it before any row is made.
+  void set_storage(std::unique_ptr<RowStorage> storage) { storage_ = std::move(storage); }
+  // Null: all rows lie in memory.
+  RowStorage* storage() const noexcept { return storage_.get(); }
 
   std::size_t dim() const noexcept { return dim_; }
   std::size_t n_rows() const noexcept { return map_.size(); }
@@ -153,6 +160,13 @@ class EmbeddingShard final : public Shard {
   void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n);
   void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
 
+  void take_frames(std::size_t n_new);
+  void find_stored(const std::int64_t* keys, std::size_t n);
+  void apply_stored(const Update& update, const Weight& weight, std::uint64_t step);
+  void pull_stored(const std::int64_t* keys, std::size_t n, float* out);
+  const float* content_of(std::size_t index) const;
+  void read_content(const float* row, std::size_t from, std::size_t n, float* out) const noexcept;
+
   void apply_limited(const Update& update, const Weight& weight, std::uint64_t step);
   Update admitted(const Update& update);
   void make_admitted(const Update& taken);
@@ -197,6 +211,11 @@ class EmbeddingShard final : public Shard {
   // Null: every key that is pushed gets a row, which stays.
   std::unique_ptr<SharedMemory> use_memory_, count_memory_;
   std::unique_ptr<RowLimits> limits_;
+  // Null: all rows lie in memory. Else rows have frames there; after a search `rows_` has those of
+  // the keys, and `numbers_` the numbers of their rows.
+  std::unique_ptr<RowStorage> storage_;
+  std::vector<std::uint32_t> numbers_;
+  mutable std::vector<float> content_;
   TableStats* stats_ = nullptr;
   std::vector<std::int64_t> admitted_keys_;
   std::vector<float> admitted_values_;

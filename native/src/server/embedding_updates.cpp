@@ -8,6 +8,7 @@
 namespace mpips {
 
 void EmbeddingShard::apply(const Update& update, const Weight& weight, std::uint64_t step) {
+  if (storage_ != nullptr) return apply_stored(update, weight, step);
   if (limits_ != nullptr) {
     apply_limited(update, weight, step);
   } else if (rule_.python) {

@@ -100,9 +100,12 @@ void EmbeddingShard::make_initial(std::int64_t key, float* out) const noexcept {
   }
 }
 
-void EmbeddingShard::read(std::size_t index, std::size_t from, std::size_t n,
-                          float* out) const noexcept {
-  const float* r = row(index);
+void EmbeddingShard::read(std::size_t index, std::size_t from, std::size_t n, float* out) const {
+  read_content(storage_ == nullptr ? row(index) : content_of(index), from, n, out);
+}
+
+void EmbeddingShard::read_content(const float* r, std::size_t from, std::size_t n,
+                                  float* out) const noexcept {
   if (dtype_ == RowDtype::float32) {
     std::memcpy(out, r + from, n * sizeof(float));
     return;

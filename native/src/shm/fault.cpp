@@ -19,14 +19,15 @@ namespace {
 
 // By Point.
 constexpr const char* names[] = {
-    "any",           "payload",       "stamped",        "unit-saving", "unit-saved",
-    "unit-changing", "unit-changed",  "unit-done",      "rows-made",   "row-moving",
-    "row-moved",     "copied",        "word-logged",    "word-put",    "committed",
-    "acknowledged",  "recovering",    "taken-over",     "resumed",     "cut-held",
-    "cut-copied",    "block-written", "synced",         "named",       "unmarked",
-    "clock-begun",   "placed",        "ticking",        "ticked",      "sending",
-    "clock-ended",   "local-saving",  "contributed",    "part-summed", "summed",
-    "summed-clock",  "residual-made", "residual-tagged"};
+    "any",           "payload",        "stamped",     "unit-saving", "unit-saved",
+    "unit-changing", "unit-changed",   "unit-done",   "rows-made",   "row-moving",
+    "row-moved",     "row-writing",    "row-written", "row-reading", "row-placed",
+    "copied",        "word-logged",    "word-put",    "committed",   "acknowledged",
+    "recovering",    "taken-over",     "resumed",     "cut-held",    "cut-copied",
+    "block-written", "synced",         "named",       "unmarked",    "clock-begun",
+    "placed",        "ticking",        "ticked",      "sending",     "clock-ended",
+    "local-saving",  "contributed",    "part-summed", "summed",      "summed-clock",
+    "residual-made", "residual-tagged"};
 static_assert(std::size(names) == static_cast<std::size_t>(Point::residual_tagged) + 1);
 
 Point chosen = Point::any;

@@ -34,6 +34,10 @@ enum class Point : std::uint8_t {
   rows_made,      // new rows are written, the number of rows is not
   row_moving,     // a row is removed, the last one is not or only partly in its place
   row_moved,      // the number of rows is reduced, the journal still names the move
+  row_writing,    // half of a record is in the file of a table with storage
+  row_written,    // all of it is, the row's place is still its frame
+  row_reading,    // half of a record is in its frame
+  row_placed,     // the row's place is changed
   copied,         // a segment is copied out of its slot
   word_logged,    // an old word is in the log, the new one is not in its place
   word_put,       // a word is changed

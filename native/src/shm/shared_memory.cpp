@@ -149,6 +149,10 @@ int open_file(const std::string& name, std::size_t* bytes) {
 
 }  // namespace
 
+void close_in_children(int fd) { Descriptors::all().add(fd); }
+
+void close_locked(int fd) noexcept { Descriptors::all().close(fd); }
+
 SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes, std::size_t reserve) {
   SharedMemory m = create_sparse(name, bytes);
   take_pages(m.fd_, name, 0, m.bytes_);

@@ -35,6 +35,11 @@ class SharedMemoryBusy : public SharedMemoryError {
   using SharedMemoryError::SharedMemoryError;
 };
 
+// Let forked children close a descriptor at the fork, because they would hold its locks until their
+// end. `close_locked` closes it in this process.
+void close_in_children(int fd);
+void close_locked(int fd) noexcept;
+
 class SharedMemory {
  public:
   // Create a shared-memory file of `bytes` with all pages reserved, or (`anonymous`) memory of this

@@ -15,6 +15,7 @@ from mpips.cli import cli
 
 COSTS = {"admit_cost", "evict_cost_idle", "evict_cost_lru", "evict_cost_lfu"}
 SERVING = {"serve_slowdown"}
+STORAGE = {"storage_vs_memory", "storage_uniform_vs_memory"}
 OTHERS = {"memory_growth", "evict_hit_rate_lru", "evict_hit_rate_lfu"}
 
 
@@ -24,8 +25,11 @@ def test_every_ratio_of_limits_is_measured() -> None:
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.output.splitlines()[-1])
-    assert set(found["ratios"]) == COSTS | SERVING | OTHERS | {f"{name}_heavy" for name in COSTS}
-    assert BARS.keys() >= COSTS | SERVING | OTHERS
+    heavy = {f"{name}_heavy" for name in COSTS}
+    assert set(found["ratios"]) == COSTS | SERVING | STORAGE | OTHERS | heavy
+    assert BARS.keys() >= COSTS | SERVING | OTHERS | {"storage_vs_memory"}
+    for name in STORAGE:
+        assert re.search(r"25% in memory; [1-9]\d* were read", found["comparisons"][name]["what"])
     for name, comparison in found["comparisons"].items():
         n = 1 if name in OTHERS else 2
         assert len(comparison["ours"]) == len(comparison["baseline"]) == n

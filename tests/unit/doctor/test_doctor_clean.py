@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -51,7 +52,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_name(folder: Path) -> dict[str, cleaning.Leftover]:
-    return {left.path.name: left for left in leftovers(folder, folder)}
+    return {left.path.name: left for left in leftovers(folder, folder, folder)}
 
 
 def segment(folder: Path, name: str) -> Path:
@@ -203,7 +204,7 @@ def test_clean_removes_the_dead_and_keeps_the_rest(tmp_path: Path) -> None:
     used = tmp_path / f"ompi.{os.getpid()}"
     used.mkdir()
     other = segment(tmp_path, "something.else")
-    removed = {left.path for left in cleaning.clean(tmp_path, tmp_path) if left.dead}
+    removed = {left.path for left in cleaning.clean(tmp_path, tmp_path, tmp_path) if left.dead}
     assert removed == {dead, folder}
     assert not dead.exists()
     assert not folder.exists()
@@ -355,7 +356,7 @@ def test_nothing_of_a_living_job_in_another_namespace_is_removed(
             assert done.returncode == 0, done.stderr
             rows = {Path(row["path"]) for row in json.loads(done.stdout)["found"] if row["removed"]}
         else:
-            rows = {left.path for left in cleaning.clean(tmp_path, tmp_path) if left.dead}
+            rows = {left.path for left in cleaning.clean(tmp_path, tmp_path, tmp_path) if left.dead}
         assert not rows & set(paths)
         assert all(path.exists() for path in paths)
     finally:
@@ -363,3 +364,29 @@ def test_nothing_of_a_living_job_in_another_namespace_is_removed(
         child.communicate()
         unlink_job(token)
         unlink_job(persistent(token))
+
+
+def test_files_of_rows_go_when_no_process_uses_them_and_their_memory_is_gone(
+    tmp_path: Path,
+) -> None:
+    names = [f"{region_name(persistent(new_token()), part)}.rows" for part in ("s0", "s1", "s2")]
+    unused, used, needed = (segment(tmp_path, name) for name in names)
+    (tmp_path / "other.rows").touch()
+    memory = SHM / needed.name.removesuffix(".rows")
+    memory.touch(0o600)
+    try:
+        with used.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            found = {left.path: left for left in leftovers(SHM, tmp_path, tmp_path)}
+            assert [found[path].dead for path in (unused, used, needed)] == [True, False, False]
+            assert found[used].why == "a process uses it"
+            assert "with which it can continue" in found[needed].why
+            removed = {left.path for left in cleaning.clean(SHM, tmp_path, tmp_path) if left.dead}
+            assert removed & {unused, used, needed} == {unused}
+            assert {path.name for path in tmp_path.iterdir()} == {*names[1:], "other.rows"}
+    finally:
+        memory.unlink()
+    command = [sys.executable, "-m", "mpips", "doctor", "--clean", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["other.rows"]

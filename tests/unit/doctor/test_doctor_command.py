@@ -16,7 +16,8 @@ from doctor_rig import STEP
 from mpips.cli.doctor import command
 from mpips.doctor import machine
 from mpips.doctor.checks import CHECKS
-from mpips.doctor.situation import Situation, file_system, numbers
+from mpips.doctor.situation import Situation, numbers
+from mpips.process.file_systems import file_system
 
 
 @pytest.mark.parametrize(
