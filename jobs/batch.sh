@@ -157,9 +157,12 @@ warn() {
 }
 
 # terminate CHILD STARTED: pass a TERM on: the first one as `term_as`, if that is set, later ones as they are.
+# That of a cancelled job cannot wait for `start_s`, since Slurm kills the script after its KillWait.
 terminate() {
+  local started=$2
   if [[ -n ${term_as:-} ]]; then
-    warn "$1" "$2" "$term_as"
+    ! is_cancelled || started=$((SECONDS - start_s))
+    warn "$1" "$started" "$term_as"
     term_as=""
   else
     kill -TERM "$1" 2>/dev/null || true

@@ -11,6 +11,7 @@ row, its state or its count is missed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint import DenseShardData, EmbeddingShardData
-from mpips.checkpoint.changes import PIECE, Changed
+from mpips.checkpoint.changes import Changed
+from mpips.checkpoint.manifest import PIECE
 from mpips.checkpoint.row_columns import RowBlocks
 from mpips.checkpoint.shards import ShardData, counts_steps, notes_uses
 from mpips.model.common_copy import stored_states
@@ -166,6 +168,20 @@ def _columns(
     return values, state, steps
 
 
+def _memory_for(array: Array, length: int) -> Array:
+    """Return memory for a copy of an array with this many rows, not initialised and not accessed.
+
+    Its address is half a page from that of the array, modulo the size of a page. A load whose address agrees
+    with that of a recent store in these bits waits for the store (4K aliasing). A copy to NumPy's own places,
+    which are a few bytes behind those of a server's memory, takes twice the time.
+    """
+    shape = (length, *array.shape[1:])
+    n_bytes = array.itemsize * math.prod(shape)
+    memory = np.empty(n_bytes + _PAGE_BYTES, np.uint8)
+    start = (array.ctypes.data + _PAGE_BYTES // 2 - memory.ctypes.data) % _PAGE_BYTES
+    return memory[start : start + n_bytes].view(array.dtype).reshape(shape)
+
+
 class ServerCopy:
     """The memory of one copy of a server's shards. Not thread-safe: only the server's loop uses it.
 
@@ -231,10 +247,7 @@ class ServerCopy:
             grows = isinstance(table, EmbeddingTable)
             self._memory[i], self._lengths[i] = (), None
             memory = tuple(
-                np.empty(
-                    (int(len(a) * ROOM) + _FEW_ROWS if grows else len(a), *a.shape[1:]), a.dtype
-                )
-                for a in arrays
+                _memory_for(a, int(len(a) * ROOM) + _FEW_ROWS if grows else len(a)) for a in arrays
             )
             for array in memory:
                 flat = array.reshape(-1).view(np.uint8)

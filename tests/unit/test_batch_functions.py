@@ -105,6 +105,7 @@ def functions(folder: Path, script: str, squeue: str, **env: str) -> tuple[int, 
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **env},
         capture_output=True,
         text=True,
+        timeout=100,
     )
     calls = folder / "calls"
     return done.returncode, done.stdout + done.stderr, calls.read_text() if calls.exists() else ""
@@ -121,6 +122,23 @@ wait "$child"
 
 def test_a_second_term_ends_the_command(tmp_path):
     assert functions(tmp_path, TWICE, "")[0] == 128 + signal.SIGTERM
+
+
+AT_ONCE = f"""trap '' USR1
+{sys.executable} -c 'import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *arguments: os._exit(75))
+open("ready", "w").close()
+time.sleep(60)' & child=$!
+until [[ -e ready ]]; do sleep 0.01; done
+term_as=USR1 start_s=3600
+terminate "$child" "$SECONDS"
+wait "$child"
+"""
+
+
+def test_a_term_of_a_cancelled_job_does_not_wait(tmp_path):
+    """Slurm kills the script some seconds later."""
+    assert functions(tmp_path, AT_ONCE, "COMPLETING None")[0] == 75
 
 
 BEFORE = f"""job=7 folder=/run run=/run

@@ -137,6 +137,7 @@ def test_the_tests_run_on_the_wheel_as_by_day(
         "MPIPS_TEST_TURN",
         "MPIPS_TEST_DATA",
         "MPIPS_TEST_LANES",
+        "MPIPS_TEST_PATIENCE",
     }
     first, *others = env["PATH"].split(":")
     assert first == str(ROOT / "build/versions/lowest/venv/bin")

@@ -15,7 +15,7 @@
 namespace mpips {
 namespace {
 
-[[noreturn]] void fail(const std::string& what, const std::string& path, int error) {
+[[noreturn]] void fail_file(const std::string& what, const std::string& path, int error) {
   throw std::system_error(error, std::generic_category(), "cannot " + what + " " + path);
 }
 
@@ -39,7 +39,7 @@ QueueFile QueueFile::create(const std::string& path, std::size_t bytes) {
   QueueFile file;
   file.hold(
       ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  if (file.fd_ < 0) fail("create", path, errno);
+  if (file.fd_ < 0) fail_file("create", path, errno);
   // A file without a lock may be removed (remove_if_unused).
   if (!file.lock(worker_byte) || !file.is_at(path)) return {};
   // Reserve pages now, so that a full file system is an error here and not a signal at first touch.
@@ -50,7 +50,7 @@ QueueFile QueueFile::create(const std::string& path, std::size_t bytes) {
   if (error == 0) error = file.map(bytes);
   if (error != 0) {
     unlink(path.c_str());
-    fail("fill", path, error);
+    fail_file("fill", path, error);
   }
   return file;
 }
@@ -59,14 +59,14 @@ QueueFile QueueFile::open(const std::string& path) {
   QueueFile file;
   file.hold(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   if (file.fd_ < 0 && errno == ENOENT) return {};
-  if (file.fd_ < 0) fail("open", path, errno);
+  if (file.fd_ < 0) fail_file("open", path, errno);
   struct stat status{};
   int error = fstat(file.fd_, &status) == 0 ? 0 : errno;
   const auto bytes = static_cast<std::size_t>(status.st_size);
   if (error == 0 && (status.st_uid != geteuid() || (status.st_mode & 0077) != 0)) error = EPERM;
   if (error == 0 && bytes < sizeof(QueueHeader)) error = EINVAL;
   if (error == 0) error = file.map(bytes);
-  if (error != 0) fail("use", path, error);
+  if (error != 0) fail_file("use", path, error);
   return file;
 }
 

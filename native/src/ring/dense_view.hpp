@@ -5,6 +5,7 @@
 
 #include "ring/layout.hpp"
 #include "shm/backoff.hpp"
+#include "shm/copy.hpp"
 
 // Dense values in blocks, each guarded by a version word (a seqlock). The server is the only
 // writer: it makes the block's word odd, issues a release fence, changes the values, and makes the
@@ -44,7 +45,7 @@ inline bool copy_dense(const PairWord* versions, const float* values, std::size_
     for (;;) {
       const std::uint64_t before = load_acquire(&versions[block].value);
       if ((before & 1) == 0) {
-        std::memcpy(out + (from - start), values + from, (to - from) * sizeof(float));
+        copy_bytes(out + (from - start), values + from, (to - from) * sizeof(float));
         fence_acquire();
         if (load_relaxed(&versions[block].value) == before) {
           if (seen != nullptr) *seen++ = before >> 1;

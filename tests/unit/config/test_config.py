@@ -21,7 +21,7 @@ TABLE_KEYS = (
     "optimizer, consistency, bound, max_bound, reduce, switch_at, switch_rate, backup, max_backup, policy, "
     "max_staleness, lambda_, steps, outer, "
     "fragments, delay, mix, asynchronous, steps_by_speed, partition, init, clip_norm, check_finite, "
-    "placement, admit, evict, compression, pull_compression, hash_buckets, row_dtype"
+    "placement, admit, evict, storage, compression, pull_compression, hash_buckets, row_dtype"
 )
 
 

@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     folder.mkdir()
     fake = Fake(folder)
     fake.temporary = Path("/tmp")
-    monkeypatch.setattr(machine, "leftovers", lambda shm, temporary: [])
+    monkeypatch.setattr(machine, "leftovers", lambda *folders: [])
     return fake
 
 

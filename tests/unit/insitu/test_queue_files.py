@@ -52,7 +52,10 @@ def is_aged(path: Path) -> bool:
 
 def swept(path: Path) -> bool:
     """Sweep; return True if that has removed the file. `mpips doctor` must have found out before."""
-    found = {left.path: left for left in cleaning.leftovers(region.SHM, Path("/nowhere"))}
+    found = {
+        left.path: left
+        for left in cleaning.leftovers(region.SHM, Path("/nowhere"), Path("/nowhere"))
+    }
     is_removed = path.name in sweep()
     assert is_removed == found[path].dead, found[path]
     assert path.exists() != is_removed
@@ -111,7 +114,9 @@ def test_a_file_of_another_user_ends_neither_a_sweep_nor_a_start(name: str) -> N
     aged(path)
     assert path.name not in sweep()
     (left,) = (
-        left for left in cleaning.leftovers(region.SHM, Path("/nowhere")) if left.path == path
+        left
+        for left in cleaning.leftovers(region.SHM, Path("/nowhere"), Path("/nowhere"))
+        if left.path == path
     )
     assert left.why == "it belongs to another user (65534), who can remove it"
     assert path.exists()

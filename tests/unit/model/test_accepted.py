@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from mpips import BSP, SSP, Compensate, ConfigError, Reject
 from mpips.model.accepted import accepted, check_fields, unknown_name
-from mpips.model.consistency import MODELS, POLICIES, ConsistencyName, PolicyName
+from mpips.model.consistency import AUTO, MODELS, POLICIES, ConsistencyName, PolicyName
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
@@ -94,7 +94,7 @@ def test_an_unknown_name_lists_the_valid_ones_in_their_order() -> None:
 
 
 def test_names_of_models_and_policies_are_those_of_the_classes() -> None:
-    assert get_args(ConsistencyName) == tuple(MODELS)
+    assert get_args(ConsistencyName) == (*MODELS, AUTO)
     assert get_args(PolicyName) == tuple(POLICIES)
 
 

@@ -165,7 +165,7 @@ class Writer:
     def is_ahead_of(self, clock):
         return False
 
-    def tick(self, clock):
+    def tick(self, clock, own_us):
         self.log.append(("tick", self.server))
         return True
 

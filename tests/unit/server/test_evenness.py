@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -216,7 +217,7 @@ def test_the_own_time_has_no_waits_no_pulls_and_no_cuts(monkeypatch: pytest.Monk
     worker = rig.worker()
     connection = connection_of(worker)
     now = [100.0]
-    monkeypatch.setattr("mpips.worker.spent.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mpips.worker.spent.time", SimpleNamespace(monotonic=lambda: now[0]))
     spent = connection.spent
     end_clock(rig, [worker])
     assert connection.agreed_switch.own_us == 0  # no tick before it

@@ -380,6 +380,26 @@ def test_a_block_of_a_dense_table_is_never_torn() -> None:
     assert {0.0, -300.0} <= seen
 
 
+@pytest.mark.parametrize("n", [511, 513, 20_001])
+def test_a_dense_table_is_read_to_any_place(n: int) -> None:
+    """Each distance of the two places modulo a page of 4 KiB; some are copied from the end to the begin."""
+    n_words = -(-n // 16384) * 16  # one for each block
+    region = np.zeros(n_words + 4 * n + 8192, np.uint8)
+    at = n_words + (-(region.ctypes.data + n_words)) % 4096
+    values = region[at : at + 4 * n].view(np.float32)
+    values[:] = np.arange(1, n + 1)
+    region[:n_words].view(np.uint64)[1::2] = ~np.uint64(0)
+    memory = np.zeros(4 * n + 3 * 4096, np.uint8)
+    page = (-memory.ctypes.data) % 4096 + 4096
+    for behind in (*range(-72, 72, 4), 2048):
+        memory[:] = 255
+        out = memory[page + behind : page + behind + 4 * n].view(np.float32)
+        assert _native.copy_dense_at(region, 0, at, out, WAIT_S)
+        assert (out == values).all(), behind
+        assert (memory[: page + behind] == 255).all(), behind
+        assert (memory[page + behind + 4 * n :] == 255).all(), behind
+
+
 def test_a_block_that_a_killed_server_was_changing_is_not_read() -> None:
     words = np.zeros(1024, np.uint8)
     words[:16].view(np.uint64)[:] = 3, ~np.uint64(3)
