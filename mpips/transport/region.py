@@ -11,9 +11,9 @@ the 128 bits of a run (TOKEN) are those of its first launch. So each process add
 that it makes, and no other user can take the name of a file that a later launch will make. A file of a run is
 found by its part and its owner; files of other users with such names are ignored everywhere.
 
-Queues of samples (native/src/queue/sample_queue.hpp) are named `mpips_queue.UID.NAME.NUMBER`, and their locks
-are others. Between two launches of a job no process may use its queues. So `sweep` removes them, like
-persistent files, a day after their last use.
+Queues of samples are named `mpips_queue.UID.NAME.NUMBER`. Each has two locks, one for the worker and one for
+the program (native/src/queue/sample_queue.hpp). Between two launches of a job neither may be held, so `sweep`
+removes a queue, like a persistent file, only a day after its last use.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ KEEP_S = 24 * 3600.0  # seconds after which an untouched persistent file may be 
 TAKE_OVER_S = 2.0  # seconds to wait for a file that a killed process still has mapped
 TOUCH_S = 600.0  # seconds between renewals of the modification times of a run's files
 EXCHANGE = "exchange"  # part of the name of a run's exchange, a folder; see mpips.recovery.exchange
-_HALF_MADE = re.compile(
-    r".*\.[0-9]+\.new-[0-9]+"
-)  # a queue that its worker has not linked into place
+# Name of a queue that its worker has not linked into place.
+_HALF_MADE = re.compile(r".*\.[0-9]+\.new-[0-9]+")
 _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token: digits, part
 
 

@@ -158,7 +158,7 @@ def test_an_error_in_one_stage_ends_all_with_one_message(tmp_path: Path, worker:
     assert "the planted error" in text
 
 
-# What the other worker of the pipeline waits for, where the one of the first or last stage makes no call.
+# The awaited message in the error of the other worker, if the worker of the first or of the last stage stops.
 CALLS = {
     "forward_backward": (
         "the result of the stage for micro-batch 0",

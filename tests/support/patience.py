@@ -1,4 +1,4 @@
-"""How much longer than on a free machine a test waits before it fails.
+"""The factor of all time limits of tests: greater where launches run beside each other.
 
 Times in tests are for one launch at a time. `tests/run.sh` starts several at once, on machines with few
 cores, and sets MPIPS_TEST_PATIENCE. A test that hangs then ends later, and no other test is slower.

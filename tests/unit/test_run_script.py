@@ -305,7 +305,7 @@ def test_a_stage_with_several_launches_at_once_waits_longer(
     with (turns / "pytest.ini").open("a") as file:
         file.write("  timeout\n")
     assert names_run(turns, "tests", **variables) == {"test_limited"}
-    # What a launch of a test may take is longer by the same factor.
+    # The time limit of a launch has the same factor.
     code = "import launcher; a = launcher.Launch(['true'], {}, 3.0); print(a.timeout_s, a.wait())"
     env = {k: v for k, v in os.environ.items() if k != "MPIPS_TEST_PATIENCE"} | variables
     path = os.pathsep.join(map(str, [ROOT / "tests/support", ROOT]))

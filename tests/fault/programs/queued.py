@@ -23,7 +23,7 @@ attempt = int(os.environ.get("MPIPS_GENERATION", "0"))
 
 
 def end(clocks):
-    """What happens to the worker after a clock."""
+    """Kill or stop the worker if the attempt is to end after this number of clocks."""
     if attempt < len(ENDS_AFTER) and clocks == ENDS_AFTER[attempt]:
         os.kill(os.getpid(), signal.SIGKILL)
     if attempt == len(ENDS_AFTER) and clocks == 20:

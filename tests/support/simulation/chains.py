@@ -23,12 +23,12 @@ FAILS = 0.3  # chance that an attempt to write fails in a history with chains, a
 
 
 class Part(NamedTuple):
-    """What one server writes into a checkpoint.
+    """The part of a checkpoint that one server writes.
 
     Attributes:
         head: Description of the job.
         shards: All shards of the server.
-        switch: The clock that was decided on for a switch at a plateau; -1: none.
+        switch: The clock that was decided on for Switch; -1: none.
         increment: Changes since the previous checkpoint; None: the server writes whole tables.
     """
 
