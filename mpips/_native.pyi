@@ -1136,7 +1136,7 @@ class EvennessEstimate(metaclass=_Pybind11Type):
         gain: Gradients per second that they would push under ASP, by those under BSP.
         clocks: Number of clocks.
         clock_s: A clock, from close to close.
-        fastest_s: Least own time of a worker, without waits, pulls and cuts.
+        fastest_s: Least own time of a worker, without waits and cuts.
         slowest_s: The greatest.
         slowest: The worker with the greatest.
     """

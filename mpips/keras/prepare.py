@@ -69,8 +69,8 @@ def prepare(
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     if isinstance(rules, Local):
         raise ConfigError(
-            f"prepare: consistency = {rules.name!r}: must be 'bsp', 'ssp' or 'asp' with Keras, whose metrics "
-            "are combined at every step; mpips.torch.prepare takes LocalSGD and DiLoCo"
+            f"prepare: consistency = {rules.name!r}: must be 'bsp', 'ssp', 'asp' or 'auto' with Keras, whose "
+            "metrics are combined at every step; mpips.torch.prepare takes LocalSGD and DiLoCo"
         )
     if not isinstance(model, keras.Model):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a keras.Model")

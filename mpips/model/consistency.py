@@ -250,8 +250,8 @@ class Switch:
 
     With at = "uneven" server 0 decides on the clock, once in a run: when the workers would push a tenth more
     gradients per second under ASP, by the time that each needs for a clock without waiting for others. So a
-    job stays under BSP as long as its workers are equally fast. The name "auto" of a consistency model is
-    Switch(BSP(), ASP(), "uneven"). See native/src/server/evenness.hpp.
+    job stays under BSP as long as its workers are equally fast in each clock. The name "auto" of a
+    consistency model is Switch(BSP(), ASP(), "uneven"). See native/src/server/evenness.hpp.
 
     All servers and workers have a decision before any of them comes to its clock. See
     native/src/server/server_switch.cpp.

@@ -13,7 +13,7 @@ import msgspec
 
 from mpips.errors import ConfigError
 from mpips.model import codec
-from mpips.model.consistency import MODELS, POLICIES, Consistency
+from mpips.model.consistency import MODELS, POLICIES, Consistency, Switch
 from mpips.model.initializer import Initializer
 from mpips.model.local_sgd import DiLoCo
 from mpips.model.optimizer import Optimizer
@@ -119,6 +119,9 @@ def _consistency_config(value: Consistency) -> dict[str, Any]:
             "steps_by_speed": value.steps_by_speed,
         }
     found: dict[str, Any] = {"name": value.name, **msgspec.to_builtins(value)}
+    if isinstance(value, Switch):
+        found["first"] = _consistency_config(value.first)
+        found["then"] = _consistency_config(value.then)
     if "policy" in found:
         policy = getattr(value, "policy")  # noqa: B009 - BSP has none
         found["policy"] = {"name": policy.name, **found["policy"]}
@@ -131,4 +134,7 @@ def _consistency(config: Mapping[str, Any]) -> Consistency:
     if "policy" in options:
         policy = dict(options["policy"])
         options["policy"] = POLICIES[policy.pop("name")](**policy)
+    for part in ("first", "then"):
+        if part in options:
+            options[part] = _consistency(options[part])
     return model(**options)

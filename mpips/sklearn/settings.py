@@ -106,7 +106,9 @@ def _consistency(estimator: Any) -> Consistency:
         raise ValueError(f"{type(estimator).__name__}: {error}") from None
     if not isinstance(found, Consistency) or isinstance(found, Local):
         raise _wrong(
-            estimator, "consistency", "must be 'bsp', 'ssp', 'asp', or a value such as mpips.SSP(2)"
+            estimator,
+            "consistency",
+            "must be 'bsp', 'ssp', 'asp', 'auto', or a value such as mpips.SSP(2)",
         )
     if isinstance(found, BSP) and found != BSP():
         raise _wrong(

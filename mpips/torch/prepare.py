@@ -93,10 +93,10 @@ def prepare(
             restore. With mpips.torch.epochs give all of them; in a loop over `range`, those that are stepped
             once per epoch need not be given. A schedule whose length fits the loader before it was divided is
             a warning, at its first step.
-        consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
-            LocalSGD() or DiLoCo(): each worker steps its own copy of the parameters, and workers communicate
-            at outer steps only; evaluate within mpips.torch.averaged(model). Embeddings and buffers then are
-            under ASP.
+        consistency: Consistency model of all tables: "bsp", "ssp", "asp", "auto" or a value such as
+            SSP(bound=2). LocalSGD() or DiLoCo(): each worker steps its own copy of the parameters, and
+            workers communicate at outer steps only; evaluate within mpips.torch.averaged(model). Embeddings
+            and buffers then are under ASP.
         buffers: "worker 0": its buffers count, as with DistributedDataParallel; "average": the mean of all
             workers' buffers, only with BSP.
         overlap: Push gradients while backward runs. False: `step` pushes them. None: backward does so after

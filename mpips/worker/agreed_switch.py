@@ -25,8 +25,8 @@ class AgreedSwitch:
     """The clock at which BSP ends, on which server 0 decides. One worker's thread uses it.
 
     Attributes:
-        own_us: The worker's own time in the clock that ends, microseconds, without waits, pulls and cuts;
-            0: it is not measured.
+        own_us: The worker's own time in the clock that ends, microseconds, without waits and cuts; 0: it is
+            not measured.
 
     Before each tick the worker learns whether the clock behind it is under ASP. Rings and ports of the tables
     get the decision at once; each tick from there on names it to the other servers. It needs server 0 once

@@ -44,10 +44,13 @@ class TimeSpent:
         self._clock.wait_s = wait_s
 
     def own_s(self) -> float:
-        """Return the seconds so far without those of waits, pulls and cuts."""
-        clock = self._clock
-        other_s = clock.wait_s + clock.pull_s + self._pull_s + self._snapshot_s
-        return time.monotonic() - self._began - other_s
+        """Return the seconds so far without those of waits, also for rows, and of cuts.
+
+        Pulls of values that are there count: their time is measured in samples, so it would be wrong in a
+        single clock.
+        """
+        waits_s = self._clock.wait_s + self._pull_s + self._snapshot_s
+        return time.monotonic() - self._began - waits_s
 
     def add_to(self, figures: Figures) -> None:
         """Store the times in a worker's figures."""

@@ -60,11 +60,13 @@ def until(connection: Connection, done: Callable[[], bool], late: Callable[[], s
         StallError: It was not True within the job's timeout; the message is that of `late()`.
     """
     began, wait = time.monotonic(), Patience(connection.timeout_s)
+    before_s = connection.clock_state.wait_s
     while not done():
         connection.poll()
         if wait.is_over:
             raise StallError(f"{late()} (waited {connection.timeout_s:g} s)")
-    connection.spent.waited(time.monotonic() - began)
+    # `done` may have waited as well: that is part of this wait.
+    connection.clock_state.wait_s = before_s + time.monotonic() - began
 
 
 def polled(

@@ -61,14 +61,13 @@ void Evenness::restart(const std::vector<std::size_t>& workers) {
 
 Evenness::Estimate Evenness::estimate(const Sums& sums) const {
   const auto clocks = static_cast<double>(sums.clocks);
-  const double longest_s = sums.longest_s / clocks;
+  const auto [least, most] = std::minmax_element(sums.own_s.begin(), sums.own_s.end());
   Estimate found;
   found.clocks = sums.clocks;
-  found.clock_s = std::max(sums.clock_s / clocks, longest_s);
-  const double others_s = found.clock_s - longest_s;
-  const auto [least, most] = std::minmax_element(sums.own_s.begin(), sums.own_s.end());
   found.fastest_s = *least / clocks;
   found.slowest_s = *most / clocks;
+  found.clock_s = std::max(sums.clock_s / clocks, found.slowest_s);
+  const double others_s = std::max(0.0, found.clock_s - sums.longest_s / clocks);
   found.slowest = workers_[static_cast<std::size_t>(most - sums.own_s.begin())];
   for (const double own_s : sums.own_s) found.gain += found.clock_s / (own_s / clocks + others_s);
   found.gain /= static_cast<double>(sums.own_s.size());

@@ -9,12 +9,14 @@ namespace mpips {
 // The measure of Switch(BSP(), ASP(), at="uneven"): how many times as many gradients per second the
 // workers would push under ASP.
 //
-// Each tick names the worker's own time in its clock, without its waits, pulls and cuts. Under BSP
-// let T be the mean time from close to close of a clock at this server, b_w the mean own time of
-// worker w, and m the mean over clocks of the longest own time. o = max(0, T - m) is what a clock
-// costs beside the own times: transport and the servers. Under ASP worker w ends a clock in
-// b_w + o, and no worker waits for another. So the gain is (1/n) sum_w max(T, m) / (b_w + o). It is
-// 1 if all workers always need the same time, whatever the servers need.
+// Each tick names the worker's own time in its clock, without its waits and cuts. Under BSP let T
+// be the mean time from close to close of a clock at this server, at least the longest mean own
+// time; b_w the mean own time of worker w, and m the mean over clocks of the longest own time. o =
+// max(0, T - m) is what a clock costs beside the own times: transport and the servers. Under ASP
+// worker w ends a clock in b_w + o, and no worker waits for another. So the gain is
+// (1/n) sum_w T / (b_w + o). It is 1 if all workers always need the same time, whatever the servers
+// need. T < m if workers that do not pull in each clock run ahead of each other: then differences
+// from clock to clock cost less than m.
 //
 // The gain of a window of clocks counts if both of its halves have at least `least`, so a single
 // stall does not decide. Windows have `first` clocks, then 2 * first and so on up to `longest`:

@@ -67,7 +67,10 @@ def test_other_consistency_models_do_the_same_with_one_worker(consistency: str) 
 
 
 def test_local_steps_are_refused() -> None:
-    with script_job(), pytest.raises(ConfigError, match="must be 'bsp', 'ssp' or 'asp' with Keras"):
+    with (
+        script_job(),
+        pytest.raises(ConfigError, match="must be 'bsp', 'ssp', 'asp' or 'auto' with Keras"),
+    ):
         mpips.keras.prepare(make_model(optimizers.SGD(0.1)), consistency=mpips.DiLoCo(4))
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from harness import Rig, dense
 from recovery_rig import Launches
 
 from mpips import _native
-from mpips.model.consistency import ASP, BSP, Switch
+from mpips.model.consistency import ASP, BSP, MODELS, Reject, Scale, Switch
+from mpips.model.table_config import from_config, to_config
 from mpips.server import switch_control
 from mpips.worker.agreed_switch import LEAD
 from mpips.worker.worker import connection_of
@@ -126,6 +129,19 @@ def test_clocks_without_a_time_are_left_out_and_a_finished_worker_begins_a_windo
     assert not measure.close([None, None, None], 100.0)
 
 
+def test_workers_that_are_ahead_of_each_other_gain_nothing_by_differences_that_average_out() -> (
+    None
+):
+    """Without a pull in each clock two workers alternate between 10 and 30 ms, and a clock takes 20 ms."""
+    measure, now = _native.Evenness(2, 16, 16, 1.05), 1.0
+    for clock in range(17):
+        now += 0.02
+        times = [10_000, 30_000]
+        assert not measure.close(times if clock % 2 else times[::-1], now)
+    assert measure.last().gain == pytest.approx(1.0)
+    assert measure.last().clock_s == pytest.approx(0.02)
+
+
 def test_clocks_that_overlap_have_no_negative_rest() -> None:
     """Own times that are longer than the clock of the server: a worker has begun before the last close."""
     measure = _native.Evenness(2, 2, 2, 0.0)
@@ -212,7 +228,7 @@ def test_equal_workers_stay_under_bsp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.core.evenness().gain > 1.5
 
 
-def test_the_own_time_has_no_waits_no_pulls_and_no_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_own_time_has_no_waits_and_no_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of(1)
     worker = rig.worker()
     connection = connection_of(worker)
@@ -230,6 +246,42 @@ def test_the_own_time_has_no_waits_no_pulls_and_no_cuts(monkeypatch: pytest.Monk
     worker.table("w").push(-np.ones(2, np.float32))
     worker.clock()
     assert connection.agreed_switch.own_us == pytest.approx(500_000, abs=5_000)
+
+
+def test_a_wait_within_a_wait_counts_once() -> None:
+    worker = rig_of(1).worker()
+    connection = connection_of(worker)
+    turns = []
+
+    def inner() -> bool:
+        time.sleep(0.01)
+        return True
+
+    def outer() -> bool:
+        turns.append(len(turns))
+        connection.wait_until(inner, lambda: "inner")
+        return len(turns) == 3
+
+    began, before = time.monotonic(), connection.clock_state.wait_s
+    connection.wait_until(outer, lambda: "outer")
+    waited = connection.clock_state.wait_s - before
+    assert 0.03 <= waited <= time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        AUTO,
+        Switch(BSP(), ASP(Scale()), "plateau"),
+        Switch(BSP("sum"), ASP(Reject(3)), 10, rate=0.5),
+        *(MODELS[name]() for name in ("bsp", "ssp", "asp", "local_sgd", "diloco")),
+    ],
+)
+def test_ranks_of_a_script_send_each_other_every_model(model: Any) -> None:
+    """Scripts declare their tables on workers, and the others get them as configurations."""
+    table = dense(2, consistency=model)
+    assert from_config(to_config(table)) == table
+    assert from_config(msgspec.json.decode(msgspec.json.encode(to_config(table)))) == table
 
 
 def test_a_launch_in_memory_keeps_the_decision_and_measures_anew_without_one(quick) -> None:

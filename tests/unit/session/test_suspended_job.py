@@ -46,7 +46,7 @@ def in_a_wait_of_the_worker(simulated: SimulatedTime, came: Callable[[], bool]) 
         return came()
 
     connection: Any = SimpleNamespace(
-        timeout_s=LIMIT_S, poll=lambda: None, spent=SimpleNamespace(waited=lambda seconds: None)
+        timeout_s=LIMIT_S, poll=lambda: None, clock_state=SimpleNamespace(wait_s=0.0)
     )
     waits.until(connection, done, lambda: "late")
 
