@@ -102,6 +102,7 @@ def update(
     step: int,
     gradient_scale: float,
     rate_scale: float,
+    past_caches: bool,
     kernels: str | None,
 ) -> None: ...
 def add(

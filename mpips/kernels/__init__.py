@@ -43,6 +43,7 @@ def update(
     gradient_scale: float = 1.0,
     rate_scale: float = 1.0,
     kernels: str | None = None,
+    past_caches: bool = False,
 ) -> None:
     """Apply one gradient in place; `values` and `state` change.
 
@@ -57,6 +58,8 @@ def update(
         rate_scale: Factor of the learning rate of this update. In Momentum and Nesterov it scales what the
             gradient (clipped, with its decay) adds to the velocity.
         kernels: An instruction set by name; None: the one in use.
+        past_caches: Store the values past the caches, if their address is a multiple of 64 bytes. The bits
+            are the same.
 
     Raises:
         ValueError: Sizes differ, `state` does not have the rule's number of slots, or `step` is 0.
@@ -67,7 +70,16 @@ def update(
         raise ValueError(f"{config.kind} needs {n_state} states, not {len(state)}")
     slots = [state[k] if k < n_state else None for k in range(2)]
     _native.update(
-        config, values, slots[0], slots[1], gradient, step, gradient_scale, rate_scale, kernels
+        config,
+        values,
+        slots[0],
+        slots[1],
+        gradient,
+        step,
+        gradient_scale,
+        rate_scale,
+        past_caches,
+        kernels,
     )
 
 

@@ -67,7 +67,7 @@ float* state_data(const OptimizerConfig& config, std::size_t slot, std::optional
 
 void update(const OptimizerConfig& config, Floats& values, std::optional<Floats> state0,
             std::optional<Floats> state1, const Floats& gradient, std::uint64_t step,
-            float gradient_scale, float rate_scale,
+            float gradient_scale, float rate_scale, bool past_caches,
             const std::optional<std::string>& kernels_name) {
   const KernelTable& table = table_named(kernels_name);
   const std::size_t n = size_of(values);
@@ -79,6 +79,7 @@ void update(const OptimizerConfig& config, Floats& values, std::optional<Floats>
   const float* g = gradient.data();
   const ReleaseGil release;
   UpdateArgs args = prepare(config, step, {gradient_scale, rate_scale});
+  args.past_caches = past_caches;
   if (n_row_state(config.kind) != 0)
     update_row(table, config, w, nullptr, nullptr, s0, g, n, &args);
   else
@@ -208,7 +209,7 @@ void register_kernels(py::module_& m) {
   m.def("update", &update, py::arg("config"), py::arg("values").noconvert(),
         py::arg("state0").noconvert().none(true), py::arg("state1").noconvert().none(true),
         py::arg("gradient").noconvert(), py::arg("step"), py::arg("gradient_scale"),
-        py::arg("rate_scale"), kernels_arg);
+        py::arg("rate_scale"), py::arg("past_caches"), kernels_arg);
   m.def("add", &add, py::arg("dst").noconvert(), py::arg("src").noconvert(), kernels_arg);
   m.def("scale", &scale, py::arg("dst").noconvert(), py::arg("factor"), kernels_arg);
   m.def("copy_finite", &copy_finite, py::arg("dst").noconvert(), py::arg("src").noconvert(),

@@ -25,6 +25,7 @@ struct Whole {
   std::size_t size() const noexcept { return V::width; }
   V load(const float* p) const noexcept { return V::load(p); }
   void store(float* p, V v) const noexcept { v.store(p); }
+  void stream(float* p, V v) const noexcept { v.stream(p); }
 };
 
 // Access to the first n lanes; the memory of the others is not touched.
@@ -35,6 +36,7 @@ struct First {
   std::size_t size() const noexcept { return n; }
   V load(const float* p) const noexcept { return V::load_first(p, n); }
   void store(float* p, V v) const noexcept { v.store_first(p, n); }
+  void stream(float* p, V v) const noexcept { v.store_first(p, n); }
 };
 
 // Call body(lanes, i) for pieces that start at i and together cover 0 to n; stop where it returns
@@ -53,10 +55,34 @@ inline bool sweep(std::size_t n, Body body) noexcept {
   return i == n || body(First<Half>{n - i}, i);
 }
 
-// Update n weights and their state by one rule.
-template <class V, template <class> class Rule>
-void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
-            const UpdateArgs& args) noexcept {
+// Return true if the weights are to be stored past the caches, and can be.
+inline bool goes_past(const UpdateArgs& args, const float* w) noexcept {
+  return args.past_caches && reinterpret_cast<std::uintptr_t>(w) % 64 == 0;
+}
+
+// Orders the stores past the caches of a call, which the processor may delay and reorder, behind
+// all stores before the call and before all stores after it. Recovery needs no such order within
+// the call: when a process has been killed, all stores that it executed are in memory.
+template <class V>
+class PastCaches {
+ public:
+  explicit PastCaches(bool past) noexcept : past_(past) {
+    if (past_) V::fence();
+  }
+  ~PastCaches() {
+    if (past_) V::fence();
+  }
+  PastCaches(const PastCaches&) = delete;
+  PastCaches& operator=(const PastCaches&) = delete;
+
+ private:
+  const bool past_;
+};
+
+// Update n weights and their state by one rule. `past`: store the weights past the caches.
+template <class V, template <class> class Rule, bool past>
+inline void update_by(float* w, float* s0, float* s1, const float* g, std::size_t n,
+                      const UpdateArgs& args) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
   sweep<V>(n, [=](auto lanes, std::size_t i) {
     using T = typename decltype(lanes)::Vector;
@@ -66,11 +92,22 @@ void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
     T a = n_state > 0 ? lanes.load(s0 + i) : T::zero();
     T b = n_state > 1 ? lanes.load(s1 + i) : T::zero();
     rule(gradient(lanes.load(g + i), weight), weight, a, b);
-    lanes.store(w + i, weight);
+    if (past)
+      lanes.stream(w + i, weight);
+    else
+      lanes.store(w + i, weight);
     if (n_state > 0) lanes.store(s0 + i, a);
     if (n_state > 1) lanes.store(s1 + i, b);
     return true;
   });
+}
+
+template <class V, template <class> class Rule>
+void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
+            const UpdateArgs& args) noexcept {
+  if (!goes_past(args, w)) return update_by<V, Rule, false>(w, s0, s1, g, n, args);
+  const PastCaches<V> order(true);
+  update_by<V, Rule, true>(w, s0, s1, g, n, args);
 }
 
 // Keep the compiler from moving stores past this point: recovery depends on the order of stores in
@@ -96,7 +133,7 @@ inline void keep(UndoSlots* undo, std::uint64_t position) noexcept {
 template <class V, template <class> class Rule>
 inline void update_piece(float* w, float* s0, float* s1, const float* g, const UpdateArgs& args,
                          float (*slot)[UndoSlots::slot_floats], UndoSlots* undo,
-                         std::uint64_t position) noexcept {
+                         std::uint64_t position, bool past) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state, n = UndoSlots::slot_floats / V::width;
   V weight[n], a[n], b[n];
   for (std::size_t k = 0; k < n; ++k) {
@@ -119,7 +156,10 @@ inline void update_piece(float* w, float* s0, float* s1, const float* g, const U
   for (std::size_t k = 0; k < n; ++k) {
     const std::size_t at = k * V::width;
     rule(gradient(V::load(g + at), weight[k]), weight[k], a[k], b[k]);
-    weight[k].store(w + at);
+    if (past)
+      weight[k].stream(w + at);
+    else
+      weight[k].store(w + at);
     if (n_state > 0) a[k].store(s0 + at);
     if (n_state > 1) b[k].store(s1 + at);
   }
@@ -132,14 +172,15 @@ template <class V, template <class> class Rule>
 [[gnu::always_inline]] inline void update_pieces(float* w, float* s0, float* s1, const float* g,
                                                  std::size_t n, const UpdateArgs& args,
                                                  UndoSlots* undo, std::uint64_t at,
-                                                 std::size_t place, std::size_t number) noexcept {
+                                                 std::size_t place, std::size_t number,
+                                                 bool past = false) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
   at |= UndoSlots::in_slot;
   std::size_t i = 0;
   for (; i + UndoSlots::slot_floats <= n; i += UndoSlots::slot_floats, number ^= 1)
     update_piece<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr,
                           g + i, args, undo->slots[place][number], undo,
-                          at + (i << UndoSlots::shift) + number * UndoSlots::slot_bit);
+                          at + (i << UndoSlots::shift) + number * UndoSlots::slot_bit, past);
   const std::size_t count = n - i;
   if (count == 0) return;
   auto* slot = undo->slots[place][number];
@@ -147,8 +188,8 @@ template <class V, template <class> class Rule>
   if (n_state > 0) copy<V>(slot[1], s0 + i, count);
   if (n_state > 1) copy<V>(slot[2], s1 + i, count);
   keep(undo, at + (i << UndoSlots::shift) + number * UndoSlots::slot_bit + count);
-  update<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr, g + i,
-                  count, args);
+  update_by<V, Rule, false>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr,
+                            g + i, count, args);
   keep_order();
 }
 
@@ -157,7 +198,10 @@ void update_logged(float* w, float* s0, float* s1, const float* g, std::size_t n
                    const UpdateArgs& args, UndoSlots* undo, std::uint64_t at) noexcept {
   const std::size_t place = (at & UndoSlots::place_bit) != 0,
                     number = (at & UndoSlots::slot_bit) != 0;
-  update_pieces<V, Rule>(w, s0, s1, g, n, args, undo, at & ~UndoSlots::slot_bit, place, number);
+  const bool past = goes_past(args, w);
+  const PastCaches<V> order(past);
+  update_pieces<V, Rule>(w, s0, s1, g, n, args, undo, at & ~UndoSlots::slot_bit, place, number,
+                         past);
 }
 
 // Prefetch row i. Always inlined: GCC considers a function that only prefetches free of effects and
@@ -177,8 +221,9 @@ void update_rows(const RowsToChange& rows, const UpdateArgs& args) noexcept {
   for (std::size_t i = 0; i < r.n; ++i) {
     ask_for(r, i + r.ahead);
     float* w = r.table + r.rows[i] * r.stride;
-    update<V, Rule>(w, n_state > 0 ? w + r.dim : nullptr, n_state > 1 ? w + 2 * r.dim : nullptr,
-                    r.gradient + i * r.dim, r.dim, mine);
+    update_by<V, Rule, false>(w, n_state > 0 ? w + r.dim : nullptr,
+                              n_state > 1 ? w + 2 * r.dim : nullptr, r.gradient + i * r.dim, r.dim,
+                              mine);
   }
 }
 

@@ -177,6 +177,7 @@ UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, const Factors& 
   a.l2 = static_cast<float>(c.l2);
   a.beta = static_cast<float>(c.beta);
   a.share = static_cast<float>(c.every > 0 ? 1.0 / c.every : 1.0);
+  a.past_caches = false;
   set_step(c, step, &a);
   return a;
 }

@@ -33,6 +33,9 @@ struct UpdateArgs {
   float l1, l2, beta;
   float share;  // delayed_nesterov: 1 / every
   bool is_due;  // delayed_nesterov: this update changes the momentum
+  // Store the weights past the caches if they begin at a multiple of 64 bytes; they are complete
+  // for all cores when the kernel returns. No kernel of rows does.
+  bool past_caches;
 };
 
 namespace rules {

@@ -4,7 +4,7 @@ namespace mpips {
 namespace {
 
 constexpr double short_wait_s = 100e-6;
-constexpr std::size_t stream_bytes = 16 << 20;  // larger updates do not stay in a cache anyway
+constexpr std::size_t large_bytes = 16 << 20;  // larger updates do not stay in a cache anyway
 
 }  // namespace
 
@@ -72,9 +72,17 @@ Sent DensePort::push_by_bounce(const float* update, std::vector<PushEnd>* ends) 
   Bounce& bounce = bounces_[next_bounce_];
   if (!has_credits() || !is_free(bounce)) return Sent::no_room;
   auto* to = reinterpret_cast<float*>(staging_ + bounce.offset);
-  const bool large = n_ * sizeof(float) >= stream_bytes;
-  const bool finite =
-      large ? kernels().stream_finite(to, update, n_) : kernels().copy_finite(to, update, n_);
+  bool finite = true;
+  const auto copy = [&](std::size_t first, std::size_t count, bool past) {
+    finite &= past ? kernels().stream_finite(to + first, update + first, count)
+                   : kernels().copy_finite(to + first, update + first, count);
+  };
+  if (n_ * sizeof(float) >= large_bytes) {
+    copy(0, n_, true);
+  } else {
+    stores_.set_far(parts_.front().writer->is_far());
+    stores_.write(to, n_, line_floats, copy);
+  }
   if (check_finite_ && !finite) return Sent::other_way;
   push_in_place(to, ends);
   bounce.ends = *ends;

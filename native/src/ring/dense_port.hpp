@@ -172,6 +172,7 @@ class DensePort {
   std::size_t staging_bytes_ = 0;
   std::vector<Bounce> bounces_;
   std::size_t next_bounce_ = 0;
+  StoreChoice stores_;      // of copies to bounce buffers
   PullLog* log_ = nullptr;  // null: pulls are not recorded
   std::vector<std::size_t> servers_;
   bool pulls_ = true;

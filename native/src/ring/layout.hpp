@@ -26,6 +26,7 @@ namespace mpips {
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint16_t record_magic = 0x504dU;
 constexpr std::size_t line_bytes = 64;
+constexpr std::size_t line_floats = line_bytes / sizeof(float);
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record. So one put carries both, and processors that fetch lines
 // in pairs do not fetch the record when the server reads the stamp.
@@ -63,6 +64,9 @@ enum RecordFlags : std::uint16_t {
   // A pull: the payload is a PlacesPayload. No launch answers the pulls of an earlier one, so this
   // is no part of the memory's format.
   flag_places = 1024,
+  // The worker has measured that its core is far from the server's (shm/store_choice.hpp): the
+  // server had better write past the caches what the worker reads.
+  flag_far = 2048,
 };
 
 struct RecordHeader {

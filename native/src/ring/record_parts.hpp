@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ring/layout.hpp"
+#include "shm/copy.hpp"
 
 // What the files of RingWriter share.
 namespace mpips {
@@ -20,7 +21,7 @@ inline std::uint16_t segment_flags(std::size_t done, std::size_t count, std::siz
 
 // Copy bytes into a record; return the place behind them.
 inline std::uint8_t* append(std::uint8_t* at, const void* from, std::size_t bytes) noexcept {
-  std::memcpy(at, from, bytes);
+  copy_bytes(at, from, bytes);
   return at + bytes;
 }
 

@@ -10,13 +10,24 @@ namespace mpips {
 // worker has written the record behind them. That needs a credit, and a credit needs that the old
 // result has been read here.
 std::uint64_t RingWriter::applied() noexcept {
-  consumed_ = read_pair_spin(&box_.ack->applied, consumed_);
+  read_applied();
   for (; retired_ < consumed_; ++retired_) {
     const std::uint64_t word = result_word(retired_);
     if (!result_is_of(word, retired_)) break;
     retire(retired_, word);
   }
   return retired_;
+}
+
+void RingWriter::read_applied() noexcept {
+  const bool measures = distance_.is_due();
+  const double start = measures ? now_s() : 0.0;
+  const std::uint64_t found = read_pair_spin(&box_.ack->applied, consumed_);
+  if (found == consumed_) return;
+  consumed_ = found;
+  if (!measures) return distance_.found();
+  distance_.found_in(now_s() - start);
+  stores_.set_far(distance_.is_far());
 }
 
 // Read a result from the acknowledgement line while it is there. The server may have written the

@@ -7,6 +7,7 @@
 #include "ring/record_parts.hpp"
 #include "ring/ring_writer.hpp"
 #include "shm/backoff.hpp"
+#include "shm/copy.hpp"
 
 // The part of RingWriter for rows of embedding tables: pushes, pulls and their replies.
 namespace mpips {
@@ -48,8 +49,11 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
       encode_rows(push.codec, summed(push, done, count), push.keys + done, count, push.random_key,
                   at);
     } else if (push.plan == nullptr) {
-      append(at, push.rows + done * push.dim, count * row_bytes);
-      if (parts == 2) std::memcpy(base, push.base + done * push.dim, count * row_bytes);
+      append_floats(rows, push.rows + done * push.dim, count * push.dim);
+      if (parts == 2) append_floats(base, push.base + done * push.dim, count * push.dim);
+    } else if (parts == 1 && !stores_.is_plain()) {
+      // Stores past the caches cannot add to what they have stored.
+      append_floats(rows, summed(push, done, count), count * push.dim);
     } else {
       push.plan->sum_rows(push.from + done, count, push.rows, push.dim, rows);
       // Equal keys have equal base values, so take any of them.
@@ -62,6 +66,21 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
     finish_record(&h, done == push.n ? role_push_end : role_other);
   }
   return done;
+}
+
+// Copy n floats into a record. They may begin within a line, behind keys: the rest of that line is
+// written by ordinary stores.
+void RingWriter::append_floats(float* to, const float* from, std::size_t n) {
+  const std::size_t off = reinterpret_cast<std::uintptr_t>(to) % line_bytes / sizeof(float);
+  const std::size_t before = off == 0 ? 0 : std::min(n, line_floats - off);
+  std::memcpy(to, from, before * sizeof(float));
+  to += before;
+  from += before;
+  stores_.write(to, n - before, line_floats, [&](std::size_t first, std::size_t count, bool past) {
+    if (!past) return copy_bytes(to + first, from + first, count * sizeof(float));
+    stream_bytes(to + first, from + first, count * sizeof(float));
+    complete_streams();
+  });
 }
 
 // Return rows [done, done + count) of a push, with the rows of equal keys added up.
@@ -153,7 +172,7 @@ std::size_t RingWriter::collect() {
     bad_reply_since_ = 0.0;
     if (pull.n_rows != nullptr) {
       const std::size_t bytes = pull.bytes_of(h.version);
-      if (bytes != 0) std::memcpy(pull.out, rows, bytes);
+      if (bytes != 0) copy_bytes(pull.out, rows, bytes);
       *pull.n_rows = h.version;
       counters_.pulled_bytes += bytes;
       pulls_.pop_front();
@@ -166,7 +185,7 @@ std::size_t RingWriter::collect() {
       values = decoded_.data();
     }
     if (pull.plan == nullptr)
-      std::memcpy(pull.out, values, pull.floats() * sizeof(float));
+      copy_bytes(pull.out, values, pull.floats() * sizeof(float));
     else
       pull.plan->scatter_rows(pull.from, pull.count, values, pull.dim, pull.out);
     counters_.pulled_bytes += pull.reply_bytes();

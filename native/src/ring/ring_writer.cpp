@@ -84,6 +84,7 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   std::uint8_t* slot = box_.slot(next_);
   if (closing_ && role == role_push_end)
     h->flags = static_cast<std::uint16_t>(h->flags | flag_closes);
+  if (distance_.is_far()) h->flags = static_cast<std::uint16_t>(h->flags | flag_far);
   if (checksums_) {
     h->flags = static_cast<std::uint16_t>(h->flags | flag_checksum);
     h->payload_checksum = checksum(slot + sizeof *h, h->payload_bytes);
@@ -154,9 +155,9 @@ std::size_t RingWriter::push_dense(std::uint16_t table, std::uint64_t clock, con
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
     h.payload_bytes = static_cast<std::uint32_t>(parts * count * sizeof(float));
-    std::uint8_t* at = box_.slot(next_) + sizeof h;
-    at = append(at, update + done, count * sizeof(float));
-    if (base != nullptr) append(at, base + done, count * sizeof(float));
+    auto* at = reinterpret_cast<float*>(box_.slot(next_) + sizeof h);
+    append_floats(at, update + done, count);
+    if (base != nullptr) append_floats(at + count, base + done, count);
     done += count;
     finish_record(&h, done == n ? role_push_end : role_other);
   }
@@ -223,22 +224,40 @@ Written RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const f
   h.count = static_cast<std::uint32_t>(n);
   h.payload_bytes = static_cast<std::uint32_t>(n * sizeof(float));
   auto* to = reinterpret_cast<float*>(box_.slot(next_) + sizeof h);
-  // Publish hints, so that the server prefetches what is written while the rest is being copied.
-  for (std::size_t done = 0; done < n;) {
-    const std::size_t count = std::min(hint_floats, n - done);
-    if (!kernels().copy_finite(to + done, update + done, count) && check_finite)
-      return Written::not_finite;
-    done += count;
-    if (done < n) store_release(box_.hint(next_), make_hint(next_, done * sizeof(float)));
-  }
+  bool finite = true;
+  stores_.write(to, n, line_floats, [&](std::size_t first, std::size_t count, bool past) {
+    if (past)
+      finite &= kernels().stream_finite(to + first, update + first, count);
+    else
+      finite &= copy_with_hints(to, update, first, first + count, n);
+  });
+  if (!finite && check_finite) return Written::not_finite;
   finish_record(&h, role_push_end);
   last_bytes_ = h.payload_bytes;
   return Written::yes;
 }
 
+// Copy floats [done, stop) of n into the slot. Publish hints, so that the server prefetches what is
+// written while the rest is being copied. Return true if no float is NaN or infinite.
+bool RingWriter::copy_with_hints(float* to, const float* update, std::size_t done, std::size_t stop,
+                                 std::size_t n) noexcept {
+  bool finite = true;
+  while (done < stop) {
+    const std::size_t count = std::min(hint_floats, stop - done);
+    finite &= kernels().copy_finite(to + done, update + done, count);
+    done += count;
+    if (count == hint_floats && done < n)
+      store_release(box_.hint(next_), make_hint(next_, done * sizeof(float)));
+  }
+  return finite;
+}
+
 void RingWriter::warm_next_slot(std::size_t at_most) const noexcept {
   const std::uint8_t* slot = box_.slot(next_);
-  const std::size_t bytes = std::min(sizeof(RecordHeader) + last_bytes_, at_most);
+  std::size_t bytes = std::min(sizeof(RecordHeader) + last_bytes_, at_most);
+  // Stores past the caches would have to write these lines back first.
+  if (last_bytes_ >= StoreChoice::least_floats * sizeof(float) && !stores_.is_plain())
+    bytes = sizeof(RecordHeader);
   __builtin_prefetch(box_.stamp(next_), 1);
   for (std::size_t at = 0; at < bytes; at += line_bytes) __builtin_prefetch(slot + at, 1);
 }

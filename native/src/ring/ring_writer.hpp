@@ -19,6 +19,7 @@
 #include "ring/push_tag.hpp"
 #include "ring/record_history.hpp"
 #include "ring/replay.hpp"
+#include "shm/store_choice.hpp"
 #include "trace/trace_ring.hpp"
 
 // The worker's end of a ring. It writes records into the slots of its mailbox and reads the
@@ -186,6 +187,8 @@ class RingWriter {
   // an update that is refused is none of its pushes.
   Written push_whole(std::uint16_t table, std::uint64_t clock, const float* update, std::size_t n,
                      bool check_finite);
+  // True if the server's core is far from this one.
+  bool is_far() const noexcept { return distance_.is_far(); }
   // Set whether the next pushes are the worker's last ones to their tables in its clock
   // (flag_closes).
   void set_closing(bool closing) noexcept { closing_ = closing; }
@@ -305,6 +308,9 @@ class RingWriter {
   }
   [[noreturn]] void interrupted() const;
   void finish_record(RecordHeader* h, std::uint8_t role) noexcept;
+  bool copy_with_hints(float* to, const float* update, std::size_t done, std::size_t stop,
+                       std::size_t n) noexcept;
+  void append_floats(float* to, const float* from, std::size_t n);
   const float* summed(const RowsToPush& push, std::size_t done, std::size_t count);
   // Return true for what the server has already, so that it is not written again.
   bool skips_push(std::uint16_t table, std::uint64_t clock, std::uint64_t n,
@@ -327,6 +333,7 @@ class RingWriter {
   [[noreturn]] void mismatch(std::uint64_t clock, const std::string& what);
   bool is_whole(const OpenPull& pull, const ReplyHeader& header, const std::uint8_t* rows) const;
   void reply_is_late(std::uint64_t sequence);
+  void read_applied() noexcept;
   std::uint64_t result_word(std::uint64_t sequence) const noexcept;
   void retire(std::uint64_t sequence, std::uint64_t result) noexcept;
 
@@ -349,6 +356,8 @@ class RingWriter {
   RecordHistory pulled_clock_;      // lowest clocks, by the first record of a look-ahead's pull
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
   std::size_t last_bytes_ = 0;      // of the last record's payload
+  CoreDistance distance_;           // of the server's, by its acknowledgements
+  StoreChoice stores_;              // of payloads
   bool closing_ = false;
   std::vector<std::string> whole_;  // names of the tables of `require_whole`; others are empty
   std::int32_t open_push_ = -1;     // such a table, of which a push is partly written; -1: none

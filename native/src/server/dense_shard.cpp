@@ -129,7 +129,7 @@ Update DenseShard::whole(std::size_t worker) const {
 
 void DenseShard::apply(const Update& update, const Weight& weight, std::uint64_t step) {
   if (rule_.python) return apply_python(update, weight, step);
-  const UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
+  UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
   std::uint64_t part = 0;
   if (durable_.journal != nullptr) {
     part = durable_.journal->enter_part();
@@ -141,27 +141,31 @@ void DenseShard::apply(const Update& update, const Weight& weight, std::uint64_t
   }
   for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
     if (durable_.journal != nullptr)
-      apply_logged(block, update, args, weight.lambda, part);
+      apply_logged(block, update, &args, weight.lambda, part);
     else
-      apply_block(block, update, args, weight.lambda);
+      apply_block(block, update, &args, weight.lambda);
     if (progress_) progress_();
   }
 }
 
-void DenseShard::apply_block(std::size_t block, const Update& update, const UpdateArgs& args,
+void DenseShard::apply_block(std::size_t block, const Update& update, UpdateArgs* args,
                              float lambda) {
   const std::size_t from = block * block_floats;
   const std::size_t count = std::min(block_floats, n_ - from);
   const float* gradient = compensated(from, count, update, lambda);
   if (gate_ != nullptr) gate_->wait(gated_table_, block);
   BlockWriter guard(&versions_[block]);
-  change(from, count, gradient, args);
+  stores_.write(values_ + from, count, line_floats,
+                [&](std::size_t first, std::size_t n, bool past) {
+                  args->past_caches = past;
+                  change(from + first, n, gradient + first, *args);
+                });
   encode_image(block);
 }
 
 // Update one block with a kernel that saves what it changes. A repeated operation continues where
 // it was, which may be in the middle of a block.
-void DenseShard::apply_logged(std::size_t block, const Update& update, const UpdateArgs& args,
+void DenseShard::apply_logged(std::size_t block, const Update& update, UpdateArgs* args,
                               float lambda, std::uint64_t part) {
   Journal& journal = *durable_.journal;
   const std::size_t stop = std::min((block + 1) * block_floats, n_);
@@ -174,7 +178,12 @@ void DenseShard::apply_logged(std::size_t block, const Update& update, const Upd
   fault::in_two(
       stop - from, torn, torn + 10,
       [&](std::size_t first, std::size_t count) {
-        change_logged(from + first, count, gradient + first, args, part);
+        stores_.write(values_ + from + first, count, line_floats,
+                      [&](std::size_t next, std::size_t n, bool past) {
+                        args->past_caches = past;
+                        const std::size_t at = first + next;
+                        change_logged(from + at, n, gradient + at, *args, part);
+                      });
       },
       [&] {
         fault::tear(

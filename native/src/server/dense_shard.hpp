@@ -5,6 +5,7 @@
 #include "server/array.hpp"
 #include "server/common_copy.hpp"
 #include "server/shard.hpp"
+#include "shm/store_choice.hpp"
 
 namespace mpips {
 
@@ -31,6 +32,7 @@ class DenseShard : public Shard {
   bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                          std::uint64_t step) override;
   void discard(std::size_t buffer) override;
+  void set_far(bool far) noexcept override { stores_.set_far(far); }
   OpenSum open_sum() const noexcept override {
     return sum() != nullptr ? OpenSum{n_, 1, nullptr, sum()} : OpenSum{};
   }
@@ -69,8 +71,8 @@ class DenseShard : public Shard {
     std::size_t filled = 0;  // accumulator: elements copied of the clock's first push
   };
 
-  void apply_block(std::size_t block, const Update& update, const UpdateArgs& args, float lambda);
-  void apply_logged(std::size_t block, const Update& update, const UpdateArgs& args, float lambda,
+  void apply_block(std::size_t block, const Update& update, UpdateArgs* args, float lambda);
+  void apply_logged(std::size_t block, const Update& update, UpdateArgs* args, float lambda,
                     std::uint64_t part);
   void change_logged(std::size_t from, std::size_t count, const float* gradient,
                      const UpdateArgs& args, std::uint64_t part);
@@ -92,6 +94,7 @@ class DenseShard : public Shard {
   std::vector<Buffer> assembly_;     // by worker: pushes larger than a record
   std::vector<Buffer> accumulator_;  // by buffer: the sum of a clock
   std::vector<float> scratch_;
+  StoreChoice stores_;  // of values, which workers read
   Durable durable_;
   PullGate* gate_ = nullptr;  // null: no replay
   std::size_t gated_table_ = 0;

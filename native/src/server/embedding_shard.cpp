@@ -5,6 +5,7 @@
 
 #include "server/embedding_rows.hpp"
 #include "server/shard_faults.hpp"
+#include "shm/copy.hpp"
 
 namespace mpips {
 namespace {
@@ -199,7 +200,7 @@ void EmbeddingShard::set(const std::int64_t* keys, std::size_t n, const float* v
   if (has_uses()) note_loaded(before);
 }
 
-void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
+void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out, bool past) {
   if (has_uses()) return pull_limited(keys, n, out);
   if (storage_ != nullptr) return pull_stored(keys, n, out);
   rows_.resize(n);
@@ -211,11 +212,14 @@ void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
       prefetch<0>(rows_[i + ahead_], value_lines_);
     if (rows_[i] == RowMap::npos)
       make_initial(keys[i], out + i * dim_);
+    else if (past)
+      stream_bytes(out + i * dim_, row(rows_[i]), dim_ * sizeof(float));
     else if (dtype_ == RowDtype::float32)
       std::memcpy(out + i * dim_, row(rows_[i]), dim_ * sizeof(float));
     else
       read(rows_[i], 0, dim_, out + i * dim_);
   }
+  if (past) complete_streams();
 }
 
 std::size_t EmbeddingShard::memory_bytes() const {

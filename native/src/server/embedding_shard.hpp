@@ -64,7 +64,12 @@ class EmbeddingShard final : public Shard {
   void load(const std::int64_t* keys, std::size_t n, const float* rows);
   // Replace the values of rows; make the new ones, whose state begins as after a first push.
   void set(const std::int64_t* keys, std::size_t n, const float* values);
-  void pull(const std::int64_t* keys, std::size_t n, float* out);
+  // Copy the values of rows to `out`. `past`: store them past the caches; only if gathers_rows().
+  void pull(const std::int64_t* keys, std::size_t n, float* out, bool past = false);
+  // True if a pull copies rows of float32 and does nothing else.
+  bool gathers_rows() const noexcept {
+    return !has_uses() && storage_ == nullptr && dtype_ == RowDtype::float32;
+  }
   // Copy the values of rows, and the initial ones of keys without a row, which has[i] = 0 marks.
   // Changes nothing; `rows`: scratch memory.
   void look_up(const std::int64_t* keys, std::size_t n, float* out, std::uint8_t* has,

@@ -356,6 +356,7 @@ class ServerCore {
     std::uint64_t next = 0;
     std::vector<Update> deferred = {};  // segments that were read and stay in their slots
     std::size_t fetched = 0;  // bytes of the record at the head that were prefetched by its hint
+    bool far = false;         // the worker's last record had flag_far
     double bad_since = 0.0;   // when the record at the head first looked damaged; 0: it does not
     bool open = false;        // the last push is not complete; the fields below describe it
     std::uint16_t open_table = 0, open_flags = 0;
@@ -402,6 +403,7 @@ class ServerCore {
   void settle(Ring* ring, Outcome outcome, std::uint64_t staleness);
   bool stamped(std::size_t worker, std::uint64_t sequence);
   static void follow_hint(Ring* ring, std::uint64_t sequence) noexcept;
+  void note_distance(Ring* ring, bool far) noexcept;
   bool patience_spent(Ring* ring);
   bool check(std::size_t worker, std::uint64_t sequence, const RecordHeader& header,
              const std::uint8_t* payload);

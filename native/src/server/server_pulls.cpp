@@ -121,7 +121,8 @@ void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
     t->embedding->find_changes(keys, h.count, h.base_version, t->version,
                                reinterpret_cast<float*>(rows));
   } else if (codec.kind == CodecKind::none) {
-    t->embedding->pull(keys, h.count, reinterpret_cast<float*>(rows));
+    const bool past = rings_[worker].far && t->embedding->gathers_rows() && dim % line_floats == 0;
+    t->embedding->pull(keys, h.count, reinterpret_cast<float*>(rows), past);
   } else {
     pulled_.resize(h.count * dim);
     t->embedding->pull(keys, h.count, pulled_.data());

@@ -36,6 +36,15 @@ void ServerCore::follow_hint(Ring* ring, std::uint64_t sequence) noexcept {
     __builtin_prefetch(payload + ring->fetched);
 }
 
+// Workers read values of dense tables in their places, so one worker that is far decides.
+void ServerCore::note_distance(Ring* ring, bool far) noexcept {
+  if (ring->far == far) return;
+  ring->far = far;
+  const bool any = std::any_of(rings_.begin(), rings_.end(), [](const Ring& r) { return r.far; });
+  for (Table& t : tables_)
+    if (t.shard != nullptr) t.shard->set_far(any);
+}
+
 bool ServerCore::patience_spent(Ring* ring) {
   const double now = now_s();
   if (ring->bad_since == 0.0) ring->bad_since = now;

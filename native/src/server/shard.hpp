@@ -131,6 +131,8 @@ class Shard {
   virtual bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                                  std::uint64_t step) = 0;
   virtual void discard(std::size_t buffer) = 0;
+  // Say whether workers read the values on cores that are far from the server's.
+  virtual void set_far(bool far) noexcept { (void)far; }
   // BSP without backup workers: return the sum of the open clock; n = 0: there is no push.
   virtual OpenSum open_sum() const noexcept = 0;
   virtual std::size_t memory_bytes() const = 0;

@@ -42,4 +42,36 @@ inline void copy_bytes(void* to, const void* from, std::size_t n) noexcept {
   std::memcpy(to, from, n);
 }
 
+// Copy `n` bytes by stores past the caches, if `to` is a multiple of 16 bytes. They are complete
+// for other cores after complete_streams(), which orders them before all stores that follow.
+inline void stream_bytes(void* to, const void* from, std::size_t n) noexcept {
+#if defined(__x86_64__)
+  constexpr std::size_t width = 16, step = 64;
+  if (reinterpret_cast<std::uintptr_t>(to) % width == 0) {
+    auto* out = static_cast<std::uint8_t*>(to);
+    const auto* in = static_cast<const std::uint8_t*>(from);
+    for (; n >= step; n -= step, in += step, out += step) {
+      const auto* first = reinterpret_cast<const __m128i*>(in);
+      const __m128i a = _mm_loadu_si128(first), b = _mm_loadu_si128(first + 1),
+                    c = _mm_loadu_si128(first + 2), d = _mm_loadu_si128(first + 3);
+      auto* at = reinterpret_cast<__m128i*>(out);
+      _mm_stream_si128(at, a);
+      _mm_stream_si128(at + 1, b);
+      _mm_stream_si128(at + 2, c);
+      _mm_stream_si128(at + 3, d);
+    }
+    to = out;
+    from = in;
+  }
+#endif
+  std::memcpy(to, from, n);
+}
+
+// Wait until all stores of this thread, of both kinds, are complete for other cores.
+inline void complete_streams() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
 }  // namespace mpips

@@ -1,0 +1,146 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "shm/backoff.hpp"
+#include "shm/copy.hpp"
+
+namespace mpips {
+
+// How memory is written that another core reads: as it is found to be faster, or always in one way.
+enum class Stores : std::uint8_t { measured, cached, past };
+
+// Return the way that the environment variable MPIPS_STORES names, for measurements and tests.
+// Throws std::invalid_argument if it is another one.
+Stores forced_stores();
+
+// Measures how far the core is that writes what this one reads: the time of a load that finds a new
+// value in a line which this core had read before, so that the line has to come from the other
+// core. Some 50 ns where both cores share a cache, 250 ns where they do not (cores of other tiles
+// or sockets, or of a virtual machine that moves them). A line that has left the other core's cache
+// comes from memory, in a time between the two, which says nothing.
+class CoreDistance {
+ public:
+  // True if the next load that finds a new value should be measured: one in `period`.
+  bool is_due() const noexcept { return found_ % period == 0; }
+  // Note a new value that was found, or the seconds in which it was found.
+  void found() noexcept { ++found_; }
+  void found_in(double seconds) noexcept {
+    ++found_;
+    if (seconds > most_near_s && seconds < least_far_s) return;
+    last_[at_] = seconds;
+    at_ = (at_ + 1) % last_.size();
+    // All of the last ones must agree: a load that is interrupted takes long, and one whose line
+    // was fetched ahead is short.
+    const auto is = [](bool far) { return [=](double s) { return (s >= least_far_s) == far; }; };
+    if (std::all_of(last_.begin(), last_.end(), is(!far_))) far_ = !far_;
+  }
+  // True if writes for the other core had better go past the caches.
+  bool is_far() const noexcept {
+    return forced_ == Stores::measured ? far_ : forced_ == Stores::past;
+  }
+
+ private:
+  static constexpr std::uint64_t period = 16;
+  // Both contain the time of reading the clock, about 25 ns.
+  static constexpr double most_near_s = 110e-9, least_far_s = 200e-9;
+
+  Stores forced_ = forced_stores();
+  std::uint64_t found_ = 0;
+  std::array<double, 3> last_{};
+  std::size_t at_ = 0;
+  bool far_ = false;
+};
+
+// Chooses how to write memory that another core has read since it was last written: by ordinary
+// stores, or by stores past the caches.
+//
+// An ordinary store must first fetch its line and take it away from the other core. That takes
+// about 4 ns a line where both cores share a cache and 25 ns where they do not, and the line
+// travels back when the other core reads it. A store past the caches writes a whole line to memory
+// without fetching it: 3 ns. The other core then reads memory, which takes 3 ns longer than a
+// shared cache, and less time than a cache far away. So stores go past the caches where the other
+// core is known to be far, or where they are found to be faster: one write in `period` has two
+// pieces of the same size, or is one of two short writes, of which one goes each way, each first in
+// turn, since what else a piece costs depends on its place (what it reads may be prefetched).
+//
+// One thread uses an object.
+class StoreChoice {
+ public:
+  // Shorter writes are not worth the fence that completes stores past the caches.
+  static constexpr std::size_t least_floats = 512;
+  static constexpr std::size_t alignment = 64;  // bytes
+
+  // Write n floats to `to` by calls piece(first, count, past): floats [first, first + count), past
+  // the caches or not. `first` is a multiple of `unit`, which is one of 16. Floats that are written
+  // past the caches must be complete for all cores when piece returns. What does not begin at a
+  // multiple of 64 bytes is written by ordinary stores.
+  template <class Piece>
+  void write(const void* to, std::size_t n, std::size_t unit, const Piece& piece) {
+    if (n < least_floats || reinterpret_cast<std::uintptr_t>(to) % alignment != 0)
+      return piece(std::size_t{0}, n, false);
+    if (forced_ != Stores::measured) return piece(std::size_t{0}, n, forced_ == Stores::past);
+    if (far_) return piece(std::size_t{0}, n, true);
+    if (++calls_ % period != 0) return piece(std::size_t{0}, n, past_);
+    const std::size_t part = std::min(std::max(most_measured, unit), n / 2) / unit * unit;
+    if (part == 0) return piece(std::size_t{0}, n, past_);
+    if (n < 2 * most_measured) return measure_whole(n, piece);
+    const bool past_first = at_ % 2 != 0;
+    const double start = now_s();
+    piece(std::size_t{0}, part, past_first);
+    complete_streams();
+    const double between = now_s();
+    piece(part, part, !past_first);
+    complete_streams();
+    const double end = now_s();
+    note(past_first, at_ % 2, between - start, part);
+    note(!past_first, at_ % 2, end - between, part);
+    choose();
+    if (2 * part < n) piece(2 * part, n - 2 * part, past_);
+  }
+  // Say whether the core that reads is known to be far (CoreDistance).
+  void set_far(bool far) noexcept { far_ = far; }
+  // True if the next write is by ordinary stores alone.
+  bool is_plain() const noexcept {
+    if (forced_ != Stores::measured) return forced_ == Stores::cached;
+    return !far_ && !past_ && (calls_ + 1) % period != 0;
+  }
+
+ private:
+  static constexpr unsigned period = 16;
+  static constexpr std::size_t most_measured = 1024;  // floats
+  static constexpr double line_floats = 16;
+  // What a reader pays more for a line that it fetches from memory, and a margin.
+  static constexpr double least_saved_s = 6e-9;
+
+  // Make the whole write in one way, the next measured one in the other.
+  template <class Piece>
+  void measure_whole(std::size_t n, const Piece& piece) {
+    const bool past = at_ % 2 != 0;
+    const double start = now_s();
+    piece(std::size_t{0}, n, past);
+    complete_streams();
+    note(past, at_ / 2 % 2, now_s() - start, n);
+    choose();
+  }
+  void note(bool past, unsigned which, double seconds, std::size_t n) noexcept {
+    times_[past][which] = seconds / (static_cast<double>(n) / line_floats);
+  }
+  void choose() noexcept {
+    if (++at_ < 4) return;  // a short write is measured in one way
+    const auto least = [](const std::array<double, 2>& t) { return std::min(t[0], t[1]); };
+    past_ = least(times_[0]) - least(times_[1]) > least_saved_s;
+  }
+
+  Stores forced_ = forced_stores();
+  unsigned calls_ = period - 1;  // the first write is measured
+  unsigned at_ = 0;              // measured writes
+  bool past_ = false, far_ = false;
+  // Seconds a line of the last two measured writes by ordinary stores, and of those past the caches
+  std::array<std::array<double, 2>, 2> times_{};
+};
+
+}  // namespace mpips
