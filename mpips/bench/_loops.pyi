@@ -23,9 +23,6 @@ def stream_touch(
     gradient: npt.NDArray[np.float32],
     streams: str,
 ) -> None: ...
-def flag_round_trip(
-    words: npt.NDArray[np.uint64], is_first: bool, n: int, limit_s: float
-) -> float: ...
 def handover(
     words: npt.NDArray[np.uint64],
     shared: npt.NDArray[np.float32],

@@ -7,7 +7,6 @@ from mpips.errors import CapabilityError
 try:
     from mpips.bench._loops import (
         RobinMap,
-        flag_round_trip,
         handover,
         stream_copy,
         stream_in_place,
@@ -24,7 +23,6 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "RobinMap",
-    "flag_round_trip",
     "handover",
     "stream_copy",
     "stream_in_place",

@@ -152,6 +152,13 @@ class Situation:
         """Number of cores that this process may use, and number of cores online."""
         return len(os.sched_getaffinity(0)), os.cpu_count() or 1
 
+    @functools.cached_property
+    def round_trips(self) -> dict[tuple[int, int], float]:
+        """Seconds in which a flag goes from one core to another and back, by pair. Blocks."""
+        from mpips.doctor.distance import measure
+
+        return measure(sorted(os.sched_getaffinity(0)))
+
     @property
     def memory_limit(self) -> int:
         """Bytes of memory that the control groups of this process grant; 0: there is no limit."""

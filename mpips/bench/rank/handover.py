@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
+from mpips import _native
 from mpips.bench import loops
 from mpips.bench.measure import Figure
 
@@ -48,8 +49,8 @@ class Handovers:
 
     def round_trip(self, calls: int) -> float:
         """Return the seconds of a round trip of a flag."""
-        loops.flag_round_trip(self._words, self.is_first, calls // 10 + 1, _LIMIT_S)
-        return loops.flag_round_trip(self._words, self.is_first, calls, _LIMIT_S)
+        _native.flag_round_trip(self._words, self.is_first, calls // 10 + 1, _LIMIT_S)
+        return _native.flag_round_trip(self._words, self.is_first, calls, _LIMIT_S)
 
     def seconds(self, n: int, calls: int) -> float:
         """Return the seconds of a handover of `n` values that are new each time; 0 on rank 0."""

@@ -122,12 +122,6 @@ HandoverWords& words_in(WordArray& memory) {
   return *reinterpret_cast<HandoverWords*>(memory.mutable_data());
 }
 
-double flag_round_trip_of(WordArray& words, bool is_first, std::size_t n, double limit_s) {
-  HandoverWords& shared = words_in(words);
-  const ReleaseGil release;
-  return flag_round_trip(shared, is_first, n, limit_s);
-}
-
 double handover_of(WordArray& words, Floats& shared, Floats& own, bool is_first, std::size_t n,
                    double limit_s) {
   require_size(shared, size_of(own), "shared");
@@ -155,8 +149,6 @@ PYBIND11_MODULE(_loops, m) {
         py::arg("c").noconvert(), py::arg("factor"), py::arg("past_cache"), py::arg("streams"));
   m.def("stream_touch", &stream_touch, py::arg("values").noconvert(), py::arg("state").noconvert(),
         py::arg("gradient").noconvert(), py::arg("streams"));
-  m.def("flag_round_trip", &flag_round_trip_of, py::arg("words").noconvert(), py::arg("is_first"),
-        py::arg("n"), py::arg("limit_s"));
   m.def("handover", &handover_of, py::arg("words").noconvert(), py::arg("shared").noconvert(),
         py::arg("own").noconvert(), py::arg("is_first"), py::arg("n"), py::arg("limit_s"));
   bind_robin(m);

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from mpips import _native
 from mpips.bench import loops
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.cli.bench import command
@@ -47,8 +48,8 @@ def test_every_handover_reaches_the_other_side_with_new_values() -> None:
 def test_a_flag_goes_back_and_forth() -> None:
     both = words()
     seconds = on_both(
-        lambda: loops.flag_round_trip(both, True, 3, 60.0),
-        lambda: loops.flag_round_trip(both, False, 3, 60.0),
+        lambda: _native.flag_round_trip(both, True, 3, 60.0),
+        lambda: _native.flag_round_trip(both, False, 3, 60.0),
     )
     assert seconds > 0
     np.testing.assert_array_equal(both[[0, 8]], 3)
@@ -56,7 +57,7 @@ def test_a_flag_goes_back_and_forth() -> None:
 
 def test_a_side_that_does_not_answer_ends_the_measurement() -> None:
     with pytest.raises(RuntimeError, match="has not answered within"):
-        loops.flag_round_trip(words(), True, 1, 0.01)
+        _native.flag_round_trip(words(), True, 1, 0.01)
     with pytest.raises(RuntimeError, match="has not answered within"):
         loops.handover(words(), *np.zeros((2, 4), np.float32), False, 1, 0.01)
 
@@ -64,12 +65,12 @@ def test_a_side_that_does_not_answer_ends_the_measurement() -> None:
 @pytest.mark.long
 def test_a_limit_of_more_than_four_thousand_million_looks_at_a_word_ends_too() -> None:
     with pytest.raises(RuntimeError, match="has not answered within"):
-        loops.flag_round_trip(words(), True, 1, 20.0)
+        _native.flag_round_trip(words(), True, 1, 20.0)
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="words has 8 values, expected at least 9"):
-        loops.flag_round_trip(words()[:8], True, 1, 1.0)
+        _native.flag_round_trip(words()[:8], True, 1, 1.0)
     with pytest.raises(ValueError, match="shared has 3 values, expected 4"):
         loops.handover(words(), np.zeros(3, np.float32), np.zeros(4, np.float32), True, 1, 1.0)
 

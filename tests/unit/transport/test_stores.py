@@ -12,7 +12,7 @@ import pytest
 from harness import Rig, dense, floats, in_threads, rows
 from journal_rig import Rig as JournalRig
 
-from mpips import kernels
+from mpips import _native, kernels
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum
 
@@ -164,6 +164,37 @@ def read_while_it_changes():
 def test_readers_see_whole_blocks(way):
     done = run(way, READER_PROGRAM)
     assert done.returncode == 0, done.stderr
+
+
+NEAR, FROM_MEMORY, FAR = 7e-8, 1.5e-7, 2.8e-7
+
+
+def test_the_distance_changes_when_three_times_agree():
+    distance = _native.CoreDistance()
+    assert not distance.is_far
+    seen = []
+    for seconds in (FAR, FAR, NEAR, FAR, FAR, FAR, NEAR, FAR, NEAR, NEAR, NEAR):
+        distance.found_in(seconds)
+        seen.append(distance.is_far)
+    assert seen == [False] * 5 + [True] * 5 + [False]
+
+
+def test_times_of_memory_say_nothing_about_the_distance():
+    distance = _native.CoreDistance()
+    for seconds in (FAR, FROM_MEMORY, FAR, FROM_MEMORY, FAR):
+        distance.found_in(seconds)
+    assert distance.is_far
+    for _ in range(10):
+        distance.found_in(FROM_MEMORY)
+    assert distance.is_far
+
+
+def test_one_in_sixteen_new_values_is_timed():
+    distance, due = _native.CoreDistance(), []
+    for _ in range(40):
+        due.append(distance.is_due)
+        distance.found_in(NEAR) if distance.is_due else distance.found()
+    assert [k for k, is_due in enumerate(due) if is_due] == [0, 16, 32]
 
 
 def aligned(n, shift, seed):
