@@ -8,7 +8,8 @@
 
 A file is a sequence of blocks: 16 bytes (tag, number of bytes, XXH3-64 of tag and bytes) and the bytes. The
 first block is a `RecordHead`, the last one an `End`, both as JSON; without an `End` the rank did not end its
-record. The entries of all "data" blocks follow each other; docs/reference/record.md describes them.
+record. A `RecordedSwitch` may be among the others. The entries of all "data" blocks follow each other;
+docs/reference/record.md describes them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import msgspec
 
 from mpips import _native
 from mpips.errors import ConfigError
+from mpips.model.consistency import NEVER
 from mpips.rundir.directory import RunFolder, read_json
 
 FORMAT = 2
 ESTIMATED = -2  # max_staleness of a table whose servers estimate it
-HEAD, DATA, END = b"head", b"data", b"end "
+HEAD, DATA, SWITCH, END = b"head", b"data", b"swit", b"end "
 BLOCK = struct.Struct("<4sIQ")  # tag, bytes, checksum
 NO_STOP = (1 << 64) - 1  # a worker's part of the record is repeated to its end
 _MOST_BYTES = 1 << 30  # bytes of a block; the writer's blocks have some 100 KiB
@@ -46,7 +48,8 @@ class RecordedTable(msgspec.Struct, frozen=True):
         max_staleness: The policy reject drops staler updates; -1: another policy; -2: the servers estimate
             it from the updates, as a replay does again.
         is_adaptive: SSP("auto"): `bound` is the greatest one.
-        switch_at: Switch: clock of this attempt at which BSP ends; -1: another model.
+        switch_at: Switch: clock of this attempt at which BSP ends, NEVER if server 0 decides on it (the
+            decision is a block of its own, see RecordedSwitch); -1: another model.
     """
 
     name: str
@@ -85,6 +88,34 @@ class RecordHead(msgspec.Struct, frozen=True, kw_only=True):
     begin: tuple[int, ...] = ()
     writes: int = 0
     origin: int = -1
+
+
+class RecordedSwitch(msgspec.Struct, frozen=True):
+    """A block of server 0: its decision on the clock of a Switch, or that with which the attempt began.
+
+    A replay begins with it and measures nothing: up to that clock all ranks work under BSP, whether they know
+    the clock or not.
+
+    Attributes:
+        clock: Clock of the run at which ASP begins.
+        of_attempt: The same, counted from the start of the attempt; 0: the attempt began under ASP.
+    """
+
+    clock: int
+    of_attempt: int
+
+
+def with_switch(head: RecordHead, switch: RecordedSwitch | None) -> RecordHead:
+    """Return a head in which tables under a Switch that was decided on have its clock."""
+    if switch is None:
+        return head
+    tables = (
+        msgspec.structs.replace(table, switch_at=switch.of_attempt)
+        if table.switch_at == NEVER
+        else table
+        for table in head.tables
+    )
+    return msgspec.structs.replace(head, tables=tuple(tables))
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,12 +199,14 @@ class RecordContent(msgspec.Struct, frozen=True):
         head: Its first block.
         data: The entries.
         end: Its last block; None: the rank did not end its record, or the file is damaged from here on.
+        switch: The decision on the clock of a Switch, in the file of server 0; None: there is none.
     """
 
     path: Path
     head: RecordHead
     data: bytes
     end: End | None
+    switch: RecordedSwitch | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -320,16 +353,21 @@ def read_record(path: Path) -> RecordContent:
     blocks = _blocks(raw)
     head = _head_of(path, blocks)
     end: End | None = None
+    switch: RecordedSwitch | None = None
     data: list[bytes] = []
     for tag, content in blocks[1:]:
-        if tag == DATA and end is None:
-            data.append(content)
-        elif tag == END and end is None:
-            try:
+        if end is not None:
+            break
+        try:
+            if tag == DATA:
+                data.append(content)
+            elif tag == SWITCH:
+                switch = msgspec.json.decode(content, type=RecordedSwitch)
+            elif tag == END:
                 end = msgspec.json.decode(content, type=End)
-            except msgspec.MsgspecError:
-                break
-    return RecordContent(path, head, b"".join(data), end)
+        except msgspec.MsgspecError:
+            break
+    return RecordContent(path, head, b"".join(data), end, switch)
 
 
 def _blocks(raw: bytes) -> list[tuple[bytes, bytes]]:
@@ -347,7 +385,7 @@ def _blocks(raw: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def read_all(folder: Path) -> tuple[list[RecordContent], list[RecordContent]]:
-    """Return the files of the servers and of the workers of a record, by index.
+    """Return the files of the servers and of the workers of a record, by index, with the clock of the switch.
 
     Raises:
         ConfigError: There is no record, a file is missing or damaged, or files are of different jobs.
@@ -368,6 +406,11 @@ def read_all(folder: Path) -> tuple[list[RecordContent], list[RecordContent]]:
                 raise ConfigError(
                     f"{file.path}: belongs to another job than {first.name} beside it"
                 )
+    switch = servers[0].switch
+    for files in (servers, workers):
+        files[:] = [
+            msgspec.structs.replace(file, head=with_switch(file.head, switch)) for file in files
+        ]
     return servers, workers
 
 

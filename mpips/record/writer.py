@@ -10,7 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from mpips.errors import ConfigError
-from mpips.record.files import DATA, END, HEAD, End, RecordHead, block
+from mpips.record.files import DATA, END, HEAD, SWITCH, End, RecordedSwitch, RecordHead, block
 
 BLOCK_BYTES = 128 << 10  # bytes of entries after which a rank hands them to the thread
 _END_S = 60.0  # s that the last blocks may take
@@ -55,6 +55,10 @@ class RecordFile:
         self._left -= len(data)
         self._queue.put(block(DATA, data))
         return True
+
+    def put_switch(self, switch: RecordedSwitch) -> None:
+        """Write the decision on the clock of a Switch later."""
+        self._queue.put(block(SWITCH, msgspec.json.encode(switch)))
 
     def flush(self) -> None:
         """Wait until the entries so far are in the file, so that they outlive the process.

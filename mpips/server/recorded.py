@@ -12,7 +12,7 @@ from mpips.errors import DifferenceError
 from mpips.model.common_copy import stored_states
 from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table
-from mpips.record.files import End, Replayed
+from mpips.record.files import End, RecordedSwitch, Replayed
 from mpips.record.writer import BLOCK_BYTES, RecordFile
 from mpips.server.server import Server
 
@@ -46,19 +46,30 @@ class ServerRecord(Protocol):
 class RecordingServer:
     """Writes the order in which a server consumes records."""
 
-    def __init__(self, server: Server, file: RecordFile) -> None:
-        """Begin with the next record. `file`: the server's file of the record."""
+    def __init__(self, server: Server, file: RecordFile, steps_before: int = 0) -> None:
+        """Begin with the next record.
+
+        Args:
+            server: The server.
+            file: Its file of the record.
+            steps_before: Clocks of the run before this attempt.
+        """
         self._file = file
         self._control = server.bound_control
+        self._switch = server.switch_control if server.index == 0 else None
+        self._steps_before = steps_before
         self._core = server.core
         self._log = _native.OrderLog(server.layout.n_workers)
         self._limited_at = -1
         self._core.set_order_log(self._log)
 
     def poll(self) -> None:
-        """Hand entries to the thread that writes them, if there are many."""
+        """Hand entries to the thread that writes them, if there are many, and a decision on the switch."""
         if self._log.n_bytes >= BLOCK_BYTES:
             self._put()
+        if self._switch is not None and (clock := self._switch.decided) >= 0:
+            self._switch = None
+            self._file.put_switch(RecordedSwitch(clock, max(0, clock - self._steps_before)))
 
     def _put(self) -> None:
         if self._limited_at < 0 and not self._file.put(self._log.take()):
@@ -67,11 +78,13 @@ class RecordingServer:
 
     def note_copy(self) -> None:
         """Write all entries so far: a restart from the checkpoint needs them after a kill. Blocks."""
+        self.poll()
         self._put()
         self._file.flush()
 
     def end(self, digests: dict[str, str], between: Callable[[], object] = lambda: None) -> str:
         """Write the rest and the digests of the tables; return why the file is not complete, or ""."""
+        self.poll()
         self._put()
         bounds = None if self._control is None else self._control.all_bounds()
         failure = self._file.close(End(limited_at=self._limited_at, digests=digests, bounds=bounds))
@@ -105,6 +118,7 @@ class ReplayingServer:
         gate: _native.PullGate,
         expected: dict[str, str],
         copier: Copier | None = None,
+        switch: RecordedSwitch | None = None,
     ) -> None:
         """Follow the order from the first record on.
 
@@ -114,6 +128,7 @@ class ReplayingServer:
             gate: The recorded pulls of dense tables, for which the server waits.
             expected: Digests of its part of the tables at the end of the recorded run.
             copier: Copies the tables at breaks; None: the replay has no breaks.
+            switch: The recorded decision on the clock of a Switch; None: there was none.
         """
         self.copier = copier
         self._index = server.index
@@ -122,6 +137,8 @@ class ReplayingServer:
         self.result: Replayed | None = None
         server.core.follow(order, gate)
         server.hold_bound()
+        if server.switch_control is not None:
+            server.switch_control.hold(switch.clock if switch is not None else None)
 
     def poll(self) -> None:
         """Copy the tables at a break."""

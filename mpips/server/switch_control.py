@@ -81,6 +81,17 @@ class SwitchControl:
             self._core.set_switch(clock)
             self.begin()
 
+    def hold(self, clock: int | None) -> None:
+        """Decide on nothing and begin with a recorded decision, before any worker is at work.
+
+        Args:
+            clock: Clock of the run at which ASP begins; None: the recorded attempt had no decision.
+        """
+        if self._is_adaptive:
+            self._core.hold_switch()
+        if clock is not None:
+            self.set(clock)
+
     @property
     def decided(self) -> int:
         """The clock of the run that was decided on; -1: it is fixed, or not decided on yet."""

@@ -23,6 +23,7 @@ from mpips.record.files import (
     FORMAT,
     NO_STOP,
     RecordContent,
+    RecordedSwitch,
     RecordedTable,
     RecordHead,
     ReplayOrder,
@@ -33,6 +34,7 @@ from mpips.record.files import (
     record_file,
     record_folder,
     why_not_whole,
+    with_switch,
 )
 from mpips.record.writer import RecordFile
 from mpips.recovery.saving import Saving, SavingPlan
@@ -156,9 +158,6 @@ def _why_not(p: Parts) -> str:
 def _why_not_table(table: Table) -> str:
     if isinstance(table.consistency, BSP) and table.consistency.backup:
         return "backup workers, which skip clocks by time; set backup = 0"
-    if isinstance(table.consistency, Switch) and table.consistency.is_adaptive:
-        place = table.consistency.place
-        return f"Switch at {place}, whose clock is not recorded; give its clock as a number"
     if isinstance(table, EmbeddingTable) and table.storage is not None:
         return "storage, whose files are not recorded; leave it out"
     if table.compression is not None:
@@ -236,7 +235,7 @@ def _record(p: Parts, monitor: MonitorConfig, fingerprint: str) -> None:
         from mpips.server.recorded import RecordingServer
 
         assert p.server is not None
-        p.server_record = RecordingServer(p.server, file("server", c.server))
+        p.server_record = RecordingServer(p.server, file("server", c.server), p.saving.steps_before)
     if c.worker is not None:
         from mpips.worker.recorded import RecordingWorker
 
@@ -255,7 +254,8 @@ def _replay(p: Parts, replay: ReplayOrder, fingerprint: str) -> None:
     servers, workers = read_all(folder)
     if not stops and (why := why_not_whole([*servers, *workers])):
         raise ConfigError(f"{folder}: {why}")
-    _compare(p, servers[0].head, fingerprint)
+    switch = servers[0].switch
+    _compare(p, servers[0].head, fingerprint, switch)
     if c.server is None:
         return
     from mpips.server.recorded import ReplayingServer
@@ -280,7 +280,7 @@ def _replay(p: Parts, replay: ReplayOrder, fingerprint: str) -> None:
         from mpips.session.breaks import BreakCopier
 
         copier = BreakCopier(p, replay.breaks, order, servers[0].head.begin)
-    p.server_record = ReplayingServer(p.server, order, gate, digests, copier)
+    p.server_record = ReplayingServer(p.server, order, gate, digests, copier, switch)
 
 
 def _is_gated(table: Table) -> bool:
@@ -297,13 +297,21 @@ def _steps(file: RecordContent, stops: Sequence[int]) -> _native.PullSteps:
     return _native.PullSteps(file.data, head.n_servers, len(head.tables), stop)
 
 
-def _compare(p: Parts, head: RecordHead, fingerprint: str) -> None:
+def _compare(
+    p: Parts, head: RecordHead, fingerprint: str, switch: RecordedSwitch | None = None
+) -> None:
     """Compare the shape of this job with the recorded one.
+
+    Args:
+        p: The parts of this job.
+        head: Head of a file of the record, with the decision on the clock of a Switch.
+        fingerprint: Checksum of tables and options of this job.
+        switch: That decision.
 
     Raises:
         DifferenceError: Names the first difference.
     """
-    own = _head(p, "server", 0, fingerprint)
+    own = with_switch(_head(p, "server", 0, fingerprint), switch)
     pairs: Sequence[tuple[str, object, object]] = (
         ("workers", own.n_workers, head.n_workers),
         ("servers", own.n_servers, head.n_servers),

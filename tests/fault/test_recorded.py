@@ -13,6 +13,8 @@ import launcher
 import pytest
 from supervised import ENVIRONMENT, PROGRAMS, command, job
 
+from mpips.model.consistency import NEVER
+from mpips.record.files import read_all
 from mpips.record.legs import legs_of
 from mpips.rundir.directory import RunFolder
 
@@ -87,6 +89,32 @@ def test_a_script_is_repeated_with_the_same_bits_and_a_changed_one_is_named(tmp_
         r"worker 1 sends a push to table '\w' at clock 4[0-3] with other keys or values",
         " ".join(done.stderr.split()),
     ), done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("slow_s", ["0.04", "0.004"])
+def test_a_run_that_decides_on_its_switch_is_repeated_with_the_same_bits(
+    slow_s: str, tmp_path: Path
+) -> None:
+    """With a slow worker it switches within 60 clocks; with even ones there is no decision to repeat."""
+    shape = command("-n", "6", *RECORD, str(PROGRAMS / "uneven.py"))[3:]
+    done = mpips(tmp_path, *shape, SLOW_S=slow_s)
+    assert done.returncode == 0, done.stderr
+    run = next((tmp_path / "runs").iterdir())
+    server, *_ = read_all(run / "record" / "attempt-0")[0]
+    if slow_s == "0.04":
+        assert server.switch is not None
+        assert 16 <= server.switch.clock == server.switch.of_attempt < 60
+        logs = "".join(p.read_text(errors="replace") for p in run.glob("logs/**/*") if p.is_file())
+        assert f"is {server.switch.clock}: from this step" in logs
+    clocks = {table.switch_at for table in server.head.tables}
+    assert clocks == {server.switch.clock if server.switch is not None else NEVER}
+    checked = mpips(tmp_path, "history", "check", run.name)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    # Other times in the replay change nothing: it decides on nothing.
+    done = mpips(tmp_path, "replay", run.name, SLOW_S="0.004" if slow_s == "0.04" else "0.04")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "have the same bits" in done.stdout
 
 
 @pytest.mark.long

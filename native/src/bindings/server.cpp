@@ -150,6 +150,7 @@ void bind_counters(py::class_<Server>& server) {
       .def(
           "set_switch", [](Server& s, std::uint64_t at) { s.core().set_switch(at); },
           py::arg("clock"))
+      .def("hold_switch", [](Server& s) { s.core().hold_switch(); })
       .def(
           "find_uneven",
           [](Server& s, std::uint64_t first, std::uint64_t longest, double least) {

@@ -294,6 +294,11 @@ class ServerCore {
   void find_uneven(std::uint64_t first, std::uint64_t longest, double least) {
     evenness_ = std::make_unique<Evenness>(rings_.size(), first, longest, least);
   }
+  // Decide on nothing: this launch repeats a recorded one.
+  void hold_switch() noexcept {
+    plateau_.reset();
+    evenness_.reset();
+  }
   // Return the measure; null: this server does not decide by it.
   const Plateau* plateau() const noexcept { return plateau_.get(); }
   const Evenness* evenness() const noexcept { return evenness_.get(); }

@@ -8,7 +8,15 @@ import pytest
 from record_rig import content
 
 from mpips.errors import ConfigError
-from mpips.record.files import End, RecordedTable, read_all, read_record, why_not_whole
+from mpips.model.consistency import NEVER
+from mpips.record.files import (
+    End,
+    RecordedSwitch,
+    RecordedTable,
+    read_all,
+    read_record,
+    why_not_whole,
+)
 from mpips.record.writer import RecordFile
 
 TABLES = [RecordedTable("w", "dense", "asp")]
@@ -41,6 +49,32 @@ def test_a_record_ends_before_its_limit_and_the_file_says_where(tmp_path):
     found = read_record(path)
     assert found.data == b"a" * (1 << 20)
     assert "ends at record 12 because of monitor.record_mib" in why_not_whole([found])
+
+
+def test_the_decision_on_a_switch_is_in_the_heads_of_all_files(tmp_path):
+    tables = [RecordedTable("w", "dense", "switch", switch_at=NEVER), *TABLES]
+    switch = RecordedSwitch(50, 20)
+    for role, index in (("server", 0), ("server", 1), ("worker", 0)):
+        of = content(role, index, b"", tables, n_workers=1, n_servers=2).head
+        file = RecordFile(tmp_path / f"{role}-{index}.rec", of, 1)
+        file.put(b"one")
+        if (role, index) == ("server", 0):
+            file.put_switch(switch)
+        file.put(b"two")
+        assert file.close(End()) == ""
+    servers, workers = read_all(tmp_path)
+    assert [file.switch for file in (*servers, *workers)] == [switch, None, None]
+    for file in (*servers, *workers):
+        assert [table.switch_at for table in file.head.tables] == [20, -1]
+        assert file.data == b"onetwo"
+
+
+def test_without_a_decision_the_switch_never_comes(tmp_path):
+    tables = [RecordedTable("w", "dense", "switch", switch_at=NEVER)]
+    for role in ("server", "worker"):
+        head_of = content(role, 0, b"", tables, n_workers=1, n_servers=1).head
+        assert RecordFile(tmp_path / f"{role}-0.rec", head_of, 1).close(End()) == ""
+    assert read_all(tmp_path)[1][0].head.tables[0].switch_at == NEVER
 
 
 def test_every_flipped_byte_is_found(tmp_path):

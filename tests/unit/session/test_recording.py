@@ -46,12 +46,6 @@ REFUSED = {
     "LocalSGD and DiLoCo": {"tables": [dense(consistency=LocalSGD(4))]},
     "table 'w' has backup workers": {"tables": [dense(consistency=BSP(backup=1))]},
     "table 'v' has backup workers": {"tables": [dense(name="v", consistency=BSP(backup="auto"))]},
-    "table 'w' has Switch at a plateau": {
-        "tables": [dense(consistency=Switch(BSP(), ASP(), "plateau"))]
-    },
-    "table 'w' has Switch at uneven workers": {
-        "tables": [dense(consistency=Switch(BSP(), ASP(), "uneven"))]
-    },
     "table 'w' has compression": {"tables": [dense(compression=Int8())]},
     "table 'e' has pull_compression": {"tables": [rows(16, pull_compression=Int8())]},
 }
@@ -70,6 +64,11 @@ def test_a_job_that_cannot_be_repeated_is_refused_with_the_reason(why):
 
 def test_jobs_under_asp_ssp_and_bsp_on_one_node_are_accepted():
     refuse(parts([*TABLES, dense(name="b", consistency=BSP())]), is_replay=False)
+
+
+@pytest.mark.parametrize("at", [5, "plateau", "uneven"])
+def test_jobs_that_switch_are_accepted(at):
+    refuse(parts([dense(consistency=Switch(BSP(), ASP(), at))]), is_replay=False)
 
 
 def test_a_job_in_one_process_is_not_recorded():
