@@ -128,7 +128,7 @@ class ReplayingServer:
             gate: The recorded pulls of dense tables, for which the server waits.
             expected: Digests of its part of the tables at the end of the recorded run.
             copier: Copies the tables at breaks; None: the replay has no breaks.
-            switch: The recorded decision on the clock of a Switch; None: there was none.
+            switch: The recorded decision on the clock of a Switch; None: the run had no decision.
         """
         self.copier = copier
         self._index = server.index
