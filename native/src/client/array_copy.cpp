@@ -5,6 +5,7 @@
 
 #include "client/mpips.h"
 #include "kernels/kernel_table.hpp"
+#include "shm/store_choice.hpp"
 
 namespace mpips {
 namespace {
@@ -51,8 +52,17 @@ bool copy_floats(std::uint8_t* to, const std::uint8_t* from, std::uint64_t n,
   // A vector kernel loads from addresses that are multiples of 4, as floats of an application are.
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0;
   if (stride != sizeof(float) || !is_aligned) return copy_run<float, float>(to, from, n, stride);
-  return kernels().copy_finite(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from),
-                               n);
+  // The program that reads samples is on another core.
+  static thread_local StoreChoice stores(Stores::measured);
+  auto* out = reinterpret_cast<float*>(to);
+  const auto* in = reinterpret_cast<const float*>(from);
+  bool all = true;
+  stores.write(out, n, StoreChoice::line_floats,
+               [&](std::size_t first, std::size_t count, bool past) {
+                 all &= past ? kernels().stream_finite(out + first, in + first, count)
+                             : kernels().copy_finite(out + first, in + first, count);
+               });
+  return all;
 }
 
 }  // namespace

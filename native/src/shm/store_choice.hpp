@@ -73,6 +73,9 @@ class StoreChoice {
   // Shorter writes are not worth the fence that completes stores past the caches.
   static constexpr std::size_t least_floats = 512;
   static constexpr std::size_t alignment = 64;  // bytes
+  static constexpr std::size_t line_floats = 16;
+
+  explicit StoreChoice(Stores forced = forced_stores()) : forced_(forced) {}
 
   // Write n floats to `to` by calls piece(first, count, past): floats [first, first + count), past
   // the caches or not. `first` is a multiple of `unit`, which is one of 16. Floats that are written
@@ -112,7 +115,6 @@ class StoreChoice {
  private:
   static constexpr unsigned period = 16;
   static constexpr std::size_t most_measured = 1024;  // floats
-  static constexpr double line_floats = 16;
   // What a reader pays more for a line that it fetches from memory, and a margin.
   static constexpr double least_saved_s = 6e-9;
 
@@ -127,7 +129,7 @@ class StoreChoice {
     choose();
   }
   void note(bool past, unsigned which, double seconds, std::size_t n) noexcept {
-    times_[past][which] = seconds / (static_cast<double>(n) / line_floats);
+    times_[past][which] = seconds / (static_cast<double>(n) / static_cast<double>(line_floats));
   }
   void choose() noexcept {
     if (++at_ < 4) return;  // a short write is measured in one way
@@ -135,7 +137,7 @@ class StoreChoice {
     past_ = least(times_[0]) - least(times_[1]) > least_saved_s;
   }
 
-  Stores forced_ = forced_stores();
+  Stores forced_;
   unsigned calls_ = period - 1;  // the first write is measured
   unsigned at_ = 0;              // measured writes
   bool past_ = false, far_ = false;
