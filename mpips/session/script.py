@@ -84,6 +84,7 @@ class Script:
         self._parts: dict[Callable[[Script], Any], Any] = {}  # of other libraries, by their makers
         self._cursor_owner = ""
         self._compares = False  # tables need equal numbers of steps of all workers
+        self._shares_rates = False  # a rule is applied once for the updates of all workers
         self._exit_code: object = None  # of the sys.exit that ends the process
         self._exits = ExitFunctions(self.note_exit)
         self._old_hook = sys.excepthook
@@ -231,8 +232,9 @@ class Script:
             )
         self._program.declared.add(table, values, group, rows, state)
         self._compares = self._compares or _has_common_steps(table.consistency)
+        self._shares_rates = self._shares_rates or isinstance(table.consistency, BSP)
 
-    def compare_steps(self, place: str, steps: int) -> None:
+    def compare_steps(self, place: str, steps: int, rates: str = "") -> None:
         """Let the scheduler compare the numbers of steps of all workers. Not collective; returns at once.
 
         It does so if tables need equal numbers; where they differ the job ends with a ConfigError, and at the
@@ -241,11 +243,13 @@ class Script:
         Args:
             place: A place that each worker passes once, for the error.
             steps: Steps of this worker since the beginning of the run.
+            rates: Hyperparameters of the newest step, as text, which must be equal under BSP; "": unknown.
         """
         if self._compares and self.n_workers > 1 and self.worker is not None:
             from mpips.worker.worker import connection_of
 
-            connection_of(self.worker).control.tell(StepCount(place, steps))
+            rates = rates if self._shares_rates else ""
+            connection_of(self.worker).control.tell(StepCount(place, steps, rates))
 
     def compare_samples(self, place: str, digest: int) -> None:
         """Let the scheduler compare samples that must be the same on all workers. Returns at once.
