@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from mpips.errors import ConfigError, MpipsError
+from mpips.errors import CheckpointError, ConfigError, MpipsError
 from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
 from mpips.mpi import failure_report, launch
@@ -392,6 +392,7 @@ class Script:
                 self._blocks.__exit__(type(error), error, error.__traceback__)
                 return
             self._finish()
+            self._check_saved()
         except (SystemExit, KeyboardInterrupt) as ending:
             exit_now(code_of(ending))
         except MpipsError as problem:
@@ -405,6 +406,12 @@ class Script:
         assert self._outcome is not None
         for listener in after_run:
             listener(self._outcome)
+
+    def _check_saved(self) -> None:
+        """Raise CheckpointError on the first worker if the checkpoint at the end was not written."""
+        outcome = self._outcome
+        if outcome is not None and outcome.is_first_worker and outcome.unsaved:
+            raise CheckpointError(outcome.unsaved)
 
     def _noted_error(self) -> BaseException | None:
         """Return the error by which the script ended, if no hook has received it."""
