@@ -81,7 +81,7 @@ def check_writable(name: str, folder: Path, make: bool) -> None:
         make: Make it: a file system can refuse that although the access rights allow it.
 
     Raises:
-        ConfigError: The folder is none, cannot be made, or cannot be written to.
+        ConfigError: It is not a folder, cannot be made, or cannot be written to.
     """
     path = folder.absolute()
     try:
@@ -90,7 +90,7 @@ def check_writable(name: str, folder: Path, make: bool) -> None:
         existing = next(one for one in (path, *path.parents) if one.exists())
         reason = "" if os.access(existing, os.W_OK | os.X_OK) else "it cannot be written to"
         if not existing.is_dir():
-            reason = f"{existing} is no folder"
+            reason = f"{existing} is not a folder"
     except OSError as error:
         reason = str(error.strerror)
     if reason:

@@ -25,7 +25,7 @@ def ungrouped(given: Iterable[Table | TableGroup]) -> list[Table]:
     """Return the tables, with those of each group in its place.
 
     Raises:
-        ConfigError: The argument is no list, or something in it is no table.
+        ConfigError: The argument is not a list, or contains something other than tables.
     """
     if not isinstance(given, Iterable) or isinstance(given, Mapping):
         raise ConfigError(f"tables is {_kind(given)}: must be a list of tables, such as [table]")

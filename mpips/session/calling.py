@@ -19,7 +19,7 @@ class ExitedError(MpipsError):
 
 
 def check_main(main: Callable[..., Any]) -> None:
-    """Raise ConfigError for what is no function, and for a function whose call would run no line of it.
+    """Raise ConfigError for what cannot be called, and for a function whose call would run no line of it.
 
     Raises:
         ConfigError: `main` cannot be called, contains yield, or is declared with async.

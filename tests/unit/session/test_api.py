@@ -158,7 +158,7 @@ def test_a_folder_for_checkpoints_that_is_a_file_is_refused_at_the_start(
     tmp_path: Path, below: str
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"save = '.*': .*/file is no folder; name a folder"):
+    with pytest.raises(ConfigError, match=r"save = '.*': .*/file is not a folder; name a folder"):
         mpips.run(
             lambda _: pytest.fail("at work"),
             [DenseTable("w", (1,))],
