@@ -409,12 +409,13 @@ def test_rates_that_a_worker_does_not_know_are_not_compared():
 
 def test_different_rates_at_the_end_of_the_script_are_a_warning():
     warnings: list[str] = []
-    counts = StepCounts(2, warnings.append)
-    counts.note(1, END_OF_SCRIPT, 8, "lr = 0.1")
-    assert not warnings
-    counts.note(0, END_OF_SCRIPT, 8, "lr = 0.2")
+    counts = StepCounts(3, warnings.append)
+    for worker, rates in [(1, "lr = 0.1"), (0, "lr = 0.2")]:
+        counts.note(worker, END_OF_SCRIPT, 8, rates)
+        assert not warnings
+    counts.note(2, END_OF_SCRIPT, 8, "lr = 0.1")
     (warning,) = warnings
-    assert "end of the script: worker 0: lr = 0.2; worker 1: lr = 0.1; under BSP" in warning
+    assert "end of the script: worker 0: lr = 0.2; workers 1, 2: lr = 0.1; under BSP" in warning
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "asp"])
