@@ -72,6 +72,33 @@ def list_checkpoints(folder: Path) -> list[CheckpointName]:
     return sorted(names, key=lambda name: (name.step, name.attempt))
 
 
+def check_writable(name: str, folder: Path, make: bool) -> None:
+    """Check that checkpoints can be written into a folder, as far as this process can tell.
+
+    Args:
+        name: Name of the option that has the folder, for the error.
+        folder: The folder, which need not exist.
+        make: Make it: a file system can refuse that although the access rights allow it.
+
+    Raises:
+        ConfigError: It is not a folder, cannot be made, or cannot be written to.
+    """
+    path = folder.absolute()
+    try:
+        if make:
+            path.mkdir(parents=True, exist_ok=True)
+        existing = next(one for one in (path, *path.parents) if one.exists())
+        reason = "" if os.access(existing, os.W_OK | os.X_OK) else "it cannot be written to"
+        if not existing.is_dir():
+            reason = f"{existing} is not a folder"
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise ConfigError(
+            f"{name} = {str(folder)!r}: {reason}; name a folder that all hosts can write to"
+        )
+
+
 def find_folder(path: Path) -> Path:
     """Return the folder of checkpoints for a user's path: the path itself, or the folder of a run there.
 

@@ -256,10 +256,12 @@ class StepCount(msgspec.Struct, tag="steps"):
     Attributes:
         place: The place, for errors; the same on all workers.
         steps: Steps since the beginning of the run.
+        rates: Hyperparameters of the newest step, as text that is equal if they are; "": unknown.
     """
 
     place: str
     steps: int
+    rates: str = ""
 
 
 class SampleDigest(msgspec.Struct, tag="samples"):

@@ -166,8 +166,8 @@ class Scheduler:
         Raises:
             JobFailure: A rank has failed, or has sent nothing for `timeout_s`.
             LeavingError: The checkpoint after which the job was to end is durable.
-            ConfigError: Workers have made different numbers of steps at the same place, or read different
-                streams.
+            ConfigError: Workers have made different numbers of steps at the same place, or steps with
+                different hyperparameters, or read different streams.
             ProtocolError: A rank sent a message of a wrong type.
         """
         messages = self._endpoint.receive()
@@ -299,7 +299,7 @@ class Scheduler:
             if self._rank_table is not None:
                 self._rank_table.evaluated(message)
         elif isinstance(message, StepCount):
-            self._step_counts.note(a.worker_of[source], message.place, message.steps)
+            self._step_counts.note(a.worker_of[source], message.place, message.steps, message.rates)
         elif isinstance(message, SampleDigest):
             self._sample_digests.note(a.worker_of[source], message.place, message.digest)
         elif isinstance(message, Done):

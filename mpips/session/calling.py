@@ -18,12 +18,16 @@ class ExitedError(MpipsError):
     """A worker's function called sys.exit; the job ends with its code."""
 
 
-def refuse_generator(main: Callable[..., Any]) -> None:
-    """Raise ConfigError for a function whose call would run no line of it.
+def check_main(main: Callable[..., Any]) -> None:
+    """Raise ConfigError for what cannot be called, and for a function whose call would run no line of it.
 
     Raises:
-        ConfigError: The function contains yield, or is declared with async.
+        ConfigError: `main` cannot be called, contains yield, or is declared with async.
     """
+    if not callable(main):
+        raise ConfigError(
+            f"main is {type(main).__name__}: must be a function of a worker: mpips.run(main, tables)"
+        )
     if inspect.isgeneratorfunction(main):
         raise ConfigError(f"{_name(main)} contains yield, so calling it trains nothing: use return")
     if inspect.iscoroutinefunction(main) or inspect.isasyncgenfunction(main):

@@ -73,6 +73,12 @@ class Outcome:
         """True on exactly one rank of the job, which prints results."""
         return self.role.endswith("worker 0")
 
+    @property
+    def unsaved(self) -> str:
+        """The reason for which the checkpoint at the end was not written; "": none."""
+        saved = self.statistics.get("totals", {}).get("servers", {}).get("checkpoint") or {}
+        return str(saved.get("error", ""))
+
 
 class JobView(msgspec.Struct, frozen=True):
     """The facts that a program shows when a job begins. On the scheduler's rank.

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from mpips.errors import ConfigError, MpipsError
+from mpips.errors import CheckpointError, ConfigError, MpipsError
 from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
 from mpips.mpi import failure_report, launch
@@ -84,6 +84,7 @@ class Script:
         self._parts: dict[Callable[[Script], Any], Any] = {}  # of other libraries, by their makers
         self._cursor_owner = ""
         self._compares = False  # tables need equal numbers of steps of all workers
+        self._shares_rates = False  # a rule is applied once for the updates of all workers
         self._exit_code: object = None  # of the sys.exit that ends the process
         self._exits = ExitFunctions(self.note_exit)
         self._old_hook = sys.excepthook
@@ -231,8 +232,9 @@ class Script:
             )
         self._program.declared.add(table, values, group, rows, state)
         self._compares = self._compares or _has_common_steps(table.consistency)
+        self._shares_rates = self._shares_rates or isinstance(table.consistency, BSP)
 
-    def compare_steps(self, place: str, steps: int) -> None:
+    def compare_steps(self, place: str, steps: int, rates: str = "") -> None:
         """Let the scheduler compare the numbers of steps of all workers. Not collective; returns at once.
 
         It does so if tables need equal numbers; where they differ the job ends with a ConfigError, and at the
@@ -241,11 +243,13 @@ class Script:
         Args:
             place: A place that each worker passes once, for the error.
             steps: Steps of this worker since the beginning of the run.
+            rates: Hyperparameters of the newest step, as text, which must be equal under BSP; "": unknown.
         """
         if self._compares and self.n_workers > 1 and self.worker is not None:
             from mpips.worker.worker import connection_of
 
-            connection_of(self.worker).control.tell(StepCount(place, steps))
+            rates = rates if self._shares_rates else ""
+            connection_of(self.worker).control.tell(StepCount(place, steps, rates))
 
     def compare_samples(self, place: str, digest: int) -> None:
         """Let the scheduler compare samples that must be the same on all workers. Returns at once.
@@ -388,6 +392,7 @@ class Script:
                 self._blocks.__exit__(type(error), error, error.__traceback__)
                 return
             self._finish()
+            self._check_saved()
         except (SystemExit, KeyboardInterrupt) as ending:
             exit_now(code_of(ending))
         except MpipsError as problem:
@@ -401,6 +406,12 @@ class Script:
         assert self._outcome is not None
         for listener in after_run:
             listener(self._outcome)
+
+    def _check_saved(self) -> None:
+        """Raise CheckpointError on the first worker if the checkpoint at the end was not written."""
+        outcome = self._outcome
+        if outcome is not None and outcome.is_first_worker and outcome.unsaved:
+            raise CheckpointError(outcome.unsaved)
 
     def _noted_error(self) -> BaseException | None:
         """Return the error by which the script ended, if no hook has received it."""

@@ -208,10 +208,15 @@ class ScriptJob:
     def begin_step(self, worker: Worker) -> None:
         """Prepare the next step, at the start of the job and after the end of each clock."""
 
+    @property
+    def newest_rates(self) -> str:
+        """Hyperparameters of the newest step as text, equal on all workers under BSP; "": unknown."""
+        return ""
+
     def end(self) -> None:
         """End the newest step; let the scheduler compare the steps of all workers."""
         self.settle()
-        self.script.compare_steps(END_OF_SCRIPT, self.steps)
+        self.script.compare_steps(END_OF_SCRIPT, self.steps, self.newest_rates)
 
     @property
     def _name(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mpips.checkpoint.folder import check_writable
 from mpips.checkpoint.start import find_start
 from mpips.checkpoint.structure import load_writer
 from mpips.config.monitoring import MonitorConfig, monitor_config
@@ -27,7 +28,7 @@ from mpips.mpi.roles import check_servers
 from mpips.process import forked
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
-from mpips.session.calling import refuse_generator
+from mpips.session.calling import check_main
 from mpips.session.driver import JobView, Outcome, drive
 from mpips.terminal.screen import say
 
@@ -200,7 +201,7 @@ def run(
         verbose: Print the table of roles and the transports at start.
         save: Folder for checkpoints. The last one, of all tables, is written when all workers have returned.
             None: the folder of the run directory under `mpips run`, else no checkpoints. If the last one
-            fails, `statistics["totals"]["servers"]["checkpoint"]["error"]` contains the reason.
+            fails, a warning is printed, and `Outcome.unsaved` contains the reason.
         resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or the path
             of a checkpoint. Its job may have had another number of servers. See `Worker.start`. Under
             `mpips run` without `save` it is about the first attempt: later ones start from the newest
@@ -249,9 +250,9 @@ def run(
     # Let one rank print an error that all ranks of a launch have.
     with one_report() if comm is None and size > 1 else nullcontext():
         failure_report.begin()
+        check_main(main)
         own = ungrouped(tables)
         check_tables(own)
-        refuse_generator(main)
         triggers = Triggers(every_steps, every_s, on_usr1, grace_s, incremental)
         checked = check_arguments(options, size, save, triggers, monitor)
         refuse_elastic(own, checked.run)
@@ -263,6 +264,8 @@ def run(
         supervised_jobs.append(checked.run.folder.path)
     with one_report() if comm is None and size > 1 else nullcontext():
         outcome = drive(program, checked.run, comm, size)
+    if outcome.is_first_worker and (reason := outcome.unsaved):
+        say(f"mpips: warning: {reason}; the values at the end of the job are in no checkpoint")
     for listener in after_run:
         listener(outcome)
     return outcome
@@ -306,6 +309,8 @@ def check_arguments(
     if folder is not None:
         # Without h5py the job would end without its checkpoint: raise CapabilityError now.
         load_writer()
+    if save is not None:
+        check_writable("save", Path(save), make=False)
     seen.check(run is not None)
     return CheckedArguments(settings, folder, triggers, run, seen, redundancy)
 

@@ -185,7 +185,8 @@ class TorchJob(ScriptJob):
         number = self.loaders.index(loader)
         name = f" of loader {number}" if len(self.loaders) > 1 else ""
         place, steps = f"the beginning of epoch {loader.epoch}{name}", self.steps
-        self.skips.when_decided(lambda n: self.script.compare_steps(place, steps + n))
+        rates = self.newest_rates if self.skips.is_decided else ""
+        self.skips.when_decided(lambda n: self.script.compare_steps(place, steps + n, rates))
 
     def claim(self, parameter: torch.Tensor, name: str) -> None:
         """Note the table of a parameter.
@@ -209,6 +210,11 @@ class TorchJob(ScriptJob):
     def has_parts(self) -> bool:
         """True if a model was prepared."""
         return bool(self._opened)
+
+    @property
+    def newest_rates(self) -> str:
+        """See ScriptJob."""
+        return self.skips.rates
 
     @property
     def n_optimizers(self) -> int:

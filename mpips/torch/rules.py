@@ -23,12 +23,14 @@ Defaults differ (RMSprop of torch has lr 0.01 and alpha 0.99), but all values ar
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
+from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.accepted import accepted, field_hints, plain
 from mpips.model.optimizer import SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, Optimizer, RMSProp
@@ -84,6 +86,35 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Optim
             words = accepted(hints[field], plain(values[field]))
             raise ConfigError(f"{where}: {option} = {value!r}: must be {words}") from None
     return kind(**values)
+
+
+_MOST_SHOWN = 4  # groups with different hyperparameters that a message shows
+
+# Hyperparameters that servers apply. Others, such as fused, may depend on the device of a worker.
+_APPLIED = ("lr", "momentum", "betas", "alpha", "eps", "weight_decay")
+
+
+def rates_text(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Return the hyperparameters of param groups as text, which is equal if they are.
+
+    Args:
+        groups: Names and plain values of each group; see mpips.torch.cursor.to_plain.
+
+    Returns:
+        "": there is no group, or the values of one are unknown.
+    """
+    if not all(groups):
+        return ""
+    texts = (
+        ", ".join(f"{name} = {group[name]}" for name in _APPLIED if name in group)
+        for group in groups
+    )
+    found = list(dict.fromkeys(texts))  # groups often have equal values
+    if len(found) <= _MOST_SHOWN:
+        return " and ".join(found)
+    digest = _native.Xxh3()
+    digest.update(np.frombuffer(" and ".join(found).encode(), np.uint8))
+    return f"{found[0]} and {len(found) - 1} other groups ({digest.digest():016x})"
 
 
 def _accepted_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:

@@ -104,6 +104,10 @@ class Skipping(Protocol):
     def skip(self) -> None:
         """Make a step that pushes nothing."""
 
+    @property
+    def rates(self) -> str:
+        """Hyperparameters of the newest step as text; "": unknown."""
+
 
 class SkippingJob(Protocol):
     """The script's job."""
@@ -219,6 +223,17 @@ class Skips:
         if waiting or self._accumulates:
             self._places = []
         self._places.append(self._job.loader_positions())
+
+    @property
+    def is_decided(self) -> bool:
+        """True if it is known whether the batches so far had clocks that have not ended."""
+        return not self._carried
+
+    @property
+    def rates(self) -> str:
+        """Hyperparameters of the newest step of each optimizer as text; "": those of one are unknown."""
+        found = [one.rates for one in self._optimizers]
+        return ", then ".join(found) if all(found) else ""
 
     def when_decided(self, call: Callable[[int], None]) -> None:
         """Call a function when it is known whether the batches so far had clocks that have not ended.

@@ -25,7 +25,7 @@ from mpips.torch.optimizer_state import initial_state, state_of, step_of
 from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.row_moments import PREFIX, row_states
-from mpips.torch.rules import rule_of
+from mpips.torch.rules import rates_text, rule_of
 from mpips.torch.skips import Marks
 from mpips.torch.streamed_gradients import StreamedGradients
 from mpips.torch.streamed_table import StreamedTable
@@ -169,6 +169,11 @@ class Stepping:
         """True if a parameter has a gradient."""
         layers = any(layer.waits for layer in self._layers) or self._n_elsewhere > 0
         return layers or self._overlap.has_sent or self._marks.has_any()
+
+    @property
+    def rates(self) -> str:
+        """Hyperparameters of the newest step as text; "": unknown, before the first one of a restart."""
+        return rates_text(self._known)
 
     def note_gradients(self) -> None:
         """Note that the gradients that parameters have now do not wait for a step."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from mpips.checkpoint import Retention
+from mpips.checkpoint.folder import check_writable
 from mpips.checkpoint.start import RESUME_WORDS
 from mpips.checkpoint.structure import load_writer
 from mpips.config.conversion import UnknownKeyError, check_known, convert, fitted
@@ -110,20 +111,7 @@ def check_checkpoints(options: CheckpointConfig, make: bool = True) -> None:
     if not options.folder:
         return
     load_writer()
-    # Make the folder: a file system can refuse that although the access rights allow it.
-    folder = Path(options.folder).absolute()
-    try:
-        if make:
-            folder.mkdir(parents=True, exist_ok=True)
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-        reason = "it cannot be written to"
-    except OSError as error:
-        writable, reason = False, str(error.strerror)
-    if not writable:
-        raise ConfigError(
-            f"checkpoint.folder = {options.folder!r}: {reason}; name a folder that all hosts can write to"
-        )
+    check_writable("checkpoint.folder", Path(options.folder), make)
 
 
 def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct:

@@ -212,6 +212,29 @@ def test_a_worker_that_skips_steps_stays_at_the_clock_of_the_others(
     assert [[int(v) for v in worker[:15]] for worker in found] == [expected, expected]
 
 
+@pytest.mark.parametrize(
+    ("loader", "code", "place"),
+    [
+        (
+            "prepared",
+            2,
+            r"mpips: error: scheduler \(rank 0 on .*\): .* up to the beginning of epoch 3",
+        ),
+        pytest.param(
+            "none", 0, "mpips: warning: .* up to the end of the script", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_rate_that_one_worker_alone_has_changed_is_found(
+    launch: Launch, loader: str, code: int, place: str
+) -> None:
+    program = Path(__file__).with_name("programs") / "plateau_script.py"
+    launched = launch(4, [sys.executable, str(program), loader], timeout=60.0)
+    assert launched.wait() == code, launched.tail(60)
+    rates = r"worker 0: lr = 0\.25, [^;]*; worker 1: lr = 0\.125, [^;]*; under BSP"
+    assert re.search(f"{place}: {rates}", launched.stderr())
+
+
 @pytest.mark.timeout(300)
 def test_a_script_that_is_killed_logs_each_epoch_as_an_undisturbed_one(tmp_path: Path) -> None:
     arguments = ("--noise", "--log", "--epochs", "3", "--batch", "8")

@@ -138,6 +138,83 @@ async def a_coroutine(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
+    ("main", "tables", "text"),
+    [
+        (print, DenseTable("w", (1,)), "tables is DenseTable: must be a list of tables"),
+        (print, {"w": DenseTable("w", (1,))}, "tables is dict: must be a list of tables"),
+        (print, ["w"], "tables contains str: must be a list of tables"),
+        (print, [DenseTable], "tables contains the class DenseTable: must be a list of tables"),
+        ([DenseTable("w", (1,))], print, "main is list: must be a function of a worker"),
+        ("main", [DenseTable("w", (1,))], "main is str: must be a function of a worker"),
+    ],
+)
+def test_arguments_in_the_wrong_place_are_refused(main: Any, tables: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        mpips.run(main, tables)
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_folder_for_checkpoints_that_is_a_file_is_refused_at_the_start(
+    tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"save = '.*': .*/file is not a folder; name a folder"):
+        mpips.run(
+            lambda _: pytest.fail("at work"),
+            [DenseTable("w", (1,))],
+            save=tmp_path / "file" / below,
+        )
+
+
+ENDS_UNSAVED = """
+import pathlib, sys, mpips
+
+def spoil(folder):
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    folder.touch()
+
+folder = pathlib.Path("saved")
+table = mpips.DenseTable("w", (2,))
+if sys.argv[1] == "run":
+    def main(worker):
+        worker.table("w").push([1.0, 1.0])
+        worker.clock()
+        spoil(folder)
+    folder.mkdir()
+    (folder / "x").touch()
+    print(mpips.run(main, [table], save=folder).unsaved)
+else:
+    import numpy as np
+    mpips.init(save=folder, verbose=False)
+    folder.mkdir(exist_ok=True)
+    import mpips.jax
+    model = mpips.jax.declare({"w": np.zeros(2, np.float32)}, optimizer=mpips.SGD(0.1))
+    model.push(model.pull())
+    mpips.jax.step()
+    spoil(folder)
+"""
+
+
+@pytest.mark.parametrize(("kind", "code"), [("run", 0), ("init", 1)])
+def test_a_job_whose_last_checkpoint_was_not_written_says_so(
+    tmp_path: Path, kind: str, code: int
+) -> None:
+    if kind == "init":
+        pytest.importorskip("jax", reason="mpips.jax needs JAX")
+    command = [sys.executable, "-c", ENDS_UNSAVED, kind]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    reason = "the checkpoint of step 1 was not written to saved: File exists (saved)"
+    assert done.returncode == code, done.stderr
+    if kind == "run":
+        assert done.stdout == f"{reason}\n"
+        assert f"mpips: warning: {reason}; the values at the end of the job" in done.stderr
+    else:
+        assert f"mpips: error: {reason}" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("main", "text"),
     [
         (a_generator, "a_generator contains yield, so calling it trains nothing: use return"),

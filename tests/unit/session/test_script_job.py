@@ -113,13 +113,13 @@ def test_a_step_ends_its_clock_once_with_the_cursor_of_its_end():
 
 
 def test_the_end_of_the_script_ends_the_open_clock_and_compares_steps():
-    found: list[tuple[str, int]] = []
+    found: list[tuple[str, int, str]] = []
     with script_job() as script:
         script.compare_steps = lambda *counted: found.append(counted)  # type: ignore[method-assign]
         job = CountingJob.of_script("a test")
         job.step()
     assert not job.is_open
-    assert found == [("the end of the script", 1)]
+    assert found == [("the end of the script", 1, "")]
 
 
 def train(folder: Path, crash_at: int = -1) -> list[Any]:

@@ -392,6 +392,56 @@ def test_different_numbers_of_steps_at_a_place_name_the_workers():
         counts.note(2, "b", 7)
 
 
+def test_a_rate_that_one_worker_alone_has_changed_names_the_workers():
+    counts = StepCounts(3)
+    for worker, place in [(0, "a"), (1, "a"), (2, "a"), (0, "b"), (1, "b")]:
+        counts.note(worker, place, 4, "lr = 0.1")
+    wanted = r"up to b: workers 0, 1: lr = 0.1; worker 2: lr = 0.01; under BSP"
+    with pytest.raises(ConfigError, match=wanted):
+        counts.note(2, "b", 4, "lr = 0.01")
+
+
+def test_rates_that_a_worker_does_not_know_are_not_compared():
+    counts = StepCounts(2)
+    for worker, rates in [(0, ""), (1, "lr = 0.1")]:
+        counts.note(worker, "a", 4, rates)
+
+
+def test_different_rates_at_the_end_of_the_script_are_a_warning():
+    warnings: list[str] = []
+    counts = StepCounts(3, warnings.append)
+    for worker, rates in [(1, "lr = 0.1"), (0, "lr = 0.2")]:
+        counts.note(worker, END_OF_SCRIPT, 8, rates)
+        assert not warnings
+    counts.note(2, END_OF_SCRIPT, 8, "lr = 0.1")
+    (warning,) = warnings
+    assert "end of the script: worker 0: lr = 0.2; workers 1, 2: lr = 0.1; under BSP" in warning
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_rates_are_those_of_the_newest_step(consistency: str):
+    found: list[tuple[Any, ...]] = []
+    with torch_job() as script:
+        script.compare_steps = lambda *place: found.append(place)  # type: ignore[method-assign]
+        model = nn.Linear(1, 1)
+        optimizer = SGD(model.parameters(), lr=0.5, momentum=0.25)
+        loader = DataLoader(TensorDataset(torch.ones(2, 1)), batch_size=1)
+        model, optimizer, loader = mpips.torch.prepare(
+            model, optimizer, loader, consistency=consistency
+        )
+        for epoch in range(3):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+            # The next step has this rate: it is no step of the epoch that has ended.
+            optimizer.param_groups[0]["lr"] = 0.5 / 2 ** (epoch + 1)
+    lasting = "momentum = 0.25, weight_decay = 0"
+    assert [rates for _, _, rates in found] == [
+        f"lr = {lr}, {lasting}" for lr in (0.5, 0.5, 0.25, 0.125)
+    ]
+
+
 def test_different_numbers_of_steps_at_the_end_of_the_script_are_a_warning():
     warnings: list[str] = []
     counts = StepCounts(3, warnings.append)
@@ -413,7 +463,7 @@ def test_gradients_that_wait_at_the_end_of_the_script_have_a_clock():
 
 @pytest.mark.parametrize("loop", [behind_backward, behind_backward_and_before])
 def test_steps_are_compared_behind_the_clocks_of_gradients_that_wait(loop: Loop):
-    found: list[tuple[str, int]] = []
+    found: list[tuple[Any, ...]] = []
     with torch_job() as script:
         script.compare_steps = lambda *place: found.append(place)  # type: ignore[method-assign]
         model, optimizer, loader = prepared(Net(own=True), overlap=False)
@@ -422,5 +472,5 @@ def test_steps_are_compared_behind_the_clocks_of_gradients_that_wait(loop: Loop)
             loop(model, optimizer, loader)
             next(iter(other))
     begins = [f"the beginning of epoch {e} of loader {i}" for e in range(2) for i in range(2)]
-    assert [place for place, _ in found[:-1]] == begins
-    assert [n for _, n in found] == [0, N, N, 2 * N, 2 * N]
+    assert [place for place, *_ in found[:-1]] == begins
+    assert [n for _, n, *_ in found] == [0, N, N, 2 * N, 2 * N]
