@@ -21,7 +21,8 @@ and hyperparameters into entries of the cursor, `progress.py` reports.
 order of `order.py`, and those without indices by `streams.py`; `sample_digests.py` finds streams that differ,
 `generators.py` seeds random numbers.
 
-`staged_model.py` is a model in stages, cut by `stage_cut.py`. `stage_run.py` computes its micro-batches, in
+`staged_model.py` is a model in stages, cut by `stage_cut.py`; `stage_profile.py` measures where, and
+`stage_balance.py` finds the cut of least cost. `stage_run.py` computes its micro-batches, in
 the order of `stage_order.py`; `stage_values.py` is what travels between stages.
 
 `lightning.py` and `transformers.py` have the Trainers of these libraries; nothing here imports them.
@@ -57,8 +58,10 @@ from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.ngrams import NgramEmbedding  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
+from mpips.torch.stage_cut import AutoStages  # noqa: E402
 
 __all__ = [
+    "AutoStages",
     "CommState",
     "Embedding",
     "EmbeddingBag",

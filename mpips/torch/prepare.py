@@ -30,7 +30,8 @@ from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.row_moments import RowStates, row_states
 from mpips.torch.rules import rule_of
-from mpips.torch.stage_cut import Stages, cut
+from mpips.torch.stage_cut import AutoStages, Stages, cut, cut_at, units_to_cut
+from mpips.torch.stage_profile import choose_stages, digest_of, ends_of
 from mpips.torch.staged_model import Division, make_staged
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
@@ -65,8 +66,8 @@ def prepare(
 ) -> Any:
     """Let the servers of the job hold and train a model. Call it before the first forward pass.
 
-    Not collective. Every parameter becomes a dense table with its torch name, every mpips.torch.Embedding an
-    embedding table.
+    Not collective; with AutoStages collective over all ranks, and blocking. Every parameter becomes a dense
+    table with its torch name, every mpips.torch.Embedding an embedding table.
     The script goes on as before: `loss.backward()` computes gradients, `optimizer.step()` pushes them and
     ends the worker's clock, and the next forward pass first pulls the new values. At the first forward pass,
     or the first iteration of the loader, all ranks start the job together; the values of worker 0 are the
@@ -134,8 +135,9 @@ def prepare(
             gradients on a CUDA device stay there, and are copied to and from the host on side streams while
             the device computes. Workers may have different devices.
         stages: Divide the model between the workers of a pipeline, which each compute a stage: a number of
-            stages, with parts of about as many parameters; or a list with the names of the modules of each
-            stage, such as ["embed, blocks.0-5", "blocks.6-11, head"]. The model must call its modules one
+            stages, with parts of about as many parameters; a list with the names of the modules of each
+            stage, such as ["embed, blocks.0-5", "blocks.6-11, head"]; or AutoStages(number, example), which
+            measures where to cut. The model must call its modules one
             after the other. It trains by `model.forward_backward`; see
             mpips.torch.staged_model.StagedModule. The number of workers must be a multiple of the number of
             stages; a job of one worker computes all of them. None: each worker computes the whole model.
@@ -297,9 +299,19 @@ def _division(
                 f"prepare: stages = {stages!r} with {what}: a model in stages does not take it; leave out "
                 "one of the two"
             )
-    found = cut(model, stages)
-    job.divide(len(found))
-    return Division(job, model, found)
+    if not isinstance(stages, AutoStages):
+        found = cut(model, stages)
+        job.divide(len(found))
+        return Division(job, model, found)
+
+    # Measure with as many threads as in the steps.
+    job.divide(stages.n)
+    take_cores(job.script)
+    units = units_to_cut(model)
+    digest = digest_of(units, stages)
+    choice = job.script.ask_stages(digest, lambda: choose_stages(units, stages, digest))
+    job.stages_choice = choice
+    return Division(job, model, cut_at(units, ends_of(choice, units)))
 
 
 def _of_stage(found: _ModelTables, division: Division) -> _ModelTables:
