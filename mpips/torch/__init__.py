@@ -8,6 +8,9 @@ in `row_gradients.py`, rows in state dicts in `row_state.py`. `ngrams.py` is a m
 `plain_ngrams.py` its copy without mpips. `by_use.py` waits for each value where a
 function uses it; `watching.py` finds changes that the script makes.
 
+`sharded_linear.py` is a last layer whose classes are divided between the workers, `class_shards.py` its
+softmax.
+
 `epochs.py` has loops over epochs that restarts continue, and their states; `schedules.py` compares schedulers
 with the length of a loader.
 
@@ -58,6 +61,7 @@ from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.ngrams import NgramEmbedding  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
+from mpips.torch.sharded_linear import ShardedLinear  # noqa: E402
 from mpips.torch.stage_cut import AutoStages  # noqa: E402
 
 __all__ = [
@@ -66,6 +70,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "NgramEmbedding",
+    "ShardedLinear",
     "averaged",
     "comm_hook",
     "device",

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
 from mpips.model.codec import PullCodec, PushCodec, common_codecs
-from mpips.model.consistency import ASP, Consistency, Switch
+from mpips.model.consistency import ASP, BSP, Consistency, Switch
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local
 from mpips.model.replicated import Replicated, TablePlacement, common_placement
@@ -30,6 +30,7 @@ from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.row_moments import RowStates, row_states
 from mpips.torch.rules import rule_of
+from mpips.torch.sharded_linear import ShardedLinear
 from mpips.torch.stage_cut import AutoStages, Stages, cut, cut_at, units_to_cut
 from mpips.torch.stage_profile import choose_stages, digest_of, ends_of
 from mpips.torch.staged_model import Division, make_staged
@@ -157,6 +158,7 @@ def prepare(
     codecs = common_codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
+    overlap = _overlap_with_shards(model, rules, overlap, stream)
     division = _division(model, job, stages, rules, overlap, placement, stream, device)
     begins_anew = optimizer is None or not has_steps(optimizer)
     if not begins_anew:
@@ -261,6 +263,33 @@ def _find_tables(
     states = {} if optimizer is None else dict(optimizer.state)
     rows = row_states(states, [one.table(path, others) for path, one in embeddings.items()])
     return _ModelTables(tables, own_buffers, embeddings, rows)
+
+
+def _overlap_with_shards(
+    model: torch.nn.Module, rules: Consistency, overlap: bool | None, stream: int | None
+) -> bool | None:
+    """Return the argument `overlap`; False for a model with layers that are divided between the workers.
+
+    Their workers exchange values in backward, which must be done before the first push.
+
+    Raises:
+        ConfigError: Such a layer does not fit another argument.
+    """
+    if not any(isinstance(module, ShardedLinear) for module in model.modules()):
+        return overlap
+    refused = {
+        f"consistency {rules.name!r}": not isinstance(rules, BSP),
+        "backup workers": isinstance(rules, BSP) and bool(rules.backup),
+        "overlap = True": overlap is True,
+        f"stream = {stream}": stream is not None,
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise ConfigError(
+                f"prepare: a model with ShardedLinear and {what}: all workers compute its classes together "
+                "in each step, and push behind it; use BSP() and leave out the other"
+            )
+    return False
 
 
 def _division(

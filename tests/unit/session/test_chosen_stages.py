@@ -121,6 +121,7 @@ def test_a_choice_is_that_of_the_run_and_else_that_of_its_checkpoint(tmp_path: P
     assert stored.read("d") == CHOICE, "an own checkpoint is newer than the one of `resume`"
     assert stored.write(OTHER) == ""
     assert stored.read("d") == OTHER
+    assert stored.read("another") is None
     assert StoredStages(None, folder.checkpoints, "auto", False).read("d") == CHOICE
     assert StoredStages(None, folder.checkpoints, "never", False).read("d") is None
     assert StoredStages(None, None, "auto", False).read("d") is None
