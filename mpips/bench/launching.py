@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -106,13 +106,35 @@ def on_nodes(
     Raises:
         BenchError: The launch failed or took longer than `timeout_s`.
     """
-    env = mpi_environment()
-    carried = [name for name in env if name.startswith(_CARRIED)]
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
-        command = [find_mpirun(), *where.mpirun_flags(ranks_per_node, carried)]
-        command += rank_command(program, options, Path(folder))
-        _launch(where.on_head(command), env | where.environment, timeout_s)
+        command = rank_command(program, options, Path(folder))
+        launch_on_nodes(command, where, ranks_per_node, mpi_environment(), timeout_s)
         return collect(Path(folder))
+
+
+def launch_on_nodes(
+    command: Sequence[str],
+    where: nodes.Nodes,
+    ranks_per_node: Sequence[int],
+    env: Mapping[str, str],
+    timeout_s: float,
+) -> None:
+    """Run a command on ranks of imitated nodes. Blocks.
+
+    Args:
+        command: Command of each rank.
+        where: The nodes.
+        ranks_per_node: Number of ranks of each node.
+        env: Environment of the launcher, of which ranks get what concerns mpips, MPI, OpenMP and Python.
+        timeout_s: Longest time of the launch, in seconds.
+
+    Raises:
+        BenchError: The launch failed or took longer than `timeout_s`.
+    """
+    carried = [name for name in env if name.startswith(_CARRIED)]
+    flags = where.mpirun_flags(ranks_per_node, carried)
+    on_head = where.on_head([find_mpirun(), *flags, *command])
+    _launch(on_head, {**env, **where.environment}, timeout_s)
 
 
 def _launch(command: list[str], env: dict[str, str], timeout_s: float) -> None:

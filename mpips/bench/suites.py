@@ -50,6 +50,10 @@ SUITES: Suites = {
         "mpips.bench.torch_models",
         "steps of PyTorch models; plain torch and DistributedDataParallel",
     ),
+    "stages": (
+        "mpips.bench.stages",
+        "a PyTorch model divided between four workers: parameters, and steps over links of 1 Gb/s",
+    ),
     "gpu": (
         "mpips.bench.gpu",
         "copies and steps with parameters on a CUDA device; plain torch there",

@@ -249,7 +249,7 @@ def _make(run: RunFolder, config: JobConfig, folder: Path) -> RunFolder:
     new = make_run(config, folder, f"replay-of-{run.path.name}")
     try:
         # Repeat the decisions that the run made by measurements.
-        for file in (run.placement_file, run.path / "choice.json"):
+        for file in (run.placement_file, run.stages_file, run.path / "choice.json"):
             if file.exists():
                 shutil.copyfile(file, new.path / file.name)
     except OSError as error:

@@ -8,6 +8,7 @@
     places.json       role, host and process of every rank of the attempt; written with the first status.json
                       of an attempt
     placement.json    the decision about tables with placement = "auto"; written by the scheduler
+    stages.json       where a model is cut into stages by a measurement; written by the scheduler, once
     buffers.json      sizes of the buffers under `cluster.node_buffers_mib`; written by the scheduler
     choice.json       values that a task has chosen by the training data; written by the scheduler, once
     ranks.json        activity of every rank of the attempt; written by the scheduler, shown by `mpips top`
@@ -173,6 +174,7 @@ class RunFolder:
         self.places_file = self.path / "places.json"
         self.ranks_file = self.path / "ranks.json"
         self.placement_file = self.path / "placement.json"
+        self.stages_file = self.path / "stages.json"
         self.buffers_file = self.path / "buffers.json"
         self.events_file = self.path / "events.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"

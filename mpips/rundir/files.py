@@ -212,6 +212,21 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
     subgroups: tuple[tuple[int, ...], ...] = ()
 
 
+class StagesChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """stages.json: where a model is cut into stages by a measurement. Checkpoints also contain it.
+
+    Attributes:
+        digest: Digest of the model, the example and the limit, as hexadecimal text. Another one makes the
+            choice void.
+        ends: For each stage the number of modules in front of its end.
+        reasons: Sentences for people, with the measured times.
+    """
+
+    digest: str
+    ends: tuple[int, ...]
+    reasons: tuple[str, ...] = ()
+
+
 class BuffersChoice(msgspec.Struct, frozen=True, kw_only=True):
     """buffers.json: the sizes of the buffers of a run with `cluster.node_buffers_mib`.
 

@@ -17,7 +17,8 @@ A job of one rank has no MPI: `own_link.py` is the connection of its worker with
 `mpips.scheduler.own_worker` that with its scheduler.
 
 Scripts: `script.py` is the job of a process that goes on by itself, `script_job.py` what jobs of torch,
-keras, jax and sklearn have in common, `script_program.py` the tables that a script declares, `reporting.py`
+keras, jax and sklearn have in common, `script_program.py` the tables that a script declares,
+`chosen_stages.py` the choice of a model's stages before the start, `reporting.py`
 its reports of progress, and `library_progress.py` those of Keras, JAX and others. `calling.py` calls a worker
 function, and `versions.py` refuses libraries that are too old.
 

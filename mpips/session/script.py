@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mpips.mpi.cluster import Cluster
     from mpips.mpi.one_rank import Ranks
     from mpips.rundir import directory
+    from mpips.rundir.files import StagesChoice
     from mpips.session.initial_values import Rows, State, Values
     from mpips.worker.worker import Worker
 
@@ -284,6 +285,36 @@ class Script:
             assert work is not None
             self.worker = work
         return self.worker
+
+    def ask_stages(self, digest: str, choose: Callable[[], StagesChoice]) -> StagesChoice:
+        """Return the choice of the stages of a model, the same on all ranks. Collective; blocks.
+
+        Only before the start. The choice of an earlier launch of the run holds, if its digest is this one.
+
+        Args:
+            digest: Digest of the model and of the rules of the choice; the same on all workers.
+            choose: Measures and chooses; called on worker 0 alone.
+
+        Raises:
+            SystemExit: With several ranks: there is no choice. The error has been printed once.
+            MpipsError: With one rank: there is no choice. The job can still start.
+        """
+        assert self._ranks is not None
+        declared = self._program.declared
+        if self._size == 1:
+            return declared.ask_stages(self._ranks, digest, choose)
+        self._waiting.close()
+        with self._reporting():
+            try:
+                found = declared.ask_stages(self._ranks, digest, choose)
+            except BaseException as error:
+                self._is_over = True
+                if not isinstance(error, MpipsError):
+                    self._fail(error)
+                self._blocks.__exit__(type(error), error, error.__traceback__)
+                raise
+        self._waiting.enter_context(self._ranks.lengthy())
+        return found
 
     def _enter(self, ranks: Ranks) -> tuple[Worker | None, Outcome]:
         """Start the job; if it cannot start, leave all blocks."""

@@ -7,7 +7,7 @@ whose initial values count: other workers may have drawn other ones.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from mpips.model.table import Table
     from mpips.mpi.one_rank import Ranks
+    from mpips.rundir.files import StagesChoice
+    from mpips.session.chosen_stages import StoredStages
     from mpips.session.driver import JobView
     from mpips.worker.worker import Worker
 
@@ -40,13 +42,16 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         worker: Index of the worker.
-        digest: Digest of its tables; "": its script ended without a pull.
+        digest: Digest of its tables; "": its script ended without a pull, or it
+            requests a choice.
         tables: Tables of the worker, in the entry of worker 0 only; see mpips.model.table_config.
+        request: Digest of the model whose stages are to be chosen; "": no request.
     """
 
     worker: int
     digest: str
     tables: list[dict[str, Any]] = []
+    request: str = ""
 
 
 class Declared:
@@ -57,10 +62,13 @@ class Declared:
         values: Functions that return the initial values of dense tables, by name, for each group.
         rows: Functions that return the initial rows of embedding tables, by name.
         states: Functions that return the initial optimizer state of dense tables, by name.
+        notes: Sentences for people about what was chosen before the first pull.
     """
 
-    def __init__(self) -> None:
-        """Declare nothing yet."""
+    def __init__(self, stages: Callable[[], StoredStages]) -> None:
+        """Declare nothing yet. `stages`: returns where the choice of the stages of a model is stored."""
+        self._stages = stages
+        self.notes: list[str] = []
         self.tables: list[Table] = []
         self.values: dict[str, dict[str, Values]] = {}
         self.rows: dict[str, Rows] = {}
@@ -116,21 +124,18 @@ class Declared:
             EndedEarlyError: All workers have ended their scripts. Raised on all ranks.
         """
 
-        def mine() -> dict[str, Any] | None:
-            if ranks.worker is None:
-                return None
-            row = _Row(ranks.worker, "")
-            if not has_ended:
-                check_tables(self.tables)
-                configs = [to_config(table) for table in self.tables]
-                row = _Row(ranks.worker, _digest(configs), [] if ranks.worker else configs)
-            plain: dict[str, Any] = msgspec.to_builtins(row)
-            return plain
+        def mine() -> _Row:
+            if has_ended:
+                return _Row(ranks.worker or 0, "")
+            check_tables(self.tables)
+            configs = [to_config(table) for table in self.tables]
+            return _Row(ranks.worker or 0, _digest(configs), [] if ranks.worker else configs)
 
-        found = ranks.agree(_WHAT, mine, lengthy=True)
-        rows = sorted(
-            (msgspec.convert(row, _Row) for row in found if row is not None), key=lambda r: r.worker
-        )
+        # Servers and the scheduler are here while workers request choices.
+        rows = _met(ranks, mine)
+        while rows[0].request:
+            self._choose(ranks, rows[0].request, None)
+            rows = _met(ranks, mine)
         ended = [row.worker for row in rows if not row.digest]
         if len(ended) == len(rows):
             raise EndedEarlyError
@@ -144,11 +149,71 @@ class Declared:
             ranks.agree("comparing the models", lambda: self._refuse_other(ranks, first))
         return [from_config(config) for config in first]
 
+    def ask_stages(
+        self, ranks: Ranks, digest: str, choose: Callable[[], StagesChoice]
+    ) -> StagesChoice:
+        """Return the choice of the stages of a model. Collective over all ranks; blocks. On workers.
+
+        Args:
+            ranks: All ranks.
+            digest: Digest of the model and of the rules of the choice.
+            choose: Measures and chooses; called on worker 0, if no launch of the run has chosen before.
+
+        Raises:
+            ConfigError: Another worker has another model, or is at its first pull or its end.
+        """
+        rows = _met(ranks, lambda: _Row(ranks.worker or 0, "", request=digest))
+        return self._choose(ranks, rows[0].request, choose)
+
+    def _choose(
+        self, ranks: Ranks, digest: str, choose: Callable[[], StagesChoice] | None
+    ) -> StagesChoice:
+        # Few scripts need it.
+        from mpips.session.chosen_stages import chosen_stages
+
+        choice, self.notes = chosen_stages(ranks, digest, self._stages(), choose)
+        return choice
+
     def _refuse_other(self, ranks: Ranks, first: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError with the first difference to worker 0's tables, if there is one."""
         own = [to_config(table) for table in self.tables]
         if ranks.worker is not None and (difference := _difference(own, first)):
             raise ConfigError(f"{difference}; all workers must make the same model")
+
+
+def _met(ranks: Ranks, mine: Callable[[], _Row]) -> list[_Row]:
+    """Return the entries of all workers, by index. Collective over all ranks; blocks.
+
+    Args:
+        ranks: All ranks.
+        mine: Returns the entry of this worker; called on workers.
+
+    Raises:
+        ConfigError: The requests of the workers differ.
+    """
+
+    def row() -> dict[str, Any] | None:
+        found: dict[str, Any] | None = msgspec.to_builtins(None if ranks.worker is None else mine())
+        return found
+
+    found = ranks.agree(_WHAT, row, lengthy=True)
+    rows = sorted(
+        (msgspec.convert(one, _Row) for one in found if one is not None), key=lambda r: r.worker
+    )
+    other = next((one for one in rows if one.request != rows[0].request), None)
+    if other is not None and other.request and rows[0].request:
+        raise ConfigError(
+            f"worker {other.worker} prepares another model, or another example or limit of AutoStages, than "
+            "worker 0; all workers must make the same model"
+        )
+    if other is not None:
+        asking, waiting = (other, rows[0]) if other.request else (rows[0], other)
+        does = "begins to train" if waiting.digest else "has ended its script"
+        raise ConfigError(
+            f"worker {asking.worker} prepares a model with AutoStages, while worker {waiting.worker} {does}: "
+            "all workers must run the same steps"
+        )
+    return rows
 
 
 class ScriptProgram:
@@ -165,7 +230,7 @@ class ScriptProgram:
         self.monitor = checked.monitor
         self.warm = checked.redundancy.warm
         self.has_partners = checked.redundancy.partner
-        self.declared = Declared()
+        self.declared = Declared(lambda: _stored_stages(checked, resume))
         self.has_ended = False
         self._tables: list[Table] = []
         self._values = InitialValues([], [])
@@ -197,9 +262,11 @@ class ScriptProgram:
         """Do nothing: `mpips.torch` reads the start of the worker."""
 
     def show(self, view: JobView) -> None:
-        """Print roles and transports of several ranks."""
-        if self._verbose and view.description:
-            say(view.description)
+        """Print roles and transports of several ranks, and what was chosen before the first pull."""
+        notes = [f"note: {note}" for note in self.declared.notes]
+        lines = [*filter(None, [view.description]), *notes]
+        if self._verbose and lines:
+            say("\n".join(lines))
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Show nothing."""
@@ -210,6 +277,12 @@ class ScriptProgram:
 
     def close(self) -> None:
         """Do nothing: `show` has begun nothing."""
+
+
+def _stored_stages(checked: CheckedArguments, resume: str) -> StoredStages:
+    from mpips.session.chosen_stages import StoredStages
+
+    return StoredStages(checked.run, checked.folder, resume, checked.has_own_folder)
 
 
 def _digest(configs: Sequence[Mapping[str, Any]]) -> str:

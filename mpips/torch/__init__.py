@@ -8,6 +8,9 @@ in `row_gradients.py`, rows in state dicts in `row_state.py`. `ngrams.py` is a m
 `plain_ngrams.py` its copy without mpips. `by_use.py` waits for each value where a
 function uses it; `watching.py` finds changes that the script makes.
 
+`sharded_linear.py` is a last layer whose classes are divided between the workers, `class_shards.py` its
+softmax.
+
 `epochs.py` has loops over epochs that restarts continue, and their states; `schedules.py` compares schedulers
 with the length of a loader.
 
@@ -21,7 +24,8 @@ and hyperparameters into entries of the cursor, `progress.py` reports.
 order of `order.py`, and those without indices by `streams.py`; `sample_digests.py` finds streams that differ,
 `generators.py` seeds random numbers.
 
-`staged_model.py` is a model in stages, cut by `stage_cut.py`. `stage_run.py` computes its micro-batches, in
+`staged_model.py` is a model in stages, cut by `stage_cut.py`; `stage_profile.py` measures where, and
+`stage_balance.py` finds the cut of least cost. `stage_run.py` computes its micro-batches, in
 the order of `stage_order.py`; `stage_values.py` is what travels between stages.
 
 `lightning.py` and `transformers.py` have the Trainers of these libraries; nothing here imports them.
@@ -57,12 +61,16 @@ from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.ngrams import NgramEmbedding  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
+from mpips.torch.sharded_linear import ShardedLinear  # noqa: E402
+from mpips.torch.stage_cut import AutoStages  # noqa: E402
 
 __all__ = [
+    "AutoStages",
     "CommState",
     "Embedding",
     "EmbeddingBag",
     "NgramEmbedding",
+    "ShardedLinear",
     "averaged",
     "comm_hook",
     "device",

@@ -28,6 +28,8 @@ import numpy as np
 import torch
 
 from mpips.errors import ConfigError
+from mpips.rundir.files import StagesChoice
+from mpips.session.chosen_stages import CURSOR_ENTRY, entry_of
 from mpips.session.script import Script
 from mpips.session.script_job import ScriptJob
 from mpips.torch.cursor import SchedulerState
@@ -40,7 +42,7 @@ from mpips.torch.skips import Skips
 from mpips.worker.worker import Worker
 
 # Entries of the cursor that are no parts of the script.
-_OWN_NAMES = ("torch", "workers", "stages", "epoch", "steps", "epochs")
+_OWN_NAMES = ("torch", "workers", "stages", CURSOR_ENTRY, "epoch", "steps", "epochs")
 
 
 class Pushed(Protocol):
@@ -96,6 +98,7 @@ class TorchJob(ScriptJob):
         announced: Layers whose rows a prepared loader may fetch in advance.
         progress: Automatic reports of the script.
         n_stages: Number of workers of a pipeline: the stages of a model divided between them; 1: it is not.
+        stages_choice: Where a measurement has cut the model into stages; None: nothing was measured.
     """
 
     library = "mpips.torch"
@@ -113,6 +116,7 @@ class TorchJob(ScriptJob):
         self.announced: list[Announced] = []
         self.progress = ScriptProgress(script, self.loops, self.loaders, lambda: self.n_optimizers)
         self.n_stages = 1
+        self.stages_choice: StagesChoice | None = None
         self._asked_stages: int | None = (
             None  # of the model in stages, whatever the number of workers
         )
@@ -283,7 +287,9 @@ class TorchJob(ScriptJob):
     def position(self) -> dict[str, Any]:
         """Return the steps, the number of workers and the places of all parts."""
         places = {name: part.position() for name, part in self._restored.items()}
-        stages = {"stages": self.n_stages} if self.n_stages > 1 else {}
+        stages: dict[str, Any] = {"stages": self.n_stages} if self.n_stages > 1 else {}
+        if self.stages_choice is not None:
+            stages[CURSOR_ENTRY] = entry_of(self.stages_choice)
         return {
             "workers": self.script.n_workers,
             **stages,

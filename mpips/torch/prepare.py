@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
 from mpips.model.codec import PullCodec, PushCodec, common_codecs
-from mpips.model.consistency import ASP, Consistency, Switch
+from mpips.model.consistency import ASP, BSP, Consistency, Switch
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local
 from mpips.model.replicated import Replicated, TablePlacement, common_placement
@@ -30,7 +30,9 @@ from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.row_moments import RowStates, row_states
 from mpips.torch.rules import rule_of
-from mpips.torch.stage_cut import Stages, cut
+from mpips.torch.sharded_linear import ShardedLinear
+from mpips.torch.stage_cut import AutoStages, Stages, cut, cut_at, units_to_cut
+from mpips.torch.stage_profile import choose_stages, digest_of, ends_of
 from mpips.torch.staged_model import Division, make_staged
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
 from mpips.torch.streamed_model import (
@@ -65,8 +67,8 @@ def prepare(
 ) -> Any:
     """Let the servers of the job hold and train a model. Call it before the first forward pass.
 
-    Not collective. Every parameter becomes a dense table with its torch name, every mpips.torch.Embedding an
-    embedding table.
+    Not collective; with AutoStages collective over all ranks, and blocking. Every parameter becomes a dense
+    table with its torch name, every mpips.torch.Embedding an embedding table.
     The script goes on as before: `loss.backward()` computes gradients, `optimizer.step()` pushes them and
     ends the worker's clock, and the next forward pass first pulls the new values. At the first forward pass,
     or the first iteration of the loader, all ranks start the job together; the values of worker 0 are the
@@ -134,8 +136,9 @@ def prepare(
             gradients on a CUDA device stay there, and are copied to and from the host on side streams while
             the device computes. Workers may have different devices.
         stages: Divide the model between the workers of a pipeline, which each compute a stage: a number of
-            stages, with parts of about as many parameters; or a list with the names of the modules of each
-            stage, such as ["embed, blocks.0-5", "blocks.6-11, head"]. The model must call its modules one
+            stages, with parts of about as many parameters; a list with the names of the modules of each
+            stage, such as ["embed, blocks.0-5", "blocks.6-11, head"]; or AutoStages(number, example), which
+            measures where to cut. The model must call its modules one
             after the other. It trains by `model.forward_backward`; see
             mpips.torch.staged_model.StagedModule. The number of workers must be a multiple of the number of
             stages; a job of one worker computes all of them. None: each worker computes the whole model.
@@ -155,6 +158,7 @@ def prepare(
     codecs = common_codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap, pull)
     check_stream(stream, init, rules, overlap)
+    overlap = _overlap_with_shards(model, rules, overlap, stream)
     division = _division(model, job, stages, rules, overlap, placement, stream, device)
     begins_anew = optimizer is None or not has_steps(optimizer)
     if not begins_anew:
@@ -261,6 +265,33 @@ def _find_tables(
     return _ModelTables(tables, own_buffers, embeddings, rows)
 
 
+def _overlap_with_shards(
+    model: torch.nn.Module, rules: Consistency, overlap: bool | None, stream: int | None
+) -> bool | None:
+    """Return the argument `overlap`; False for a model with layers that are divided between the workers.
+
+    Their workers exchange values in backward, which must be done before the first push.
+
+    Raises:
+        ConfigError: Such a layer does not fit another argument.
+    """
+    if not any(isinstance(module, ShardedLinear) for module in model.modules()):
+        return overlap
+    refused = {
+        f"consistency {rules.name!r}": not isinstance(rules, BSP),
+        "backup workers": isinstance(rules, BSP) and bool(rules.backup),
+        "overlap = True": overlap is True,
+        f"stream = {stream}": stream is not None,
+    }
+    for what, is_there in refused.items():
+        if is_there:
+            raise ConfigError(
+                f"prepare: a model with ShardedLinear and {what}: all workers compute its classes together "
+                "in each step, and push behind it; use BSP() and leave out the other"
+            )
+    return False
+
+
 def _division(
     model: torch.nn.Module,
     job: TorchJob,
@@ -297,9 +328,19 @@ def _division(
                 f"prepare: stages = {stages!r} with {what}: a model in stages does not take it; leave out "
                 "one of the two"
             )
-    found = cut(model, stages)
-    job.divide(len(found))
-    return Division(job, model, found)
+    if not isinstance(stages, AutoStages):
+        found = cut(model, stages)
+        job.divide(len(found))
+        return Division(job, model, found)
+
+    # Measure with as many threads as in the steps.
+    job.divide(stages.n)
+    take_cores(job.script)
+    units = units_to_cut(model)
+    digest = digest_of(units, stages)
+    choice = job.script.ask_stages(digest, lambda: choose_stages(units, stages, digest))
+    job.stages_choice = choice
+    return Division(job, model, cut_at(units, ends_of(choice, units)))
 
 
 def _of_stage(found: _ModelTables, division: Division) -> _ModelTables:

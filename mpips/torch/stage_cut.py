@@ -20,10 +20,52 @@ from torch.nn.parameter import UninitializedParameter
 from mpips.errors import ConfigError
 from mpips.torch.embedding import Embedding
 from mpips.torch.module import Refresh
-
-Stages = int | Sequence[str]
+from mpips.torch.stage_balance import least_maximum, spans
 
 _RANGE = re.compile(r"(.*?)(\d+)-(\d+)$")
+
+
+class AutoStages:
+    """Stages whose cuts are chosen by a measurement; an argument of `prepare`.
+
+    Worker 0 computes each module of the model forward and backward on an example, and chooses the cuts with
+    the least time of the slowest stage. Among cuts whose slowest stage takes at most 2% longer, those between
+    which the fewest bytes travel are taken. All workers use this choice, and so does each restart: a run
+    directory and checkpoints contain it. A choice for another model, example or limit does not count.
+
+    Attributes:
+        n: Number of stages.
+        example: A micro-batch: an argument of the model, on the CPU, with as many samples as a micro-batch
+            of the training has.
+        memory_mib: Most memory of a worker, in MiB: parameters and buffers of its stage, their gradients, and
+            what its micro-batches keep for their backward passes under "1f1b". Memory of mpips and of torch
+            itself is not counted. None: no limit.
+    """
+
+    def __init__(self, n: int, example: Any, *, memory_mib: float | None = None) -> None:
+        """Take the number of stages, an example and a limit.
+
+        Raises:
+            ConfigError: `n` or `memory_mib` is not accepted.
+        """
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ConfigError(f"AutoStages: n = {n!r}: must be a number of stages, 1 or more")
+        is_number = isinstance(memory_mib, int | float) and not isinstance(memory_mib, bool)
+        if memory_mib is not None and not (is_number and 0 < memory_mib < float("inf")):
+            raise ConfigError(
+                f"AutoStages: memory_mib = {memory_mib!r}: must be None or a number greater than 0"
+            )
+        self.n = n
+        self.example = example
+        self.memory_mib = memory_mib
+
+    def __repr__(self) -> str:
+        """Return the number of stages and the limit; an example can be large."""
+        limit = "" if self.memory_mib is None else f", memory_mib={self.memory_mib:g}"
+        return f"AutoStages({self.n}{limit})"
+
+
+Stages = int | Sequence[str] | AutoStages
 
 
 class Unit(NamedTuple):
@@ -33,7 +75,7 @@ class Unit(NamedTuple):
     module: nn.Module
 
 
-def cut(model: nn.Module, stages: Stages) -> list[list[Unit]]:
+def cut(model: nn.Module, stages: int | Sequence[str]) -> list[list[Unit]]:
     """Return the units of each stage of a model, in the order of their calls.
 
     A number of stages cuts the model so that the largest stage has as few parameters as possible.
@@ -45,14 +87,37 @@ def cut(model: nn.Module, stages: Stages) -> list[list[Unit]]:
     Raises:
         ConfigError: The model cannot be cut so; the message names the part of it.
     """
-    _check(model)
-    units = units_of(model)
+    units = units_to_cut(model)
     if isinstance(stages, bool) or not isinstance(stages, int | list | tuple):
         raise ConfigError(
-            f"prepare: stages = {stages!r}: must be a number of stages, or a list with the names of the "
-            "modules of each stage"
+            f"prepare: stages = {stages!r}: must be a number of stages, a list with the names of the modules "
+            "of each stage, or mpips.torch.AutoStages(number, example)"
         )
     found = _balanced(units, stages) if isinstance(stages, int) else _named(units, stages)
+    return _checked(found)
+
+
+def units_to_cut(model: nn.Module) -> list[Unit]:
+    """Return the units of a model that can have stages, in the order of their calls.
+
+    Raises:
+        ConfigError: The model cannot have stages; the message names the part of it.
+    """
+    _check(model)
+    return units_of(model)
+
+
+def cut_at(units: Sequence[Unit], ends: Sequence[int]) -> list[list[Unit]]:
+    """Return the units of each stage. `ends`: number of units in front of the end of each stage.
+
+    Raises:
+        ConfigError: A stage has no parameters, or two stages share a tensor.
+    """
+    return _checked(_parts(units, ends))
+
+
+def _checked(found: list[list[Unit]]) -> list[list[Unit]]:
+    """Return the stages if each has parameters and none shares a tensor with another one."""
     for number, own in enumerate(found):
         if not any(p.numel() for unit in own for p in unit.module.parameters()):
             names = ", ".join(unit.path for unit in own) or "no modules"
@@ -70,6 +135,8 @@ def n_stages_of(stages: Stages) -> int:
     Raises:
         ConfigError: It is not accepted.
     """
+    if isinstance(stages, AutoStages):
+        return stages.n
     n = stages if isinstance(stages, int) and not isinstance(stages, bool) else None
     if isinstance(stages, list | tuple):
         n = len(stages)
@@ -277,28 +344,16 @@ def _balanced(units: Sequence[Unit], n: int) -> list[list[Unit]]:
             f"prepare: stages = {n}: the model has {sum(size > 0 for size in sizes)} modules with parameters "
             "that a cut can separate, and each stage needs one: use fewer stages"
         )
-    sums = [0]
-    for size in sizes:
-        sums.append(sums[-1] + size)
+    # A stage of modules without parameters is none.
+    costs = spans(sizes)
+    costs[costs == 0] = float("inf")
+    _, ends = least_maximum([costs] * n)
+    return _parts(units, ends)
 
-    # Least size of the largest of k stages that end before unit i, and where the last one of them begins.
-    least: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(float("inf"), 0)] * len(units)]
-    for _ in range(n):
-        row = [(float("inf"), 0)]
-        for i in range(1, len(units) + 1):
-            choices = [
-                (max(least[-1][j][0], float(sums[i] - sums[j])), j)
-                for j in range(i)
-                if sums[i] > sums[j]
-            ]
-            row.append(min(choices, default=(float("inf"), 0)))
-        least.append(row)
-    bounds, end = [len(units)], len(units)
-    for k in range(n, 0, -1):
-        end = least[k][end][1]
-        bounds.append(end)
-    bounds.reverse()
-    return [list(units[a:b]) for a, b in pairwise(bounds)]
+
+def _parts(units: Sequence[Unit], ends: Sequence[int]) -> list[list[Unit]]:
+    """Return the units of each stage. `ends`: number of units in front of the end of each stage."""
+    return [list(units[a:b]) for a, b in pairwise([0, *ends])]
 
 
 def _named(units: Sequence[Unit], names: Sequence[Any]) -> list[list[Unit]]:

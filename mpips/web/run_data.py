@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +315,8 @@ class RunData:
     def _read_config(self) -> dict[str, Any] | None:
         """Return configuration, result and logs if they have changed, else None."""
         there = self._attempts_with_logs()
-        files = (self.run.config_file, self.run.path / "summary.json", self.run.placement_file)
+        decided = (self.run.placement_file, self.run.stages_file)
+        files = (self.run.config_file, self.run.path / "summary.json", *decided)
         version = (tuple(map(version_of, files)), tuple(there))
         if version == self._config_version:
             return None
@@ -322,11 +324,13 @@ class RunData:
         found: dict[str, Any] = {"attempts": there, "config": {}, "result": {}, "reasons": []}
         try:
             found["config"], found["result"] = values_of(self.run)
-            decided = msgspec.json.decode(read_regular(self.run.placement_file))
-            found["reasons"] = [str(text) for text in decided.get("reasons", [])]
         except (ConfigError, OSError, AttributeError, TypeError, *DAMAGED):
             # A damaged file of the run is named by the state; a run need not have these files.
             return found
+        for path in decided:
+            with suppress(OSError, AttributeError, TypeError, *DAMAGED):
+                reasons = msgspec.json.decode(read_regular(path)).get("reasons", [])
+                found["reasons"] += [str(text) for text in reasons]
         return found
 
     def parts(self, cursor: SentParts) -> bytes | None:

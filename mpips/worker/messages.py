@@ -168,16 +168,27 @@ class ArrayMessages:
             )
         if not _is_index(tag) or not 0 <= tag < 1 << 63:
             raise ConfigError(f"{what}: tag = {tag!r}: must be a whole number of 0 or more")
-        if not self._has_begun:
-            if self._cuts_apart:
-                raise ConfigError(
-                    f"{what}: all tables are under ASP, so a checkpoint has each worker at a clock of its "
-                    "own, and messages would be lost at a restart: give a table BSP or SSP, or write no "
-                    "checkpoints"
-                )
-            self._refuse_memory()
-            self._has_begun = True
+        self.begin(what)
         return self._mail, int(worker), int(tag)
+
+    def begin(self, what: str) -> None:
+        """Note that workers exchange values in each clock, before they do. `what` names the exchange.
+
+        Later launches of a run then start from a checkpoint, where all workers are at one clock.
+
+        Raises:
+            ConfigError: The job's checkpoints have each worker at a clock of its own.
+        """
+        if self._has_begun or self._mail is None:
+            return
+        if self._cuts_apart:
+            raise ConfigError(
+                f"{what}: all tables are under ASP, so a checkpoint has each worker at a clock of its "
+                "own, and messages would be lost at a restart: give a table BSP or SSP, or write no "
+                "checkpoints"
+            )
+        self._refuse_memory()
+        self._has_begun = True
 
     def _check(self, message: ArrivedArray, out: AnyArray | None) -> None:
         """Raise ConfigError if a message is of another clock, or does not fit `out`."""

@@ -9,6 +9,7 @@ import launcher
 import pytest
 
 from mpips.bench import adaptive, gpu, insitu
+from mpips.bench.stages import BOUND
 from mpips.bench.torch_models import RATIOS
 from tests.bench import diloco, monitor
 from tests.bench.placement import JOBS
@@ -105,6 +106,17 @@ def test_torch_gives_every_ratio() -> None:
     pytest.importorskip("torch", reason="the suite compares with PyTorch")
     found = quick("torch")
     assert set(found["ratios"]) == set(found["bars"]) == {ratio.name for ratio in RATIOS}
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
+def test_stages_gives_every_ratio() -> None:
+    pytest.importorskip("torch", reason="the suite divides a model of PyTorch")
+    found = quick("stages")
+    names = {"stage_memory", "one_stage_cost", BOUND}
+    assert set(found["ratios"]) | set(found["skipped"]) == names
+    assert set(found["skipped"]) <= {BOUND}
+    assert set(found["bars"]) == set(found["ratios"])
+    assert found["ratios"]["stage_memory"] == 0.25
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 

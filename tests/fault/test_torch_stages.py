@@ -82,6 +82,50 @@ def test_a_stage_that_is_killed_in_a_step_ends_with_the_bits_of_one_process(tmp_
     check_killed(tmp_path, 4, 2, "1:7:2")
 
 
+def check_measured(tmp_path: Path, kill: str, source: str) -> None:
+    """Compare a run with measured stages, whose first attempt is killed, with one process."""
+    expected = alone(tmp_path / "alone", "cut=auto")
+    assert expected["ends"] == [9, 11]
+    folder = tmp_path / "run"
+    with run(folder, 4, 2, "cut=auto", f"kill={kill}") as job:
+        found = ended(job, folder)
+    assert same(found, expected)
+    # A measurement of the second attempt would cut at 2.
+    assert found["ends"] == [9, 11]
+    assert (starts(folder)[1][0] == "checkpoint") == (source == "checkpoint")
+    (stored,) = (folder / "runs").glob("*/stages.json")
+    assert json.loads(stored.read_text())["ends"] == [9, 11]
+
+
+def test_measured_stages_are_those_of_the_first_attempt(tmp_path: Path) -> None:
+    check_measured(tmp_path, "1:1:2", "the beginning")
+
+
+@pytest.mark.long
+def test_measured_stages_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    check_measured(tmp_path, "0:6:2", "checkpoint")
+    # A new run that continues from this checkpoint has no other place to find them.
+    (saved,) = (tmp_path / "run" / "runs").glob("*/checkpoints")
+    options = ["2", "epochs=3", "cut=auto", f"resume={saved / 'latest'}"]
+    folder = tmp_path / "next"
+    folder.mkdir()
+    command = [sys.executable, PROGRAM, str(folder), *options]
+    with launcher.launch(4, command, {"SLANT": "1"}, 100.0) as job:
+        found = ended(job, folder)
+    assert found["ends"] == [9, 11]
+    assert same(found, alone(tmp_path / "whole", "epochs=3", "cut=auto"))
+
+
+@pytest.mark.long
+def test_a_worker_with_another_example_ends_the_job_with_one_message(tmp_path: Path) -> None:
+    command = [sys.executable, PROGRAM, str(tmp_path), "2", "cut=auto", "odd=1"]
+    with launcher.launch(4, command, timeout=60.0) as job:
+        assert job.wait() == 2, job.tail(60)
+        text = job.stderr()
+    (error,) = re.findall(r"mpips: error: .*", text)
+    assert "worker 1 prepares another model, or another example or limit of AutoStages" in error
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("place", range(12))
 @pytest.mark.parametrize("worker", [0, 1])

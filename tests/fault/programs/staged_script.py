@@ -14,6 +14,8 @@ usage: staged_script.py FOLDER STAGES [OPTION=VALUE ...]
                      full_state_dict
     timeout=40       limit of all waits, s
     resume=auto      a checkpoint
+    cut=number       auto: a measurement cuts the model; those of later attempts would cut it otherwise
+    odd=             auto: WORKER, which gives an example of its own
 """
 
 import hashlib
@@ -37,6 +39,8 @@ OPTIONS = {
     "timeout": "40",
     "resume": "auto",
     "micro": "3",
+    "cut": "number",
+    "odd": "",
 }
 OPTIONS |= dict(word.split("=") for word in sys.argv[3:])
 saves = {"every_steps": int(OPTIONS["save"])} if OPTIONS["save"] != "0" else {}
@@ -48,7 +52,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import mpips.torch  # noqa: E402
-from mpips.torch import stage_run  # noqa: E402
+from mpips.torch import stage_profile, stage_run  # noqa: E402
 
 torch.set_num_threads(1)
 PIPELINES = max(mpips.world_size() // STAGES, 1)
@@ -101,6 +105,18 @@ class Model(nn.Module):
         return self.head(x)
 
 
+is_first = os.environ.get("MPIPS_GENERATION", "0") == "0" and "SLANT" not in os.environ
+plain_profiles = stage_profile.profile_units
+
+
+def slanted(units: list, example: torch.Tensor) -> list:
+    """Return profiles whose last units are slow in the first attempt, and whose first ones later."""
+    found = plain_profiles(units, example)
+    order = range(1, 1 + len(found)) if is_first else range(len(found), 0, -1)
+    return [one._replace(ns=place**3) for place, one in zip(order, found, strict=True)]
+
+
+stage_profile.profile_units = slanted
 random = torch.Generator().manual_seed(5)
 x = torch.randn(92, 8, generator=random)
 y = torch.randint(0, 4, (92,), generator=random)
@@ -109,9 +125,13 @@ model = Model()
 n_parameters = sum(p.numel() for p in model.parameters())
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
 loader = DataLoader(TensorDataset(x, y), batch_size=24 // PIPELINES, shuffle=True)
-loader = mpips.torch.prepare_loader(loader, stages=STAGES)
+stages = STAGES
+if OPTIONS["cut"] == "auto":
+    n_samples = 5 if OPTIONS["odd"] == str(mpips.rank()) else 4
+    stages = mpips.torch.AutoStages(STAGES, x[:n_samples])
+loader = mpips.torch.prepare_loader(loader, stages=stages)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=200)
-model, optimizer = mpips.torch.prepare(model, optimizer, scheduler=scheduler, stages=STAGES)
+model, optimizer = mpips.torch.prepare(model, optimizer, scheduler=scheduler, stages=stages)
 
 log: dict = {"losses": [], "norms": [], "right": []}
 latest = Path(os.environ.get("MPIPS_RUN_DIR", ".")) / "checkpoints" / "latest"
@@ -142,12 +162,14 @@ def strike(call: str) -> None:
 
 
 def doom(number: int) -> None:
-    """Kill this process before pass `number` of the step, when there is a checkpoint."""
+    """Kill this process before pass `number` of the step, when the first checkpoint is there."""
     plain, count = stage_run._Step.run, iter(range(1000))
+    step_of_kill = int(OPTIONS["kill"].split(":")[1])
 
     def run(step: stage_run._Step, stage: int, action: stage_run.Action) -> None:
         if next(count) == number:
-            await_checkpoint()
+            if step_of_kill > int(OPTIONS["save"]):
+                await_checkpoint()
             os.kill(os.getpid(), signal.SIGKILL)
         plain(step, stage, action)
 
@@ -184,8 +206,10 @@ for _ in mpips.torch.epochs(int(OPTIONS["epochs"]), state=log):
 strike("full_state_dict")
 state = model.full_state_dict()
 own = sum(p.numel() for p in model.parameters())
+choice = model._mpips_job.stages_choice
 found = {
     **log,
+    "ends": None if choice is None else choice.ends,
     "share": own / n_parameters,
     "lr": scheduler.get_last_lr(),
     "steps": mpips.torch.steps(),

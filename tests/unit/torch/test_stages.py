@@ -158,7 +158,7 @@ def pair() -> nn.Module:
     ("model", "stages", "message"),
     [
         (pair, 0, "must be a number of 1 or more"),
-        (pair, True, "must be a number of stages, or a list"),
+        (pair, True, "must be a number of stages, a list"),
         (pair, 3, "the model has 2 modules with parameters"),
         (pair, ["0"], "'1' is in no stage"),
         (pair, ["1", "0"], "'1' of stage 0 is called behind modules of stage 1"),

@@ -485,3 +485,16 @@ def test_messages_between_workers_have_tags_of_their_own() -> None:
         *(handover._ASK, handover._PARTS, handover._VALUES, replicated_start._TAG),
     ]
     assert len(set(tags)) == len(tags)
+
+
+def test_an_exchange_without_messages_refuses_memory_once_and_before_them() -> None:
+    network = Network()
+    mine = Messenger(0, 2, network)
+    mine.messages.begin("an exchange")
+    mine.messages.begin("an exchange")
+    mine.send(np.ones(3), 1)
+    assert mine.n_refused == 1
+    apart = Messenger(0, 2, network, cuts_apart=True)
+    with pytest.raises(ConfigError, match="an exchange: all tables are under ASP"):
+        apart.messages.begin("an exchange")
+    assert apart.n_refused == 0
