@@ -203,7 +203,8 @@ class ProducersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         generator = np.random.Generator(np.random.PCG64([self.seed, zlib.crc32(name.encode())]))
         places = generator.permutation(self.members) + generator.random(self.members)
         share = float(places[member]) / self.members
-        low, high = ends["low"], ends["high"]
+        low: float = ends["low"]
+        high: float = ends["high"]
         is_whole = isinstance(low, int) and isinstance(high, int)
         if is_whole and not ends.get("log"):
             return low + min(int(share * (high - low + 1)), high - low)

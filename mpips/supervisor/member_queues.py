@@ -27,8 +27,8 @@ class QueueState(NamedTuple):
     replacements: int
 
 
-class Watch(Protocol):
-    """What is used of `_native.QueueWatch`."""
+class WatchedQueue(Protocol):
+    """The interface of `_native.QueueWatch`."""
 
     def look(self) -> tuple[bool, bool, bool, int, int] | None: ...  # noqa: D102
 
@@ -50,7 +50,7 @@ class MemberQueues:
         name: str,
         numbers: Sequence[int],
         produced: Sequence[int] = (),
-        watches: Sequence[Watch] = (),
+        watches: Sequence[WatchedQueue] = (),
     ) -> None:
         """Watch the queues.
 

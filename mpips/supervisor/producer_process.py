@@ -9,7 +9,7 @@ stdin    lines of the supervisor: "done" (the run is done: members have `end_s` 
          supervisor ends as well, counts as "stop", and so does SIGTERM.
 stdout   lines of JSON for the supervisor: {"say": text for people}, {"failed": why the run must end}.
 
-What a program prints goes into a file, so it never waits for a reader.
+The output of a program goes into a file, so no program waits for a reader.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MemberEnd:
 
 @dataclass
 class MemberWork:
-    """What belongs to one member.
+    """The work of one member: its processes and queues.
 
     Attributes:
         queues: Its queues.
@@ -364,7 +364,7 @@ class ProducerRunner:
         return member.state == "ended" or (member.state == "failed" and goes_on)
 
     def _write(self, now: float, at_once: bool) -> None:
-        """Write producers.json if it has changed. A full disk is no reason to end."""
+        """Write producers.json if it has changed. On a full disk the programs go on."""
         rows = tuple(
             MemberRecord(
                 member=member.number,
@@ -511,7 +511,7 @@ class SupervisorOrders:
 
 
 def main() -> int:
-    """Run the programs of a run directory until the supervisor asks for the end."""
+    """Run the programs of a run directory until the supervisor ends them."""
     run = RunFolder(Path(sys.argv[1]))
     orders = SupervisorOrders(sys.stdin.buffer)
     member_processes.become_subreaper()

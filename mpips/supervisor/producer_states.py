@@ -1,6 +1,6 @@
 """The decisions about the programs of [producers]: a state machine without processes, files or clocks.
 
-Events are calls with the time; the caller starts and ends processes as the machine says.
+Events are calls with the time; the caller starts and ends the processes.
 
 A member waits until a worker serves all of its queues and fewer than `at_once` members run. When its command
 has ended and no process of it is left, it has ended (code 0), or failed. A failure is followed by another

@@ -93,7 +93,7 @@ class Signals:
                     self._seen.append(_SIGNAL_OF[request.kind])
 
     def request(self, number: int) -> None:
-        """Count a signal as received: a part of the run that is no rank requests its end."""
+        """Count a signal as received, for a part of the run that has no ranks."""
         self._seen.append(number)
 
     def take_shapes(self) -> list[JobSize]:

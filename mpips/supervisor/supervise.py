@@ -155,7 +155,7 @@ class Supervisor:
         """Print what happened to the programs of [producers]; end the run if they have failed.
 
         Args:
-            is_ending: The ranks were asked to end, so the programs are too.
+            is_ending: The ranks were asked to end. The programs are asked now.
         """
         if is_ending:
             self._producers.stop()

@@ -70,7 +70,7 @@ def test_kills_of_the_worker_and_of_a_program_change_no_sum(tmp_path: Path) -> N
 
 def test_a_cancelled_run_continues_with_every_sample(tmp_path: Path) -> None:
     queued = [str(PROGRAMS / "queued.py"), "", "quiet"]
-    words = command("-n", "5", *program(0.05, -1), *queued)
+    words = command("-n", "5", *program(0.02, -1), *queued)
     env = launcher.site_environment()
     with launcher.Launch(words, env, 150.0, tmp_path) as job:
         assert processes.until(lambda: (tmp_path / "runs").exists(), 60)

@@ -58,7 +58,13 @@ def test_a_program_starts_when_a_worker_serves_all_of_its_queues(
     programs.until_states("ended", "ended")
     for member in range(2):
         found = (tmp_path / f"m-{member}" / str(member)).read_text().split()
-        assert found == [programs.plan.queues, str(2 * member), str(member), "more", "/" + "ab"[member]]
+        assert found == [
+            programs.plan.queues,
+            str(2 * member),
+            str(member),
+            "more",
+            "/" + "ab"[member],
+        ]
         assert str(tmp_path / f"m-{member}") in programs.log(member)
     assert (programs.run.path / "queue").read_text() == programs.plan.queues + "\n"
     assert "all 2 members of the producers have ended" in programs.text
