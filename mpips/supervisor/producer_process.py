@@ -355,13 +355,9 @@ class ProducerRunner:
                         f"member {member.number} of the producers starts again: the job has gone back to a "
                         "state with fewer of its samples"
                     )
-            elif self._end_at is None and self._is_closed_for_good(member):
+            elif self._end_at is None and member.state in ("ended", "failed"):
+                # A failure that ends the run leaves its producers open: a later run goes on with them.
                 mine.queues.close()
-
-    def _is_closed_for_good(self, member: EnsembleMember) -> bool:
-        """Return True if no sample of a member is to come. One that has failed may start in a later run."""
-        goes_on = self._config.on_failure == "continue"
-        return member.state == "ended" or (member.state == "failed" and goes_on)
 
     def _write(self, now: float, at_once: bool) -> None:
         """Write producers.json if it has changed. On a full disk the programs go on."""

@@ -107,6 +107,10 @@ class ServedPrograms:
     def until_states(self, *states: str) -> None:
         self.until(lambda: self.states == [*states])
 
+    def until_ready(self) -> None:
+        """Wait until the only member runs and has printed "ready"."""
+        self.until(lambda: self.states == ["running"] and self.log().endswith("ready\n"))
+
     def end(self, is_done: bool = False, signals: int = 0) -> None:
         """End them as at the end of a run; `signals`: ending ones that come meanwhile."""
         left = [True] * signals

@@ -126,6 +126,9 @@ def test_a_program_that_is_not_there_is_found_before_the_start(
     config = load_config(None, [("run.script", "train.py"), ("producers", options)])
     with pytest.raises(ConfigError, match=text):
         check_programs(config)
+    words = [f"--set=producers.{name}={value}" for name, value in options.items()]
+    assert error_of(module.command, "-n", "3", *words, "train.py").startswith("producers.")
+    assert not [*Path("runs").iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ TABLE_KEYS = (
         (
             "trail.epochs=1",
             "unknown key 'trail'; valid at the top are task, data, train, schedule, cluster, "
-            "checkpoint, redundancy, monitor, slurm, run, producers, table, tables, options; did you mean 'train'?",
+            "checkpoint, redundancy, monitor, slurm, run, producers, table, tables, options; "
+            "did you mean 'train'?",
         ),
         (
             "train.epoch=1",

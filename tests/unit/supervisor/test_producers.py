@@ -161,7 +161,7 @@ def test_a_program_that_ignores_sigterm_is_killed(make: Make) -> None:
     programs = make(command=shell(f"trap '' TERM; echo ready; {WAIT}"), end_s=0.2)
     programs.serve(0)
     programs.producers.begin()
-    programs.until(lambda: programs.states == ["running"] and "ready" in programs.log())
+    programs.until_ready()
     programs.end()
     assert programs.states == ["stopped"]
     assert not programs.left()
@@ -171,7 +171,7 @@ def test_a_program_that_ends_on_sigterm_with_code_0_has_not_ended_its_producer(m
     programs = make(command=shell(f"trap 'echo saved; exit 0' TERM; echo ready; {WAIT}"))
     programs.serve(0)
     programs.producers.begin()
-    programs.until(lambda: programs.states == ["running"] and "ready" in programs.log())
+    programs.until_ready()
     programs.end()
     assert programs.states == ["stopped"]
     assert programs.log().endswith("saved\n")
@@ -201,7 +201,7 @@ def test_signals_shorten_the_end(make: Make) -> None:
     programs = make(command=shell(f"trap '' TERM; echo ready; {WAIT}"), end_s=60.0)
     programs.serve(0)
     programs.producers.begin()
-    programs.until(lambda: programs.states == ["running"] and "ready" in programs.log())
+    programs.until_ready()
     began = time.monotonic()
     programs.end(is_done=True, signals=2)
     assert time.monotonic() - began < 30
@@ -210,10 +210,11 @@ def test_signals_shorten_the_end(make: Make) -> None:
 
 def test_what_a_command_leaves_is_ended_before_its_next_start(make: Make) -> None:
     # A daemon with a session of its own, and one without the marks of its environment.
-    left = (
-        "setsid sh -c 'trap \"\" TERM; sleep 600' & env -i TEST_PRODUCERS=$PWD sleep 600 & exit 1"
-    )
-    programs = make(command=shell(left), on_failure="end", end_s=0.2)
+    daemon = "setsid sh -c 'trap \"\" TERM; sleep 600' &"
+    unmarked = "env -i TEST_PRODUCERS=$PWD sleep 600 &"
+    is_there = '[ "$(tr -d \\\\0 </proc/$!/environ)" = "TEST_PRODUCERS=$PWD" ]'
+    left = f"{daemon} {unmarked} until {is_there}; do :; done; exit 1"
+    programs = make(command=shell(left), on_failure="continue", end_s=0.2)
     programs.serve(0)
     programs.producers.begin()
     programs.until_states("failed")
@@ -269,7 +270,7 @@ def test_the_end_of_the_process_that_runs_them_ends_the_run(make: Make) -> None:
     programs = make(command=shell(f"trap '' TERM; echo ready; {WAIT}"))
     programs.serve(0)
     programs.producers.begin()
-    programs.until(lambda: programs.states == ["running"] and "ready" in programs.log())
+    programs.until_ready()
     record = programs.record
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)
@@ -289,7 +290,8 @@ def test_the_next_supervisor_kills_what_was_left_and_repeats_what_has_not_ended(
     record = programs.record
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)
-    # Its child gets SIGTERM; this one has come from a program before.
+    assert processes.until(lambda: not programs.left()), "the kernel sends SIGTERM to its children"
+    # What ignores that is there for the next supervisor.
     with subprocess.Popen(["sleep", "600"], env={MEMBER_OF: str(programs.run.path)}) as earlier:
         again = ServedPrograms.__new__(ServedPrograms)
         again.__dict__.update(programs.__dict__)
