@@ -28,8 +28,8 @@ class QueueWatch {
   // Return how many other files have been attached before this one.
   std::uint64_t replacements() const noexcept { return replacements_; }
 
-  // End the producer in place of its program, which has ended. Without effect if no file is attached,
-  // or a program has the queue: then return false.
+  // End the producer in place of its program, which has ended. Without effect if no file is
+  // attached, or a program has the queue: then return false.
   bool close_producer() noexcept;
 
  private:
