@@ -264,6 +264,9 @@ def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path) -> None:
         assert processes.marked(f"{MEMBER_OF}={run}")
         supervisor.send_signal(signal.SIGKILL)
     assert processes.until(lambda: not processes.marked(f"{MEMBER_OF}={run}"), 20.0)
+    name = (Path(run) / "queue").read_text().strip()
+    for path in Path("/dev/shm").glob(f"mpips_queue.*.{name}.*"):
+        path.unlink()
 
 
 def test_the_end_of_the_process_that_runs_them_ends_the_run(make: Make) -> None:
