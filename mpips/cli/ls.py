@@ -26,7 +26,7 @@ def command(folder: str, as_json: bool) -> None:
     changed   time since the last status
     size      of all files of the run, checkpoints included
 
-    The hosts of elastic runs follow the table.
+    The hosts of elastic runs, and the programs of [producers], follow the table.
     """
     runs = summaries(Path(folder))
     if as_json:
@@ -41,5 +41,5 @@ def command(folder: str, as_json: bool) -> None:
     for run in runs:
         if run.state == "damaged":
             say(f"{run.name}: {run.note}")
-        for line in run.hosts:
+        for line in (*run.hosts, *run.producers):
             say(f"{run.name}: {line}", err=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,9 +143,9 @@ def command(
 ) -> None:
     """Train JOB under mpirun. After a failure, restart it where the training was.
 
-    JOB is a TOML file or a task as for `mpips train`, a Python script that calls `mpips.run`, or the
-    directory of an earlier run, which is continued. ARGUMENTS after `--` are passed to mpirun; those after
-    a script are passed to the script.
+    JOB is a TOML file or a task as for `mpips train`, a Python script that calls `mpips.run`, a TOML file
+    with run.script, or the directory of an earlier run, which is continued. ARGUMENTS after `--` are
+    passed to mpirun; those after a script are passed to the script.
 
     \b
     mpips run -n 6 job.toml
@@ -185,6 +186,8 @@ def command(
         if existing is None:
             keys = {**job_keys(given), **run_keys(options)}
             config = configure(job, keys, assignments, site=site)
+            if config.run.script:
+                check_script_of_file(job, config, {**given, "json": as_json or None})
         else:
             _refuse_changes(existing, given, assignments, options)
             config = load_config(str(existing.config_file), list(run_keys(options).items()))
@@ -197,7 +200,8 @@ def command(
         return
 
     # Check the job before a run directory is made: all that can be wrong in a task shows here.
-    if existing is None and not is_script(job):
+    check_programs(config)
+    if existing is None and not config.run.script:
         from mpips.training.preflight import preflight
         from mpips.training.train import rehearse
 
@@ -271,6 +275,10 @@ def start_run(
     words = [*map(shlex.quote, plan.command(0, pool.layout(), run.attempt(0) / "hostfile"))]
     if dry:
         click.echo(command_text(words, columns(sys.stdout)))
+        if config.producers.words:
+            program = [*map(shlex.quote, config.producers.member(0)[0])]
+            click.echo(f"\nmember 0 of {config.producers.members} of the producers:")
+            click.echo(command_text(program, columns(sys.stdout)))
         return
     if not quiet:
         say(f"mpips run: {run.path}")
@@ -293,7 +301,9 @@ def _configure_script(
     assignments: Sequence[str],
     site: SiteSettings,
 ) -> JobConfig:
-    """Return the configuration of a script, of which [run], [redundancy] and monitor.record have a meaning.
+    """Return the configuration of a script.
+
+    [run], [redundancy], [producers] and monitor.record have a meaning.
 
     Raises:
         ConfigError: The script cannot be read or is not a Python program, or an option is not valid.
@@ -303,6 +313,58 @@ def _configure_script(
     check_script(job)
     keys = run_keys({**options, "script": job, "script_args": list(arguments)})
     return load_config(None, [*keys.items(), *map(parse_assignment, assignments)], site=site)
+
+
+def check_script_of_file(job: str, config: JobConfig, given: Mapping[str, Any]) -> None:
+    """Refuse what has no meaning in a job file that names a script in place of a task.
+
+    Args:
+        job: The file.
+        config: Its content.
+        given: Options that only a task has, by name; None: not given.
+
+    Raises:
+        ConfigError: The script is not a Python program, or the file has a section that only a task has.
+    """
+    from mpips.supervisor.script import check_script
+
+    check_script(config.run.script)
+    refuse_task_options(flags(given), (), SCRIPT_KEYS)
+    plain = JobConfig()
+    names = [name for name in _OF_TASKS if getattr(config, name) != getattr(plain, name)]
+    if names:
+        raise ConfigError(
+            f"{job}: {', '.join(names)} applies only to a task, but run.script = {config.run.script!r} is "
+            "given: pass such options to mpips.run(...) in the script, or remove run.script"
+        )
+
+
+def check_programs(config: JobConfig) -> None:
+    """Refuse a program of [producers] that is not there. One in a folder that is made later is not checked.
+
+    Raises:
+        ConfigError: Names the program and where it was searched.
+    """
+    producers = config.producers
+    if not producers.words:
+        return
+    command, folder = producers.member(0)
+    folder = os.path.join(os.getcwd(), folder)
+    if not producers.makes_folders and not os.path.isdir(folder):
+        raise ConfigError(f"producers.folder = {producers.folder!r}: there is no folder {folder}")
+    path = producers.environment.get("PATH", os.environ.get("PATH", os.defpath))
+    program, is_path = command[0], "/" in command[0]
+    if is_path and producers.makes_folders and not os.path.isabs(program):
+        return
+    # mpirun of this environment is found without its folder in PATH.
+    path = f"{path}{os.pathsep}{Path(find_launcher().path).parent}"
+    found = os.path.join(folder, program) if is_path else shutil.which(program, path=path)
+    if found is None or not os.access(found, os.X_OK) or os.path.isdir(found):
+        where = f"in {folder}" if is_path else "in PATH"
+        raise ConfigError(
+            f"producers.command = {producers.command!r}: there is no program {program!r} {where}; give its "
+            "path, absolute or relative to the working folder"
+        )
 
 
 def _discard_memory(run: RunFolder, pool: HostPool) -> None:
@@ -328,7 +390,9 @@ def flags(given: Mapping[str, Any]) -> list[str]:
 
 
 # Beginnings of the keys of `--set` that `mpips run` takes before a script.
-SCRIPT_KEYS = ("run.", "monitor.record", "redundancy.")
+SCRIPT_KEYS = ("run.", "monitor.record", "redundancy.", "producers.")
+# Sections of a job file that a script does not read.
+_OF_TASKS = ("task", "data", "train", "schedule", "cluster", "table", "tables", "options")
 
 
 def refuse_task_options(

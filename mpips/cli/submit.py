@@ -14,7 +14,14 @@ import click
 import msgspec
 
 from mpips.checkpoint.structure import load_writer
-from mpips.cli.run import SCRIPT_KEYS, JobOrScript, flags, is_script, refuse_task_options
+from mpips.cli.run import (
+    SCRIPT_KEYS,
+    JobOrScript,
+    check_script_of_file,
+    flags,
+    is_script,
+    refuse_task_options,
+)
 from mpips.cli.train import DATA, JOB_KEYS, SET, TUNING, configure, job_keys, with_options
 from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.config.site import SiteSettings, load_site
@@ -122,10 +129,18 @@ def command(
         tuned = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
         assignments = (*tuned, *assignments)
         config = configure(job, job_keys(data), assignments, overrides, site)
+        if config.run.script:
+            check_script_of_file(job, config, tuning)
+            _refuse_other_launcher(config)
     options = config.slurm
-    if not config.run.script:
+    if not is_script(job):
         options = msgspec.structs.replace(options, sbatch=(*options.sbatch, *arguments))
     options.check()
+    if config.producers.words and options.launcher != "restart":
+        raise ConfigError(
+            f"slurm.launcher = {options.launcher!r} does not start the programs of [producers]: use "
+            "--launcher restart"
+        )
     if not config.run.script:
         preflight(config, options.nodes * options.ranks_per_node, dry_run=dry_run)
     # The scripts of all launchers make the job write checkpoints.
@@ -139,11 +154,11 @@ def command(
     # Copy a TOML file into a folder of its own: the job runs later, and the file may have changed by then.
     root, name = find_root(), name or Path(job).stem.partition(":")[0]
     folder = make_folder(Path(config.run.folder), name)
-    copy = folder / "job.toml" if Path(job).is_file() and not config.run.script else None
-    # `mpips run` takes [run] of a script; [slurm] is in the directives.
-    passed = [t for t in assignments if not config.run.script or t.startswith("run.")]
+    copy = folder / "job.toml" if Path(job).is_file() and not is_script(job) else None
+    # `mpips run` takes these sections of a script; [slurm] is in the directives.
+    passed = [t for t in assignments if not is_script(job) or t.startswith(SCRIPT_KEYS)]
     assigned = [word for text in passed for word in ("--set", text)]
-    if config.run.script:
+    if is_script(job):
         words = [*assigned, config.run.script, *config.run.script_args]
     else:
         words = [str(copy or job), *_words(data), *assigned]
@@ -221,8 +236,13 @@ def _configure_script(
     }
     every = [*keys.items(), *map(parse_assignment, assignments), *overrides]
     config = load_config(None, every, site=site)
+    _refuse_other_launcher(config)
+    return config
+
+
+def _refuse_other_launcher(config: JobConfig) -> None:
+    """Raise ConfigError for a script with a launcher that starts tasks only."""
     if config.slurm.launcher != "restart":
         raise ConfigError(
             f"slurm.launcher = {config.slurm.launcher!r} starts tasks only: must be 'restart' for a script"
         )
-    return config

@@ -180,6 +180,11 @@ def command(
     mpirun -n 6 python -m mpips train logistic --train a.svm --test b.svm --set table.consistency=asp
     """
     config = _in_run(configure(job, job_keys(given), assignments))
+    if config.producers.words and directory.current() is None:
+        raise ConfigError(
+            "[producers] of the job file names programs, which only `mpips run` starts: use `mpips run`, or "
+            "remove the section and start them yourself"
+        )
     from mpips.training.train import rehearse, train
 
     if dry_run:

@@ -27,6 +27,7 @@ from mpips.config.conversion import (
 from mpips.config.launching import RunConfig, SlurmConfig
 from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
+from mpips.config.producers import ProducersConfig
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
 from mpips.config.site import SiteSettings
@@ -131,6 +132,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     monitor: MonitorConfig = MonitorConfig()
     slurm: SlurmConfig = SlurmConfig()
     run: RunConfig = RunConfig()
+    producers: ProducersConfig = ProducersConfig()
     table: TableConfig = TableConfig()
     tables: Annotated[
         dict[str, TableConfig],
@@ -202,6 +204,7 @@ def load_config(
     if not config.data.train and not config.run.script:
         raise ConfigError("no training data is given; set data.train (or --train FILE)")
     config.redundancy.check()
+    config.producers.check()
     return config
 
 

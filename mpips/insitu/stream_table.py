@@ -21,6 +21,7 @@ from mpips.model.consistency import ASP
 from mpips.model.optimizer import Replace
 from mpips.model.table import EmbeddingTable, Table
 from mpips.model.table_group import TableGroup
+from mpips.rundir.producers import given_name
 
 if TYPE_CHECKING:
     from mpips.insitu.producer import Producer
@@ -216,7 +217,7 @@ class StreamTable(TableGroup):
     def serve(
         self,
         worker: Worker,
-        name: str,
+        name: str = "",
         producers: int | Sequence[int] = 0,
         *,
         slots: int = 8,
@@ -232,7 +233,8 @@ class StreamTable(TableGroup):
         Args:
             worker: This worker.
             name: Name by which programs open the queues: 1 to 64 letters, digits, '-', '_' and '.', unique
-                among the jobs of this user on the node.
+                among the jobs of this user on the node. "": under `mpips run` that of the run, which the
+                programs of [producers] get; one stream of a job can have it.
             producers: Numbers of the producers, as of `producer`; one number stands for itself.
             slots: Samples that the queue of a producer holds, 1 or more.
             steer: Name of a dense table under ASP that programs can read by mpips_steer; "": none. It is
@@ -246,6 +248,12 @@ class StreamTable(TableGroup):
         """
         from mpips.insitu.programs import ProgramServer
 
+        name = name or given_name()
+        if not name:
+            raise ConfigError(
+                f"stream {self.name!r}: serve: no name is given, and only `mpips run` gives one: write "
+                f"stream.serve(worker, {self.name!r}, ...)"
+            )
         numbers = [producers] if isinstance(producers, int) else [*producers]
         ProgramServer(self, worker, name, numbers, slots, steer, patience_s).run()
 

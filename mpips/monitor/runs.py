@@ -14,6 +14,7 @@ import msgspec
 
 from mpips.errors import ConfigError
 from mpips.monitor.lent_hosts import host_lines
+from mpips.monitor.producer_lines import producer_lines
 from mpips.monitor.progress import epoch_of
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Progress
@@ -78,6 +79,7 @@ class RunSummary:
         n_bytes: Size of all files of the run directory, bytes.
         note: Why the run is damaged, or what its state means; "": nothing.
         hosts: Lines on the hosts of an elastic run that is alive.
+        producers: Lines on the programs of [producers] of a run that is alive.
     """
 
     name: str
@@ -92,6 +94,7 @@ class RunSummary:
     n_bytes: int
     note: str
     hosts: tuple[str, ...] = ()
+    producers: tuple[str, ...] = ()
 
 
 def summaries(folder: Path, now: float | None = None) -> list[RunSummary]:
@@ -135,6 +138,7 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
         n_bytes=sum(_sizes(run.path)),
         note=view.note,
         hosts=tuple(host_lines(view.members, view.now)),
+        producers=tuple(producer_lines(view.producers)),
     )
 
 

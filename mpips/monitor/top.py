@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from mpips.monitor.lent_hosts import host_lines
+from mpips.monitor.producer_lines import producer_lines
 from mpips.monitor.progress import Snapshot, fields, fit, plural
 from mpips.monitor.sparkline import BLOCKS, Point, over_time, read_points, sparkline
 from mpips.rundir.directory import RunFolder
@@ -86,6 +87,7 @@ _PLAIN = (
     "summary",
     "load",
     "members",
+    "producers",
 )
 
 
@@ -333,7 +335,8 @@ def page(view: TopView, width: int, height: int = 0, levels: str = BLOCKS) -> li
     if view.summary:
         # A run that is done shows its summary instead of the last state of its ranks.
         return [*above[:1], "", *view.summary.rstrip("\n").split("\n")]
-    above += [line[:width] for line in host_lines(view.members, view.now)]
+    lines = [*host_lines(view.members, view.now), *producer_lines(view.producers)]
+    above += [line[:width] for line in lines]
     drawn = [*curves(view, width, levels), *loads(view, width)]
     if not height or height - len(above) - len(drawn) > min(len(view.rows) + 1, _LEAST_ROWS):
         above += drawn

@@ -25,6 +25,8 @@
                       scheduler writes
     result.json       result of the run at its end
     summary.txt|json  the same for a lab book
+    producers.json, producers/, queue
+                      programs of [producers], see `mpips.rundir.producers`
     checkpoints/      see `mpips.checkpoint`
     requests/         requests of `mpips stop` and `mpips checkpoint`, see `mpips.rundir.requests`
     standby.json, standby-hosts, standby-N

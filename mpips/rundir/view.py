@@ -18,6 +18,7 @@ from mpips.errors import ConfigError
 from mpips.rundir.directory import STALE_S, RunFolder
 from mpips.rundir.files import Event, Lease, Load, RankRow, Ranks, Status
 from mpips.rundir.members import MemberRow, read_members
+from mpips.rundir.producers import MemberRecord, read_producers
 from mpips.terminal.units import age_text
 
 StateName = Literal[
@@ -67,6 +68,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
         events: Content of events.jsonl; the scheduler's own view has none.
         failures: Number of failed attempts.
         members: Sources of hosts of an elastic run that is alive; empty for others.
+        producers: Programs of [producers] of a run that is alive; empty for others.
         now: Unix time of the view.
     """
 
@@ -79,6 +81,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     failures: int = 0
     members: tuple[MemberRow, ...] = ()
+    producers: tuple[MemberRecord, ...] = ()
     now: float = 0.0
 
     @property
@@ -115,6 +118,7 @@ def view_of(run: RunFolder, now: float | None = None) -> RunView:
         ranks = None
     events = tuple(run.events())
     members = read_members(run) if alive else None
+    producers = read_producers(run) if alive else None
     return RunView(
         name=run.info().run_id,
         state=state,
@@ -125,6 +129,7 @@ def view_of(run: RunFolder, now: float | None = None) -> RunView:
         events=events,
         failures=failures_in(events),
         members=members.rows if members is not None else (),
+        producers=producers.members if producers is not None else (),
         now=now,
     )
 

@@ -40,6 +40,7 @@ class Conclusion:
     Attributes:
         settled: `settle` was called, so this supervisor starts no other attempt.
         pause_s: Seconds to wait before the attempt that follows.
+        producers_failed: Why the programs of [producers] end the run, or "".
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Conclusion:
         self._hurry = hurry
         self._end_standby = end_standby
         self.settled = False
+        self.producers_failed = ""
         self._restarts = Restarts(plan)
         self._killed_starts = 0  # restarts that --max-restarts does not count
         # Monotonic time of the last failure, until a later attempt is at work.
@@ -226,6 +228,8 @@ class Conclusion:
 
     def _left(self, generation: int, verdict: Verdict, ended: Ended) -> int:
         """Conclude a run that was asked to end; return its exit code."""
+        if self.producers_failed:
+            return self._without_producers(generation, verdict.saved, ended.status)
         newest = newest_checkpoint(self._plan.checkpoints)
         # A change of the size leaves the job in shared memory, which stays.
         wrote = verdict.kind == PREEMPTED and not verdict.in_memory
@@ -308,6 +312,8 @@ class Conclusion:
             number: The signal.
             waited_for: Event for which the supervisor waited.
         """
+        if self.producers_failed:
+            return self._without_producers(generation, saved=False)
         self._record.write_status("interrupted", generation)
         memory = self.settle(generation, saved=False)
         code = 128 + number
@@ -317,6 +323,17 @@ class Conclusion:
         )
         self.tell_of_memory(memory)
         return code
+
+    def _without_producers(self, generation: int, saved: bool, status: Status | None = None) -> int:
+        """Conclude a run whose programs have failed; return 1. Arguments as of `settle`."""
+        self._record.write_status("failed", generation, status, self.producers_failed)
+        memory = self.settle(generation, saved, status)
+        self._record.tell(
+            f"mpips run: failed, since {self.producers_failed}; newest checkpoint: {self._newest_name()}; "
+            f"continue with: {self._run.again}"
+        )
+        self.tell_of_memory(memory)
+        return 1
 
     def _newest_name(self) -> str:
         newest = newest_checkpoint(self._plan.checkpoints).path

@@ -14,6 +14,7 @@ from mpips.config.triggers import SUPERVISED_EVERY_S
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Snapshot
 from mpips.rundir.directory import GENERATION, RUN_DIR, RunFolder, replace_json
+from mpips.rundir.producers import STREAM, queue_name
 from mpips.supervisor import launcher as launching
 from mpips.supervisor import slurm_agent
 from mpips.supervisor.hosts import HostPool, Layout
@@ -54,6 +55,13 @@ class SupervisionPlan(msgspec.Struct):
         folder = self.config.checkpoint.folder
         return Path(self.run.info().cwd, folder) if folder else self.run.checkpoints
 
+    @property
+    def queues(self) -> str:
+        """Name of the queues of samples of the run."""
+        # A rehearsal has no run directory.
+        token = self.run.info().token if self.run.info_file.exists() else ""
+        return queue_name(token, self.config.producers.stream)
+
     def program(self) -> list[str]:
         """Return the command that every rank executes."""
         options = self.config.run
@@ -64,7 +72,7 @@ class SupervisionPlan(msgspec.Struct):
 
     def environment(self, generation: int) -> dict[str, str]:
         """Return the environment of the attempt with this generation number."""
-        ties = {RUN_DIR: str(self.run.path), GENERATION: str(generation)}
+        ties = {RUN_DIR: str(self.run.path), GENERATION: str(generation), STREAM: self.queues}
         return launching.environment(
             self.launcher, ties | screen.for_ranks(), self.outer_environment()
         )

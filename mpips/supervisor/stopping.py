@@ -92,6 +92,10 @@ class Signals:
                 elif request.kind in _SIGNAL_OF:
                     self._seen.append(_SIGNAL_OF[request.kind])
 
+    def request(self, number: int) -> None:
+        """Count a signal as received, for a part of the run that has no ranks."""
+        self._seen.append(number)
+
     def take_shapes(self) -> list[JobSize]:
         """Return the requests for another size of the job since the last call, in their order."""
         self._look()

@@ -7,8 +7,10 @@ follows.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import socket
 import sys
 import time
@@ -34,6 +36,7 @@ from mpips.supervisor.hosts import HostsError, Layout, is_here
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.left_memory import foreign_here
 from mpips.supervisor.plan import SupervisionPlan
+from mpips.supervisor.producers import Producers
 from mpips.supervisor.reap import reap
 from mpips.supervisor.record import RunRecord
 from mpips.supervisor.scaling import Change, Scaling
@@ -85,6 +88,7 @@ class Supervisor:
         # An elastic run has it while this process has the lease.
         self._elastic: Elastic | None = None
         self._conclusion = Conclusion(plan, self._record, self._must_end, self._standbys.end)
+        self._producers = Producers(plan, self._record.tell)
 
     def run(self) -> int:
         """Run attempts until the run is done or given up; return the exit code. Blocks.
@@ -119,6 +123,7 @@ class Supervisor:
         if self._plan.config.run.is_elastic:
             self._elastic = Elastic(self._plan, self._record.tell, self._refuse_size)
         try:
+            self._producers.begin()
             return self._attempts(lease)
         except LeaseLostError:
             # Later generations and the shared memory belong to the other supervisor now.
@@ -128,10 +133,37 @@ class Supervisor:
         finally:
             if self._elastic is not None:
                 self._elastic.end()
+            self._producers.end(self._run.finished() is not None, self._hurries(lease))
             if not self._conclusion.settled and lease.is_held:
                 self._signals.take()
                 memory = self._conclusion.settle(lease.generation, saved=False)
                 self._conclusion.tell_of_memory(memory)
+
+    def _hurries(self, lease: LeaseHolder) -> Callable[[], bool]:
+        """Return a function that renews the lease, and returns True once for each further ending signal."""
+
+        def hurries() -> bool:
+            with contextlib.suppress(LeaseLostError):
+                self._record.warn(lease.renew())
+            number = self._signals.ending()
+            self._signals.take()
+            return bool(number)
+
+        return hurries
+
+    def _look_at_producers(self, is_ending: bool = False) -> None:
+        """Print what happened to the programs of [producers]; end the run if they have failed.
+
+        Args:
+            is_ending: The ranks were asked to end. The programs are asked now.
+        """
+        if is_ending:
+            self._producers.stop()
+        self._producers.look()
+        failed = self._producers.failure and not self._conclusion.producers_failed
+        if failed and not is_ending and not self._signals.ending():
+            self._conclusion.producers_failed = self._producers.failure
+            self._signals.request(signal.SIGTERM)
 
     def _may_restart(self) -> bool:
         return self._conclusion.may_restart
@@ -312,6 +344,7 @@ class Supervisor:
         """Renew the lease during a long wait; return True if a signal asks for the end of the run."""
         if self._lease is not None:
             self._record.warn(self._lease.renew())
+        self._look_at_producers()
         return bool(self._signals.ending())
 
     def _write_attempt(self, generation: int, layout: Layout) -> list[str]:
@@ -398,6 +431,7 @@ class Supervisor:
         def tick(status: Status | None) -> None:
             nonlocal printed
             self._record.warn(lease.renew())
+            self._look_at_producers(bool(requests.number))
             # Only the launcher of this attempt is left: nothing can change its size or its next launch.
             if self._standbys.has_begun:
                 return

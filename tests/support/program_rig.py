@@ -46,10 +46,13 @@ def serve(
     check: bool = True,
     produced: int = 0,
     worker: int = 2,
+    number: int = 0,
 ) -> Any:
-    """The worker's end of the queue of producer 0."""
+    """The worker's end of the queue of producer `number`."""
     listed = [(field, 1 + DTYPES.index(dtype), list(shape)) for field, dtype, shape in fields]
-    return _native.QueueServer(name, 0, listed, slots, steer, declaration, check, produced, worker)
+    return _native.QueueServer(
+        name, number, listed, slots, steer, declaration, check, produced, worker
+    )
 
 
 def library() -> Any:
@@ -80,9 +83,10 @@ class ProgramError(Exception):
 class Program:
     """A producer as a program has it. It ends without `close` as if the program had been killed."""
 
-    def __init__(self, name: str, number: int = 0, timeout_s: float = 10.0) -> None:
+    def __init__(self, name: str | None, number: int = 0, timeout_s: float = 10.0) -> None:
         self._lib, self._handle = library(), c_void_p()
-        self._check(self._lib.mpips_open(byref(self._handle), name.encode(), number, timeout_s))
+        text = None if name is None else name.encode()
+        self._check(self._lib.mpips_open(byref(self._handle), text, number, timeout_s))
 
     def declare(
         self,

@@ -1,12 +1,14 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "bindings/register.hpp"
 #include "queue/queue_server.hpp"
+#include "queue/queue_watch.hpp"
 
 namespace py = pybind11;
 
@@ -43,9 +45,24 @@ void publish_values(QueueServer& queue, const py::array_t<float, py::array::c_st
   queue.publish(data);
 }
 
+// is_served, is_attached, is_closed, written, replacements
+using WatchedState = std::tuple<bool, bool, bool, std::uint64_t, std::uint64_t>;
+
+std::optional<WatchedState> look(QueueWatch& watch) {
+  if (!watch.look()) return std::nullopt;
+  // A program that has ended the producer writes no sample after that: read `closed` first.
+  const bool is_closed = watch.is_closed();
+  return WatchedState{watch.is_served(), watch.is_attached(), is_closed, watch.written(),
+                      watch.replacements()};
+}
+
 }  // namespace
 
 void register_queue(py::module_& m) {
+  py::class_<QueueWatch>(m, "QueueWatch")
+      .def(py::init<const std::string&, std::uint64_t>(), py::arg("name"), py::arg("number"))
+      .def("look", &look)
+      .def("close_producer", &QueueWatch::close_producer);
   py::class_<QueueServer>(m, "QueueServer")
       .def(py::init(&make), py::arg("name"), py::arg("number"), py::arg("fields"),
            py::arg("n_slots"), py::arg("n_steer"), py::arg("declaration"), py::arg("check_finite"),

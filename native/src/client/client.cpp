@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
@@ -84,6 +85,34 @@ int late(const mpips_producer& p, const char* call, const char* what) noexcept {
       call, p.number, p.id(), what, p.timeout_s, worker, pid, state,
       static_cast<unsigned long long>(mpips::load_acquire(&h.taken)),
       static_cast<unsigned long long>(h.written));
+}
+
+// Take name and number from the variables that `mpips run` sets for its programs.
+int take_environment(mpips_producer* p) {
+  const char* stream = std::getenv("MPIPS_STREAM");
+  if (stream == nullptr || !mpips::is_queue_name(stream))
+    return error(MPIPS_USAGE,
+                 "mpips_open: no name is given, and MPIPS_STREAM has none: give a name, or let "
+                 "`mpips run` start the program ([producers] of the job file)");
+  const char* first = std::getenv("MPIPS_PRODUCER");
+  if (first != nullptr) p->number += std::max(0, std::atoi(first));
+  p->name = stream;
+  return MPIPS_OK;
+}
+
+// Take the name from the run directory `folder`; the code is MPIPS_FULL if it has none yet.
+int take_folder(mpips_producer* p, const char* folder) {
+  const std::string path = std::string(folder) + "/queue";
+  std::FILE* file = std::fopen(path.c_str(), "re");
+  if (file == nullptr) return MPIPS_FULL;
+  char text[80] = "";
+  const bool is_read = std::fgets(text, sizeof text, file) != nullptr;
+  std::fclose(file);
+  if (is_read) text[std::strcspn(text, "\n")] = '\0';
+  if (!mpips::is_queue_name(text))
+    return error(MPIPS_USAGE, "mpips_open: %s contains no name of queues", path.c_str());
+  p->name = text;
+  return MPIPS_OK;
 }
 
 // Attach the queue if it is there; `code` is MPIPS_FULL if it is not, or not any more.
@@ -184,7 +213,9 @@ extern "C" {
 int mpips_open(mpips_producer** producer, const char* name, int number, double timeout_s) {
   if (producer == nullptr) return error(MPIPS_USAGE, "mpips_open: producer is NULL");
   *producer = nullptr;
-  if (name == nullptr || !mpips::is_queue_name(name))
+  const bool is_given = name != nullptr && name[0] != '\0';
+  const bool is_folder = is_given && std::strchr(name, '/') != nullptr;
+  if (is_given && !is_folder && !mpips::is_queue_name(name))
     return error(MPIPS_USAGE,
                  "mpips_open: the name must have 1 to 64 letters, digits, '-', '_' and '.'");
   if (number < 0 || !(timeout_s >= 0.0))
@@ -193,15 +224,23 @@ int mpips_open(mpips_producer** producer, const char* name, int number, double t
   mpips_producer* p = nullptr;
   try {
     p = new mpips_producer{};
-    p->name = name;
     p->number = number;
     p->timeout_s = timeout_s;
-    p->path = mpips::queue_path(p->name, static_cast<std::uint64_t>(number));
     p->declared.reserve(mpips::most_fields);
-    int code = MPIPS_FULL;
-    std::string reason;
+    int code = MPIPS_OK;
+    if (!is_given)
+      code = take_environment(p);
+    else if (!is_folder)
+      p->name = name;
+    if (code != MPIPS_OK) {
+      delete p;
+      return code;
+    }
     const bool is_there = wait_until(timeout_s, [&]() noexcept {
       try {
+        code = p->name.empty() ? take_folder(p, name) : MPIPS_OK;
+        if (code != MPIPS_OK) return code != MPIPS_FULL;
+        p->path = mpips::queue_path(p->name, static_cast<std::uint64_t>(p->number));
         code = try_attach(p);
       } catch (const std::exception& e) {
         code = error(MPIPS_SYSTEM, "mpips_open: %s", e.what());
@@ -212,12 +251,17 @@ int mpips_open(mpips_producer** producer, const char* name, int number, double t
       *producer = p;
       return MPIPS_OK;
     }
-    if (!is_there)
+    if (!is_there && p->name.empty())
+      code = error(MPIPS_STALLED,
+                   "mpips_open: for %g s %s has not been the directory of a run that `mpips run` "
+                   "has begun: it has no file 'queue'",
+                   timeout_s, name);
+    else if (!is_there)
       code =
           error(MPIPS_STALLED,
                 "mpips_open: for %g s no worker on this node has served producer %d of '%s' (%s): "
                 "a worker of the job must call StreamTable.serve on this node",
-                timeout_s, number, name, p->path.c_str());
+                timeout_s, p->number, p->id(), p->path.c_str());
     delete p;
     return code;
   } catch (const std::bad_alloc&) {

@@ -62,6 +62,9 @@ enum {
 typedef struct mpips_producer mpips_producer;
 
 /* Become producer `number` of the stream that a worker of this node serves under `name`. Waits for the worker.
+ * name: that of StreamTable.serve; or the directory of a run of `mpips run`, a path with a '/', whose worker
+ * serves under no name of its own; or NULL or "" in a program that `mpips run` has started ([producers]), whose
+ * producers are then counted from 0: `number` is 0 if it has one, or the rank in an MPI program.
  * timeout_s: longest wait of this and of all later calls, in seconds. */
 MPIPS_API int mpips_open(mpips_producer **producer, const char *name, int number, double timeout_s);
 

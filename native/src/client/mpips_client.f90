@@ -91,6 +91,7 @@ module mpips_client
 
 contains
 
+  ! name: as in mpips.h, "" in place of NULL.
   subroutine mpips_open(producer, name, number, timeout_s, code)
     type(mpips_producer), intent(out) :: producer
     character(*), intent(in) :: name

@@ -97,6 +97,8 @@ QueueFile& QueueFile::operator=(QueueFile&& other) noexcept {
 
 bool QueueFile::lock(int byte) noexcept { return lock_byte(fd_, byte); }
 
+void QueueFile::unlock(int byte) noexcept { unlock_byte(fd_, byte); }
+
 bool QueueFile::is_locked(int byte) const noexcept { return is_byte_locked(fd_, byte); }
 
 bool QueueFile::is_at(const std::string& path) const noexcept { return is_named(fd_, path); }

@@ -126,6 +126,7 @@ class QueueFile {
 
   // Take the lock of one end; return false if another process has it.
   bool lock(int byte) noexcept;
+  void unlock(int byte) noexcept;
   // Return true if another process has the lock of an end.
   bool is_locked(int byte) const noexcept;
   // Return false in a forked child of the process that has opened the file.

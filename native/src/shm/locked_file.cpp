@@ -69,6 +69,12 @@ bool lock_byte(int fd, int byte) noexcept {
   return fcntl(fd, F_OFD_SETLK, &wanted) == 0;
 }
 
+void unlock_byte(int fd, int byte) noexcept {
+  struct flock held = write_lock(byte);
+  held.l_type = F_UNLCK;
+  fcntl(fd, F_OFD_SETLK, &held);
+}
+
 bool is_byte_locked(int fd, int byte) noexcept {
   struct flock asked = write_lock(byte);
   return fcntl(fd, F_OFD_GETLK, &asked) == 0 && asked.l_type != F_UNLCK;

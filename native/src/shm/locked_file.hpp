@@ -37,6 +37,9 @@ void* map_without_locks(int fd, std::size_t bytes, int protection, int flags, vo
 // another one has it.
 bool lock_byte(int fd, int byte) noexcept;
 
+// Give up a lock that lock_byte has taken.
+void unlock_byte(int fd, int byte) noexcept;
+
 // Return true if another open file description has a lock on the byte.
 bool is_byte_locked(int fd, int byte) noexcept;
 

@@ -1,7 +1,8 @@
-"""A worker that pushes the samples of two programs, and a reader, for `mpips run`. argv: name of the queues.
+"""A worker that pushes the samples of two programs, and a reader, for `mpips run`.
 
-The worker kills itself in the first two attempts, each time after some clocks, and stops itself for a second
-in the third one. The reader prints the numbers and the sum of all samples that are held at the end.
+argv: name of the queues, without which they have that of the run; then "quiet", or nothing. Unless quiet, the
+worker kills itself in the first two attempts, each time after some clocks, and stops itself for a second in
+the third one. The reader prints the numbers and the sum of all samples that are held at the end.
 """
 
 import json
@@ -40,8 +41,9 @@ def serve(worker):
         clocks += 1
         end(clocks)
 
-    worker.clock = counted
-    stream.serve(worker, sys.argv[1], [0, 1], slots=5)
+    if sys.argv[2:] != ["quiet"]:
+        worker.clock = counted
+    stream.serve(worker, sys.argv[1] if len(sys.argv) > 1 else "", [0, 1], slots=5)
 
 
 def read(worker, reader):

@@ -31,7 +31,8 @@ TABLE_KEYS = (
         (
             "trail.epochs=1",
             "unknown key 'trail'; valid at the top are task, data, train, schedule, cluster, "
-            "checkpoint, redundancy, monitor, slurm, run, table, tables, options; did you mean 'train'?",
+            "checkpoint, redundancy, monitor, slurm, run, producers, table, tables, options; "
+            "did you mean 'train'?",
         ),
         (
             "train.epoch=1",
@@ -47,7 +48,7 @@ TABLE_KEYS = (
         (
             "zzz=1",
             "unknown key 'zzz'; valid at the top are task, data, train, schedule, cluster, "
-            "checkpoint, redundancy, monitor, slurm, run, table, tables, options",
+            "checkpoint, redundancy, monitor, slurm, run, producers, table, tables, options",
         ),
         (
             "redundancy.partner_mode=lag",
@@ -188,7 +189,10 @@ def test_an_assigned_value_is_toml_or_else_text(text: str, pair: tuple[str, Any]
         ("batch_size=1", "did you mean 'train.batch_size'?"),
         ("train.batchsize=1", "did you mean 'train.batch_size'?"),
         ("data.batchsize=1", "did you mean 'train.batch_size'?"),
-        ("cluster.folder=x", "did you mean 'checkpoint.folder' or 'run.folder'?"),
+        (
+            "cluster.folder=x",
+            "did you mean 'checkpoint.folder' or 'run.folder' or 'producers.folder'?",
+        ),
         ("train.beta=1", "min_delta; did you mean 'table.optimizer.beta'?"),
     ],
 )

@@ -1,0 +1,131 @@
+"""Programs of [producers]: samples count once whichever side ends, and nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import launcher
+import processes
+import program_rig
+import pytest
+from compiled_examples import EXAMPLES, compile_example
+
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.producers import MEMBER_OF, read_producers
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).with_name("programs")
+PAGE = (ROOT / "docs/howto/insitu.md").read_text()
+N = 120
+EXPECTED = {
+    "numbers": [[number, n] for number in range(2) for n in range(N)],
+    "sum": float(sum(300 * (1000 * number + n) for number in range(2) for n in range(N))),
+    "counts": [2 * N, 2 * N, 0, 2],
+}
+
+
+def program(pause_s: float, kills_at: int) -> list[str]:
+    """Options for two programs that push 120 samples each."""
+    rig = str(Path(program_rig.__file__).parent)
+    words = [sys.executable, str(PROGRAMS / "started_program.py"), rig, str(pause_s), str(kills_at)]
+    return ["--set", f"producers.command={json.dumps(words)}", "--set", "producers.members=2"]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "mpips", "run", "--progress", "none", *words]
+
+
+def run_of(folder: Path) -> RunFolder:
+    (path,) = (folder / "runs").iterdir()
+    return RunFolder(path)
+
+
+def result(job: launcher.Launch) -> dict[str, Any]:
+    assert job.wait() == 0, job.tail(60)
+    found: dict[str, Any] = json.loads(job.stdout().strip().splitlines()[-1])
+    return found
+
+
+def test_kills_of_the_worker_and_of_a_program_change_no_sum(tmp_path: Path) -> None:
+    words = command("-n", "5", *program(0.0, 60), str(PROGRAMS / "queued.py"))
+    with launcher.Launch(words, launcher.site_environment(), 150.0, tmp_path) as job:
+        found = result(job)
+        assert found.pop("attempt") == 2
+        assert found == EXPECTED
+        record = read_producers(run_of(tmp_path))
+        assert record is not None
+        # The programs go on while the ranks start again; the killed one starts once more.
+        assert [each.starts for each in record.members] == [1, 2], job.tail(60)
+        assert [each.state for each in record.members] == ["ended", "ended"]
+        assert "member 1 of the producers was killed by SIGKILL on " in job.stderr()
+        assert not processes.marked(f"{MEMBER_OF}={run_of(tmp_path).path}")
+
+
+def test_a_cancelled_run_continues_with_every_sample(tmp_path: Path) -> None:
+    queued = [str(PROGRAMS / "queued.py"), "", "quiet"]
+    words = command("-n", "5", *program(0.02, -1), *queued)
+    env = launcher.site_environment()
+    with launcher.Launch(words, env, 150.0, tmp_path) as job:
+        assert processes.until(lambda: (tmp_path / "runs").exists(), 60)
+
+        def has_some() -> bool:
+            assert job.poll() is None, job.tail(60)
+            record = read_producers(run_of(tmp_path))
+            return record is not None and all(sum(m.produced) > 9 for m in record.members)
+
+        assert processes.until(has_some, 90), job.tail(60)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait() == 75, job.tail(60)
+        run = run_of(tmp_path)
+        assert not processes.marked(f"{MEMBER_OF}={run.path}")
+        record = read_producers(run)
+        assert record is not None
+        assert [each.state for each in record.members] == ["stopped", "stopped"]
+    with launcher.Launch(command(str(run.path)), env, 150.0, tmp_path) as job:
+        found = result(job)
+        assert found.pop("attempt") == 1
+        assert found == EXPECTED
+        record = read_producers(run)
+        assert record is not None
+        assert [each.starts for each in record.members] == [2, 2]
+
+
+@pytest.mark.long
+def test_the_job_of_the_page_learns_from_its_solvers(tmp_path: Path) -> None:
+    compile_example("heat", "cc", tmp_path)
+    shutil.copy(EXAMPLES / "heat.py", tmp_path)
+    first = re.search(r'```toml\n(\[run\]\nscript = "heat.py".*?)```', PAGE, re.S)
+    assert first is not None
+    (tmp_path / "heat.toml").write_text(first[1])
+    with launcher.Launch(command("heat.toml"), launcher.site_environment(), 150.0, tmp_path) as job:
+        assert job.wait() == 0, job.tail(60)
+        counts, error = job.stdout().splitlines()[-2:]
+    assert re.fullmatch(r"samples: \d+, producers: 2", counts)
+    assert error == "error of the learned step: below 10 % of a change"
+    log = (run_of(tmp_path).path / "producers/member-1.log").read_text()
+    assert "heat: producer 1 has pushed" in log
+
+
+def test_an_mpi_solver_has_a_producer_on_each_rank(tmp_path: Path) -> None:
+    compile_example("heat_mpi", "mpicc", tmp_path)
+    shutil.copy(EXAMPLES / "heat_mpi.py", tmp_path)
+    line = re.search(r"^mpips run (-n 4 .*heat_mpi.py 2)$", PAGE, re.M)
+    assert line is not None
+    words = [word.replace("heat_mpi 8", "heat_mpi 4") for word in shlex.split(line[1])]
+    flags = " ".join(launcher.mpirun_flags(2))
+    words = [word.replace("mpirun -n 2", f"mpirun -n 2 {flags}") for word in words]
+    with launcher.Launch(command(*words), launcher.site_environment(), 150.0, tmp_path) as job:
+        assert job.wait() == 0, job.tail(60)
+        assert job.stdout().splitlines()[-2:] == [
+            "samples: 320, producers: 2",
+            "error of the learned step: below 10 % of a change",
+        ]
+    log = (run_of(tmp_path).path / "producers/member-0.log").read_text()
+    assert sorted(re.findall(r"heat_mpi: rank (\d) of 2 has pushed 160 samples", log)) == ["0", "1"]
