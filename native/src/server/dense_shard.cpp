@@ -176,7 +176,8 @@ void DenseShard::apply_logged(std::size_t block, const Update& update, UpdateArg
   const float* gradient = compensated(from, stop - from, update, lambda);
   if (gate_ != nullptr) gate_->wait(gated_table_, block);
   BlockWriter guard(&versions_[block]);
-  constexpr std::size_t torn = 30;  // less than a piece of the kernel: it uses one slot
+  // Less than a piece of the kernel, which then uses one slot, and a whole line.
+  constexpr std::size_t torn = line_floats;
   // A call of the kernel begins with slot 0, so the one before it must have ended with slot 1.
   constexpr std::size_t two_pieces = 2 * UndoSlots::slot_floats;
   fault::in_two(

@@ -37,7 +37,9 @@ class CoreDistance {
     ++found_;
     seconds -= clock_s;
     // A clock that is read by a system call would hide the time of a load.
-    if (clock_s > most_clock_s || (seconds > most_near_s && seconds < least_far_s)) return;
+    if (clock_s > most_clock_s) return;
+    if (seconds > most_near_s && seconds < least_far_s) return found_between();
+    between_ = 0;
     last_[at_] = seconds;
     at_ = (at_ + 1) % last_.size();
     // All of the last ones must agree: a load that is interrupted takes long, and one whose line
@@ -51,12 +53,22 @@ class CoreDistance {
   }
 
  private:
+  // Where most loads take a time between the two, some are interrupted and look far: these alone
+  // must not decide. If nothing is known for long, the writes themselves are compared.
+  void found_between() noexcept {
+    if (++between_ % forgets_after != 0) return;
+    if (between_ >= unknown_after) far_ = false;
+    last_.fill(far_ ? least_far_s : 0.0);
+  }
+
   static constexpr std::uint64_t period = 16;
+  static constexpr unsigned forgets_after = 4, unknown_after = 64;
   static constexpr double most_near_s = 85e-9, least_far_s = 175e-9, most_clock_s = 100e-9;
 
   Stores forced_ = forced_stores();
   std::uint64_t found_ = 0;
   std::array<double, 3> last_{};
+  unsigned between_ = 0;  // loads of which the last ones say nothing
   std::size_t at_ = 0;
   bool far_ = false;
 };

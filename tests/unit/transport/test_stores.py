@@ -190,6 +190,22 @@ def test_times_of_memory_say_nothing_about_the_distance():
     assert distance.is_far
 
 
+def test_loads_that_were_interrupted_do_not_make_a_core_far():
+    distance = _native.CoreDistance()
+    for k in range(1000):
+        distance.found_in(FAR if k % 10 == 0 else FROM_MEMORY, CLOCK)
+        assert not distance.is_far
+
+
+def test_a_distance_that_is_not_seen_again_is_forgotten():
+    distance = _native.CoreDistance()
+    for _ in range(3):
+        distance.found_in(FAR, CLOCK)
+    for k in range(1000):
+        distance.found_in(FROM_MEMORY, CLOCK)
+        assert distance.is_far == (k < 63)
+
+
 def test_a_slow_clock_makes_no_core_far():
     distance = _native.CoreDistance()
     for clock in (8e-8, 9e-8, 9.5e-8, 1e-6, 1e-6, 1e-6):
