@@ -53,7 +53,7 @@ bool copy_floats(std::uint8_t* to, const std::uint8_t* from, std::uint64_t n,
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(from) % alignof(float) == 0;
   if (stride != sizeof(float) || !is_aligned) return copy_run<float, float>(to, from, n, stride);
   // The program that reads samples is on another core.
-  static thread_local StoreChoice stores(Stores::measured);
+  static thread_local StoreChoice stores(now_s, Stores::measured);
   auto* out = reinterpret_cast<float*>(to);
   const auto* in = reinterpret_cast<const float*>(from);
   bool all = true;

@@ -164,7 +164,7 @@ struct Slice {
 // Return the part of a table of `n` elements that falls to number `i` of `m` workers, in whole
 // cache lines. A small table falls to one worker, another one for each table.
 inline Slice slice_of(std::size_t n, std::size_t i, std::size_t m, std::size_t table) noexcept {
-  constexpr std::size_t line_floats = line_bytes / sizeof(float), small = 1024;
+  constexpr std::size_t small = 1024;
   const std::size_t turn = (i + table) % m;
   if (n <= small) return turn == 0 ? Slice{0, n} : Slice{};
   const std::size_t lines = (n + line_floats - 1) / line_floats;

@@ -26,8 +26,9 @@ void RingWriter::read_applied() noexcept {
   if (found == consumed_) return;
   consumed_ = found;
   if (!measures) return distance_.found();
-  distance_.found_in(now_s() - start);
-  stores_.set_far(distance_.is_far());
+  const double end = now_s();
+  distance_.found_in(end - start, now_s() - end);
+  stores_.set_far(is_far());
 }
 
 // Read a result from the acknowledgement line while it is there. The server may have written the

@@ -51,7 +51,7 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
     } else if (push.plan == nullptr) {
       append_floats(rows, push.rows + done * push.dim, count * push.dim);
       if (parts == 2) append_floats(base, push.base + done * push.dim, count * push.dim);
-    } else if (parts == 1 && !stores_.is_plain()) {
+    } else if (parts == 1 && (push.plan->in_order() || !stores_.takes_plain(count * push.dim))) {
       // Stores past the caches cannot add to what they have stored.
       append_floats(rows, summed(push, done, count), count * push.dim);
     } else {
@@ -86,6 +86,7 @@ void RingWriter::append_floats(float* to, const float* from, std::size_t n) {
 // Return rows [done, done + count) of a push, with the rows of equal keys added up.
 const float* RingWriter::summed(const RowsToPush& push, std::size_t done, std::size_t count) {
   if (push.plan == nullptr) return push.rows + done * push.dim;
+  if (push.plan->in_order()) return push.rows + (push.from + done) * push.dim;
   sums_.resize(count * push.dim);
   push.plan->sum_rows(push.from + done, count, push.rows, push.dim, sums_.data());
   return sums_.data();

@@ -27,7 +27,12 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       pushed_before_(n_tables, 0),
       bounds_(n_tables, no_bound),
       role_(geometry.n_slots, 0),
-      whole_(n_tables) {}
+      whole_(n_tables) {
+  if (!checksums_) return;
+  // A record is read here again: for its checksum, and to send it if the mailbox is a private copy.
+  distance_.stay_near();
+  stores_.stay_in_caches();
+}
 
 void RingWriter::interrupted() const {
   throw InterruptedPush(
@@ -84,7 +89,7 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   std::uint8_t* slot = box_.slot(next_);
   if (closing_ && role == role_push_end)
     h->flags = static_cast<std::uint16_t>(h->flags | flag_closes);
-  if (distance_.is_far()) h->flags = static_cast<std::uint16_t>(h->flags | flag_far);
+  if (is_far()) h->flags = static_cast<std::uint16_t>(h->flags | flag_far);
   if (checksums_) {
     h->flags = static_cast<std::uint16_t>(h->flags | flag_checksum);
     h->payload_checksum = checksum(slot + sizeof *h, h->payload_bytes);

@@ -40,6 +40,8 @@ DenseShard::DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rul
   }
   if (extent_.has_common())
     common_ = std::make_unique<CommonCopy>(region, extent_, durable_, progress_);
+  // Pulls read the image or the common copy, which is made of the values here.
+  if (image_ != nullptr || common_ != nullptr) stores_.stay_in_caches();
   if (!durable_.fresh) return;
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b) publish(&versions_[b], 0);
 }
@@ -174,11 +176,14 @@ void DenseShard::apply_logged(std::size_t block, const Update& update, UpdateArg
   const float* gradient = compensated(from, stop - from, update, lambda);
   if (gate_ != nullptr) gate_->wait(gated_table_, block);
   BlockWriter guard(&versions_[block]);
-  constexpr std::size_t torn = 30;  // less than a piece of the kernel: it uses one slot
+  // Less than a piece of the kernel, which then uses one slot, and a whole line.
+  constexpr std::size_t torn = line_floats;
+  // A call of the kernel begins with slot 0, so the one before it must have ended with slot 1.
+  constexpr std::size_t two_pieces = 2 * UndoSlots::slot_floats;
   fault::in_two(
       stop - from, torn, torn + 10,
       [&](std::size_t first, std::size_t count) {
-        stores_.write(values_ + from + first, count, line_floats,
+        stores_.write(values_ + from + first, count, two_pieces,
                       [&](std::size_t next, std::size_t n, bool past) {
                         args->past_caches = past;
                         const std::size_t at = first + next;

@@ -185,7 +185,8 @@ bool ServerCore::consume_one(std::size_t worker) {
   const std::uint8_t* payload = slot + sizeof header;
   if (!check(worker, ring.at(), header, payload)) return false;
   if (recorded_ != nullptr && !may_repeat(worker, &header)) return false;
-  note_distance(&ring, (header.flags & flag_far) != 0);
+  const bool goes_on = static_cast<RecordKind>(header.kind) != RecordKind::finish;
+  note_distance(&ring, goes_on && (header.flags & flag_far) != 0);
   if (journal_) journal_->set_worker(worker);
   const std::uint64_t began_ns = trace_ != nullptr ? TraceRing::now_ns() : 0;
   const Verdict verdict = handle(worker, header, payload);

@@ -36,9 +36,10 @@ void ServerCore::follow_hint(Ring* ring, std::uint64_t sequence) noexcept {
     __builtin_prefetch(payload + ring->fetched);
 }
 
-// Workers read values of dense tables in their places, so one worker that is far decides.
+// Workers read values of dense tables in their places, so one worker that is far decides. No worker
+// reads those of a replica.
 void ServerCore::note_distance(Ring* ring, bool far) noexcept {
-  if (ring->far == far) return;
+  if (ring->far == far || copy_) return;
   ring->far = far;
   const bool any = std::any_of(rings_.begin(), rings_.end(), [](const Ring& r) { return r.far; });
   for (Table& t : tables_)

@@ -44,7 +44,7 @@ def everything():
 
 
 def _dense(n, rule):
-    rig = Rig(dense(n, optimizer=rule), slot_bytes=64 << 10)
+    rig = Rig(dense(n, optimizer=rule), slot_bytes=64 << 10, checksums=False)
     worker, out = rig.worker(), np.empty(n, np.float32)
     for k in range(20):
         worker.table("w").push(floats(n, k)).wait()
@@ -63,7 +63,7 @@ def _logged(n, rule):
 
 
 def _rows(dim):
-    rig = Rig(rows(dim, optimizer=SGD(lr=0.5)), slot_bytes=16 << 10, n_slots=16)
+    rig = Rig(rows(dim, optimizer=SGD(lr=0.5)), slot_bytes=16 << 10, n_slots=16, checksums=False)
     table = rig.worker().table("e")
     random = np.random.default_rng(dim)
     for k in range(40):
@@ -167,6 +167,7 @@ def test_readers_see_whole_blocks(way):
 
 
 NEAR, FROM_MEMORY, FAR = 7e-8, 1.5e-7, 2.8e-7
+CLOCK = 2.5e-8  # of one read of the clock, which each of these times contains
 
 
 def test_the_distance_changes_when_three_times_agree():
@@ -174,7 +175,7 @@ def test_the_distance_changes_when_three_times_agree():
     assert not distance.is_far
     seen = []
     for seconds in (FAR, FAR, NEAR, FAR, FAR, FAR, NEAR, FAR, NEAR, NEAR, NEAR):
-        distance.found_in(seconds)
+        distance.found_in(seconds, CLOCK)
         seen.append(distance.is_far)
     assert seen == [False] * 5 + [True] * 5 + [False]
 
@@ -182,10 +183,39 @@ def test_the_distance_changes_when_three_times_agree():
 def test_times_of_memory_say_nothing_about_the_distance():
     distance = _native.CoreDistance()
     for seconds in (FAR, FROM_MEMORY, FAR, FROM_MEMORY, FAR):
-        distance.found_in(seconds)
+        distance.found_in(seconds, CLOCK)
     assert distance.is_far
     for _ in range(10):
-        distance.found_in(FROM_MEMORY)
+        distance.found_in(FROM_MEMORY, CLOCK)
+    assert distance.is_far
+
+
+def test_loads_that_were_interrupted_do_not_make_a_core_far():
+    distance = _native.CoreDistance()
+    for k in range(1000):
+        distance.found_in(FAR if k % 10 == 0 else FROM_MEMORY, CLOCK)
+        assert not distance.is_far
+
+
+def test_a_distance_that_is_not_seen_again_is_forgotten():
+    distance = _native.CoreDistance()
+    for _ in range(3):
+        distance.found_in(FAR, CLOCK)
+    for k in range(1000):
+        distance.found_in(FROM_MEMORY, CLOCK)
+        assert distance.is_far == (k < 63)
+
+
+def test_a_slow_clock_makes_no_core_far():
+    distance = _native.CoreDistance()
+    for clock in (8e-8, 9e-8, 9.5e-8, 1e-6, 1e-6, 1e-6):
+        distance.found_in(clock + 5e-8, clock)
+    assert not distance.is_far
+    for _ in range(3):
+        distance.found_in(1.3e-6, 1e-6)  # the clock takes longer than the load: nothing is known
+    assert not distance.is_far
+    for _ in range(3):
+        distance.found_in(8e-8 + 2.5e-7, 8e-8)
     assert distance.is_far
 
 
@@ -193,8 +223,43 @@ def test_one_in_sixteen_new_values_is_timed():
     distance, due = _native.CoreDistance(), []
     for _ in range(40):
         due.append(distance.is_due)
-        distance.found_in(NEAR) if distance.is_due else distance.found()
+        distance.found_in(NEAR, CLOCK) if distance.is_due else distance.found()
     assert [k for k, is_due in enumerate(due) if is_due] == [0, 16, 32]
+
+
+# Sizes of the writes of a step, and seconds of a line whichever way it is written
+PATTERNS = {
+    "large": ([16384], [0.0]),
+    "short": ([600], [0.0]),
+    "short and large": ([512] * 16 + [4096] * 16, [0.0] * 32),
+    "a step of 32": ([1024] * 16 + [1040] * 16, [20e-9] * 16 + [0.0] * 16),
+    "blocks and the rest": ([16384, 16384, 1000], [0.0] * 3),
+}
+
+
+def share_past(pattern, cached_s, past_s, steps=600):
+    """Return the share of floats that went past the caches in the second half of the steps."""
+    sizes, each = PATTERNS[pattern]
+    found = _native.choose_stores(
+        sizes * steps, [s + cached_s for s in each] * steps, [s + past_s for s in each] * steps
+    )
+    half = len(found) // 2
+    return sum(found[half:]) / sum((sizes * steps)[half:])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_writes_go_the_faster_way_whatever_a_step_writes(pattern):
+    assert share_past(pattern, 8e-9, 11e-9) < 0.1
+    assert share_past(pattern, 25e-9, 3e-9) > 0.9
+
+
+def test_the_choice_follows_a_change():
+    n, cached, past = 3000, [4e-9] * 3000, [8e-9] * 3000
+    cached[1000:2000] = [25e-9] * 1000
+    found = _native.choose_stores([4096] * n, cached, past)
+    assert sum(found[:1000]) < 4096 * 30
+    assert sum(found[1600:2000]) > 4096 * 390
+    assert sum(found[2600:]) < 4096 * 10
 
 
 def aligned(n, shift, seed):
