@@ -13,7 +13,7 @@ stream = mpips.StreamTable(
     producers=8,
     held_out=0.1,
 )
-weights = mpips.DenseTable("weights", (10,), mpips.Adam(0.1), consistency=mpips.ASP())
+weights = mpips.DenseTable("weights", (10,), mpips.Adam(0.05), consistency=mpips.ASP())
 
 
 def neighbours(field):

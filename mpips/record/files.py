@@ -199,7 +199,7 @@ class RecordContent(msgspec.Struct, frozen=True):
         head: Its first block.
         data: The entries.
         end: Its last block; None: the rank did not end its record, or the file is damaged from here on.
-        switch: The decision on the clock of a Switch, in the file of server 0; None: there is none.
+        switch: The decision on the clock of a Switch, in the file of server 0; None: no decision.
     """
 
     path: Path

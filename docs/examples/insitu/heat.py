@@ -16,7 +16,7 @@ stream = mpips.StreamTable(
     producers=PRODUCERS,
     held_out=0.1,
 )
-weights = mpips.DenseTable("weights", (10,), mpips.Adam(0.1), consistency=mpips.ASP())
+weights = mpips.DenseTable("weights", (10,), mpips.Adam(0.05), consistency=mpips.ASP())
 stop = mpips.DenseTable("stop", (1,), mpips.SGD(1.0), consistency=mpips.ASP())
 
 

@@ -21,7 +21,7 @@ stream = mpips.StreamTable(
     producers=RANKS,
     held_out=0.1,
 )
-weights = mpips.DenseTable("weights", (10,), mpips.Adam(0.1), consistency=mpips.ASP())
+weights = mpips.DenseTable("weights", (10,), mpips.Adam(0.05), consistency=mpips.ASP())
 
 
 def features(batch):
@@ -36,7 +36,7 @@ def features(batch):
 def learn(worker):
     """Fit the step of the solver to random batches; return counts and error, as a share of a change."""
     reader, table = stream.reader(worker), worker.table("weights")
-    for n, batch in enumerate(reader.batches(16, min_seen=100, limit=1000)):
+    for n, batch in enumerate(reader.batches(16, min_seen=100, limit=2000)):
         x = features(batch)
         off = x @ table.pull() - batch["after"]
         table.push((x * off[..., None]).mean((0, 1, 2)))

@@ -76,8 +76,13 @@ class Signalling:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_a_class_is_made_ends_as_one_at_any_other_place(number: int) -> None:
     expected = TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
-    with pytest.raises(expected), signals_unwind():
-        type("Made", (), {"field": Signalling(number)})
+    # Shells let background commands ignore SIGINT, and Python then leaves it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(expected), signals_unwind():
+            type("Made", (), {"field": Signalling(number)})
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_signal_while_a_class_is_made_ends_a_rank_in_a_step_of_the_start_up() -> None:

@@ -15,6 +15,7 @@ from journal_rig import Rig as JournalRig
 from mpips import _native, kernels
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum
+from mpips.transport.region import unlink_job
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -54,12 +55,16 @@ def _dense(n, rule):
 
 def _logged(n, rule):
     rig = JournalRig(dense(n, optimizer=rule), slot_bytes=64 << 10)
-    for k in range(20):
-        done, update = 0, floats(n, k)
-        while done < n:
-            done = rig.writer.push_dense(0, 0, update, None, done)
-            rig.drain()
-    yield rig.core.dense_values(0).tobytes()
+    try:
+        for k in range(20):
+            done, update = 0, floats(n, k)
+            while done < n:
+                done = rig.writer.push_dense(0, 0, update, None, done)
+                rig.drain()
+        yield rig.core.dense_values(0).tobytes()
+    finally:
+        rig.leave()
+        unlink_job(rig.token)
 
 
 def _rows(dim):
