@@ -217,7 +217,7 @@ class TorchJob(ScriptJob):
 
     @property
     def newest_rates(self) -> str:
-        """See ScriptJob."""
+        """The newest hyperparameters as text, which the scheduler compares; "": unknown."""
         return self.skips.rates
 
     @property

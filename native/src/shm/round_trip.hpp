@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-// How far two cores are from each other: the time of a flag from one to the other and back. Inline,
-// since the loops of benchmarks are a module of their own.
+// The distance of two cores: the time of a flag from one to the other and back. Inline, since the
+// loops of benchmarks are a module of their own.
 namespace mpips {
 
 // Two words on cache lines of their own, in memory that both processes map; zero at the beginning.

@@ -10,7 +10,8 @@
 
 namespace mpips {
 
-// How memory is written that another core reads: as it is found to be faster, or always in one way.
+// The way of writing memory that another core reads: the one that is measured to be faster, or
+// always the same one.
 enum class Stores : std::uint8_t { measured, cached, past };
 
 // Return the way that the environment variable MPIPS_STORES names, for measurements and tests.
@@ -154,7 +155,7 @@ class StoreChoice {
  private:
   static constexpr unsigned least_between = 16, most_between = 256;
   static constexpr std::size_t most_measured = 1024;  // floats
-  // What a reader pays more for a line that it fetches from memory, and a margin.
+  // A reader needs so much longer for a line from memory than from a shared cache, with a margin.
   static constexpr double least_saved_s = 6e-9;
 
   // Make the whole write in one way, the next measured one in the other.

@@ -1,4 +1,4 @@
-"""How a program finds the queues of a run, and what `mpips run` sees of them and does to them."""
+"""Queues of a run: programs find them by name or run directory, `mpips run` watches and closes them."""
 
 from __future__ import annotations
 

@@ -238,12 +238,16 @@ def test_a_second_process_cannot_use_the_file_and_a_forked_child_does_not_keep_i
     step(launches.workers, 0)
     (path,) = tmp_path.iterdir()
     reader, writer = os.pipe()
+    is_ready, ready = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
+        os.write(ready, b"!")
         os.read(reader, 1)
         os._exit(0)
     try:
+        # The child lets go of the file within fork, so until it runs it has the lock.
+        os.read(is_ready, 1)
         # Its memory may be in another container: the lock alone protects the file.
         unlink_job(launches.token)
         remove_files(table)
@@ -258,6 +262,8 @@ def test_a_second_process_cannot_use_the_file_and_a_forked_child_does_not_keep_i
     finally:
         os.write(writer, b"!")
         os.waitpid(child, 0)
+        for end in (reader, writer, is_ready, ready):
+            os.close(end)
         launches.close()
 
 

@@ -260,13 +260,18 @@ def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path) -> None:
     ) as supervisor:
         assert supervisor.stdout is not None
         run = supervisor.stdout.readline().strip()
-        assert processes.until(ready.exists, 20.0)
-        assert processes.marked(f"{MEMBER_OF}={run}")
-        supervisor.send_signal(signal.SIGKILL)
-    assert processes.until(lambda: not processes.marked(f"{MEMBER_OF}={run}"), 20.0)
-    name = (Path(run) / "queue").read_text().strip()
-    for path in Path("/dev/shm").glob(f"mpips_queue.*.{name}.*"):
-        path.unlink()
+        try:
+            assert processes.until(ready.exists, 20.0)
+            assert processes.marked(f"{MEMBER_OF}={run}")
+        finally:
+            supervisor.kill()
+    try:
+        assert processes.until(lambda: not processes.marked(f"{MEMBER_OF}={run}"), 20.0)
+    finally:
+        kill_marked(Path(run))
+        name = (Path(run) / "queue").read_text().strip()
+        for path in Path("/dev/shm").glob(f"mpips_queue.*.{name}.*"):
+            path.unlink()
 
 
 def test_the_end_of_the_process_that_runs_them_ends_the_run(make: Make) -> None:
@@ -294,8 +299,9 @@ def test_the_next_supervisor_kills_what_was_left_and_repeats_what_has_not_ended(
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)
     assert processes.until(lambda: not programs.left()), "the kernel sends SIGTERM to its children"
-    # What ignores that is there for the next supervisor.
-    with subprocess.Popen(["sleep", "600"], env={MEMBER_OF: str(programs.run.path)}) as earlier:
+    # A program that ignores SIGTERM stays until the next supervisor comes.
+    earlier = subprocess.Popen(["sleep", "600"], env={MEMBER_OF: str(programs.run.path)})
+    try:
         again = ServedPrograms.__new__(ServedPrograms)
         again.__dict__.update(programs.__dict__)
         again.producers = type(programs.producers)(programs.plan, programs.printed.append)
@@ -306,6 +312,9 @@ def test_the_next_supervisor_kills_what_was_left_and_repeats_what_has_not_ended(
         assert again.record is not None
         assert [each.starts for each in again.record.members] == [1, 2]
         again.end()
+    finally:
+        earlier.kill()
+        earlier.wait()
     programs.producers.end(False, lambda: False)
 
 
