@@ -309,6 +309,13 @@ class ArrayMail:
         partners = self._partners.values()
         return not any(p.unreceived or p.arrived or p.asked is not None for p in partners)
 
+    @property
+    def is_moving(self) -> bool:
+        """True if notes or values travel between this worker and others, which looks at both ends advance."""
+        if self._sends or self._arriving:
+            return True
+        return any(not m.complete() for p in self._partners.values() for m in p.arrived)
+
     def late(self) -> list[int]:
         """Return the workers that have not received messages of this one, or not answered it."""
         found = self._partners.items()

@@ -35,7 +35,11 @@ MOST_BYTES = 256 << 20
 _KINDS = "biufc"  # kinds of dtypes that travel: bool, integers, floats, complex
 _ASK_EVERY = 1 / 64  # share of the time limit between two questions to a late worker
 _YIELDS = 5  # looks for a message between which a wait only yields the core
-_PAUSE_S = 0.0002  # s between two later looks
+_PAUSE_S = 0.0002  # s between two later looks while values travel
+# Where fewer cores than workers compute, a look every 0.2 ms takes an eighth of a core from them. The pause
+# is therefore a share of what the wait has taken, so that no message is later by more than this share.
+_PAUSE_SHARE = 1 / 32
+_LONGEST_PAUSE_S = 0.002  # s, its limit
 
 
 class ArrayMessages:
@@ -234,6 +238,7 @@ class ArrayMessages:
         mail.forget_answer(worker)
         interval_s = _ASK_EVERY * connection.timeout_s
         question, n_looks = Patience(interval_s), 0
+        whole = Patience(connection.timeout_s)
 
         def is_over() -> bool:
             nonlocal question, n_looks
@@ -246,7 +251,8 @@ class ArrayMessages:
                 question = Patience(interval_s)
                 mail.ask(worker)
             n_looks += 1
-            time.sleep(_PAUSE_S if n_looks > _YIELDS else 0)
+            pause_s = _PAUSE_S if mail.is_moving else pause_after(whole.age_s)
+            time.sleep(pause_s if n_looks > _YIELDS else 0)
             return done()
 
         try:
@@ -292,6 +298,11 @@ class ArrayMessages:
             f"{'were' if n > 1 else 'was'} not received: the program of "
             f"{self._names[self._mail.dropped_by]} ended before"
         )
+
+
+def pause_after(waited_s: float) -> float:
+    """Return the seconds until the next look for a message for which a worker has waited."""
+    return min(max(_PAUSE_S, _PAUSE_SHARE * waited_s), _LONGEST_PAUSE_S)
 
 
 def _listed(words: Iterable[str]) -> str:

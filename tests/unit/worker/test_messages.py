@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ from message_rig import Messenger, messengers
 
 from mpips.errors import ConfigError, ProtocolError, StallError
 from mpips.mpi import array_mail, contributions, mail
-from mpips.mpi.array_mail import FAR_PIECE_BYTES, HEAD_TAG, INLINE_BYTES, VALUE_TAG, ArrayHead
+from mpips.mpi.array_mail import (
+    FAR_PIECE_BYTES,
+    HEAD_TAG,
+    INLINE_BYTES,
+    VALUE_TAG,
+    ArrayHead,
+    ArrivedArray,
+)
 from mpips.worker import messages
 from mpips.worker.groups import handover
 from mpips.worker.groups import start as groups_start
@@ -498,3 +506,33 @@ def test_an_exchange_without_messages_refuses_memory_once_and_before_them() -> N
     with pytest.raises(ConfigError, match="an exchange: all tables are under ASP"):
         apart.messages.begin("an exchange")
     assert apart.n_refused == 0
+
+
+class _EnoughError(Exception):
+    """Ends a wait from within."""
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_wait_for_a_message_looks_less_often_until_the_message_begins(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, found, began = Network(), [], time.monotonic()
+    # The first question to a late worker comes after 4 s.
+    mine = Messenger(1, 2, network, timeout_s=256.0)
+    if has_begun:
+        Messenger(0, 2, network).send(np.zeros(100_000), 1)
+        monkeypatch.setattr(ArrivedArray, "complete", lambda _: False)
+
+    def sleep(seconds: float) -> None:
+        found.append((seconds, time.monotonic() - began))
+        if found[-1][1] > 0.2:
+            raise _EnoughError
+
+    monkeypatch.setattr(messages, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(_EnoughError):
+        mine.recv(0)
+    pauses = [seconds for seconds, _ in found]
+    assert pauses[:5] == [0.0] * 5
+    assert pauses[5] == min(pauses[5:]) == 0.0002
+    assert all(seconds <= max(0.0002, waited_s / 32) for seconds, waited_s in found)
+    assert max(pauses) == (0.0002 if has_begun else 0.002)
