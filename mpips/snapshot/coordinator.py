@@ -147,16 +147,16 @@ class Coordinator:
         self._pace[worker].update(clock, running_s())
 
     def worker_done(self, worker: int) -> None:
-        """Note that a worker has finished, which makes it ready for any cut.
+        """Note that a worker has finished, which makes it ready for any later cut.
+
+        It still answers a proposal that it was sent: the clock may be one before its last. Under BSP servers
+        have taken its pushes of the last clock, and not applied them before the others end that clock, so a
+        copy at the proposed one would lack them.
 
         When all workers have finished, a cut that is not copied yet is given up.
         """
         self._working.discard(worker)
         self._gathering.discard(worker)
-        if self._cut is not None and self._cut.phase == "proposed":
-            self._cut.unanswered.discard(worker)
-            self._cut.refused.discard(worker)
-            self._decide(self._cut)
         if self._working:
             return
         # All workers have finished: the checkpoint at the end replaces what is not copied yet.
@@ -302,7 +302,7 @@ class Coordinator:
         cut = self._cut
         if cut is not None and cut.id == answer.id and cut.phase == "proposed":
             cut.unanswered.discard(worker)
-            if not answer.ok and worker in self._working:
+            if not answer.ok:
                 cut.refused.add(worker)
             self._decide(cut)
 

@@ -117,6 +117,21 @@ def _commits_early() -> list[Any]:
     return [mock.patch.object(coordinator.Coordinator, "agreed", wrong)]
 
 
+def _counts_the_finished() -> list[Any]:
+    """A worker that finishes agrees to a cut at a clock before its last one."""
+    real = coordinator.Coordinator.worker_done
+
+    def wrong(self: coordinator.Coordinator, worker: int) -> None:
+        cut = self._cut
+        if cut is not None and cut.phase == "proposed":
+            cut.unanswered.discard(worker)
+            cut.refused.discard(worker)
+            self._decide(cut)
+        real(self, worker)
+
+    return [mock.patch.object(coordinator.Coordinator, "worker_done", wrong)]
+
+
 def _agrees_late() -> list[Any]:
     """A worker agrees to a cut at a clock that it has passed, and cuts at its next tick."""
 
@@ -152,7 +167,10 @@ def _one_clock_too_old() -> list[Any]:
         if isinstance(table.consistency, BSP):
             return c.now, 0
         if isinstance(table.consistency, SSP):
-            return 0, max(0, c.now - table.consistency.bound - 1)
+            bound = table.consistency.bound
+            return 0, max(
+                0, c.now - (bound if isinstance(bound, int) else table.consistency.max) - 1
+            )
         return 0, 0
 
     return [mock.patch.object(waits, "minimum_clock", wrong)]
@@ -533,6 +551,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _pushes_again,
         _commits_early,
         _agrees_late,
+        _counts_the_finished,
         _cuts_after_a_push,
         _positions_of_later,
         _one_clock_too_old,

@@ -144,6 +144,8 @@ def test_workers_that_finish_are_ready_and_the_end_gives_up_what_is_not_taken():
     first = stage.proposed()
     stage.coordinator.agreed(0, Agreed(first.id, True, 3))
     stage.coordinator.worker_done(1)
+    assert stage.take() == []
+    stage.coordinator.agreed(1, Agreed(first.id, True, 9))
     sent = stage.take()
     assert sent == [("servers", Commit(first.id, 10)), (0, Commit(first.id, 10))]
     stage.coordinator.worker_done(0)
@@ -215,17 +217,35 @@ def test_before_the_first_heartbeat_a_cut_is_proposed_after_the_clock_of_the_sta
     assert stage.proposed().clock > 1000
 
 
-def test_a_worker_that_has_refused_and_then_finishes_is_not_counted() -> None:
+@pytest.mark.parametrize("answers_first", [True, False])
+def test_a_worker_that_has_finished_at_a_later_clock_refuses_a_proposal(
+    answers_first: bool,
+) -> None:
+    """Servers may have its pushes of that clock without having applied them."""
     stage = Stage(n_workers=3)
     stage.coordinator.ask(Ask("call"))
     proposal = stage.proposed()
     stage.coordinator.agreed(0, Agreed(proposal.id, True, 0))
-    stage.coordinator.agreed(1, Agreed(proposal.id, False, proposal.clock))
-    stage.coordinator.worker_done(1)
+    steps = [
+        lambda: stage.coordinator.agreed(1, Agreed(proposal.id, False, proposal.clock + 1)),
+        lambda: stage.coordinator.worker_done(1),
+    ]
+    for step in steps if answers_first else reversed(steps):
+        step()
     assert stage.take() == []
-    stage.coordinator.worker_done(2)
-    commit = Commit(proposal.id, proposal.clock)
-    assert stage.take() == [("servers", commit), (0, commit)]
+    stage.coordinator.agreed(2, Agreed(proposal.id, True, 0))
+    assert stage.take() == [(worker, Abandon(proposal.id)) for worker in (0, 2)]
+    # The next proposal goes to the workers at work, at a clock behind that of all.
+    stage.coordinator.poll()
+    sent = stage.take()
+    assert [worker for worker, _ in sent] == [0, 2]
+    later = sent[0][1]
+    assert isinstance(later, Propose)
+    assert later.clock > proposal.clock + 1
+    for worker in (0, 2):
+        stage.coordinator.agreed(worker, Agreed(later.id, True, 0))
+    commit = Commit(later.id, later.clock)
+    assert stage.take() == [("servers", commit), (0, commit), (2, commit)]
 
 
 def test_answers_of_workers_take_the_same_time_for_any_number_of_them() -> None:
