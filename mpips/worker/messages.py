@@ -301,7 +301,7 @@ class ArrayMessages:
 
 
 def pause_after(waited_s: float) -> float:
-    """Return the seconds until the next look for a message for which a worker has waited."""
+    """Return the pause, in seconds, of a worker that has waited so long for a message."""
     return min(max(_PAUSE_S, _PAUSE_SHARE * waited_s), _LONGEST_PAUSE_S)
 
 

@@ -161,7 +161,7 @@ def run(suite: str, options: SuiteOptions, nodes: int) -> Findings:
         else:
             verdicts.append(runs.judge(sampled, epochs(len(sampled.cells))))
     done = 0
-    while done < options.kills:
+    while done < options.kills and not options.matrix:
         n_faults = min(FAULTS_OF_A_RUN, max(2, options.kills - done))
         verdict = runs.judge(matrix.draw(rng, n_faults, without), epochs(FAULTS_OF_A_RUN))
         verdicts.append(verdict)
