@@ -26,8 +26,10 @@
 // reached it, so no worker skips past C. Under ASP no record waits for a tick, and workers cut at
 // their next tick. Waits of a worker outside the rings are not known here: the caller gives a cut
 // up if it is not ready in time, by `release_cut` without a copy. A finished worker has no more
-// records and is ready for any cut. One that has its last records in a ring still agrees to no
-// clock before its own (mpi/pending.py): these would wait for ticks behind the cut records.
+// records and is ready for any cut that is proposed later, at a clock that the others have not
+// ended. One that was asked before agrees to no clock before its own (mpi/pending.py), also when it
+// has finished meanwhile (snapshot/coordinator.py): its last records would wait in a ring for ticks
+// behind the cut records, or, consumed under BSP, be in sums of a clock that is not closed.
 // Deferred segments are copied and consumed when any other record than the next segment follows, so
 // also when a cut record follows.
 //
