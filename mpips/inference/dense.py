@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from mpips.errors import ConfigError
-from mpips.inference.model import Model, Numbers
+from mpips.inference.content import ModelContent, Numbers
 from mpips.tasks.classifiers import LayeredTask
 from mpips.tasks.features import DenseFeatures
 from mpips.tasks.inputs import MatrixInputs
@@ -47,12 +47,12 @@ class DenseLayers(Struct, frozen=True):
         return found
 
 
-def is_dense(model: Model) -> bool:
+def is_dense(model: ModelContent) -> bool:
     """Return True if the model consists of layers that are dense tables."""
     return _features(model) is not None and bool(_names(model))
 
 
-def dense_layers(model: Model) -> DenseLayers:
+def dense_layers(model: ModelContent) -> DenseLayers:
     """Return the layers of a model.
 
     Raises:
@@ -81,7 +81,7 @@ def dense_layers(model: Model) -> DenseLayers:
     return DenseLayers(features.mean, features.scale, weights, biases)
 
 
-def _features(model: Model) -> DenseFeatures | None:
+def _features(model: ModelContent) -> DenseFeatures | None:
     """Return the scale of rows of numbers; None: the task has another form of features."""
     task = model.task
     if isinstance(task, LayeredTask) and isinstance(task.inputs, MatrixInputs):
@@ -91,7 +91,7 @@ def _features(model: Model) -> DenseFeatures | None:
     return None
 
 
-def _names(model: Model) -> list[str]:
+def _names(model: ModelContent) -> list[str]:
     """Return the names of the tables of weights, in order; [] if there are other tables."""
     names = [f"weight{i}" for i in range(len(model.tables) // 2)]
     if list(model.tables) == ["weight", "bias"]:

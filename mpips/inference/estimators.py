@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-from mpips.inference.model import Model, Numbers, load_model
+from mpips.inference.content import Numbers
+from mpips.inference.model import Model, load_model
 
 
 class _LoadedEstimator(BaseEstimator):

@@ -26,7 +26,7 @@ from mpips.tasks.mixed import MixedTask
 from mpips.tasks.registry import TASKS
 
 if TYPE_CHECKING:
-    from mpips.inference.model import Model
+    from mpips.inference.content import ModelContent
 
 FORMATS, VERSION = {"onnx": "mpips onnx", "torch": "mpips torch"}, 1
 NO_KEY = -1  # in the place of the key of an empty cell, and behind the features of a sample
@@ -36,7 +36,7 @@ Form: TypeAlias = Literal["rows", "entries", "columns"]
 Facts: TypeAlias = dict[str, Any]
 
 
-def features_of(model: Model) -> DenseFeatures | SparseFeatures | ColumnFeatures:
+def features_of(model: ModelContent) -> DenseFeatures | SparseFeatures | ColumnFeatures:
     """Return what scales the features of a model.
 
     Raises:
@@ -55,7 +55,7 @@ def features_of(model: Model) -> DenseFeatures | SparseFeatures | ColumnFeatures
     )
 
 
-def has_graph(model: Model) -> bool:
+def has_graph(model: ModelContent) -> bool:
     """Return True if `features_of` returns what scales the features."""
     return _features_of(model.task) is not None
 
@@ -71,7 +71,7 @@ def _features_of(task: Task) -> DenseFeatures | SparseFeatures | ColumnFeatures 
     return None
 
 
-def feature_columns(model: Model) -> list[Column]:
+def feature_columns(model: ModelContent) -> list[Column]:
     """Return the column of each feature, in their order; [] if the data has no named columns."""
     options, found = model.read_options, []
     for name in model.info.columns:
@@ -90,7 +90,7 @@ def feature_columns(model: Model) -> list[Column]:
     return found
 
 
-def form_of(model: Model) -> Form:
+def form_of(model: ModelContent) -> Form:
     """Return the form of the samples that the graph takes."""
     features = features_of(model)
     if isinstance(features, DenseFeatures):
@@ -98,24 +98,24 @@ def form_of(model: Model) -> Form:
     return "columns" if model.info.columns else "entries"
 
 
-def logarithms(model: Model) -> list[bool]:
+def logarithms(model: ModelContent) -> list[bool]:
     """Return for each column whether its numbers become logarithms; [] without columns."""
     columns = feature_columns(model)
     hashed = model.info.kind == "sparse"
     return list(logarithms_of(columns, model.read_options, hashed)) if columns else []
 
 
-def needs_float64(model: Model) -> bool:
+def needs_float64(model: ModelContent) -> bool:
     """Return True if float32 would lose digits of a sample's numbers before the graph has scaled them."""
     return model.info.wide or form_of(model) == "columns" or any(logarithms(model))
 
 
-def empty_is_zero(model: Model) -> bool:
+def empty_is_zero(model: ModelContent) -> bool:
     """Return True if an empty cell of a row of numbers means 0."""
     return bool(model.info.columns) and model.read_options.empty == "zero"
 
 
-def description_of(model: Model, kind: Literal["onnx", "torch"]) -> Facts:
+def description_of(model: ModelContent, kind: Literal["onnx", "torch"]) -> Facts:
     """Return the description of a model in a kind of file, values of JSON.
 
     Raises:
@@ -150,7 +150,7 @@ def description_of(model: Model, kind: Literal["onnx", "torch"]) -> Facts:
     return found
 
 
-def _inputs(model: Model, form: Form) -> list[Facts]:
+def _inputs(model: ModelContent, form: Form) -> list[Facts]:
     """Return name, dtype, shape and meaning of each input of the graph."""
     n_features = model.info.n_features
     if form == "rows":
@@ -202,7 +202,7 @@ def _input(name: str, dtype: str, width: int | str, meaning: str) -> Facts:
     return {"name": name, "dtype": dtype, "shape": ["n", width], "meaning": meaning}
 
 
-def _outputs(model: Model) -> list[Facts]:
+def _outputs(model: ModelContent) -> list[Facts]:
     """Return name, dtype, shape and meaning of each output of the graph."""
     wants, classes = model.info.wants, model.classes
     if wants == "targets":
@@ -230,7 +230,7 @@ def _outputs(model: Model) -> list[Facts]:
     ]
 
 
-def _module_outputs(model: Model) -> list[Facts]:
+def _module_outputs(model: ModelContent) -> list[Facts]:
     """Return name, dtype, shape and meaning of what the module of PyTorch returns."""
     dtype, wants = "float32", model.info.wants
     if wants == "targets":
@@ -249,7 +249,7 @@ def _module_outputs(model: Model) -> list[Facts]:
     ]
 
 
-def _columns(model: Model, form: Form) -> list[Facts]:
+def _columns(model: ModelContent, form: Form) -> list[Facts]:
     """Return for each feature the column, and the input and the place in it."""
     found: list[Facts] = []
     n_of = {"keys": 0, "numbers": 0, "features": 0}
@@ -271,7 +271,7 @@ def _columns(model: Model, form: Form) -> list[Facts]:
     return found
 
 
-def _empty(model: Model) -> Facts:
+def _empty(model: ModelContent) -> Facts:
     """Return which cells are empty."""
     missing = Missing.of(model.read_options.missing)
     return {

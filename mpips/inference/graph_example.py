@@ -19,12 +19,12 @@ from mpips.inference.opening import attached_of
 from mpips.training.example import batch_of, difference, names_of
 
 if TYPE_CHECKING:
-    from mpips.inference.model import Model
+    from mpips.inference.content import ModelContent
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-def example_of(model: Model) -> tuple[dict[str, Array], Array] | None:
+def example_of(model: ModelContent) -> tuple[dict[str, Array], Array] | None:
     """Return the inputs of the graph for the example of a model, and what the model predicts for it.
 
     The last output of the graph has the shape of the predictions. None: the checkpoint has no example.
@@ -52,7 +52,7 @@ def different_sample(expected: Array, got: Array) -> tuple[str, float, float] | 
     return f"for sample {place[0]}, output {place[1]}", float(found[place]), float(wanted[place])
 
 
-def inputs_of(model: Model, batch: Batch) -> dict[str, Array]:
+def inputs_of(model: ModelContent, batch: Batch) -> dict[str, Array]:
     """Return the inputs of the graph for samples in the form that the task takes."""
     form = form_of(model)
     if form == "rows":

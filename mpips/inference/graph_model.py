@@ -32,14 +32,14 @@ from mpips.tasks.linear import BIAS_KEY
 from mpips.tasks.logistic import Logistic
 
 if TYPE_CHECKING:
+    from mpips.inference.content import ModelContent
     from mpips.inference.dense import DenseLayers
-    from mpips.inference.model import Model
 
 Array: TypeAlias = npt.NDArray[Any]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 
-def graph_of(model: Model, layers: DenseLayers | None = None) -> tuple[Graph, str]:
+def graph_of(model: ModelContent, layers: DenseLayers | None = None) -> tuple[Graph, str]:
     """Return the graph of a model without outputs, and the outputs of its task, float32, shape (n, k).
 
     Args:
@@ -60,7 +60,7 @@ class _Builder:
         graph: The graph.
     """
 
-    def __init__(self, model: Model, layers: DenseLayers | None) -> None:
+    def __init__(self, model: ModelContent, layers: DenseLayers | None) -> None:
         self.graph = Graph()
         self._model = model
         self._given = layers

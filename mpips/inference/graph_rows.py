@@ -16,8 +16,8 @@ from mpips.errors import ConfigError
 from mpips.inference.stored_tables import StoredRows
 
 if TYPE_CHECKING:
+    from mpips.inference.content import ModelContent
     from mpips.inference.graph import Graph
-    from mpips.inference.model import Model
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class KeyedRows:
     """
 
     def __init__(
-        self, model: Model, names: Sequence[str], zeroed: Sequence[str], keys: Int64 | None
+        self, model: ModelContent, names: Sequence[str], zeroed: Sequence[str], keys: Int64 | None
     ) -> None:
         """Read the rows.
 

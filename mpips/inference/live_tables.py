@@ -14,7 +14,7 @@ from mpips.inference.stored_tables import (
     StoredTables,
     settle_missing,
 )
-from mpips.model.row_values import initial_rows
+from mpips.model.initial_rows import initial_rows
 from mpips.model.table import DenseTable, EmbeddingTable
 
 

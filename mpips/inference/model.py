@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from mpips.checkpoint import Checkpoint, Manifest
 from mpips.config.schema import JobConfig, config_of
@@ -26,6 +25,7 @@ from mpips.data.options import ReadOptions, Share
 from mpips.data.rows import Arrays, Samples
 from mpips.data.several import asked_files, given_files
 from mpips.errors import CapabilityError, ConfigError, DataError
+from mpips.inference.content import Numbers
 from mpips.inference.evaluating import batches_in, evaluated
 from mpips.inference.importance import MOST_SAMPLES, Importance, columns_of, measure, sample
 from mpips.inference.opening import attached_of, open_undamaged
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mpips.inference.estimators import LoadedClassifier, LoadedRegressor
-
-Numbers: TypeAlias = npt.NDArray[Any]
 
 
 class Model:

@@ -14,7 +14,7 @@ from mpips.inference.dense import dense_layers
 from mpips.tasks.features import MAX_DEVIATION
 
 if TYPE_CHECKING:
-    from mpips.inference.model import Model
+    from mpips.inference.content import ModelContent
 
 
 class Network(nn.Module):
@@ -66,7 +66,7 @@ class Network(nn.Module):
         return logits
 
 
-def network_of(model: Model) -> Network:
+def network_of(model: ModelContent) -> Network:
     """Return a loaded model of a dense task as a module in evaluation mode; its logits are those of the task.
 
     Raises:

@@ -9,11 +9,11 @@ import numpy as np
 from mpips.tasks.outputs import ClassOutputs, LabelOutputs, OneTarget
 
 if TYPE_CHECKING:
+    from mpips.inference.content import ModelContent
     from mpips.inference.graph import Graph
-    from mpips.inference.model import Model
 
 
-def add_outputs(graph: Graph, outputs: str, model: Model) -> None:
+def add_outputs(graph: Graph, outputs: str, model: ModelContent) -> None:
     """Add what the outputs of a task mean as outputs of its graph.
 
     Probabilities are computed in float64, since float32 forms of runtimes cut small ones off.

@@ -21,7 +21,7 @@ from mpips.inference.together import write_together
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from mpips.inference.model import Model
+    from mpips.inference.content import ModelContent
     from mpips.inference.onnx_graph import OnnxGraph
 
 NAME = "mpips"  # of the description in the metadata
@@ -30,7 +30,7 @@ MOST_BYTES = (1 << 31) - (1 << 24)  # of a message of protobuf, with room for al
 _LEAST_OUTSIDE = 1 << 12  # bytes of an array in the other file
 
 
-def proto_of(model: Model) -> ModelProto:
+def proto_of(model: ModelContent) -> ModelProto:
     """Return a model as a message; see `mpips.inference.model.Model.to_onnx`."""
     graph = _graph_of(model)
     if graph.n_bytes > MOST_BYTES:
@@ -41,7 +41,7 @@ def proto_of(model: Model) -> ModelProto:
     return graph.model(mpips_version(), {NAME: _text_of(model)}, {})
 
 
-def write_onnx(model: Model, out: Path, force: bool) -> str:
+def write_onnx(model: ModelContent, out: Path, force: bool) -> str:
     """Write a model into a file, and its description into OUT.json; of a large model arrays into OUT.data.
 
     Returns:
@@ -66,7 +66,7 @@ def _beside(out: Path, ending: str) -> Path:
     return out.with_name(f"{out.name}.{ending}")
 
 
-def _graph_of(model: Model) -> OnnxGraph:
+def _graph_of(model: ModelContent) -> OnnxGraph:
     features_of(model)  # raises for a task without a form
     try:
         from mpips.inference.onnx_graph import OnnxGraph
@@ -85,7 +85,7 @@ def _graph_of(model: Model) -> OnnxGraph:
     return graph
 
 
-def _text_of(model: Model) -> str:
+def _text_of(model: ModelContent) -> str:
     return json.dumps(description_of(model, "onnx"), ensure_ascii=False, indent=1) + "\n"
 
 
@@ -108,7 +108,7 @@ def _write(graph: OnnxGraph, text: str, out: Path) -> None:
     _beside(out, "json").write_text(text, encoding="utf-8")
 
 
-def _checked(model: Model, path: Path) -> str:
+def _checked(model: ModelContent, path: Path) -> str:
     """Predict the example of the checkpoint with onnxruntime; return what was done, for people."""
     try:
         import onnxruntime

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mpips.checkpoint import Checkpoint
 from mpips.errors import ConfigError, DataError
-from mpips.model.row_values import initial_rows
+from mpips.model.initial_rows import initial_rows
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 Float32: TypeAlias = npt.NDArray[np.float32]

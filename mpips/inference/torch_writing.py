@@ -27,12 +27,12 @@ from mpips.tasks.outputs import ClassOutputs, OneTarget
 if TYPE_CHECKING:
     from torch import nn
 
-    from mpips.inference.model import Model
+    from mpips.inference.content import ModelContent
 
 _VOCABULARY = "vocabulary/"
 
 
-def write_torch(model: Model, out: Path, force: bool) -> str:
+def write_torch(model: ModelContent, out: Path, force: bool) -> str:
     """Write a model into a file, and of a model with a graph a module and its description beside it.
 
     Returns:
@@ -82,7 +82,7 @@ def write_torch(model: Model, out: Path, force: bool) -> str:
     return write_together(out, [_json_of(out), _source_of(out)], force, write_all)
 
 
-def module_of(model: Model) -> nn.Module:
+def module_of(model: ModelContent) -> nn.Module:
     """Return a model with a graph as a module in evaluation mode, made of the source that is exported.
 
     Raises:
@@ -104,7 +104,7 @@ def _source_of(out: Path) -> Path:
     return out.with_suffix(".py")
 
 
-def _facts_of(model: Model) -> dict[str, Any]:
+def _facts_of(model: ModelContent) -> dict[str, Any]:
     """Return what every file has, as plain values."""
     return {
         "classes": model.classes.tolist(),
@@ -114,7 +114,7 @@ def _facts_of(model: Model) -> dict[str, Any]:
     }
 
 
-def _module_of(model: Model) -> TorchModule:
+def _module_of(model: ModelContent) -> TorchModule:
     """Return the module of a model with a graph."""
     if is_dense(model):
         # Their outputs are logits of all classes, or the number itself.
@@ -131,14 +131,14 @@ def _module_of(model: Model) -> TorchModule:
     return module
 
 
-def _dense_content(model: Model) -> dict[str, Any]:
+def _dense_content(model: ModelContent) -> dict[str, Any]:
     """Return the layers of a task of a user, for `mpips.inference.network.Network`."""
     from mpips.inference.network import network_of
 
     return {"state_dict": network_of(model).state_dict(), "widths": dense_layers(model).widths}
 
 
-def _plain_content(model: Model) -> dict[str, Any]:
+def _plain_content(model: ModelContent) -> dict[str, Any]:
     """Return the tables and other arrays of any model as tensors, and its vocabularies as lists of names."""
     import torch
 
@@ -173,7 +173,7 @@ def _rows_of(handle: StoredRows) -> dict[str, Any]:
     }
 
 
-def _checked(model: Model, path: Path) -> str:
+def _checked(model: ModelContent, path: Path) -> str:
     """Predict the example of the checkpoint with the module; return what was done, for people."""
     import torch
 

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.inference.model import Model, Numbers
+from mpips.inference.content import Numbers
+from mpips.inference.model import Model
 
 _ROWS = 1 << 14  # rows that are converted at once
 _GROUP_ROWS = 1 << 17  # rows of a row group of Parquet

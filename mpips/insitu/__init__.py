@@ -1,6 +1,7 @@
 """Learning beside a simulation: workers that push samples, and workers that learn from them.
 
     stream_table.py   StreamTable: what a sample is, how many are held, which ones
+    declared.py       a stream, as its producers and readers use it
     layout.py         a sample as a row of float32, and back
     moments.py        mean and standard deviation of fields over all that was produced
     slots.py          where a sample goes, or that it is left out: by counts and seed alone

@@ -13,7 +13,7 @@ from mpips.insitu.counts import DECLARATION_KEY, CountsRow, ProducerCounts, row_
 from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
-    from mpips.insitu.stream_table import StreamTable
+    from mpips.insitu.declared import DeclaredStream
     from mpips.worker.requests import PushResult, Request
     from mpips.worker.worker import Worker
 
@@ -38,7 +38,7 @@ class Producer:
         number: Which producer this is.
     """
 
-    def __init__(self, stream: StreamTable, worker: Worker, number: int) -> None:
+    def __init__(self, stream: DeclaredStream, worker: Worker, number: int) -> None:
         """Read the counts; see `StreamTable.producer`."""
         is_count = isinstance(number, int | np.integer) and not isinstance(number, bool)
         if not is_count or not 0 <= number < stream.producers:

@@ -35,7 +35,7 @@ from mpips.worker.dense import DenseHandle
 from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
-    from mpips.insitu.stream_table import StreamTable
+    from mpips.insitu.declared import DeclaredStream
     from mpips.worker.worker import Worker
 
 _SIGN_S = 10.0  # seconds between signs of life while no sample comes
@@ -54,7 +54,13 @@ class ProgramQueue:
     """
 
     def __init__(
-        self, stream: StreamTable, worker: Worker, name: str, number: int, slots: int, n_steer: int
+        self,
+        stream: DeclaredStream,
+        worker: Worker,
+        name: str,
+        number: int,
+        slots: int,
+        n_steer: int,
     ) -> None:
         """Take over the queue of an earlier launch, or make one.
 
@@ -89,7 +95,7 @@ class ProgramQueue:
         # An earlier launch may have stored the end at the servers but not in the queue.
         self._closes = self.producer.counts.is_closed
 
-    def _views(self, stream: StreamTable, number: int) -> dict[str, NDArray[Any]]:
+    def _views(self, stream: DeclaredStream, number: int) -> dict[str, NDArray[Any]]:
         """Return the arrays of a slot, which the queue owns."""
         slot, arrays = self.memory.slot(number), {}
         for i, field in enumerate(stream.layout.fields):
@@ -143,7 +149,7 @@ class ProgramServer:
 
     def __init__(
         self,
-        stream: StreamTable,
+        stream: DeclaredStream,
         worker: Worker,
         name: str,
         producers: Sequence[int],

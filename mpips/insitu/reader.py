@@ -27,7 +27,7 @@ from mpips.terminal.screen import say
 from mpips.worker.worker import connection_of
 
 if TYPE_CHECKING:
-    from mpips.insitu.stream_table import StreamTable
+    from mpips.insitu.declared import DeclaredStream
     from mpips.worker.connection import Connection
     from mpips.worker.worker import Worker
 
@@ -92,7 +92,7 @@ class SampleReader:
         used: Samples for training in all batches of this reader since it was made.
     """
 
-    def __init__(self, stream: StreamTable, worker: Worker) -> None:
+    def __init__(self, stream: DeclaredStream, worker: Worker) -> None:
         """Take the handles; see `StreamTable.reader`."""
         self._stream, self._slots, self._layout = stream, stream.slots, stream.layout
         self._samples, self._table = stream.handles(worker)

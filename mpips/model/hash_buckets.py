@@ -9,7 +9,7 @@ machines and in all later versions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from msgspec import Meta
@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 from mpips.errors import ConfigError
 from mpips.model.accepted import is_count
 from mpips.model.initializer import STEP, mix
-from mpips.model.partition import FrequencyPartition, RangePartition
-
-if TYPE_CHECKING:
-    from mpips.model.table import EmbeddingTable
+from mpips.model.partition import FrequencyPartition, Partition, RangePartition
 
 MOST_BUCKETS = 2**32 - 1  # a server's map has at most that many rows
 HashBuckets: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_BUCKETS)]
@@ -38,24 +35,33 @@ def bucket_keys(keys: NDArray[np.int64], n_buckets: int) -> NDArray[np.int64]:
     return (mixed % np.uint64(n_buckets)).view(np.int64)
 
 
-def check_buckets(table: EmbeddingTable) -> None:
-    """Raise ConfigError if the table cannot have its number of buckets."""
-    n, where = table.hash_buckets, f"table {table.name!r}: hash_buckets = {table.hash_buckets!r}"
+def settled_buckets(name: str, n: int, partition: Partition | str) -> int:
+    """Return a table's number of buckets as a plain int.
+
+    Args:
+        name: Name of the table.
+        n: Number of buckets as the user has given it.
+        partition: Partition of the table.
+
+    Raises:
+        ConfigError: The table cannot have this number of buckets.
+    """
+    where = f"table {name!r}: hash_buckets = {n!r}"
     if not is_count(n) or not 0 <= n <= MOST_BUCKETS:
         raise ConfigError(
             f"{where}: must be a whole number from 1 to {MOST_BUCKETS}, or 0 for none"
         )
-    object.__setattr__(table, "hash_buckets", int(n))
     if not n:
-        return
-    if isinstance(table.partition, FrequencyPartition):
+        return 0
+    if isinstance(partition, FrequencyPartition):
         raise ConfigError(
             f"{where} with a FrequencyPartition, whose keys are no buckets: use HashPartition()"
         )
-    if isinstance(table.partition, RangePartition):
-        low, high = table.partition.low, table.partition.high
+    if isinstance(partition, RangePartition):
+        low, high = partition.low, partition.high
         if low is not None and (low > 0 or high is None or high < n):
             raise ConfigError(
-                f"{where} with {table.partition}: buckets are the keys 0 to {n - 1}, which the range must "
+                f"{where} with {partition}: buckets are the keys 0 to {n - 1}, which the range must "
                 f"contain: use RangePartition(0, {n}) or HashPartition()"
             )
+    return int(n)

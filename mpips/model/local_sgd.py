@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import Meta
 
@@ -35,9 +35,6 @@ from mpips.model.codec import PushCodec, codec_of
 from mpips.model.optimizer import SGD, DelayedNesterov, Nesterov, Optimizer, for_workers
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.python_rule import PythonRule
-
-if TYPE_CHECKING:
-    from mpips.model.table import DenseTable, EmbeddingTable
 
 # The package exports these names, so users write mpips.DiLoCo.
 __all__ = ["DiLoCo", "LocalSGD"]
@@ -232,39 +229,3 @@ def mix_of(consistency: Local) -> float:
     if isinstance(consistency, LocalSGD) or not consistency.delay:
         return 0.0
     return DEFAULT_MIX if consistency.mix is None else float(consistency.mix)
-
-
-def check_local(table: DenseTable | EmbeddingTable, is_dense: bool) -> None:
-    """Raise ConfigError if a table cannot have its consistency LocalSGD or DiLoCo.
-
-    Args:
-        table: The table; its optimizer, consistency and codecs are values.
-        is_dense: True for a dense table.
-    """
-    name = type(table.consistency).__name__
-    if not is_dense:
-        raise ConfigError(
-            f"table {table.name!r}: consistency {name} is for dense tables: workers do not hold all rows; "
-            "use ASP() for embedding tables of such a job"
-        )
-    if isinstance(table.optimizer, PythonRule):
-        raise ConfigError(
-            f"table {table.name!r}: consistency {name} needs an optimizer of mpips, not the Python rule "
-            f"{table.optimizer.name}: workers apply it, and Python rules run on servers"
-        )
-
-
-def settle_codec(table: DenseTable | EmbeddingTable) -> None:
-    """Make the codec of DiLoCo(compression=...) that of the table's pushes.
-
-    Raises:
-        ConfigError: The table has another codec of its own.
-    """
-    if not isinstance(table.consistency, DiLoCo) or table.consistency.compression is None:
-        return
-    if table.compression not in (None, table.consistency.compression):
-        raise ConfigError(
-            f"table {table.name!r}: compression = {table.compression} and DiLoCo(compression="
-            f"{table.consistency.compression}): give one of the two"
-        )
-    object.__setattr__(table, "compression", table.consistency.compression)

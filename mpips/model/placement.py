@@ -81,17 +81,20 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
     memory ahead of further rows, at most a sixteenth and at most 64 MiB, which is not counted. A table with
     MaxRows or MaxBytes has no more rows than these allow.
     """
-    rows = -(-min(n_rows, most_rows(table) or n_rows) // n_servers)
+    rows = -(-min(n_rows, most_rows(table.evict, table.row_bytes) or n_rows) // n_servers)
     in_memory, place_bytes = rows, 0
     if table.storage is not None:
-        in_memory, place_bytes = min(rows, frames(table)), rows * PLACE_BYTES
+        in_memory, place_bytes = (
+            min(rows, frames(table.storage, table.row_bytes)),
+            rows * PLACE_BYTES,
+        )
     return EmbeddingSizes(
         rows=rows,
         row_bytes=in_memory * table.row_bytes
-        + rows * use_bytes(table)
+        + rows * use_bytes(table.evict)
         + place_bytes
-        + sketch_bytes(table)
-        + set_bytes(table),
+        + sketch_bytes(table.admit)
+        + set_bytes(table.evict, table.row_bytes),
         key_bytes=rows * 8,
         map_bytes=_native.RowMap.bytes_for(rows),
     )
@@ -298,7 +301,7 @@ def place(
     _check_counts(n_workers, len(tables))
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
     for limited in embeddings:
-        check_servers(limited, n_servers)
+        check_servers(limited.name, limited.evict, limited.row_bytes, n_servers)
     dense = _dense_ranges(tables, n_servers)
     extents: list[list[tuple[int, int, int, _native.Codec | None]]] = [[] for _ in range(n_servers)]
     for i, table in enumerate(tables):

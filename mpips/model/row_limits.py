@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta
 
 from mpips.errors import ConfigError
 from mpips.model.accepted import check_fields, unknown_name
-from mpips.model.consistency import BSP
-from mpips.model.partition import HashPartition
-
-if TYPE_CHECKING:
-    from mpips.model.table import EmbeddingTable
+from mpips.model.consistency import BSP, Consistency
+from mpips.model.partition import HashPartition, Partition
 
 # The package exports these names, so users write mpips.Idle.
 __all__ = ["Idle", "MaxBytes", "MaxRows", "MinCount", "Probability"]
@@ -170,44 +167,67 @@ ADMISSIONS: dict[str, type[Any]] = {kind.name: kind for kind in (MinCount, Proba
 EVICTIONS: dict[str, type[Any]] = {kind.name: kind for kind in (Idle, MaxRows, MaxBytes)}
 
 
-def settle_limits(table: EmbeddingTable) -> None:
-    """Replace mappings by limits, and check that they fit to the table's other options.
+def settled_limits(
+    name: str,
+    admit: object,
+    evict: object,
+    consistency: Consistency,
+    partition: Partition | str,
+    row_bytes: int,
+) -> tuple[Admission | None, Eviction | None]:
+    """Return the limits that a user has given for a table, as values or as mappings.
+
+    Args:
+        name: Name of the table.
+        admit: Limit of the keys that get a row.
+        evict: Limit of the rows that stay.
+        consistency: Consistency model of the table.
+        partition: Partition of the table.
+        row_bytes: Bytes of a row of the table.
 
     Raises:
         ConfigError: Names the table, the value and what is accepted.
     """
-    for what, kinds, example in (
-        ("admit", ADMISSIONS, "MinCount(3)"),
-        ("evict", EVICTIONS, "Idle(1000)"),
+    found: list[Any] = []
+    for what, given, kinds, example in (
+        ("admit", admit, ADMISSIONS, "MinCount(3)"),
+        ("evict", evict, EVICTIONS, "Idle(1000)"),
     ):
         try:
-            limit = _limit_of(what, getattr(table, what), kinds, example)
+            limit = _limit_of(what, given, kinds, example)
         except ConfigError as error:
-            raise ConfigError(f"table {table.name!r}: {error}") from None
-        object.__setattr__(table, what, limit)
+            raise ConfigError(f"table {name!r}: {error}") from None
+        found.append(limit)
         if limit is None:
             continue
-        if not isinstance(table.consistency, BSP) or table.consistency.backup:
+        if not isinstance(consistency, BSP) or consistency.backup:
             raise ConfigError(
-                f"table {table.name!r}: {what} = {limit} needs consistency = BSP() without backup workers: "
+                f"table {name!r}: {what} = {limit} needs consistency = BSP() without backup workers: "
                 "the close of a clock decides which rows are there"
             )
-        if isinstance(limit, MaxRows | MaxBytes) and not isinstance(table.partition, HashPartition):
+        if isinstance(limit, MaxRows | MaxBytes) and not isinstance(partition, HashPartition):
             raise ConfigError(
-                f"table {table.name!r}: evict = {limit} needs partition = HashPartition(): a set of keys "
+                f"table {name!r}: evict = {limit} needs partition = HashPartition(): a set of keys "
                 "must lie on one server"
             )
-    if isinstance(table.evict, MaxBytes):
-        if most_rows(table) < 1:
-            raise ConfigError(
-                f"table {table.name!r}: evict = {table.evict} is too little memory for a row of "
-                f"{row_bytes(table)} bytes"
-            )
-        if most_rows(table) > MOST_ROWS:
-            raise ConfigError(
-                f"table {table.name!r}: evict = {table.evict} allows {most_rows(table):,} rows of "
-                f"{row_bytes(table)} bytes; a table has at most {MOST_ROWS:,}: give less memory, or no limit"
-            )
+    settled_admit, settled_evict = found
+    if isinstance(settled_evict, MaxBytes):
+        _check_rows(name, settled_evict, row_bytes)
+    return settled_admit, settled_evict
+
+
+def _check_rows(name: str, evict: MaxBytes, row_bytes: int) -> None:
+    """Raise ConfigError if the memory is too small for one row, or has room for more than a table has."""
+    n_rows, n_bytes = most_rows(evict, row_bytes), row_bytes + OVERHEAD_BYTES
+    if n_rows < 1:
+        raise ConfigError(
+            f"table {name!r}: evict = {evict} is too little memory for a row of {n_bytes} bytes"
+        )
+    if n_rows > MOST_ROWS:
+        raise ConfigError(
+            f"table {name!r}: evict = {evict} allows {n_rows:,} rows of {n_bytes} bytes; a table has at "
+            f"most {MOST_ROWS:,}: give less memory, or no limit"
+        )
 
 
 def _limit_of(what: str, value: object, kinds: Mapping[str, type[Any]], example: str) -> Any:
@@ -240,52 +260,48 @@ def limit_config(limit: Admission | Eviction | None) -> dict[str, Any] | None:
     return None if limit is None else {"name": limit.name, **asdict(limit)}
 
 
-def row_bytes(table: EmbeddingTable) -> int:
-    """Return the bytes that MaxBytes counts for a row."""
-    return table.row_bytes + OVERHEAD_BYTES
-
-
-def most_rows(table: EmbeddingTable) -> int:
-    """Return the rows that the table may have on all servers; 0: as many as are pushed."""
-    if isinstance(table.evict, MaxRows):
-        return table.evict.rows
-    if isinstance(table.evict, MaxBytes):
-        return (table.evict.mib << 20) // row_bytes(table)
+def most_rows(evict: Eviction | None, row_bytes: int) -> int:
+    """Return the rows of `row_bytes` bytes that a table may have on all servers; 0: as many as are pushed."""
+    if isinstance(evict, MaxRows):
+        return evict.rows
+    if isinstance(evict, MaxBytes):
+        return (evict.mib << 20) // (row_bytes + OVERHEAD_BYTES)
     return 0
 
 
-def n_sets(table: EmbeddingTable) -> int:
+def n_sets(evict: Eviction | None, row_bytes: int) -> int:
     """Return the number of sets of MaxRows and MaxBytes, a power of two (native RowSets); else 0."""
-    rows, n = most_rows(table), 1
+    rows, n = most_rows(evict, row_bytes), 1
     while rows // (2 * n) >= LEAST_SET:
         n *= 2
     return n if rows else 0
 
 
-def check_servers(table: EmbeddingTable, n_servers: int) -> None:
-    """Refuse a limit that servers could not keep together.
+def check_servers(name: str, evict: Eviction | None, row_bytes: int, n_servers: int) -> None:
+    """Refuse a limit that servers could not keep together. `name`: of the table.
 
     Raises:
         ConfigError: There are fewer sets than servers, so each server would keep as many rows as the table.
     """
-    if 0 < n_sets(table) < n_servers:
+    if 0 < n_sets(evict, row_bytes) < n_servers:
         least = (1 << (n_servers - 1).bit_length()) * LEAST_SET
         raise ConfigError(
-            f"table {table.name!r}: evict = {table.evict} is {most_rows(table)} rows; {n_servers} servers "
+            f"table {name!r}: evict = {evict} is {most_rows(evict, row_bytes)} rows; {n_servers} servers "
             f"need a limit of {least} rows or more: give a greater limit, or fewer servers"
         )
 
 
 def native_limits(
-    table: EmbeddingTable, seed: int
+    admit: Admission | None, evict: Eviction | None, row_bytes: int, seed: int
 ) -> tuple[str, int, int, float, int, str, int, int]:
-    """Return the limits as `_native.ServerCore.set_limits` takes them, without memory.
+    """Return the limits of a table as `_native.ServerCore.set_limits` takes them, without memory.
 
     Args:
-        table: The table; it has `admit` or `evict`.
+        admit: Limit of the keys that get a row.
+        evict: Limit of the rows that stay.
+        row_bytes: Bytes of a row of the table.
         seed: Seed of the table.
     """
-    admit, evict = table.admit, table.evict
     counted = isinstance(admit, MinCount)
     return (
         "counted" if counted else "random" if isinstance(admit, Probability) else "all",
@@ -297,22 +313,22 @@ def native_limits(
         if not isinstance(evict, Idle)
         else "idle",
         evict.clocks if isinstance(evict, Idle) else 0,
-        most_rows(table),
+        most_rows(evict, row_bytes),
     )
 
 
-def use_bytes(table: EmbeddingTable) -> int:
+def use_bytes(evict: Eviction | None) -> int:
     """Return the bytes that the limits take for each row, beside its values, its key and the map."""
-    if table.evict is None:
+    if evict is None:
         return 0
-    return 8 if isinstance(table.evict, Idle) else 12
+    return 8 if isinstance(evict, Idle) else 12
 
 
-def set_bytes(table: EmbeddingTable) -> int:
+def set_bytes(evict: Eviction | None, row_bytes: int) -> int:
     """Return the bytes of the empty sets of MaxRows and MaxBytes on each server."""
-    return 25 * n_sets(table)
+    return 25 * n_sets(evict, row_bytes)
 
 
-def sketch_bytes(table: EmbeddingTable) -> int:
+def sketch_bytes(admit: Admission | None) -> int:
     """Return the bytes of the counts of keys without rows on each server; 0: the table does not count."""
-    return table.admit.memory_mib << 20 if isinstance(table.admit, MinCount) else 0
+    return admit.memory_mib << 20 if isinstance(admit, MinCount) else 0

@@ -1,4 +1,4 @@
-"""The values of rows: their type, the rounding to it, and the initial ones as a server makes them.
+"""The values of rows: their type, and the rounding to it.
 
 Rows of `row_dtype = "bf16"` have the upper 16 bits of each float32: its sign, its exponent and 7 bits of the
 fraction. A server widens a row to float32, applies the optimizer, and rounds at random (stochastic rounding)
@@ -12,38 +12,16 @@ ones among them, are rounded to the nearest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips import _native
 from mpips.errors import ConfigError
-from mpips.model.initializer import Initializer, table_seed
 from mpips.model.python_rule import PythonRule
-
-if TYPE_CHECKING:
-    from mpips.model.table import EmbeddingTable
 
 RowDtype: TypeAlias = Literal["float32", "bf16"]
 ROW_DTYPES = get_args(RowDtype)
-
-
-def initial_rows(
-    table: EmbeddingTable, job_seed: int, keys: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Return the rows of `keys` before their first update, float32, shape (n, dim), as a pull returns them.
-
-    Args:
-        table: The table.
-        job_seed: Seed of the job.
-        keys: int64, shape (n,), as the servers have them: buckets of a table that has `hash_buckets`.
-    """
-    assert isinstance(table.init, Initializer)
-    rows = np.empty((len(keys), table.dim), np.float32)
-    start = table.init.native(table_seed(job_seed, table.name), *table.fans)
-    _native.initialize_rows(start, np.ascontiguousarray(keys, np.int64), rows)
-    return bf16_values(bf16_bits(rows)) if table.row_dtype == "bf16" else rows
 
 
 def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -61,14 +39,20 @@ def bf16_values(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def check_row_dtype(table: EmbeddingTable) -> None:
-    """Raise ConfigError if rows of the table cannot have its dtype, or its rule is not for rows."""
-    if table.row_dtype not in ROW_DTYPES:
+def check_row_dtype(name: str, row_dtype: str, rule: object) -> None:
+    """Raise ConfigError if rows of a table cannot have a dtype, or its rule is not for rows of it.
+
+    Args:
+        name: Name of the table.
+        row_dtype: The dtype.
+        rule: Optimizer of the table, or its Python rule.
+    """
+    if row_dtype not in ROW_DTYPES:
         raise ConfigError(
-            f"table {table.name!r}: row_dtype = {table.row_dtype!r}: must be one of {', '.join(ROW_DTYPES)}"
+            f"table {name!r}: row_dtype = {row_dtype!r}: must be one of {', '.join(ROW_DTYPES)}"
         )
-    if table.row_dtype != "float32" and isinstance(table.optimizer, PythonRule):
+    if row_dtype != "float32" and isinstance(rule, PythonRule):
         raise ConfigError(
-            f"table {table.name!r}: row_dtype = 'bf16' with a PythonRule, which changes float32 values in "
+            f"table {name!r}: row_dtype = 'bf16' with a PythonRule, which changes float32 values in "
             "place: use 'float32', or one of the built-in optimizers"
         )

@@ -21,56 +21,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpips.errors import ConfigError
-from mpips.model.accepted import is_count
-from mpips.model.codec import Auto, Biased
-from mpips.model.consistency import BSP, Switch, estimates_staleness, is_adaptive
 from mpips.model.local_sgd import Local
 
 if TYPE_CHECKING:
     from mpips.model.table import Table
-
-MOST_STAGES = 65536
-
-
-def settle_stage(table: Table) -> None:
-    """Check the stage of a table, after its other options.
-
-    Raises:
-        ConfigError: It is not a whole number, or does not fit to the table's other options.
-    """
-    stage = table.stage
-    if stage is None:
-        return
-    if not is_count(stage) or not 0 <= stage < MOST_STAGES:
-        raise ConfigError(
-            f"table {table.name!r}: stage = {stage!r}: must be None or a whole number from 0 to "
-            f"{MOST_STAGES - 1}"
-        )
-    object.__setattr__(table, "stage", int(stage))
-    if other := _of_all_workers(table):
-        raise ConfigError(
-            f"table {table.name!r}: stage = {stage} with {other}, which needs all workers: remove one of "
-            "the two"
-        )
-
-
-def _of_all_workers(table: Table) -> str:
-    """Return an option of a table that takes all workers of the job; "": it has none."""
-    model, placement = table.consistency, getattr(table, "placement", "servers")
-    if isinstance(model, Local | Switch):
-        return f"consistency = {type(model).__name__}"
-    if isinstance(model, BSP) and model.backup:
-        return f"backup = {model.backup}"
-    if is_adaptive(model):
-        return "SSP('auto')"
-    if estimates_staleness(model):
-        return "the policy Reject('auto')"
-    if placement != "servers":
-        return f"placement = {placement!r}"
-    for what in ("compression", "pull_compression"):
-        if isinstance(codec := getattr(table, what), Biased | Auto):
-            return f"{what} = {codec}"
-    return ""
 
 
 def n_stages(tables: Sequence[Table]) -> int:

@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from mpips.errors import ConfigError
 from mpips.model.accepted import check_fields
-from mpips.model.python_rule import PythonRule
-
-if TYPE_CHECKING:
-    from mpips.model.table import EmbeddingTable
 
 # The package exports this name, so users write mpips.Storage.
 __all__ = ["Storage"]
@@ -58,60 +54,61 @@ class Storage:
             )
 
 
-def settle_storage(table: EmbeddingTable) -> None:
-    """Replace a mapping by Storage, and check that it fits to the table's other options.
+def settled_storage(
+    name: str, given: object, row_bytes: int, others: Mapping[str, bool]
+) -> Storage:
+    """Return the storage that a user has given for a table, as a value or as a mapping.
+
+    Args:
+        name: Name of the table.
+        given: The storage.
+        row_bytes: Bytes of a row of the table.
+        others: Options that no table with storage can have, and whether the table has them.
 
     Raises:
         ConfigError: Names the table, the value and what is accepted.
     """
-    value: object = table.storage
-    if value is None:
-        return
+    value = given
     if isinstance(value, Mapping):
         try:
-            given = ", ".join(map(str, value)) or "nothing"
+            fields = ", ".join(map(str, value)) or "nothing"
             value = Storage(**value)
         except TypeError:
             raise ConfigError(
-                f"table {table.name!r}: storage has path, memory_mib, not {given}"
+                f"table {name!r}: storage has path, memory_mib, not {fields}"
             ) from None
     if not isinstance(value, Storage):
         raise ConfigError(
-            f"table {table.name!r}: storage = {value!r}: must be Storage(path, memory_mib), in a job file "
+            f"table {name!r}: storage = {value!r}: must be Storage(path, memory_mib), in a job file "
             'a table such as {path = "/local/nvme", memory_mib = 8192}'
         )
-    object.__setattr__(table, "storage", value)
-    for what, present in (
-        ("admit", table.admit is not None),
-        ("evict", table.evict is not None),
-        ("a PythonRule", isinstance(table.optimizer, PythonRule)),
-    ):
+    for what, present in others.items():
         if present:
             raise ConfigError(
-                f"table {table.name!r}: storage does not combine with {what}: remove one of them"
+                f"table {name!r}: storage does not combine with {what}: remove one of them"
             )
-    if frames(table) < LEAST_ROWS:
+    if frames(value, row_bytes) < LEAST_ROWS:
         raise ConfigError(
-            f"table {table.name!r}: memory_mib = {value.memory_mib:g} of its storage has no room for "
-            f"{LEAST_ROWS} rows of {table.row_bytes} bytes: give it at least "
-            f"{LEAST_ROWS * table.row_bytes / 2**20:.3g}"
+            f"table {name!r}: memory_mib = {value.memory_mib:g} of its storage has no room for "
+            f"{LEAST_ROWS} rows of {row_bytes} bytes: give it at least "
+            f"{LEAST_ROWS * row_bytes / 2**20:.3g}"
         )
+    return value
 
 
-def frames(table: EmbeddingTable) -> int:
-    """Return the rows that a server of a table with storage has in memory, at most."""
-    assert table.storage is not None
-    return int(table.storage.memory_mib * 2**20) // table.row_bytes
+def frames(storage: Storage, row_bytes: int) -> int:
+    """Return the rows of `row_bytes` bytes that a server of a table with storage has in memory, at most."""
+    return int(storage.memory_mib * 2**20) // row_bytes
 
 
-def record_bytes(table: EmbeddingTable) -> int:
-    """Return the bytes of a row in the file."""
-    return -(-(RECORD_BYTES + table.row_bytes) // 8) * 8
+def record_bytes(row_bytes: int) -> int:
+    """Return the bytes that a row of `row_bytes` bytes takes in the file."""
+    return -(-(RECORD_BYTES + row_bytes) // 8) * 8
 
 
-def file_bytes(table: EmbeddingTable, n_rows: int) -> int:
+def file_bytes(storage: Storage, row_bytes: int, n_rows: int) -> int:
     """Return the bytes of the file of a server that has `n_rows` rows, a third of them free places."""
-    return max(0, n_rows - frames(table)) * 3 // 2 * record_bytes(table)
+    return max(0, n_rows - frames(storage, row_bytes)) * 3 // 2 * record_bytes(row_bytes)
 
 
 def storage_config(storage: Storage | None) -> dict[str, Any] | None:

@@ -18,20 +18,20 @@ from mpips.errors import ConfigError
 from mpips.model.accepted import check_value, is_count
 from mpips.model.codec import Auto, Biased, PullCodec, PushCodec
 from mpips.model.consistency import BSP, Consistency
-from mpips.model.hash_buckets import bucket_keys, check_buckets
+from mpips.model.hash_buckets import bucket_keys, settled_buckets
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
 from mpips.model.partition import Partition
 from mpips.model.replicated import Replicated, TablePlacement
-from mpips.model.row_limits import Admission, Eviction, settle_limits
+from mpips.model.row_limits import Admission, Eviction, settled_limits
 from mpips.model.row_values import RowDtype, check_row_dtype
-from mpips.model.stages import settle_stage
-from mpips.model.storage import Storage, settle_storage
+from mpips.model.storage import Storage, settled_storage
 from mpips.model.table_options import (
     check_row_codecs,
     initial_array,
     settle_options,
     settle_placement,
+    settle_stage,
     shape_of,
 )
 
@@ -205,14 +205,36 @@ class EmbeddingTable:
                 f"to {_MOST_ROWS}"
             )
         check_row_codecs(self)
-        check_buckets(self)
-        check_row_dtype(self)
-        settle_limits(self)
-        settle_storage(self)
+        n_buckets = settled_buckets(self.name, self.hash_buckets, self.partition)
+        object.__setattr__(self, "hash_buckets", n_buckets)
+        check_row_dtype(self.name, self.row_dtype, self.optimizer)
+        self._settle_rows()
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")
         settle_stage(self)
+
+    def _settle_rows(self) -> None:
+        """Replace mappings by limits and storage, and check that these fit to the other options."""
+        if self.admit is not None or self.evict is not None:
+            admit, evict = settled_limits(
+                self.name,
+                self.admit,
+                self.evict,
+                self.consistency,
+                self.partition,
+                self.row_bytes,
+            )
+            object.__setattr__(self, "admit", admit)
+            object.__setattr__(self, "evict", evict)
+        if self.storage is not None:
+            others = {
+                "admit": self.admit is not None,
+                "evict": self.evict is not None,
+                "a PythonRule": isinstance(self.optimizer, PythonRule),
+            }
+            storage = settled_storage(self.name, self.storage, self.row_bytes, others)
+            object.__setattr__(self, "storage", storage)
 
     @property
     def fans(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
-from mpips.model.accepted import check_value
+from mpips.model.accepted import check_value, is_count
 from mpips.model.arrays import as_float32
 from mpips.model.codec import (
     LEAST_INT8_DIM,
@@ -25,9 +25,16 @@ from mpips.model.codec import (
     codec_of,
     pull_codec_of,
 )
-from mpips.model.consistency import BSP, Consistency, Switch, needs_base
+from mpips.model.consistency import (
+    BSP,
+    Consistency,
+    Switch,
+    estimates_staleness,
+    is_adaptive,
+    needs_base,
+)
 from mpips.model.consistency import of_name as consistency_of
-from mpips.model.local_sgd import Local, check_local, settle_codec
+from mpips.model.local_sgd import DiLoCo, Local
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
     from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 Float32 = NDArray[np.float32]
+MOST_STAGES = 65536  # of a model; see mpips.model.stages
 
 
 def is_table_name(name: str) -> bool:
@@ -56,7 +64,7 @@ def settle_options(table: Table, is_dense: bool) -> None:
     """
     _settle_rules(table, is_dense)
     if isinstance(table.consistency, Local):
-        check_local(table, is_dense)
+        _check_local(table, is_dense)
     where = f"table {table.name!r}:"
     if isinstance(table.partition, str):
         object.__setattr__(table, "partition", Partition.from_config(table.partition))
@@ -109,6 +117,26 @@ def _settle_rules(table: Table, is_dense: bool) -> None:
         )
 
 
+def _check_local(table: Table, is_dense: bool) -> None:
+    """Raise ConfigError if a table cannot have its consistency LocalSGD or DiLoCo.
+
+    Args:
+        table: The table; its optimizer, consistency and codecs are values.
+        is_dense: True for a dense table.
+    """
+    name = type(table.consistency).__name__
+    if not is_dense:
+        raise ConfigError(
+            f"table {table.name!r}: consistency {name} is for dense tables: workers do not hold all rows; "
+            "use ASP() for embedding tables of such a job"
+        )
+    if isinstance(table.optimizer, PythonRule):
+        raise ConfigError(
+            f"table {table.name!r}: consistency {name} needs an optimizer of mpips, not the Python rule "
+            f"{table.optimizer.name}: workers apply it, and Python rules run on servers"
+        )
+
+
 def settle_placement(table: DenseTable) -> None:
     """Replace the name of a placement by the placement.
 
@@ -139,7 +167,7 @@ def _settle_compression(table: Table, is_dense: bool) -> None:
     try:
         codec = codec_of(table.compression)
         object.__setattr__(table, "compression", codec)
-        settle_codec(table)
+        _settle_codec(table)
         codec = codec_of(table.compression)
         pulls = pull_codec_of(table.pull_compression)
         object.__setattr__(table, "pull_compression", pulls)
@@ -154,6 +182,22 @@ def _settle_compression(table: Table, is_dense: bool) -> None:
         raise error if named else ConfigError(f"table {table.name!r}: {error}") from None
     if codec is not None:
         _check_codec(table, codec)
+
+
+def _settle_codec(table: Table) -> None:
+    """Make the codec of DiLoCo(compression=...) that of the table's pushes.
+
+    Raises:
+        ConfigError: The table has another codec of its own.
+    """
+    if not isinstance(table.consistency, DiLoCo) or table.consistency.compression is None:
+        return
+    if table.compression not in (None, table.consistency.compression):
+        raise ConfigError(
+            f"table {table.name!r}: compression = {table.compression} and DiLoCo(compression="
+            f"{table.consistency.compression}): give one of the two"
+        )
+    object.__setattr__(table, "compression", table.consistency.compression)
 
 
 def _check_codec(table: Table, codec: PushCodec) -> None:
@@ -207,6 +251,47 @@ def check_row_codecs(table: EmbeddingTable) -> None:
                 f"table {table.name!r}: {what} with dim = {table.dim}: rows may have up to {MOST_BLOCK} "
                 "values"
             )
+
+
+def settle_stage(table: Table) -> None:
+    """Check the stage of a table, after its other options.
+
+    Raises:
+        ConfigError: It is not a whole number, or does not fit to the table's other options.
+    """
+    stage = table.stage
+    if stage is None:
+        return
+    if not is_count(stage) or not 0 <= stage < MOST_STAGES:
+        raise ConfigError(
+            f"table {table.name!r}: stage = {stage!r}: must be None or a whole number from 0 to "
+            f"{MOST_STAGES - 1}"
+        )
+    object.__setattr__(table, "stage", int(stage))
+    if other := _of_all_workers(table):
+        raise ConfigError(
+            f"table {table.name!r}: stage = {stage} with {other}, which needs all workers: remove one of "
+            "the two"
+        )
+
+
+def _of_all_workers(table: Table) -> str:
+    """Return an option of a table that takes all workers of the job; "": it has none."""
+    model, placement = table.consistency, getattr(table, "placement", "servers")
+    if isinstance(model, Local | Switch):
+        return f"consistency = {type(model).__name__}"
+    if isinstance(model, BSP) and model.backup:
+        return f"backup = {model.backup}"
+    if is_adaptive(model):
+        return "SSP('auto')"
+    if estimates_staleness(model):
+        return "the policy Reject('auto')"
+    if placement != "servers":
+        return f"placement = {placement!r}"
+    for what in ("compression", "pull_compression"):
+        if isinstance(codec := getattr(table, what), Biased | Auto):
+            return f"{what} = {codec}"
+    return ""
 
 
 def shape_of(name: str, shape: Any) -> tuple[int, ...]:

@@ -157,7 +157,7 @@ def server_needs(
                 copy=dense + int(embedding * ROOM) if copies else 0,
                 encoding=common_bytes(tables, placement, server),
                 files=sum(
-                    file_bytes(t, rows[t.name].per_server[server])
+                    file_bytes(t.storage, t.row_bytes, rows[t.name].per_server[server])
                     for t in embeddings
                     if t.storage is not None
                 ),

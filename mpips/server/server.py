@@ -91,7 +91,7 @@ def first_bytes(layout: _native.Layout, tables: Sequence[Table], journal: bool) 
     rows = 2 * n_embedding * embedding_memory(n_embedding).first
     rows += sum(
         embedding_memory(n_embedding).first * (table.evict is not None or _has_storage(table))
-        + sketch_bytes(table)
+        + sketch_bytes(table.admit)
         for table in tables
         if isinstance(table, EmbeddingTable)
     )
@@ -387,9 +387,11 @@ class Server:
         uses = counts = None
         if table.evict is not None:
             uses = self._memory(f"-t{i}-uses", self._sizes.first, self._sizes.reserve // 8)
-        if sketch_bytes(table):
-            counts = self._memory(f"-t{i}-counts", sketch_bytes(table))
-        self.core.set_limits(i, *native_limits(table, seed), uses, counts)
+        if sketch_bytes(table.admit):
+            counts = self._memory(f"-t{i}-counts", sketch_bytes(table.admit))
+        self.core.set_limits(
+            i, *native_limits(table.admit, table.evict, table.row_bytes, seed), uses, counts
+        )
 
     def _add_storage(self, i: int, table: EmbeddingTable, rows_name: str) -> None:
         """Let rows of table `i` lie in a file, if it has storage. `rows_name`: name of its memory of rows."""
@@ -405,7 +407,12 @@ class Server:
         try:
             with as_region_error():
                 self.core.set_storage(
-                    i, table.name, places, frames(table), table.storage.path, path
+                    i,
+                    table.name,
+                    places,
+                    frames(table.storage, table.row_bytes),
+                    table.storage.path,
+                    path,
                 )
         except _native.RecoveryError as error:
             raise RecoveryError(f"server {self.index}: {error}") from None

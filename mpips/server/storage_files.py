@@ -59,7 +59,8 @@ def check_folders(tables: Sequence[Table], n_servers: int, here: int) -> None:
         remove_unused_files(folder)
         space = os.statvfs(folder)
         free = space.f_frsize * space.f_bavail
-        needed = here * file_bytes(table, -(-table.expected_rows // n_servers))
+        rows = -(-table.expected_rows // n_servers)
+        needed = here * file_bytes(table.storage, table.row_bytes, rows)
         if needed > free:
             raise RegionError(
                 f"{name} has {free >> 20:,} MiB free: {table.expected_rows:,} rows need {needed >> 20:,} MiB "

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpips.model.row_values import initial_rows
+from mpips.model.initial_rows import initial_rows
 from mpips.model.table import EmbeddingTable
 
 Float32 = NDArray[np.float32]

@@ -26,7 +26,7 @@ from mpips.checkpoint.record import mpips_version
 from mpips.data import Batch, DataInfo, Dataset, DenseBatch, Moments, SparseBatch
 from mpips.data.stream import StreamedData
 from mpips.errors import CheckpointError
-from mpips.model.row_values import initial_rows
+from mpips.model.initial_rows import initial_rows
 from mpips.model.table import EmbeddingTable, Table
 from mpips.tasks import Task
 

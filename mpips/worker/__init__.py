@@ -2,7 +2,8 @@
 
 Open `worker.py` first, then `dense.py` and `embedding.py`, the handles. All of them use the `Connection` of
 `connection.py`: channels, the clock, waits, staging memory. `connection_options.py` is what it starts with,
-and `control_plane.py` is the scheduler as it uses it.
+and `control_plane.py` is the scheduler as it uses it. Its parts do not import it: `data_plane.py` is the
+connection as they use it.
 
 Handles: `base.py` checks pushes, `keys.py` keys, and `requests.py` are the operations that do not block.
 `noted.py` notes the versions of pulled arrays; `shard_reader.py` reads shards and `row_listing.py` all rows

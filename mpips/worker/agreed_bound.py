@@ -10,7 +10,7 @@ from mpips.model.table import Table
 
 if TYPE_CHECKING:
     from mpips import _native
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import DataPlane
 
 _WAIT_S = 0.02  # of one look at server 0
 
@@ -25,7 +25,7 @@ class AgreedBound:
         bound: The bound in force at the worker's clock. 0, which every bound allows, before its first tick.
     """
 
-    def __init__(self, connection: Connection, tables: Sequence[Table], is_fixed: bool) -> None:
+    def __init__(self, connection: DataPlane, tables: Sequence[Table], is_fixed: bool) -> None:
         """Begin with bound 0.
 
         Args:
@@ -102,10 +102,10 @@ class AgreedBound:
 
 
 def agreed_bound(
-    connection: Connection, tables: Sequence[Table], is_replay: bool
+    connection: DataPlane, tables: Sequence[Table], is_fixed: bool
 ) -> AgreedBound | None:
-    """Return the bound of a worker; None: no table is under SSP("auto")."""
+    """Return the bound of a worker; None: no table is under SSP("auto"). `is_fixed`: see AgreedBound."""
     adaptive = [t for t in tables if isinstance(t.consistency, SSP) and t.consistency.is_adaptive]
     if not adaptive:
         return None
-    return AgreedBound(connection, tables, is_replay or connection.n_workers == 1)
+    return AgreedBound(connection, tables, is_fixed)

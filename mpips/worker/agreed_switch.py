@@ -14,7 +14,9 @@ from mpips.model.job_tables import switch_of
 from mpips.model.table import Table
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.checkpoint.position import Position
+    from mpips.worker.data_plane import DataPlane
+    from mpips.worker.spent import TimeSpent
 
 _WAIT_S = 0.02  # of one look at server 0
 _MOST_US = 2**32 - 1  # what a tick holds
@@ -33,10 +35,20 @@ class AgreedSwitch:
     in LEAD clocks if the workers are at the same clock.
     """
 
-    def __init__(self, connection: Connection, switch: Switch) -> None:
-        """Begin without a decision; nothing is read before the first use."""
+    def __init__(
+        self, connection: DataPlane, switch: Switch, spent: TimeSpent, position: Position
+    ) -> None:
+        """Begin without a decision; nothing is read before the first use.
+
+        Args:
+            connection: The worker's connection.
+            switch: The tables' model.
+            spent: The worker's time, of which its own is measured.
+            position: The worker's start, which has the step of the run at clock 0.
+        """
         self.own_us = 0
         self._connection = connection
+        self._spent, self._position = spent, position
         self._place = switch.place
         self._measures = switch.at == UNEVEN
         self._own_s: float | None = (
@@ -87,13 +99,13 @@ class AgreedSwitch:
     def after_tick(self) -> None:
         """Begin to measure the own time in the next clock."""
         if self._measures:
-            self._own_s = self._connection.spent.own_s()
+            self._own_s = self._spent.own_s()
 
     def _measure(self) -> None:
         """Note the own time since the last tick."""
         self.own_us = 0
         if self._own_s is not None and self._end == NEVER:
-            own_s = self._connection.spent.own_s() - self._own_s
+            own_s = self._spent.own_s() - self._own_s
             self.own_us = min(max(int(1e6 * own_s), 1), _MOST_US)
 
     def _read(self) -> None:
@@ -103,14 +115,18 @@ class AgreedSwitch:
         self._known = NEVER if at else reached + LEAD - 1
         if not at:
             return
-        self._end = max(0, at - self._connection.position.steps_before)
+        self._end = max(0, at - self._position.steps_before)
         for channel in self._connection.channels:
             channel.writer.set_switch(at)
         for port in self._ports:
             port.set_bsp_until(self._end)
 
 
-def agreed_switch(connection: Connection, tables: Sequence[Table]) -> AgreedSwitch | None:
+def agreed_switch(
+    connection: DataPlane, tables: Sequence[Table], spent: TimeSpent, position: Position
+) -> AgreedSwitch | None:
     """Return the switch of a worker; None: no table is under a Switch that server 0 decides on."""
     switch: Switch | None = switch_of(tables)
-    return AgreedSwitch(connection, switch) if switch is not None and switch.is_adaptive else None
+    if switch is None or not switch.is_adaptive:
+        return None
+    return AgreedSwitch(connection, switch, spent, position)

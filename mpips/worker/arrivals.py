@@ -8,13 +8,13 @@ from mpips.recovery.replica import Partners
 from mpips.transport.channel import MemoryChannel
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import DataPlane
 
 
 class Arrivals:
     """Waits until one worker's records have arrived at its servers and at their partners."""
 
-    def __init__(self, connection: Connection, partners: Partners, outlives: bool) -> None:
+    def __init__(self, connection: DataPlane, partners: Partners, outlives: bool) -> None:
         """`partners`: the replicas of the servers. `outlives`: memory of servers outlives a launch."""
         self._outlives = outlives
         self._connection = connection

@@ -19,7 +19,7 @@ from mpips.process.patience import Patience
 if TYPE_CHECKING:
     from mpips.mpi.mail import Buffer
     from mpips.mpi.tree import Operation, WorkerTree
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import WorkerWaits
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 Combine: TypeAlias = Literal["sum", "min", "max"] | Callable[[AnyArray, AnyArray], AnyArray]
@@ -38,7 +38,7 @@ class Collectives:
     """
 
     def __init__(
-        self, connection: Connection, tree: WorkerTree | None, names: Sequence[str]
+        self, connection: WorkerWaits, tree: WorkerTree | None, names: Sequence[str]
     ) -> None:
         """Use a tree.
 

@@ -20,13 +20,18 @@ from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.worker import counts, waits
-from mpips.worker.agreed_bound import agreed_bound
-from mpips.worker.agreed_switch import agreed_switch
+from mpips.worker.agreed_bound import AgreedBound, agreed_bound
+from mpips.worker.agreed_switch import AgreedSwitch, agreed_switch
 from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
-from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
+from mpips.worker.connection_options import (
+    AskedValues,
+    ConnectionOptions,
+    Disowning,
+    needs_common_clock,
+)
 from mpips.worker.cut_records import CutRecords
-from mpips.worker.feedback.residuals import settled
+from mpips.worker.feedback.residuals import Residuals, settled
 from mpips.worker.groups.tables import GroupedTables
 from mpips.worker.image.files import ImageFiles
 from mpips.worker.local.tables import LocalTables
@@ -46,8 +51,9 @@ if TYPE_CHECKING:
     from mpips.mpi.tree import WorkerTree
     from mpips.transport.channel import Channel
     from mpips.transport.progress import ProgressThread
-    from mpips.worker.by_use import PullsByUse
     from mpips.worker.control_plane import ControlPlane
+    from mpips.worker.groups.node_pulls import NodePulls
+    from mpips.worker.node_rows.part import NodeRowsPart
     from mpips.worker.recorded import WorkerRecord
 
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
@@ -132,8 +138,8 @@ class Connection:
         self.spent = TimeSpent(self.clock_state)
         control.clock = start.first_step if made.local is not None else start.first_clock
         self.arrivals = Arrivals(self, start.partners, start.writes_position)
-        self.residuals = settled(made.residuals, channels)
-        self.channels = list(channels)
+        self.residuals: Residuals | None = settled(made.residuals, channels)
+        self.channels: list[Channel] = list(channels)
         for i, table in enumerate(tables):
             if isinstance(table.consistency, BSP | Switch):
                 for channel in channels:
@@ -147,12 +153,14 @@ class Connection:
         self.messages = ArrayMessages(self, mail, self._names, cuts_apart, refuse_memory)
         control.cut.repeats_until = self._end_of_repetition()
         self.staging = Staging(staging)
-        self.replicated = self.grouped = self.local = None
+        self.replicated: ReplicatedTables | None = None
+        self.grouped: GroupedTables | None = None
+        self.local: LocalTables | None = None
         if made.replicated is not None:
             of = start.partners.of
             self.replicated = ReplicatedTables(self, made.replicated, self._names, of)
         if made.grouped is not None:
-            self.grouped = GroupedTables(self, made.grouped, self._names)
+            self.grouped = GroupedTables(self, made.grouped, self._names, self.arrivals)
         if made.local is not None:
             self.local = LocalTables(self, made.local, start.first_step)
         parts = (self.grouped, self.replicated, self.local, self.residuals)
@@ -161,16 +169,17 @@ class Connection:
         self.images: ImageFiles | None = None
         if keeps and start.folder is not None:
             self.images = ImageFiles(start.folder, index, keeps)
-        self.node_pulls, self.node_rows = made.node_pulls, made.node_rows
+        self.node_pulls: NodePulls | None = made.node_pulls
+        self.node_rows: NodeRowsPart | None = made.node_rows
         self._groups, self._behind = start.groups, start.behind
-        self.coming: PullsByUse | None = None
+        self.coming: AskedValues | None = None
         for channel in self.channels:
             if channel.orders is not None:
                 channel.orders.finish = self.finish_orders
         self._finished = False
         self.is_refused = False
         self._samples = 0
-        self.position = start.position or Position(0, index, len(names))
+        self.position: Position = start.position or Position(0, index, len(names))
         cuts = CutRecords(self)
         self.snapshot = WorkerPart(
             index,
@@ -185,9 +194,13 @@ class Connection:
             self.local is not None,
         )
         is_replay = record is not None and record.is_replay
-        self.agreed_bound = agreed_bound(self, tables, is_replay)
-        self.agreed_switch = agreed_switch(self, tables)
-        self.n_stages, self.clock_tables = n_stages(tables), clock_tables(tables)
+        is_fixed = is_replay or self.n_workers == 1
+        self.agreed_bound: AgreedBound | None = agreed_bound(self, tables, is_fixed)
+        self.agreed_switch: AgreedSwitch | None = agreed_switch(
+            self, tables, self.spent, self.position
+        )
+        self.n_stages: int = n_stages(tables)
+        self.clock_tables: tuple[int, ...] = clock_tables(tables)
         self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
         self._ticks = Ticks(self, tables, start.writes_position)

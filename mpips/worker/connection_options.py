@@ -1,4 +1,4 @@
-"""The start of a worker's connection, and the interface of handles that it uses."""
+"""The start of a worker's connection, and the interfaces of handles and of their pulls that it uses."""
 
 from __future__ import annotations
 
@@ -58,3 +58,10 @@ class Disowning(Protocol):
 
     def disown(self) -> None:
         """Give up operations under way. Called in the child."""
+
+
+class AskedValues(Protocol):
+    """Values that the worker has asked for in advance; see mpips.worker.by_use."""
+
+    def finish(self) -> None:
+        """Wait until all updates are sent and all values are there. Blocks; further calls do nothing."""

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from mpips.worker.data_plane import DataPlane
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.recorded import WorkerRecord
+    from mpips.worker.table_part import TablePart
+
+
+class CutWorker(DataPlane, Protocol):
+    """A worker's connection with what belongs before a cut record.
+
+    Attributes:
+        parts: The parts of the worker's tables.
+        record: The worker's part in a record or in a replay; None: the job has none.
+    """
+
+    parts: list[TablePart]
+    record: WorkerRecord | None
 
 
 class CutRecords:
     """Writes the cut records of one worker. Not thread-safe."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: CutWorker) -> None:
         """Take the connection, which has its channels."""
         self._connection = connection
         # Records up to the last cut record, by server.

@@ -12,7 +12,7 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, Switch, needs_base
-from mpips.model.row_values import initial_rows
+from mpips.model.initial_rows import initial_rows
 from mpips.model.table import EmbeddingTable
 from mpips.worker.ahead.planned_rows import PlannedRows
 from mpips.worker.ahead.table_ahead import TableAhead

@@ -28,7 +28,7 @@ from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
     from mpips.mpi.array_mail import AnyArray, ArrayMail, ArrivedArray
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import WorkerWaits
 
 # Bytes of messages to one worker that it has not received, above which `send` waits.
 MOST_BYTES = 256 << 20
@@ -51,7 +51,7 @@ class ArrayMessages:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: WorkerWaits,
         mail: ArrayMail | None,
         names: Sequence[str],
         cuts_apart: bool,

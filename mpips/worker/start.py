@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from mpips.worker.groups.node_pulls import NodePulls
     from mpips.worker.groups.part import GroupPart
     from mpips.worker.image.memory import WorkerMemory
-    from mpips.worker.local.tables import LocalPart
-    from mpips.worker.node_rows.rows import NodeRowsPart
+    from mpips.worker.local.part import LocalPart
+    from mpips.worker.node_rows.part import NodeRowsPart
     from mpips.worker.replicated.part import ReplicatedPart
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mpips import _native
 from mpips.errors import StallError
@@ -16,11 +16,36 @@ from mpips.model.table import Table
 from mpips.process.patience import Patience
 from mpips.transport.channel import Channel
 from mpips.transport.waiting import wait_for
+from mpips.worker.data_plane import DataPlane
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.checkpoint.position import Position
+    from mpips.worker.agreed_bound import AgreedBound
+    from mpips.worker.agreed_switch import AgreedSwitch
 
 BETWEEN_POLLS_S = 0.0002  # of a wait in which messages of other workers must be taken
+
+
+class PacedWorker(DataPlane, Protocol):
+    """A worker's connection with what decides for which clocks of other workers it waits.
+
+    Attributes:
+        position: The worker's start, its random stream and its cursor.
+        agreed_bound: The bound of SSP("auto") at this worker's clock; None: no table has such a bound.
+        agreed_switch: The clock of a Switch that server 0 decides on; None: no table is under one.
+        n_stages: Number of stages of the model; 1: no table belongs to one.
+        clock_tables: Tables whose lowest clocks together are that of all workers.
+    """
+
+    position: Position
+    agreed_bound: AgreedBound | None
+    agreed_switch: AgreedSwitch | None
+    n_stages: int
+    clock_tables: tuple[int, ...]
+
+    @property
+    def skips_clocks(self) -> bool:
+        """True if there are backup workers, so that this worker may skip clocks."""
 
 
 class Destinations:
@@ -53,7 +78,7 @@ class Destinations:
         self._held.clear()
 
 
-def until(connection: Connection, done: Callable[[], bool], late: Callable[[], str]) -> None:
+def until(connection: DataPlane, done: Callable[[], bool], late: Callable[[], str]) -> None:
     """Call `done`, which may block briefly, until it returns True, and count the time.
 
     Raises:
@@ -70,7 +95,7 @@ def until(connection: Connection, done: Callable[[], bool], late: Callable[[], s
 
 
 def polled(
-    connection: Connection, done: Callable[[], bool], state: str, late: Callable[[], str]
+    connection: DataPlane, done: Callable[[], bool], state: str, late: Callable[[], str]
 ) -> None:
     """Call `done`, which takes messages and does not block, with short pauses until it returns True.
 
@@ -98,7 +123,7 @@ def polled(
     control.state = before
 
 
-def credit(connection: Connection, server: int) -> None:
+def credit(connection: DataPlane, server: int) -> None:
     """Wait until the worker's ring at a server has room for a record."""
     channel = connection.channels[server]
     channel.writer.count_credit_stall()
@@ -108,7 +133,7 @@ def credit(connection: Connection, server: int) -> None:
     )
 
 
-def applied(connection: Connection, server: int, count: int) -> None:
+def applied(connection: DataPlane, server: int, count: int) -> None:
     """Wait until a server has consumed `count` records of the worker."""
     channel = connection.channels[server]
     connection.wait_until(
@@ -120,7 +145,7 @@ def applied(connection: Connection, server: int, count: int) -> None:
     )
 
 
-def advance_orders(connection: Connection) -> None:
+def advance_orders(connection: DataPlane) -> None:
     """Let orders go on during a wait for something else: here, and by the progress thread. Cheap."""
     channels = [c for c in connection.channels if c.orders is not None and not c.orders.is_empty]
     for channel in channels:
@@ -129,7 +154,7 @@ def advance_orders(connection: Connection) -> None:
         connection.leave()
 
 
-def ordered(connection: Connection) -> None:
+def ordered(connection: DataPlane) -> None:
     """Wait until all orders at all servers are written and sent."""
     channels = [c for c in connection.channels if c.orders is not None and not c.orders.is_empty]
     if not channels:
@@ -156,7 +181,7 @@ def ordered(connection: Connection) -> None:
         connection.wait_until(lambda: wait_for(is_done, 0.02), late)
 
 
-def settled(connection: Connection, server: int) -> None:
+def settled(connection: DataPlane, server: int) -> None:
     """Wait until no reply of a server to a look-ahead is under way."""
     connection.wait_until(
         lambda: connection.channels[server].settle(0.02),
@@ -164,7 +189,7 @@ def settled(connection: Connection, server: int) -> None:
     )
 
 
-def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
+def minimum_clock(connection: PacedWorker, table: Table) -> tuple[int, int]:
     """Return (version, minimum clock) that a pull of a table must see at this clock; 0: any."""
     version = min(connection.now, end_of_bsp(connection, table))
     if isinstance(table.consistency, SSP):
@@ -172,19 +197,19 @@ def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
     return version, 0
 
 
-def end_of_bsp(connection: Connection, table: Table) -> int:
+def end_of_bsp(connection: PacedWorker, table: Table) -> int:
     """Return the clock at which BSP ends for a table; see `bsp_until`."""
     return _end_of(connection, table.consistency)
 
 
-def _end_of(connection: Connection, consistency: Consistency) -> int:
+def _end_of(connection: PacedWorker, consistency: Consistency) -> int:
     # A job with a decision on the switch has all tables under it.
     if connection.agreed_switch is not None:
         return connection.agreed_switch.end_of_bsp()
     return bsp_until(consistency, connection.position.steps_before)
 
 
-def bound(connection: Connection, consistency: SSP | Switch) -> int:
+def bound(connection: PacedWorker, consistency: SSP | Switch) -> int:
     """Return the bound that is in force at the worker's clock. After a switch that is its distance."""
     if isinstance(consistency, Switch):
         return max(0, connection.now - _end_of(connection, consistency))
@@ -193,7 +218,7 @@ def bound(connection: Connection, consistency: SSP | Switch) -> int:
     return consistency.most_bound
 
 
-def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bound: int) -> None:
+def keep_pace(connection: PacedWorker, cut_while_waiting: Callable[[], bool], bound: int) -> None:
     """Wait for slower workers; see Worker.keep_pace.
 
     Args:
@@ -221,7 +246,7 @@ def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bou
 
 
 def blame(
-    connection: Connection,
+    connection: PacedWorker,
     names: Sequence[str],
     server: int,
     groups: Groups = (),

@@ -15,19 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mpips.errors import LeavingError, MpipsError
 
-if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+
+class Refusable(Protocol):
+    """A worker's connection, every use of which raises behind an operation that was cut off.
+
+    Attributes:
+        is_refused: Every use raises.
+    """
+
+    is_refused: bool
+
+    def refuse_after(self, what: str) -> None:
+        """Let every later use raise MpipsError: the operation `what` was cut off."""
 
 
 class Whole:
     """One operation, as in `with Whole(connection, "clock()"):`."""
 
     def __init__(
-        self, connection: Connection, what: str, measure: Callable[[], object] | None = None
+        self, connection: Refusable, what: str, measure: Callable[[], object] | None = None
     ) -> None:
         """Name the operation.
 
@@ -60,7 +70,7 @@ class Whole:
             connection.refuse_after(self._what)
 
 
-def is_cut_off(connection: Connection, error: BaseException) -> bool:
+def is_cut_off(connection: Refusable, error: BaseException) -> bool:
     """Return True if an error may have cut an operation off, behind which the worker can still be used."""
     return not isinstance(error, LeavingError) and not connection.is_refused
 

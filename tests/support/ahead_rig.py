@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import mpips
 from mpips import _native
-from mpips.worker.node_rows.rows import NodeRowsPart
+from mpips.worker.node_rows.part import NodeRowsPart
 
 Float32 = NDArray[np.float32]
 

@@ -7,7 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -141,6 +141,49 @@ def silent_folder(source: Source) -> Iterator[Found]:
         yield 1, "has no docstring"
 
 
+# Files that may import each other in a circle. Such files can only be read together.
+MOST_IN_CIRCLE = 3
+
+
+def circles(files: Sequence[Source]) -> list[list[str]]:
+    """Circles of files that import each other, with imports for types and in functions; largest first."""
+    # `mpips/__init__` names files of all folders, and imports each at the first use of its name.
+    names = {file.name for file in files if file.name}
+    imports = {file.name: _used(file, names) for file in files if file.name}
+    above = {name: _reached(name, imports) for name in names}
+    found = {
+        frozenset(other for other in above[name] if name in above[other])
+        for name in names
+        if name in above[name]
+    }
+    return sorted(map(sorted, found), key=lambda circle: (-len(circle), circle))
+
+
+def _used(source: Source, names: set[str]) -> set[str]:
+    """The files among `names` that a file imports: of `from mpips.x import y`, y alone if it is a file."""
+    own = [
+        (each.line, each.name.removeprefix("mpips."))
+        for each in source.imports
+        if each.name.startswith("mpips.")
+    ]
+    found = set()
+    for line, name in own:
+        of_it = {other for at, other in own if at == line and other.rpartition(".")[0] == name}
+        if not of_it or of_it - names:
+            found.add(name)
+    return found & names
+
+
+def _reached(name: str, imports: Mapping[str, set[str]]) -> set[str]:
+    """The files that a file imports, and those that these import, and so on."""
+    found: set[str] = set()
+    new = imports[name] - {name}
+    while new:
+        found |= new
+        new = {other for each in new for other in imports[each] if other != each} - found
+    return found
+
+
 Rule = Callable[[Source], Iterator[Found]]
 
 
@@ -160,6 +203,31 @@ def test_the_package_holds_folders_and_five_files() -> None:
 def test_folders_import_downwards_only() -> None:
     assert len(sources()) > 300
     expect_none(broken(upwards, *sources()))
+
+
+def test_no_circle_of_files_is_larger_than_three() -> None:
+    large = [circle for circle in circles(sources()) if len(circle) > MOST_IN_CIRCLE]
+    expect_none([f"{len(circle)} files in a circle: {', '.join(circle)}" for circle in large])
+
+
+def test_circles_of_files_are_found_whatever_way_they_import() -> None:
+    files = {
+        "model/a.py": "from mpips.model.b import x",
+        "model/b.py": "if TYPE_CHECKING:\n    from mpips.worker.c import x",
+        "worker/c.py": "def f():\n    from mpips.worker import d",
+        "worker/d.py": "import numpy, mpips.model.a, mpips.worker.f",
+        # A name of a package that is no file stands for the package.
+        "worker/__init__.py": "from mpips.worker.c import x",
+        "session/__init__.py": "from mpips.session.e import x",
+        "session/e.py": "from mpips.session import x",
+        # Not a circle: a file by itself, another package of this name, the lazy names of mpips.
+        "worker/f.py": "import mpips.worker.f, torch",
+        "torch/__init__.py": "import mpips.worker.f",
+        "__init__.py": "import mpips.worker.g",
+        "worker/g.py": "import mpips",
+    }
+    found = circles([parse(ROOT / name, text) for name, text in files.items()])
+    assert found == [["model.a", "model.b", "worker.c", "worker.d"], ["session", "session.e"]]
 
 
 def test_every_folder_says_what_it_is() -> None:

@@ -10,13 +10,13 @@ from mpips.worker import waits
 from mpips.worker.groups.level import GroupLevel
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import DataPlane
 
 
 class GroupApplied:
     """One worker's knowledge of what servers have applied. Not thread-safe."""
 
-    def __init__(self, connection: Connection, level: GroupLevel, members: Sequence[int]) -> None:
+    def __init__(self, connection: DataPlane, level: GroupLevel, members: Sequence[int]) -> None:
         """Know nothing yet.
 
         Args:

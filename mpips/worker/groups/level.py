@@ -24,7 +24,7 @@ from mpips.worker import waits
 from mpips.worker.groups.part import GroupPart
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import DataPlane
 
 Float32 = NDArray[np.float32]
 
@@ -41,7 +41,7 @@ class GroupLevel:
         n_tables: Number of tables whose updates are summed, without that for the ends of clocks.
     """
 
-    def __init__(self, connection: Connection, part: GroupPart, names: Sequence[str]) -> None:
+    def __init__(self, connection: DataPlane, part: GroupPart, names: Sequence[str]) -> None:
         """Use what start-up has made.
 
         Args:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpips import _native
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import DataPlane
 
 Float32 = NDArray[np.float32]
 
@@ -28,7 +28,7 @@ class NodePulls:
         """Return True if this node's workers pull this server's part of a table once for all."""
         return (table, server) in self._numbers
 
-    def serves(self, connection: Connection) -> bool:
+    def serves(self, connection: DataPlane) -> bool:
         """Return False while this worker may repeat a clock that a server has closed."""
         now = connection.now
         return not any(channel.writer.is_ahead_of(now) for channel in connection.channels)
@@ -55,7 +55,7 @@ class NodePulls:
 
     def take(
         self,
-        connection: Connection,
+        connection: DataPlane,
         table: int,
         server: int,
         out: Float32,

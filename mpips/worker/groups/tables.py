@@ -133,7 +133,8 @@ from mpips.worker.groups.part import GroupPart
 from mpips.worker.table_part import TablePart
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.arrivals import Arrivals
+    from mpips.worker.data_plane import DataPlane
     from mpips.worker.groups.rows import SendRows
 
 Float32 = NDArray[np.float32]
@@ -151,15 +152,19 @@ class GroupedTables(TablePart):
 
     changes_clock = True
 
-    def __init__(self, connection: Connection, part: GroupPart, names: Sequence[str]) -> None:
+    def __init__(
+        self, connection: DataPlane, part: GroupPart, names: Sequence[str], arrivals: Arrivals
+    ) -> None:
         """Use what start-up has made.
 
         Args:
             connection: The worker's connection, whose waits are used.
             part: See GroupPart.
             names: Names of all workers of the job, for errors.
+            arrivals: Waits until records are in the memory of servers.
         """
         self._connection = connection
+        self._arrivals = arrivals
         self._part = part
         # The level of the worker's own updates, and that of the group; one level without subgroups.
         self._own = GroupLevel(connection, part, names)
@@ -395,7 +400,7 @@ class GroupedTables(TablePart):
         clock = self._top.clock - 1
         if not self._part.outlives or self._part.had_finished or self._has_led(clock):
             return
-        self._connection.arrivals.wait_for_all()
+        self._arrivals.wait_for_all()
         self._top.note_sent(clock)
 
     def finish(self) -> None:

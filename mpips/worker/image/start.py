@@ -50,8 +50,8 @@ from mpips.transport.region import Regions
 from mpips.worker.feedback.residuals import Residuals
 from mpips.worker.groups.handover import HandoverPart
 from mpips.worker.image.memory import WorkerBytes, WorkerMemory, worker_bytes
+from mpips.worker.local.part import LocalPart
 from mpips.worker.local.state import LocalHead, first_image, local_image_bytes, read_head
-from mpips.worker.local.tables import LocalPart
 from mpips.worker.start import JobStart, NodeBytes, Planned
 
 Float32 = NDArray[np.float32]

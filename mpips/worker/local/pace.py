@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from mpips.model.local_sgd import OuterSteps
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import DataPlane
 
 
 class Pace:
@@ -30,7 +30,7 @@ class Pace:
         fastest: Returns the speed of the fastest worker, inner steps per second; 0: not known.
     """
 
-    def __init__(self, connection: Connection, times: OuterSteps) -> None:
+    def __init__(self, connection: DataPlane, times: OuterSteps) -> None:
         """`times`: as the job declares them; their steps are the most that a period has."""
         self._connection = connection
         self._most, self._least = times.steps, times.fragments

@@ -36,10 +36,10 @@ repetition, are those of the same samples, and each server applies one of the tw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,6 @@ from mpips.errors import ConfigError, StallError
 from mpips.model.local_sgd import mix_of
 from mpips.model.optimizer import Optimizer
 from mpips.model.served import fragments_of, local_of, times_of
-from mpips.model.table import DenseTable
 from mpips.worker.local.pace import Pace
 from mpips.worker.local.state import (
     ALL_TABLES,
@@ -63,32 +62,24 @@ from mpips.worker.table_part import TablePart
 from mpips.worker.whole import Whole
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
-    from mpips.worker.dense import DenseHandle
-    from mpips.worker.image.memory import ImageHalves
+    from mpips.worker.data_plane import DataPlane
+    from mpips.worker.local.part import LocalPart
 
 Float32 = NDArray[np.float32]
 
 _CHUNK = 1 << 16  # values that are mixed at a time, so that they stay in the caches
 
 
-@dataclass(frozen=True)
-class LocalPart:
-    """The tables under LocalSGD and DiLoCo of one worker, as start-up makes them.
+class ServedTable(Protocol):
+    """A table on the servers: its DenseHandle."""
 
-    Attributes:
-        tables: These tables by their index in the job, with the inner rules.
-        memory: Persistent memory, if a later launch can continue in memory; else None.
-        image: The share of an image to start from; None: from the servers' values and new states.
-        is_own: `image` is that of this worker, and not of one of a job with other workers.
-        is_warm: `image` lies in `memory`: the job continues in memory.
-    """
+    shape: tuple[int, ...]
 
-    tables: Mapping[int, DenseTable]
-    memory: ImageHalves | None = None
-    image: PartImage | None = None
-    is_own: bool = True
-    is_warm: bool = False
+    def push(self, update: Float32) -> object:
+        """Push an update; see DenseHandle.push."""
+
+    def pull(self, out: Float32) -> Float32:
+        """Fill `out` with the values; see DenseHandle.pull."""
 
 
 @dataclass
@@ -108,7 +99,7 @@ class _Table:
     state: LocalState
     base: Float32
     gradient: Float32
-    handle: DenseHandle
+    handle: ServedTable
     fragment: int
     mix: float
     n_pushes: int = 0
@@ -123,11 +114,11 @@ class LocalTables(TablePart):
         pace: The worker's speed, which decides the inner steps of a period with steps_by_speed.
     """
 
-    connection: Connection
+    connection: DataPlane
     part: LocalPart
     steps: int = 0
     _tables: dict[int, _Table] = field(default_factory=dict)
-    _handles: dict[int, DenseHandle] = field(default_factory=dict)
+    _handles: dict[int, ServedTable] = field(default_factory=dict)
     _is_averaged: bool = False
 
     def __post_init__(self) -> None:
@@ -142,7 +133,7 @@ class LocalTables(TablePart):
         self._pending: int | None = None
         self._due = 0  # `steps` at which they are taken
 
-    def add(self, index: int, handle: DenseHandle) -> None:
+    def add(self, index: int, handle: ServedTable) -> None:
         """Take the table on the servers of the table with this index in the job."""
         self._handles[index] = handle
 

@@ -10,7 +10,7 @@ from mpips import _native
 from mpips.model.table import EmbeddingTable, Table
 from mpips.transport.region import NODE_ROWS
 from mpips.worker.groups.memory import memory_nodes
-from mpips.worker.node_rows.rows import NodeRowsPart
+from mpips.worker.node_rows.part import NodeRowsPart
 from mpips.worker.sharing import share
 from mpips.worker.start import JobStart, NodeBytes, Planned
 

@@ -34,7 +34,7 @@ from mpips.worker.table_part import TablePart
 from mpips.worker.whole import is_cut_off
 
 if TYPE_CHECKING:
-    from mpips.worker.connection import Connection
+    from mpips.worker.data_plane import DataPlane
 
 Float32 = NDArray[np.float32]
 
@@ -49,7 +49,7 @@ class ReplicatedTables(TablePart):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: DataPlane,
         part: ReplicatedPart,
         names: Sequence[str],
         partners: Collection[int] = (),

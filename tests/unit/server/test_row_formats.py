@@ -10,10 +10,11 @@ from harness import Rig, rows
 
 from mpips.kernels import reference, reference_codecs
 from mpips.model.consistency import ASP, BSP, Compensate
+from mpips.model.initial_rows import initial_rows
 from mpips.model.initializer import table_seed
 from mpips.model.optimizer import OPTIMIZERS, SGD, Adagrad, Adam, RowAdagrad
 from mpips.model.placement import embedding_memory
-from mpips.model.row_values import bf16_bits, bf16_values, initial_rows
+from mpips.model.row_values import bf16_bits, bf16_values
 
 MASK = 2**64 - 1
 DIM = 5

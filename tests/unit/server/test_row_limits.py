@@ -277,4 +277,4 @@ def test_limits_that_do_not_fit_are_refused():
 
 def test_bytes_count_floats_and_overhead():
     table = EmbeddingTable("e", 16, Adagrad(), evict=MaxBytes(1))
-    assert most_rows(table) == 2**20 // (2 * 16 * 4 + 56)
+    assert most_rows(table.evict, table.row_bytes) == 2**20 // (2 * 16 * 4 + 56)

@@ -17,7 +17,7 @@ from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD
 from mpips.worker.groups import row_group
 from mpips.worker.groups.row_group import RowGroup
-from mpips.worker.node_rows.rows import NodeRowsPart
+from mpips.worker.node_rows.part import NodeRowsPart
 from mpips.worker.worker import connection_of
 
 Float32 = NDArray[np.float32]

@@ -14,6 +14,9 @@ from mpips.worker.groups.tables import GroupedTables
 
 N = 40
 
+# Waits for records at servers, which are there.
+ARRIVED: Any = SimpleNamespace(wait_for_all=lambda: None)
+
 
 class Impatient:
     """The connection of worker `index`, whose every wait ends after some looks."""
@@ -45,7 +48,8 @@ class Group:
         part = self._parts[1]
         self.connection: Any = Impatient(1)
         connection = self.connection
-        self.member = GroupedTables(connection, part, ["worker 0 (rank 2)", "worker 1 (rank 3)"])
+        names = ["worker 0 (rank 2)", "worker 1 (rank 3)"]
+        self.member = GroupedTables(connection, part, names, ARRIVED)
         self.end = end
         self.values = end.values
 
@@ -111,8 +115,8 @@ def test_the_leader_pushes_the_sums_and_notes_its_ticks_when_they_have_arrived()
         assert group.leader.sent(0) == 0
         order.append("all servers have the ticks")
 
-    connection.arrivals = SimpleNamespace(wait_for_all=arrive)
-    leader = GroupedTables(connection, group.part_of(0), ["worker 0", "worker 1"])
+    arrivals: Any = SimpleNamespace(wait_for_all=arrive)
+    leader = GroupedTables(connection, group.part_of(0), ["worker 0", "worker 1"], arrivals)
     leader.add(0, lambda values: order.append(f"sum {values[0]:g}"))
     leader.hold(lambda: order.append("rows"))
     leader.lead(lambda: order.append("change"))
@@ -193,7 +197,6 @@ def test_a_pull_waits_for_the_leader_of_the_clock_before_at_each_server(group: G
     assert group.member.applied.is_applied(0, 0.0)
     group.member.before_tick()
     looks.clear()
-    group.connection.arrivals = SimpleNamespace(wait_for_all=lambda: None)
     group.member.after_tick()
     assert group.member.applied.is_applied(0, 0.0)
 
@@ -226,9 +229,8 @@ class Restarted:
         self.end = _native.Reduction(memory, layout, 1, [0, 1], rules, True, start)
         self.connection: Any = Impatient(1)
         part = GroupPart({0: table}, (0, 1), 1, memory, layout, self.end, outlives=True)
-        self.member = GroupedTables(
-            self.connection, part, ["worker 0 (rank 2)", "worker 1 (rank 3)"]
-        )
+        names = ["worker 0 (rank 2)", "worker 1 (rank 3)"]
+        self.member = GroupedTables(self.connection, part, names, ARRIVED)
         self.end.note_tick(1, 1)
         self.asked = 0
         handover: Any = SimpleNamespace(begin=self._ask, is_done=lambda: True, asked=None)

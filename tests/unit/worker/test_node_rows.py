@@ -16,7 +16,7 @@ from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.model.optimizer import SGD, Adagrad
 from mpips.worker.ahead import table_ahead
-from mpips.worker.node_rows.rows import NodeRowsPart
+from mpips.worker.node_rows.part import NodeRowsPart
 from mpips.worker.worker import connection_of
 
 Int64 = NDArray[np.int64]
