@@ -194,7 +194,15 @@ def command(
         return
 
     # Every rank trains; the first worker reports the result.
-    outcome = train(config, "none" if quiet else progress, verbose=not quiet)
+    try:
+        outcome = train(config, "none" if quiet else progress, verbose=not quiet)
+    except KeyboardInterrupt:
+        if not config.checkpoint.folder:
+            say(
+                "mpips: interrupted: nothing is kept without a folder for checkpoints; with --save FOLDER, "
+                "Ctrl-C writes one, and the same command continues from it"
+            )
+        raise
     if outcome.is_first_worker:
         run = directory.current()
         report = make_report(outcome, config, run.folder if run is not None else None)

@@ -112,7 +112,7 @@ def need_of(own: SurveyedColumn) -> Need:
             "notation",
             notation,
             tuple(usual),
-            why=f"such as {rest[0]}",
+            why=f"such as {next((text for text in rest if not _is_number(text)), rest[0])}",
             has_empty=has_empty or bool(usual),
         )
     return _but_for_few(own, there, usual) or _of_words(there, odd, plain)

@@ -22,7 +22,7 @@ from mpips.data.cells import (
     text_numbers,
 )
 from mpips.data.columns import FLOAT32_MAX, Column, Float64, as_text, hash_key
-from mpips.data.conversions import EXAMPLES, number_in
+from mpips.data.conversions import CANDIDATES, EXAMPLES, number_in, reads
 from mpips.data.csv_dialect import number
 from mpips.data.csv_plan import CsvPlan, Text
 from mpips.data.words import truth
@@ -211,6 +211,13 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
             wayout += ", or name its text in data.missing"
     elif math.isfinite(number(cell)):
         wayout = "features are numbers of float32, up to 3.4e38; scale the column"
+    elif any(reads(notation)(cell) for notation in CANDIDATES):
+        wayout = (
+            "features are plain numbers here, and this is a number or a date in another notation"
+        )
+        # The columns of a model are what they were in its training.
+        if not plan.options.columns:
+            wayout += ", which data.convert names"
     elif cell:
         wayout = "features are finite numbers"
         if plan.allows_missing:

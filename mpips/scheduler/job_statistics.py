@@ -51,7 +51,9 @@ class JobStatistics:
     def add_worker(self, worker: int, entry: bytes) -> None:
         """Add the statistics of a worker of this index, as JSON."""
         self._workers[worker] = entry
-        self._add("workers", msgspec.json.decode(entry))
+        plain = msgspec.json.decode(entry)
+        plain.pop("without_clock", None)  # text, in the entries of workers only
+        self._add("workers", plain)
 
     def _add(self, role: str, entry: Mapping[str, Any]) -> None:
         total = self._totals[role]

@@ -9,6 +9,7 @@ end of the script.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,6 +68,18 @@ class Outcome:
     transports: Mapping[str, int] = field(default_factory=dict)
     ranks: tuple[RankPlace, ...] = ()
     tables: FinalTables = field(default_factory=FinalTables)
+
+    def __repr__(self) -> str:
+        """Return the rank's role, its value, the job's size and last clock, and the names of the tables."""
+        totals = self.statistics.get("totals", {})
+        parts = [f"value {reprlib.repr(self.value)}"]
+        for role in ("workers", "servers"):
+            if n := totals.get(role, {}).get("number"):
+                parts.append(f"{n} {role if n > 1 else role[:-1]}")
+        if (clock := totals.get("workers", {}).get("clock")) is not None:
+            parts.append(f"clock {clock}")
+        parts.append(f"tables {reprlib.repr([*self.tables])}")
+        return f"<outcome of {self.role or 'a rank'}: {', '.join(parts)}>"
 
     @property
     def is_first_worker(self) -> bool:
@@ -254,6 +267,9 @@ def drive(
         at_work(program, ranks, run) as (work, outcome),
     ):
         if work.worker is not None:
+            from mpips.worker.worker import connection_of
+
+            connection_of(work.worker).watch_clock()
             outcome.value = call(program.main, work.worker, alone=size == 1)
     return outcome
 

@@ -205,6 +205,8 @@ class Roles:
             "clock": worker.now,
             "pushes": worker.counters(),
         }
+        if connection.without_clock:
+            statistics["without_clock"] = connection.without_clock
         if connection.residuals is not None:
             statistics["lost_residuals"] = connection.residuals.lost
         client.done(msgspec.json.encode(statistics))

@@ -17,7 +17,7 @@ from mpips.model.job_tables import check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.session.initial_values import InitialValues, Rows, State, Values
-from mpips.session.session import CheckedArguments, FunctionPlan
+from mpips.session.session import CheckedArguments, FunctionPlan, unused_triggers
 from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
@@ -263,7 +263,9 @@ class ScriptProgram:
 
     def show(self, view: JobView) -> None:
         """Print roles and transports of several ranks, and what was chosen before the first pull."""
-        notes = [f"note: {note}" for note in self.declared.notes]
+        notes = [
+            f"note: {note}" for note in (*self.declared.notes, unused_triggers(view.saving)) if note
+        ]
         lines = [*filter(None, [view.description]), *notes]
         if self._verbose and lines:
             say("\n".join(lines))

@@ -29,6 +29,7 @@ from mpips.process import forked
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.session.calling import check_main
+from mpips.session.clocks_at_end import clock_notes
 from mpips.session.driver import JobView, Outcome, drive
 from mpips.terminal.screen import say
 
@@ -153,6 +154,8 @@ class FunctionProgram:
             say(view.description)
             if note := _unknown_position(view.saving):
                 say(f"note: {note}")
+        if self._verbose and (note := unused_triggers(view.saving)):
+            say(f"note: {note}")
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Show nothing."""
@@ -266,6 +269,9 @@ def run(
         outcome = drive(program, checked.run, comm, size)
     if outcome.is_first_worker and (reason := outcome.unsaved):
         say(f"mpips: warning: {reason}; the values at the end of the job are in no checkpoint")
+    if outcome.is_first_worker:
+        for note in clock_notes(outcome.statistics, own):
+            say(note)
     for listener in after_run:
         listener(outcome)
     return outcome
@@ -346,6 +352,23 @@ def refuse_second(run: directory.Supervised) -> None:
             "mpips.run was called a second time, but `mpips run` supervises one job of a program: do both in "
             "one main, or start the program by mpirun"
         )
+
+
+def unused_triggers(saving: Saving) -> str:
+    """Return a note on options about checkpoints in a job that writes none; "" without such options."""
+    own = saving.triggers
+    options = {
+        "every_steps": own.every_steps,
+        "every_s": own.every_s,
+        "incremental": own.incremental,
+    }
+    given = [f"{name} = {value:g}" for name, value in options.items() if value]
+    if saving.folder is not None or not given:
+        return ""
+    return (
+        f"{' and '.join(given)} without a folder: this job writes no checkpoints; give it one "
+        "(save=FOLDER), or start it by `mpips run`"
+    )
 
 
 def _unknown_position(saving: Saving) -> str:

@@ -8,8 +8,8 @@ Completion", ICML 2018), stronger for graphs with few triples per entity. Dropou
 are long and most entities have several triples: short rows have no values to spare, and a row that few
 triples determine does not get the same values twice.
 
-Epochs. More for sparse graphs, whose rows get few gradients in each, and so many for small ones that the
-run has `FEWEST_STEPS` steps.
+Epochs. More for sparse graphs, whose rows get few gradients in each: twice as many as `SPARSE_EPOCHS` begins
+with, as long as the run stays affordable. And so many for small graphs that the run has `FEWEST_STEPS` steps.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ AFFORDABLE = (
 SCORE_NS, VALUE_NS = 6.0, 0.12
 SPARSE = 4.0  # triples per entity, below which a graph is sparse
 LONG = 128  # values of a row from which dropout and strong N3 help
+EPOCHS = 40  # of a graph that is not sparse
+SPARSE_EPOCHS = (50, 100)  # fewest and most of a sparse one
 FEWEST_STEPS = 4000  # steps of a run with one worker
 MOST_EPOCHS = 400
 NEGATIVES = (512, 4096)  # fewest and most negatives that are chosen
@@ -61,7 +63,10 @@ def choose(graph: GraphSize, dim: int, products: bool, softmax: bool) -> Chosen:
     sparse = graph.triples < SPARSE * graph.entities
     batch_size = 128
     steps = math.ceil(graph.triples / batch_size)
-    epochs = max(50 if sparse else 40, min(math.ceil(FEWEST_STEPS / steps), MOST_EPOCHS))
+    usual = EPOCHS
+    if sparse:
+        usual = _sparse_epochs(graph, dim) if softmax else SPARSE_EPOCHS[0]
+    epochs = max(usual, min(math.ceil(FEWEST_STEPS / steps), MOST_EPOCHS))
     found: Chosen = {
         "graph.entities": graph.entities,
         "graph.triples": graph.triples,
@@ -76,6 +81,16 @@ def choose(graph: GraphSize, dim: int, products: bool, softmax: bool) -> Chosen:
         found["options.negatives"] = _negatives(graph, dim, epochs)
         found["options.correction"] = found["options.negatives"] > 0
     return found
+
+
+def _sparse_epochs(graph: GraphSize, dim: int) -> int:
+    """Return the number of epochs of a sparse graph, so many as are affordable with its candidates."""
+    fewest, most = SPARSE_EPOCHS
+    candidates = graph.entities
+    if core_seconds(graph, dim, fewest, candidates) > AFFORDABLE:
+        candidates = min(candidates, NEGATIVES[1])
+    fitting = int(AFFORDABLE / core_seconds(graph, dim, 1, candidates))
+    return min(max(fitting, fewest), most)
 
 
 def _negatives(graph: GraphSize, dim: int, epochs: int) -> int:

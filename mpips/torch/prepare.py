@@ -436,6 +436,7 @@ def _check(
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a torch.nn.Module")
     job.check_new(model, PreparedModule)
+    _refuse_max_norm(model)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"prepare: optimizer is {type(optimizer).__name__}: must be a torch.optim.Optimizer; pass a "
@@ -460,6 +461,26 @@ def _check(
             f"prepare: buffers = 'average' needs consistency 'bsp', not {consistency.name!r}: without "
             "common clocks there is no mean"
         )
+
+
+def _refuse_max_norm(model: torch.nn.Module) -> None:
+    """Raise ConfigError for an embedding of torch whose forward pass changes its weight."""
+    for path, module in model.named_modules():
+        if not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            continue
+        if module.max_norm is not None:
+            kind, bound = type(module).__name__, f"{module.norm_type:g}, 0, {module.max_norm:g}"
+            function = "embedding_bag" if isinstance(module, torch.nn.EmbeddingBag) else "embedding"
+            raise ConfigError(
+                f"prepare: the layer {path!r} is {_a(kind)} with max_norm = {module.max_norm:g}, which "
+                "changes its weight in each forward pass, but the weights are those of the servers: make it "
+                "without max_norm, and bound its rows where they are used, by "
+                f"torch.nn.functional.{function}(ids, torch.renorm(layer.weight, {bound}))"
+            )
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[:1] in 'AEIOU' else 'a'} {kind}"
 
 
 def _parameter_tables(

@@ -66,6 +66,17 @@ class Handle:
         # Note pulls only where a policy depends on their versions: it takes 2 us of a pull.
         self._noted = NotedPulls() if judges_staleness(table.consistency) else None
 
+    def __repr__(self) -> str:
+        """Return name, values, consistency and the worker's clock. Reads nothing from servers."""
+        table = self._table
+        values = (
+            f"float32 of shape {table.shape}"
+            if isinstance(table, DenseTable)
+            else f"rows of {table.dim} float32"
+        )
+        model, place = type(table.consistency).__name__, self._connection.describe()
+        return f"<{type(self).__name__} {self.name!r}: {values}, {model}, {place}>"
+
     @property
     def consistency(self) -> Consistency:
         """Consistency model of the table."""

@@ -32,6 +32,7 @@ from mpips.worker.connection_options import (
 )
 from mpips.worker.cut_records import CutRecords
 from mpips.worker.feedback.residuals import Residuals, settled
+from mpips.worker.forgotten_clock import ForgottenClock, effect
 from mpips.worker.groups.tables import GroupedTables
 from mpips.worker.image.files import ImageFiles
 from mpips.worker.local.tables import LocalTables
@@ -90,6 +91,7 @@ class Connection:
         agreed_switch: The clock of a Switch that server 0 decides on; None: no table is under one.
         n_stages: Number of stages of the model; 1: no table belongs to one.
         clock_tables: Tables whose lowest clocks together are that of all workers.
+        without_clock: Effect of a program that ended without a clock, after `finish`; "": none.
         is_refused: Every use raises, because an operation was cut off; see mpips.worker.whole.
     """
 
@@ -177,6 +179,7 @@ class Connection:
             if channel.orders is not None:
                 channel.orders.finish = self.finish_orders
         self._finished = False
+        self.without_clock = ""
         self.is_refused = False
         self._samples = 0
         self.position: Position = start.position or Position(0, index, len(names))
@@ -204,6 +207,8 @@ class Connection:
         self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
         self._ticks = Ticks(self, tables, start.writes_position)
+        self._tables, self._ask_every = tables, start.ask_every
+        self._forgotten_clock: ForgottenClock | None = None
         forked.register(self)
 
     def disown(self) -> None:
@@ -284,6 +289,13 @@ class Connection:
         It differs from `now` only with tables under LocalSGD and DiLoCo: an outer step is a clock of servers.
         """
         return self.clock_state.now if self.local is None else self.local.steps
+
+    def describe(self) -> str:
+        """Return index and clock of the worker for a repr. Reads nothing from servers."""
+        name = f"worker {self.index} of {self.n_workers}"
+        if isinstance(self.control, Refusing):
+            return f"{name}, no longer in use"
+        return f"{name} at clock {self.step}"
 
     def begin_progress(self) -> None:
         """Let transfers go on while the program computes, to the end of the job; see transport.progress."""
@@ -391,6 +403,12 @@ class Connection:
             return False
         return self.snapshot.while_waiting(self.has_pushed)
 
+    def watch_clock(self) -> None:
+        """Warn about a program that begins here and never ends a clock; see mpips.worker.forgotten_clock."""
+        found = effect(self._tables, self._ask_every > 0)
+        if found and self.grouped is None and self.channels:
+            self._forgotten_clock = ForgottenClock(self, found, len(self._tables))
+
     def finish(self) -> None:
         """End the worker's pushes; from then on no server waits for its clock. The session calls this.
 
@@ -399,6 +417,8 @@ class Connection:
         if self._finished:
             return
         self._finished = True
+        if self._forgotten_clock is not None:
+            self.without_clock = self._forgotten_clock.at_end()
         if self.coming is not None:
             self.coming.finish()
         self.collectives.end()
@@ -539,6 +559,8 @@ class Connection:
         Whatever this worker waits for may need another worker, and that one an order of this worker.
         """
         self.control.poll()
+        if self._forgotten_clock is not None and self._forgotten_clock.poll():
+            self._forgotten_clock = None
         self.poll_workers()
         self.snapshot.report_wait()
         waits.advance_orders(self)

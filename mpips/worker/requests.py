@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from mpips.errors import StallError
 from mpips.process.patience import Patience
@@ -90,6 +91,15 @@ class PolledRequest(Generic[Value]):
         self._waited = waited
         self._value: Value | None = None
         self._done = False
+
+    def __repr__(self) -> str:
+        """Return the state as last seen, without a look at the servers."""
+        if not self._done:
+            return "<request: under way, or complete and not looked at>"
+        value = self._value
+        if not isinstance(value, np.ndarray):
+            return f"<request: complete, {value!r}>"
+        return f"<request: complete, {value.dtype} of shape {value.shape}>"
 
     def test(self) -> bool:
         """See Request."""

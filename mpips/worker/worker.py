@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -93,6 +94,10 @@ class Worker:
                 self._handles[table.name] = EmbeddingHandle(
                     connection, i, table, placement.partitioners[table.name]
                 )
+
+    def __repr__(self) -> str:
+        """Return index, clock and tables. Sends and reads nothing."""
+        return f"<{self._connection.describe()}: tables {reprlib.repr([*self._handles])}>"
 
     @property
     def now(self) -> int:

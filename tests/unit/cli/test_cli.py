@@ -254,3 +254,19 @@ def test_rank_0_alone_prints_an_error_that_all_ranks_have(monkeypatch, capsys):
         launch.say_and_exit("no such file", 2)
     assert end.value.code == 2
     assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_without_a_folder_tells_that_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpips.training.train.train", interrupted)
+    done = mpips("train", *QUICK)
+    assert done.returncode == 130
+    assert done.stderr.startswith("mpips: interrupted: nothing is kept without a folder for ")
+    assert "with --save FOLDER, Ctrl-C writes one" in done.stderr
+    # With a folder the job itself tells what it has saved.
+    done = mpips("train", *QUICK, "--save", tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (130, "")

@@ -20,6 +20,7 @@ from mpips.data.csv_quick import QuickReader, QuickRows
 from mpips.data.headers import is_sample
 from mpips.errors import DataError
 from mpips.inference.parsing import samples_in
+from mpips.training.drafting_columns import DraftColumns
 from mpips.training.train import train
 
 
@@ -383,3 +384,34 @@ def test_numbers_and_dates_that_have_a_type_need_no_notation(tmp_path: Path) -> 
         pytest.importorskip("pyarrow").Table.from_pandas(frame), tmp_path / "a.parquet"
     )
     assert np.array_equal(model.predict_proba(str(tmp_path / "a.parquet")), wanted)
+
+
+@pytest.mark.parametrize(
+    ("cells", "notation"),
+    [
+        (["47.09", "1,168.45", "-3"], "decimal_point"),
+        (["47,09", "1.168,45", "3"], "decimal_comma"),
+        (["5", "7 %", "20 %"], "decimal_point"),
+        (["2026-12-31", "2026-01-02", "2025-07-08"], "date_ymd"),
+    ],
+)
+def test_the_error_of_a_cell_and_the_draft_advise_the_same(
+    tmp_path: Path, cells: list[str], notation: str
+) -> None:
+    """A number in another notation is no text to hash, and the draft says the same of its column."""
+    lines = [f'"{cell}";{i % 7}.5;{i % 2}' for i, cell in enumerate(cells * 20)]
+    (path := tmp_path / "own.csv").write_text("\n".join(["amount;size;label", *lines]) + "\n")
+    options = ReadOptions(label="label", categorical=("size",))
+    with pytest.raises(DataError) as refused:
+        read(path, options=options)
+    message = str(refused.value)
+    assert "column 'amount' contains" in message
+    assert (
+        "is a number or a date in another notation, which data.convert names; to read all"
+        in message
+    )
+    assert f'data.convert = {{ "amount" = "{notation}" }}' in message
+    assert "hash" not in message
+    draft = DraftColumns.of(str(path), "label")
+    assert draft is not None
+    assert f'"amount" = "{notation}"' in "\n".join(draft.section())

@@ -69,6 +69,27 @@ def test_a_sparse_graph_has_no_dropout_and_a_small_one_has_enough_steps() -> Non
     assert choose(GraphSize(5, 10), 512, True, True)["train.epochs"] == 400
 
 
+@pytest.mark.parametrize(
+    ("graph", "dim", "epochs"),
+    [
+        (WN18RR, 32, 100),
+        (WN18RR, 512, 50),  # with 4,096 negatives no more are affordable
+        (GraphSize(20_000, 60_000), 32, 100),
+        (GraphSize(25_000, 80_000), 32, 60),  # against all entities
+        (GraphSize(5_000_000, 19_000_000), 32, 50),
+        (GraphSize(40_943, 4 * 40_943), 32, 40),  # not sparse
+    ],
+)
+def test_a_sparse_graph_has_as_many_epochs_as_are_affordable(
+    graph: GraphSize, dim: int, epochs: int
+) -> None:
+    chosen = choose(graph, dim, True, True)
+    assert chosen["train.epochs"] == epochs
+    assert chosen["options.negatives"] == (4096 if graph.entities > 30_000 else 0) or epochs == 50
+    # The search for distances takes another time, which is not estimated.
+    assert choose(graph, dim, False, False)["train.epochs"] == (40 if epochs == 40 else 50)
+
+
 def test_distances_have_no_choice_of_a_softmax() -> None:
     chosen = choose(WN18RR, 64, False, False)
     assert {name for name in chosen if name.startswith("options.")} == set()

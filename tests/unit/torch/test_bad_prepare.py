@@ -40,6 +40,31 @@ def test_parameters_without_shape_or_values(job):
         prepare(nn.Linear(2, 2, device="meta"))
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_that_bounds_its_rows_in_place(job, kind):
+    function = {"Embedding": "embedding", "EmbeddingBag": "embedding_bag"}[kind.__name__]
+    model = nn.ModuleDict({"words": kind(9, 4, max_norm=1.5, norm_type=1.0)})
+    with fails(
+        f"^prepare: the layer 'words' is an {kind.__name__} with max_norm = 1.5, which changes its weight .*"
+        rf"functional.{function}.ids, torch.renorm.layer.weight, 1, 0, 1.5..$"
+    ):
+        prepare(model, SGD(model.parameters(), 0.1))
+    assert not isinstance(model, PreparedModule)
+    prepare(nn.ModuleDict({"words": kind(9, 4)}))
+
+
+def test_rows_that_are_bounded_as_the_message_advises(job):
+    plain = nn.Embedding(9, 4, max_norm=1.5, norm_type=1.0)
+    layer = nn.Embedding.from_pretrained(plain.weight.detach().clone(), freeze=False)
+    model, optimizer = prepare(layer, SGD(layer.parameters(), 0.1))
+    ids = torch.arange(9)
+    model(ids)  # the values of the servers
+    bounded = nn.functional.embedding(ids, torch.renorm(model.weight, 1, 0, 1.5))
+    torch.testing.assert_close(bounded, plain(ids), rtol=1e-5, atol=1e-6)
+    bounded.square().sum().backward()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("what", ["text", None, [1], pair()[1]])
 def test_a_model_that_is_none(job, what):
     with fails(f"^prepare: model is {type(what).__name__}: must be a torch.nn.Module$"):

@@ -1,0 +1,118 @@
+"""The warning for a program that pushes and pulls and never ends a clock.
+
+A program may push several times in a clock, to sum up gradients, and may pull in between. So the warning
+comes late: after many rounds in the first clock of a launch, or at the end of the program. A program that has
+ended one clock gets none. Pushes and pulls are seen in the bytes that channels count, since a call of Python
+for each of them would slow down small ones. LocalSGD and groups of workers send nothing within a clock, so
+their programs are not watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpips.model.consistency import ASP, BSP, SSP, Switch
+from mpips.model.table import Table
+from mpips.terminal.screen import say
+
+if TYPE_CHECKING:
+    from mpips.worker.connection import Connection
+
+# Polls, some ms apart, between which the worker has pushed and pulled. Programs that sum up gradients over
+# more than that in their first clock are rare.
+MANY_ROUNDS = 256
+_ADVICE = "call worker.clock() at the end of each step"
+
+
+def effect(tables: Sequence[Table], saves: bool) -> str:
+    """Return the effect of a program without clocks as a clause; "": it has none.
+
+    Args:
+        tables: All tables of the job.
+        saves: Checkpoints at multiples of a number of steps are requested.
+    """
+    late = next((t for t in tables if isinstance(t.consistency, BSP | Switch)), None)
+    if late is not None:
+        return (
+            f"under {type(late.consistency).__name__} pushes add up until the clock ends, so no pull "
+            "contains an update"
+        )
+    if any(isinstance(t.consistency, SSP) for t in tables):
+        return (
+            "the bound of SSP counts clocks, so no worker waits for a slower one, and no checkpoint is "
+            "written before the end"
+        )
+    if saves and all(isinstance(t.consistency, ASP) for t in tables):
+        return "a checkpoint is written at the end of a clock, so there is none before the end of the job"
+    return ""
+
+
+class ForgottenClock:
+    """Watches the first clock of one worker's program."""
+
+    def __init__(self, connection: Connection, effect: str, n_tables: int) -> None:
+        """Begin to watch.
+
+        Args:
+            connection: The worker's connection.
+            effect: See the function of this name; not "".
+            n_tables: Number of tables: a program may push once to each of them in a single clock.
+        """
+        self._connection = connection
+        self._effect = effect
+        self._n_tables = n_tables
+        self._first = connection.step
+        self._rounds = 0
+        self._seen = self._bytes()
+
+    @property
+    def is_over(self) -> bool:
+        """True once a clock has ended."""
+        return self._connection.step != self._first
+
+    def _bytes(self) -> tuple[int, int]:
+        """Return the bytes that the worker has pushed and pulled."""
+        total = {"pushed_bytes": 0, "pulled_bytes": 0}
+        for channel in self._connection.channels:
+            known = channel.counting_writer.known_counters()
+            for key in total:
+                total[key] += known[key]
+        for part in self._connection.parts:
+            part.count(total)
+        return total["pushed_bytes"], total["pulled_bytes"]
+
+    def poll(self) -> bool:
+        """Print the warning on worker 0 when it is due; return True if there is nothing more to watch."""
+        if self.is_over:
+            return True
+        pushed, pulled = self._bytes()
+        if pushed > self._seen[0] and pulled > self._seen[1]:
+            self._rounds += 1
+            self._seen = pushed, pulled
+        if self._rounds < MANY_ROUNDS:
+            return False
+        if self._connection.index == 0:
+            say(
+                "mpips: warning: worker 0 has pushed and pulled many times and never called "
+                f"worker.clock(): {self._effect}; {_ADVICE}"
+            )
+        return True
+
+    def at_end(self) -> str:
+        """Return the effect if the program has ended no clock and has pulled between pushes; else ""."""
+        if self.is_over:
+            return ""
+        most = max(c.writer.counters()["pushed"] for c in self._connection.channels)
+        for part in self._connection.parts:
+            own: dict[str, int] = {}
+            part.count(own)
+            most = max(most, own.get("pushed", 0))
+        pushed, pulled = self._bytes()
+        # A program that sums up gradients and ends pulls once for many pushes.
+        return self._effect if most > self._n_tables and 2 * pulled >= pushed else ""
+
+
+def warning_at_end(workers: str, effect: str) -> str:
+    """Return the warning at the end of a job. `workers`: such as "worker 0" or "workers 0 and 1"."""
+    return f"mpips: warning: {workers} ended without a call of worker.clock(): {effect}; {_ADVICE}"
