@@ -9,7 +9,8 @@ stdin    lines of the supervisor: "done" (the run is done: members have `end_s` 
          supervisor ends as well, counts as "stop", and so does SIGTERM.
 stdout   lines of JSON for the supervisor: {"say": text for people}, {"failed": why the run must end}.
 
-The output of a program goes into a file, so no program waits for a reader.
+The output of a program goes into a file, so no program waits for a reader. A file that is too long is cut
+(member_log.py).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from mpips.rundir.producers import (
 )
 from mpips.rundir.reading import end_of
 from mpips.supervisor import member_processes
+from mpips.supervisor.member_log import cut_log
 from mpips.supervisor.member_queues import MemberQueues
 from mpips.supervisor.producer_states import EnsembleMember, MemberStates
 
@@ -218,6 +220,7 @@ class ProducerRunner:
     ) -> None:
         mine.ending = None
         mine.queues.note()
+        self._cut_log(member.number)
         replaced = mine.queues.replacements > mine.replacements
         following = self.states.ended(
             member, ending.code, now, replaced=replaced, closed=mine.queues.are_closed
@@ -345,10 +348,11 @@ class ProducerRunner:
     # --- Queues and files --------------------------------------------------------------------------
 
     def _look_at_queues(self, now: float) -> None:
-        """Note samples of members that run; close the producers of those that are over."""
+        """Note samples of running members and cut their logs; close the producers of those that are over."""
         for member, mine in zip(self.states.members, self._running, strict=True):
             if mine.is_there:
                 mine.queues.note()
+                self._cut_log(member.number)
             elif member.state == "ended" and mine.queues.are_behind:
                 if self.states.misses_samples(member, now):
                     self._say(
@@ -358,6 +362,11 @@ class ProducerRunner:
             elif self._end_at is None and member.state in ("ended", "failed"):
                 # A failure that ends the run leaves its producers open: a later run goes on with them.
                 mine.queues.close()
+
+    def _cut_log(self, member: int) -> None:
+        """Cut the log of a member if it has printed too much."""
+        with contextlib.suppress(OSError):
+            cut_log(member_log(self._run, member), int(self._config.log_mib * (1 << 20)))
 
     def _write(self, now: float, at_once: bool) -> None:
         """Write producers.json if it has changed. On a full disk the programs go on."""

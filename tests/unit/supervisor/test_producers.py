@@ -76,6 +76,29 @@ def test_a_program_starts_when_a_worker_serves_all_of_its_queues(
     assert programs.producers.failure == ""
 
 
+def test_the_log_of_a_program_is_cut_while_it_runs_and_at_its_end(make: Make) -> None:
+    first = "n=0; while [ $n -lt 4000 ]; do n=$((n+1)); echo line $n; done; echo ready"
+    text = f"{first}; cat wait; seq 20000; exit 3"
+    programs = make(command=shell(f"mkfifo wait; {text}"), log_mib=1 / 64, max_restarts=0)
+    programs.producers.begin()
+    programs.serve(0)
+    log = member_log(programs.run, 0)
+    most = 1 << 14
+    programs.until(
+        lambda: log.exists() and log.stat().st_size <= most and programs.log().endswith("ready\n")
+    )
+    assert programs.log().startswith("--- start 1, ")
+    assert "\nline 1\n" in programs.log()
+    assert "\nline 4000\nready\n" in programs.log()
+    assert programs.log().count(" bytes were cut here (producers.log_mib)\n") == 1
+    (programs.place / "wait").write_text("")
+    programs.until(lambda: programs.producers.failure != "")
+    assert "exit code 3" in programs.text
+    assert "it printed last: 20000; log:" in programs.text
+    assert log.stat().st_size <= most
+    assert programs.log().count(" bytes were cut here (producers.log_mib)\n") == 1
+
+
 def test_a_program_that_pushes_finds_its_queue_and_ends_its_stream(make: Make) -> None:
     programs = make(command=pusher(3))
     programs.serve(0)
