@@ -40,6 +40,7 @@ from mpips.rundir.producers import (
     FIRST,
     MEMBER,
     MEMBER_OF,
+    MEMBER_RUNNER,
     STREAM,
     MemberRecord,
     ProducersRecord,
@@ -52,6 +53,7 @@ from mpips.rundir.reading import end_of
 from mpips.supervisor import member_processes
 from mpips.supervisor.member_log import cut_log
 from mpips.supervisor.member_queues import MemberQueues
+from mpips.supervisor.member_watcher import MemberWatcher
 from mpips.supervisor.producer_states import EnsembleMember, MemberStates
 
 _QUICK_S, _SLOW_S = 0.02, 0.2  # s between two rounds while members end, and else
@@ -111,14 +113,18 @@ class MemberWork:
 class ProducerRunner:
     """Runs all members. Main thread only."""
 
-    def __init__(self, run: RunFolder, config: ProducersConfig, stream: str) -> None:
+    def __init__(
+        self, run: RunFolder, config: ProducersConfig, stream: str, watcher: MemberWatcher
+    ) -> None:
         """Read the state that an earlier supervisor has left, and start nothing yet.
 
         Args:
             run: The run directory.
             config: [producers] of the run.
             stream: Name of the queues.
+            watcher: Ends the programs if this process is killed.
         """
+        self._watcher = watcher
         self._run, self._config, self._stream = run, config, stream
         self._cwd = Path(run.info().cwd)
         self._host = socket.gethostname()
@@ -313,6 +319,7 @@ class ProducerRunner:
             FIRST: str(self._config.numbers(member.number)[0]),
             MEMBER: str(member.number),
             MEMBER_OF: str(self._run.path),
+            MEMBER_RUNNER: self._watcher.mark,
         }
         log = member_log(self._run, member.number)
         log.parent.mkdir(exist_ok=True)
@@ -444,8 +451,9 @@ class ProducerRunner:
         return True
 
     def _left(self) -> set[int]:
-        """Return all processes below this one."""
-        return member_processes.below({os.getpid()}, member_processes.processes()) - {os.getpid()}
+        """Return all processes of programs, which are below this one."""
+        found = member_processes.below({os.getpid()}, member_processes.processes())
+        return found - {os.getpid(), self._watcher.pid}
 
     # --- Lines -------------------------------------------------------------------------------------
 
@@ -523,13 +531,16 @@ def main() -> int:
     try:
         config = load_config(str(run.config_file), []).producers
         member_processes.kill_marked(run.path)
-        runner = ProducerRunner(run, config, queue_name(run.info().token, config.stream))
+        watcher = MemberWatcher(config.end_s)
+        stream = queue_name(run.info().token, config.stream)
+        runner = ProducerRunner(run, config, stream, watcher)
     except (MpipsError, TimeoutError) as error:
         print(json.dumps({"failed": str(error)}), flush=True)
         return 1
     while runner.round():
         for word in orders.wait(runner.pause_s):
             runner.order(word)
+    watcher.end()
     return 0
 
 

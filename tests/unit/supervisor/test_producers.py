@@ -16,7 +16,8 @@ import processes
 import pytest
 from producers_rig import ServedPrograms, pusher, shell
 
-from mpips.rundir.producers import MEMBER_OF, member_log, producers_file
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.producers import MEMBER_OF, member_log, producers_file, read_producers
 from mpips.supervisor.member_processes import kill_marked
 
 Make = Callable[..., ServedPrograms]
@@ -261,7 +262,7 @@ SUPERVISOR = """
 import sys, time
 from pathlib import Path
 from producers_rig import ServedPrograms, shell
-programs = ServedPrograms(Path(sys.argv[1]), command=shell(sys.argv[2]), end_s=0.3)
+programs = ServedPrograms(Path(sys.argv[1]), command=shell(sys.argv[2]), end_s=1.5)
 programs.serve(0)
 programs.producers.begin()
 print(programs.run.path, flush=True)
@@ -271,9 +272,13 @@ while True:
 """
 
 
-def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    text = f"trap '' TERM; touch {ready}; {WAIT}"
+@pytest.mark.parametrize("killed", ["supervisor", "supervisor and runner"])
+def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path, killed: str) -> None:
+    ready, asked = tmp_path / "ready", tmp_path / "asked"
+    # A shell cannot trap a signal that was ignored at its start, so the child begins first.
+    begun = tmp_path / "begun"
+    child = f"trap 'touch {asked}' TERM; touch {begun}; {WAIT}"
+    text = f"setsid sh -c \"{child}\" & trap '' TERM; until [ -e {begun} ]; do :; done; touch {ready}; {WAIT}"
     support = str(Path(processes.__file__).parent)
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path), text],
@@ -285,11 +290,19 @@ def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path) -> None:
         run = supervisor.stdout.readline().strip()
         try:
             assert processes.until(ready.exists, 20.0)
-            assert processes.marked(f"{MEMBER_OF}={run}")
+            assert len(processes.marked(f"{MEMBER_OF}={run}")) >= 2
+            assert processes.until(lambda: read_producers(RunFolder(Path(run))) is not None, 20.0)
+            record = read_producers(RunFolder(Path(run)))
+            assert record is not None
+            if killed != "supervisor":
+                os.kill(record.pid, signal.SIGSTOP)
         finally:
             supervisor.kill()
     try:
+        if killed != "supervisor":
+            os.kill(record.pid, signal.SIGKILL)
         assert processes.until(lambda: not processes.marked(f"{MEMBER_OF}={run}"), 20.0)
+        assert asked.exists()  # there was time to end by itself
     finally:
         kill_marked(Path(run))
         name = (Path(run) / "queue").read_text().strip()
