@@ -24,6 +24,7 @@ from mpips.errors import (
     ForkError,
     MpipsError,
     ProtocolError,
+    QueueReplacedError,
     RegionError,
     StallError,
     StreamError,
@@ -35,6 +36,7 @@ if _TYPE_CHECKING:
     from mpips.data.ids import ids
     from mpips.inference.fitting import fit
     from mpips.inference.loading import load
+    from mpips.insitu.attached import attach
     from mpips.insitu.stream_table import StreamTable
     from mpips.model.codec import (
         Auto,
@@ -153,6 +155,7 @@ __all__ = [
     "ProtocolError",
     "PushResult",
     "PythonRule",
+    "QueueReplacedError",
     "RMSProp",
     "RandomK",
     "RangePartition",
@@ -172,6 +175,7 @@ __all__ = [
     "TopK",
     "TransportError",
     "Worker",
+    "attach",
     "fit",
     "ids",
     "init",
@@ -190,6 +194,7 @@ if not _TYPE_CHECKING:
             "mpips.data.ids": ["ids"],
             "mpips.inference.fitting": ["fit"],
             "mpips.inference.loading": ["load"],
+            "mpips.insitu.attached": ["attach"],
             "mpips.insitu.stream_table": ["StreamTable"],
             "mpips.model.codec": [
                 "Auto",

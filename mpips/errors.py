@@ -43,6 +43,10 @@ class StreamError(MpipsError):
     """No sample of a stream can be drawn: none is held yet, or all producers have ended without one."""
 
 
+class QueueReplacedError(MpipsError):
+    """The job has gone back to fewer samples of a producer than its program had pushed: attach it again."""
+
+
 class TransportError(CapabilityError):
     """Two ranks cannot be connected by the requested transport."""
 

@@ -16,6 +16,7 @@ from msgspec import Meta
 from mpips.errors import ConfigError
 
 MEMBER = "member"  # the name that stands for the number of a member
+LEAST_LOG_MIB = 1 / 64  # MiB
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
@@ -94,6 +95,15 @@ class ProducersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ),
     ] = 30.0
 
+    log_mib: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Size in MiB above which the log of a member is cut: its first quarter and its last "
+            "half are left, with a line between them. 0: no limit.",
+        ),
+    ] = 64.0
+
     @property
     def words(self) -> tuple[str, ...]:
         """Program and arguments, before values are put in; empty: there are no programs.
@@ -151,6 +161,10 @@ class ProducersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if not self.words[0] or any("\0" in word for word in (*self.words, self.folder)):
             raise ConfigError(
                 f"producers.command = {self.command!r}: must begin with a program, without zero bytes"
+            )
+        if 0 < self.log_mib < LEAST_LOG_MIB:
+            raise ConfigError(
+                f"producers.log_mib = {self.log_mib:g}: must be 0 or at least {LEAST_LOG_MIB:g}"
             )
         for member in (0, self.members - 1):
             self.member(member)

@@ -8,7 +8,8 @@
     uses.py           counts of the uses of each sample by a reader
     counts.py         what a producer counts, as a row
     producer.py       the pushing side
-    programs.py       producers that are programs in C or Fortran
+    programs.py       producers that are programs: a worker serves their queues
+    attached.py       such a program in Python: mpips.attach
     reader.py         the learning side: random batches, held-out samples, waits
 
 Samples are rows of an embedding table whose rule is Replace. The promises of rows hold for them: pushes are

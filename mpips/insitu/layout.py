@@ -151,8 +151,14 @@ class SampleLayout:
         self.fields = [SampleField(table, name, spec) for name, spec in specs.items()]
         self.dim = HEAD + sum(field.size for field in self.fields)
 
-    def checked(self, sample: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    def checked(
+        self, sample: Mapping[str, Any], keeps_float64: bool = False
+    ) -> dict[str, NDArray[Any]]:
         """Return the arrays of a sample in the types of their fields; no copies where they have them.
+
+        Args:
+            sample: The arrays by field.
+            keeps_float64: Leave arrays of float64 for fields of float32 alone: the caller converts them.
 
         Raises:
             TypeError: A field has values that its type cannot hold.
@@ -166,14 +172,19 @@ class SampleLayout:
             raise ValueError(
                 f"table {self._table!r}: a sample has the fields {', '.join(names)}; given: {given or 'none'}"
             )
-        return {field.name: self._checked(field, sample[field.name]) for field in self.fields}
+        return {
+            field.name: self._checked(field, sample[field.name], keeps_float64)
+            for field in self.fields
+        }
 
-    def _checked(self, field: SampleField, value: Any) -> NDArray[Any]:
+    def _checked(self, field: SampleField, value: Any, keeps_float64: bool) -> NDArray[Any]:
         array = np.asarray(value)
         where = f"table {self._table!r}: field {field.name!r}"
         if array.shape != field.shape:
             raise ValueError(f"{where} has shape {array.shape}, declared is {field.shape}")
         if array.dtype == field.dtype:
+            return array
+        if keeps_float64 and field.dtype == np.float32 and array.dtype == np.float64:
             return array
         # Integers are compared by value below: those of a list are int64.
         are_integers = array.dtype.kind in "iu" and field.dtype.kind in "iu"

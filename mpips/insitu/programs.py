@@ -1,8 +1,8 @@
-"""Producers that are programs in C or Fortran: a worker takes their samples from queues in shared memory.
+"""Producers that are programs in C, Fortran or Python: a worker takes their samples from queues.
 
-A program on the worker's node copies samples into a queue by libmpips_client
-(native/src/queue/sample_queue.hpp). The worker pushes them, so that the promises of `Producer` hold. The
-program is not a rank of the job, and waits only for room in its queue.
+A program on the worker's node copies samples into a queue in shared memory, by libmpips_client or by
+mpips.attach (native/src/queue/sample_queue.hpp). The worker pushes them, so that the promises of `Producer`
+hold. The program is not a rank of the job, and waits only for room in its queue.
 
 Exactly once. Each sample is pushed, with its counts, in a clock of its own. The queue notes the clock before
 the push, so a worker that continues in memory repeats the push from the same queue. A sample leaves the queue

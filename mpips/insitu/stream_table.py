@@ -224,9 +224,9 @@ class StreamTable(TableGroup):
         steer: str = "",
         patience_s: float = 600.0,
     ) -> None:
-        """Push the samples of programs in C or Fortran, until all of their producers have ended.
+        """Push the samples of programs in C, Fortran or Python, until all of their producers have ended.
 
-        Programs on the worker's node copy samples into queues in /dev/shm (libmpips_client, mpips.h). This
+        Programs on the worker's node copy samples into queues in /dev/shm (mpips.h, mpips.attach). This
         worker is the producer for each of them. Each sample has a clock of the worker, which takes part in
         checkpoints meanwhile. Not collective; blocks.
 
@@ -237,7 +237,7 @@ class StreamTable(TableGroup):
                 programs of [producers] get; one stream of a job can have it.
             producers: Numbers of the producers, as of `producer`; one number stands for itself.
             slots: Samples that the queue of a producer holds, 1 or more.
-            steer: Name of a dense table under ASP that programs can read by mpips_steer; "": none. It is
+            steer: Name of a dense table under ASP that programs can read (mpips_steer); "": none. It is
                 pulled at most 20 times a second.
             patience_s: Seconds without a sample of any of these producers after which the wait ends.
 

@@ -26,6 +26,7 @@ FIRST = "MPIPS_PRODUCER"  # number of the first producer of a program
 # Marks of the programs and of all processes that come from them.
 MEMBER_OF = "MPIPS_MEMBER_OF"  # the run directory
 MEMBER = "MPIPS_MEMBER"  # number of the member
+MEMBER_RUNNER = "MPIPS_MEMBER_RUNNER"  # the process that has started them
 
 MemberName = Literal[
     "waiting",  # for its queues, for its turn, or for the pause before a restart

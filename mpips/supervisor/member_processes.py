@@ -94,12 +94,11 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def marked(run: Path) -> Iterator[int]:
-    """Yield the pids of this user's processes that come from programs of a run, wherever they are."""
-    mark = f"{MEMBER_OF}={run}".encode()
+def marked_with(mark: str) -> Iterator[int]:
+    """Yield the pids of this user's processes whose environment contains `mark`, NAME=value."""
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
-        if mark in _environment(pid) and pid != os.getpid() and not is_dead(pid):
+        if mark.encode() in _environment(pid) and pid != os.getpid() and not is_dead(pid):
             yield pid
 
 
@@ -111,9 +110,14 @@ def kill_marked(run: Path) -> int:
     Raises:
         TimeoutError: Some do not end, because they hang in the kernel.
     """
+    return kill_with(f"{MEMBER_OF}={run}")
+
+
+def kill_with(mark: str) -> int:
+    """Kill all processes whose environment contains `mark`, as `kill_marked` does."""
     killed: set[int] = set()
     until = time.monotonic() + _KILLED_S
-    while pids := {*marked(run), *(pid for pid in killed if not is_dead(pid))}:
+    while pids := {*marked_with(mark), *(pid for pid in killed if not is_dead(pid))}:
         send(pids, signal.SIGKILL)
         killed |= pids
         if time.monotonic() > until:

@@ -9,7 +9,8 @@ stdin    lines of the supervisor: "done" (the run is done: members have `end_s` 
          supervisor ends as well, counts as "stop", and so does SIGTERM.
 stdout   lines of JSON for the supervisor: {"say": text for people}, {"failed": why the run must end}.
 
-The output of a program goes into a file, so no program waits for a reader.
+The output of a program goes into a file, so no program waits for a reader. A file that is too long is cut
+(member_log.py).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from mpips.rundir.producers import (
     FIRST,
     MEMBER,
     MEMBER_OF,
+    MEMBER_RUNNER,
     STREAM,
     MemberRecord,
     ProducersRecord,
@@ -49,7 +51,9 @@ from mpips.rundir.producers import (
 )
 from mpips.rundir.reading import end_of
 from mpips.supervisor import member_processes
+from mpips.supervisor.member_log import cut_log
 from mpips.supervisor.member_queues import MemberQueues
+from mpips.supervisor.member_watcher import MemberWatcher
 from mpips.supervisor.producer_states import EnsembleMember, MemberStates
 
 _QUICK_S, _SLOW_S = 0.02, 0.2  # s between two rounds while members end, and else
@@ -109,14 +113,18 @@ class MemberWork:
 class ProducerRunner:
     """Runs all members. Main thread only."""
 
-    def __init__(self, run: RunFolder, config: ProducersConfig, stream: str) -> None:
+    def __init__(
+        self, run: RunFolder, config: ProducersConfig, stream: str, watcher: MemberWatcher
+    ) -> None:
         """Read the state that an earlier supervisor has left, and start nothing yet.
 
         Args:
             run: The run directory.
             config: [producers] of the run.
             stream: Name of the queues.
+            watcher: Ends the programs if this process is killed.
         """
+        self._watcher = watcher
         self._run, self._config, self._stream = run, config, stream
         self._cwd = Path(run.info().cwd)
         self._host = socket.gethostname()
@@ -218,6 +226,7 @@ class ProducerRunner:
     ) -> None:
         mine.ending = None
         mine.queues.note()
+        self._cut_log(member.number)
         replaced = mine.queues.replacements > mine.replacements
         following = self.states.ended(
             member, ending.code, now, replaced=replaced, closed=mine.queues.are_closed
@@ -310,6 +319,7 @@ class ProducerRunner:
             FIRST: str(self._config.numbers(member.number)[0]),
             MEMBER: str(member.number),
             MEMBER_OF: str(self._run.path),
+            MEMBER_RUNNER: self._watcher.mark,
         }
         log = member_log(self._run, member.number)
         log.parent.mkdir(exist_ok=True)
@@ -345,10 +355,11 @@ class ProducerRunner:
     # --- Queues and files --------------------------------------------------------------------------
 
     def _look_at_queues(self, now: float) -> None:
-        """Note samples of members that run; close the producers of those that are over."""
+        """Note samples of running members and cut their logs; close the producers of those that are over."""
         for member, mine in zip(self.states.members, self._running, strict=True):
             if mine.is_there:
                 mine.queues.note()
+                self._cut_log(member.number)
             elif member.state == "ended" and mine.queues.are_behind:
                 if self.states.misses_samples(member, now):
                     self._say(
@@ -358,6 +369,11 @@ class ProducerRunner:
             elif self._end_at is None and member.state in ("ended", "failed"):
                 # A failure that ends the run leaves its producers open: a later run goes on with them.
                 mine.queues.close()
+
+    def _cut_log(self, member: int) -> None:
+        """Cut the log of a member if it has printed too much."""
+        with contextlib.suppress(OSError):
+            cut_log(member_log(self._run, member), int(self._config.log_mib * (1 << 20)))
 
     def _write(self, now: float, at_once: bool) -> None:
         """Write producers.json if it has changed. On a full disk the programs go on."""
@@ -435,8 +451,9 @@ class ProducerRunner:
         return True
 
     def _left(self) -> set[int]:
-        """Return all processes below this one."""
-        return member_processes.below({os.getpid()}, member_processes.processes()) - {os.getpid()}
+        """Return all processes of programs, which are below this one."""
+        found = member_processes.below({os.getpid()}, member_processes.processes())
+        return found - {os.getpid(), self._watcher.pid}
 
     # --- Lines -------------------------------------------------------------------------------------
 
@@ -514,13 +531,16 @@ def main() -> int:
     try:
         config = load_config(str(run.config_file), []).producers
         member_processes.kill_marked(run.path)
-        runner = ProducerRunner(run, config, queue_name(run.info().token, config.stream))
+        watcher = MemberWatcher(config.end_s)
+        stream = queue_name(run.info().token, config.stream)
+        runner = ProducerRunner(run, config, stream, watcher)
     except (MpipsError, TimeoutError) as error:
         print(json.dumps({"failed": str(error)}), flush=True)
         return 1
     while runner.round():
         for word in orders.wait(runner.pause_s):
             runner.order(word)
+    watcher.end()
     return 0
 
 

@@ -1,4 +1,8 @@
-"""The end of a rank's log, for the page. Only logs of an attempt of the run can be asked for, by number."""
+"""The end of a log, for the page: of a rank, the launcher or a program of [producers].
+
+Only logs of an attempt of the run can be asked for, by number. A program runs through all attempts, so each
+attempt has its log.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,17 @@ from mpips.errors import ConfigError
 from mpips.monitor.logs import Follower, LogFile, find_logs
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.reading import open_regular
+from mpips.web.members import member_logs
 
 MOST_BYTES = 256 << 10  # bytes from the end of a log that are sent
 LAUNCHER = -1  # number of the launcher's log
+_FIRST_MEMBER = -2  # that of the log of member 0; member 1 has the next lower one
 
 
 def logs_of(run: RunFolder, attempt: int) -> list[dict[str, Any]]:
     """Return number, label and size of each log of an attempt that can be read; empty without such logs."""
     try:
-        found = find_logs(run, attempt)
+        found = [*find_logs(run, attempt), *member_logs(run)]
     except (ConfigError, OSError):
         return []
     rows = []
@@ -36,13 +42,14 @@ def log_tail(
     Args:
         run: The run.
         attempt: Number of the attempt.
-        rank: The rank, or LAUNCHER.
+        rank: The rank, LAUNCHER, or the number of the log of a member.
         most: Bytes from the end of the log that are read.
     """
     if attempt < 0:
         return None
     try:
-        logs = [log for log in find_logs(run, attempt) if _rank_of(log) == rank]
+        found = find_logs(run, attempt) if rank >= LAUNCHER else member_logs(run)
+        logs = [log for log in found if _rank_of(log) == rank]
     except (ConfigError, OSError):
         return None
     if not logs:
@@ -53,8 +60,8 @@ def log_tail(
         size = _size(log)
         start = max(size - most, 0)
         follower, lines = Follower(log, start), list[str]()
-        while found := follower.read():
-            lines += found
+        while more := follower.read():
+            lines += more
             if follower.offset - start > 2 * most:
                 break
     except OSError:
@@ -69,8 +76,10 @@ def log_tail(
 
 
 def _rank_of(log: LogFile) -> int:
-    stem = log.path.stem
-    return int(stem[5:]) if stem.startswith("rank-") else LAUNCHER
+    kind, _, number = log.path.stem.partition("-")
+    if kind == "member":
+        return _FIRST_MEMBER - int(number)
+    return int(number) if kind == "rank" else LAUNCHER
 
 
 def _size(log: LogFile) -> int:

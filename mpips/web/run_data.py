@@ -38,6 +38,7 @@ from mpips.rundir.thinning import even_places, gathered
 from mpips.rundir.view import RunView, damaged, view_of
 from mpips.web.curve import COLUMNS, Curve, is_sane
 from mpips.web.line_file import LineFile, sample
+from mpips.web.members import members_of
 
 _SLICE_S = 0.25  # s that `refresh` reads a long file for; the next call goes on
 _LONG_BYTES = 8 << 20  # bytes; of a longer file a sample is shown until it is read
@@ -412,5 +413,6 @@ def _state_of(view: RunView, run: RunFolder) -> dict[str, Any]:
         "quiet_s": view.quiet_s,
         "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],
         "hosts": host_lines(view.members, view.now),
+        "producers": members_of(run),
         "summary": summary_of(run) if view.state == "done" else "",
     }

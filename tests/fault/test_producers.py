@@ -113,12 +113,16 @@ def test_the_job_of_the_page_learns_from_its_solvers(tmp_path: Path) -> None:
     assert "heat: producer 1 has pushed" in log
 
 
-def test_an_mpi_solver_has_a_producer_on_each_rank(tmp_path: Path) -> None:
-    compile_example("heat_mpi", "mpicc", tmp_path)
+@pytest.mark.parametrize("language", ["c", pytest.param("python", marks=pytest.mark.long)])
+def test_an_mpi_solver_has_a_producer_on_each_rank(tmp_path: Path, language: str) -> None:
+    solver = f"{sys.executable} {EXAMPLES}/heat_mpi_program.py"
+    if language == "c":
+        compile_example("heat_mpi", "mpicc", tmp_path)
+        solver = "./heat_mpi"
     shutil.copy(EXAMPLES / "heat_mpi.py", tmp_path)
     line = re.search(r"^mpips run (-n 4 .*heat_mpi.py 2)$", PAGE, re.M)
     assert line is not None
-    words = [word.replace("heat_mpi 8", "heat_mpi 4") for word in shlex.split(line[1])]
+    words = [word.replace("./heat_mpi 8", f"{solver} 4") for word in shlex.split(line[1])]
     flags = " ".join(launcher.mpirun_flags(2))
     words = [word.replace("mpirun -n 2", f"mpirun -n 2 {flags}") for word in words]
     with launcher.Launch(command(*words), launcher.site_environment(), 150.0, tmp_path) as job:

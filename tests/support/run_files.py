@@ -28,6 +28,7 @@ from mpips.rundir.files import (
     Status,
 )
 from mpips.rundir.history import AttemptHead, Checkpointed, Counts, HistoryLine
+from mpips.rundir.producers import MemberRecord, ProducersRecord, member_log, producers_file
 
 ROLES = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
 BEGIN = 1_790_000_000.0  # Unix time at which the runs begin
@@ -260,3 +261,28 @@ def full_run(parent: Path, name: str = "job", loss: float = 1.0, begin: float = 
     files.log(4, "worker 1 says something\n")
     files.finish()
     return files
+
+
+def members(files: RunFiles) -> None:
+    """Add two programs of [producers], with logs."""
+    cause = "member 1 of the producers was killed by SIGKILL on node"
+    rows = (
+        MemberRecord(
+            member=0, state="ended", starts=1, produced=(1000, 200), values={"speed": "0.5"}
+        ),
+        MemberRecord(
+            member=1,
+            state="failed",
+            starts=3,
+            failures=3,
+            produced=(7, 0),
+            values={"speed": "2.0"},
+            cause=f"{cause}; log: {member_log(files.run, 1)}",
+        ),
+    )
+    record = ProducersRecord(host="node", pid=9, time_s=files.begin, members=rows)
+    replace_json(producers_file(files.run), record)
+    for number, samples in enumerate((1200, 7)):
+        log = member_log(files.run, number)
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(f"--- start 1\npushed {samples}\n")

@@ -177,6 +177,7 @@ const page = (() => {
         tablesPanel(run), rowsPanel(run), trafficPanel(run), linksPanel(run), placementPanel(run), memoryPanel(run),
       ] : []),
       ranksPanel(run),
+      producersPanel(run),
     ];
     const tabs = several ? make("div", {class: "tabs", role: "tablist"}, make("h2", {}, "Machine of"), all.map((r) => make("button", {type: "button", role: "tab", "aria-selected": String(r === run), "data-tab": r.name, onclick: () => { focus = r.name; schedule(); }}, r.name))) : machine.some(Boolean) ? make("div", {class: "tabs"}, make("h2", {}, "Machine")) : null;
     const missing = !has && run.state.progress ? make("p", {class: "missing", id: "no-history"}, "This run directory has no history.jsonl, so there are no numbers of single ranks over time: a version of mpips before it wrote the run, or the run has just begun.") : null;

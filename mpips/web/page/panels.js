@@ -300,6 +300,18 @@ const ranksPanel = (run) => {
   return card("ranks", "Ranks", (run.state.alive ? "" : "as of the last status; ") + "samples/s of a worker, records/s of a server; staleness: recent / greatest", "wide", make("div", {class: "scroll", tabindex: 0}, make("table", {}, make("tr", {}, ["rank", "role", "host", "state", "clock", "rate/s", "staleness", "queue", "heard"].map((t, i) => make("th", {class: [0, 4, 5, 6, 7, 8].includes(i) ? "n" : ""}, t))), rows)));
 };
 
+// The programs of [producers]. The log of a member is among the logs.
+const producersPanel = (run) => {
+  const {rows: members = [], count = 0} = run.state.producers || {};
+  if (!members.length) return null;
+  const some = (key) => members.some((m) => m[key]), head = [["member", "n"], ["state"], ["restarts", "n"], ["failures", "n"], ["samples", "n"]];
+  if (some("values")) head.push(["parameters"]);
+  if (some("cause")) head.push(["last failure"]);
+  const rows = members.map((m) => make("tr", {"data-member": m.member}, numberCell(whole(m.member)), cell(m.state), numberCell(whole(m.restarts)), numberCell(whole(m.failures)), numberCell(whole(m.produced)), some("values") ? cell(m.values) : null, some("cause") ? cell(m.cause) : null));
+  const more = count > members.length ? make("p", {class: "note"}, `The first ${members.length} of ${whole(count)} members.`) : null;
+  return card("producers", "Producers", "programs beside the job" + (run.state.alive ? "" : ", as of their last state"), "wide", tableOf("", head, rows), more);
+};
+
 const logsPanel = (run, view) => {
   const attempts = (run.config && run.config.attempts) || [];
   if (!attempts.length) return null;
@@ -308,5 +320,5 @@ const logsPanel = (run, view) => {
   const choose = make("select", {"aria-label": "Attempt", id: "log-attempt", onchange: (event) => view.openLogs(run.name, Number(event.target.value))}, attempts.map((a) => make("option", {value: a, selected: a === attempt}, "attempt " + a)));
   const buttons = logs.list.map((log) => make("button", {type: "button", "data-log": log.rank, "aria-pressed": String(log.rank === logs.rank), onclick: () => view.openLog(log.rank)}, `${log.label} (${bytes(log.bytes)})`));
   const text = logs.text === null ? null : make("div", {class: "log", id: "log-text", tabindex: 0, role: "log"}, logs.text);
-  return card("logs", "Logs", "what each rank and mpirun wrote", "wide", choose, make("div", {class: "buttons"}, buttons.length ? buttons : "No log in this attempt."), text);
+  return card("logs", "Logs", (run.state.producers || {}).rows ? "what each rank, mpirun and each program wrote" : "what each rank and mpirun wrote", "wide", choose, make("div", {class: "buttons"}, buttons.length ? buttons : "No log in this attempt."), text);
 };

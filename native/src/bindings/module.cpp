@@ -11,6 +11,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_data(m);
   mpips::register_tables(m);
   mpips::register_words(m);
+  mpips::register_client(m);
   mpips::register_codec(m);
   mpips::register_trace(m);
   mpips::register_record(m);

@@ -11,6 +11,7 @@ void register_key_plan(pybind11::module_& m);
 void register_data(pybind11::module_& m);
 void register_tables(pybind11::module_& m);
 void register_words(pybind11::module_& m);
+void register_client(pybind11::module_& m);
 void register_codec(pybind11::module_& m);
 void register_feedback(pybind11::module_& m);
 void register_common_view(pybind11::module_& m);

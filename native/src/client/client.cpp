@@ -12,6 +12,7 @@
 
 #include "client/array_copy.hpp"
 #include "client/mpips.h"
+#include "client/producer.hpp"
 #include "queue/sample_queue.hpp"
 #include "queue/wait_until.hpp"
 
@@ -33,26 +34,9 @@ thread_local char message[512] = "";
   return code;
 }
 
-// A field as the stream and as the application has it.
-struct Declared {
-  const mpips::QueueField* field;
-  mpips::ArrayCopy copy;
-};
-
-}  // namespace
-
-struct mpips_producer {
-  std::string name, path;
-  int number;
-  double timeout_s;
-  QueueFile file;
-  std::vector<Declared> declared;
-
-  QueueHeader& header() const noexcept { return *file.header(); }
-  const char* id() const noexcept { return name.c_str(); }
-};
-
-namespace {
+bool is_interrupted(const mpips_producer& p) noexcept {
+  return p.is_interrupted != nullptr && p.is_interrupted();
+}
 
 int replaced(const mpips_producer& p) noexcept {
   const std::uint64_t samples = mpips::load_acquire(&p.header().replaced) - 1;
@@ -152,8 +136,9 @@ int check_arrays(const mpips_producer& p, const char* call, const void* const* a
   if (p.declared.size() < h.n_fields) {
     for (std::uint32_t i = 0; i < h.n_fields; ++i) {
       const mpips::QueueField* field = p.file.fields() + i;
-      const bool is_there = std::any_of(p.declared.begin(), p.declared.end(),
-                                        [=](const Declared& d) { return d.field == field; });
+      const bool is_there =
+          std::any_of(p.declared.begin(), p.declared.end(),
+                      [=](const mpips::DeclaredField& d) { return d.field == field; });
       if (!is_there)
         return error(MPIPS_USAGE, "%s: field '%s' of '%s' is not declared: call mpips_declare",
                      call, field->name, p.id());
@@ -179,7 +164,7 @@ int write(mpips_producer* p, const char* call, const void* const* arrays) noexce
   QueueHeader& h = p->header();
   std::uint8_t* slot = p->file.slot(h.written);
   for (std::size_t i = 0; i < p->declared.size(); ++i) {
-    const Declared& d = p->declared[i];
+    const mpips::DeclaredField& d = p->declared[i];
     if (!d.copy.to(slot + d.field->offset, arrays[i]) && h.check_finite != 0)
       return error(MPIPS_INVALID,
                    "%s: field '%s' of sample %llu of producer %d of '%s' contains NaN or infinity, "
@@ -195,8 +180,12 @@ int write(mpips_producer* p, const char* call, const void* const* arrays) noexce
 template <class Condition>
 int await(const mpips_producer& p, const char* call, const char* what,
           Condition is_there) noexcept {
-  if (!wait_until(p.timeout_s, [&] { return is_replaced(p) || is_there(); }))
-    return late(p, call, what);
+  bool is_left = false;
+  const auto is_over = [&] {
+    return is_replaced(p) || is_there() || (is_left = is_interrupted(p));
+  };
+  if (!wait_until(p.timeout_s, is_over)) return late(p, call, what);
+  if (is_left) return mpips::interrupted;
   return is_replaced(p) ? replaced(p) : MPIPS_OK;
 }
 
@@ -208,14 +197,15 @@ int flush(const mpips_producer& p, const char* call) noexcept {
 
 }  // namespace
 
-extern "C" {
+namespace mpips {
 
-int mpips_open(mpips_producer** producer, const char* name, int number, double timeout_s) {
+int open_producer(mpips_producer** producer, const char* name, int number, double timeout_s,
+                  bool (*interrupt)() noexcept) {
   if (producer == nullptr) return error(MPIPS_USAGE, "mpips_open: producer is NULL");
   *producer = nullptr;
   const bool is_given = name != nullptr && name[0] != '\0';
   const bool is_folder = is_given && std::strchr(name, '/') != nullptr;
-  if (is_given && !is_folder && !mpips::is_queue_name(name))
+  if (is_given && !is_folder && !is_queue_name(name))
     return error(MPIPS_USAGE,
                  "mpips_open: the name must have 1 to 64 letters, digits, '-', '_' and '.'");
   if (number < 0 || !(timeout_s >= 0.0))
@@ -226,7 +216,8 @@ int mpips_open(mpips_producer** producer, const char* name, int number, double t
     p = new mpips_producer{};
     p->number = number;
     p->timeout_s = timeout_s;
-    p->declared.reserve(mpips::most_fields);
+    p->is_interrupted = interrupt;
+    p->declared.reserve(most_fields);
     int code = MPIPS_OK;
     if (!is_given)
       code = take_environment(p);
@@ -239,12 +230,14 @@ int mpips_open(mpips_producer** producer, const char* name, int number, double t
     const bool is_there = wait_until(timeout_s, [&]() noexcept {
       try {
         code = p->name.empty() ? take_folder(p, name) : MPIPS_OK;
-        if (code != MPIPS_OK) return code != MPIPS_FULL;
-        p->path = mpips::queue_path(p->name, static_cast<std::uint64_t>(p->number));
-        code = try_attach(p);
+        if (code == MPIPS_OK) {
+          p->path = queue_path(p->name, static_cast<std::uint64_t>(p->number));
+          code = try_attach(p);
+        }
       } catch (const std::exception& e) {
         code = error(MPIPS_SYSTEM, "mpips_open: %s", e.what());
       }
+      if (code == MPIPS_FULL && is_interrupted(*p)) code = interrupted;
       return code != MPIPS_FULL;
     });
     if (is_there && code == MPIPS_OK) {
@@ -270,6 +263,14 @@ int mpips_open(mpips_producer** producer, const char* name, int number, double t
   }
 }
 
+}  // namespace mpips
+
+extern "C" {
+
+int mpips_open(mpips_producer** producer, const char* name, int number, double timeout_s) {
+  return mpips::open_producer(producer, name, number, timeout_s, nullptr);
+}
+
 int mpips_declare(mpips_producer* p, const char* name, int type, int n_dims, const int64_t* shape,
                   const int64_t* strides) {
   if (const int code = check_handle(p, "mpips_declare")) return code;
@@ -280,7 +281,7 @@ int mpips_declare(mpips_producer* p, const char* name, int type, int n_dims, con
     if (std::strcmp(p->file.fields()[i].name, name) == 0) field = p->file.fields() + i;
   if (field == nullptr)
     return error(MPIPS_USAGE, "mpips_declare: '%s' has no field '%s'", p->id(), name);
-  for (const Declared& d : p->declared)
+  for (const mpips::DeclaredField& d : p->declared)
     if (d.field == field)
       return error(MPIPS_USAGE, "mpips_declare: field '%s' is declared already", name);
   const bool converts = type == MPIPS_FLOAT64 && field->type == MPIPS_FLOAT32;

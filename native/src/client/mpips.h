@@ -27,7 +27,8 @@
 extern "C" {
 #endif
 
-#if defined(__GNUC__)
+#if defined(MPIPS_API)
+#elif defined(__GNUC__)
 #define MPIPS_API __attribute__((visibility("default")))
 #else
 #define MPIPS_API

@@ -97,6 +97,7 @@ def test_whole_numbers_stay_whole_and_logarithms_are_uniform() -> None:
         ({"command": "awk {print}"}, "Write {{ and }} for braces"),
         ({"command": "x", "members": 0}, "producers.members = 0: must be 1 or more"),
         ({"command": "x", "on_failure": "ignore"}, "must be one of continue, end, restart"),
+        ({"command": "x", "log_mib": 0.01}, "producers.log_mib = 0.01: must be 0 or at least 0.015625"),
         ({"command": "x", "end_s": 0}, "producers.end_s = 0: must be greater than 0"),
         ({"command": "x", "stream": "a/b"}, "producers.stream = 'a/b': must have 1 to 64 letters"),
         ({"command": "x", "environment": {"MPIPS_STREAM": "y"}}, "does not begin with MPIPS_"),

@@ -344,12 +344,14 @@ def test_a_job_that_starts_anew_asks_the_program_to_go_back() -> None:
     assert gone_back == [0]
 
 
-@pytest.mark.parametrize("language", [pytest.param("c", marks=pytest.mark.long), "f90"])
+@pytest.mark.parametrize("language", [pytest.param("c", marks=pytest.mark.long), "f90", "py"])
 def test_the_heat_equation_is_learned_beside_its_solver(tmp_path: Path, language: str) -> None:
-    solver = compiled(EXAMPLES / f"heat.{language}", tmp_path)
+    solver = [sys.executable, str(EXAMPLES / "heat_program.py")]
+    if language != "py":
+        solver = [str(compiled(EXAMPLES / f"heat.{language}", tmp_path))]
     job = [sys.executable, str(EXAMPLES / "heat.py"), "1"]
     with (
-        subprocess.Popen([str(solver), "0", "4"], stdout=subprocess.PIPE, text=True) as simulation,
+        subprocess.Popen([*solver, "0", "4"], stdout=subprocess.PIPE, text=True) as simulation,
         subprocess.Popen(job, stdout=subprocess.PIPE, text=True) as learner,
     ):
         learned, _ = learner.communicate(timeout=100)

@@ -16,7 +16,8 @@ import processes
 import pytest
 from producers_rig import ServedPrograms, pusher, shell
 
-from mpips.rundir.producers import MEMBER_OF, member_log, producers_file
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.producers import MEMBER_OF, member_log, producers_file, read_producers
 from mpips.supervisor.member_processes import kill_marked
 
 Make = Callable[..., ServedPrograms]
@@ -74,6 +75,29 @@ def test_a_program_starts_when_a_worker_serves_all_of_its_queues(
     # The end of a program is that of its producers, also without mpips_close.
     programs.until(lambda: all(worker.is_closed for worker in programs.workers.values()))
     assert programs.producers.failure == ""
+
+
+def test_the_log_of_a_program_is_cut_while_it_runs_and_at_its_end(make: Make) -> None:
+    first = "n=0; while [ $n -lt 4000 ]; do n=$((n+1)); echo line $n; done; echo ready"
+    text = f"{first}; cat wait; seq 20000; exit 3"
+    programs = make(command=shell(f"mkfifo wait; {text}"), log_mib=1 / 64, max_restarts=0)
+    programs.producers.begin()
+    programs.serve(0)
+    log = member_log(programs.run, 0)
+    most = 1 << 14
+    programs.until(
+        lambda: log.exists() and log.stat().st_size <= most and programs.log().endswith("ready\n")
+    )
+    assert programs.log().startswith("--- start 1, ")
+    assert "\nline 1\n" in programs.log()
+    assert "\nline 4000\nready\n" in programs.log()
+    assert programs.log().count(" bytes were cut here (producers.log_mib)\n") == 1
+    (programs.place / "wait").write_text("")
+    programs.until(lambda: programs.producers.failure != "")
+    assert "exit code 3" in programs.text
+    assert "it printed last: 20000; log:" in programs.text
+    assert log.stat().st_size <= most
+    assert programs.log().count(" bytes were cut here (producers.log_mib)\n") == 1
 
 
 def test_a_program_that_pushes_finds_its_queue_and_ends_its_stream(make: Make) -> None:
@@ -238,7 +262,7 @@ SUPERVISOR = """
 import sys, time
 from pathlib import Path
 from producers_rig import ServedPrograms, shell
-programs = ServedPrograms(Path(sys.argv[1]), command=shell(sys.argv[2]), end_s=0.3)
+programs = ServedPrograms(Path(sys.argv[1]), command=shell(sys.argv[2]), end_s=1.5)
 programs.serve(0)
 programs.producers.begin()
 print(programs.run.path, flush=True)
@@ -248,9 +272,13 @@ while True:
 """
 
 
-def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    text = f"trap '' TERM; touch {ready}; {WAIT}"
+@pytest.mark.parametrize("killed", ["supervisor", "supervisor and runner"])
+def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path, killed: str) -> None:
+    ready, asked = tmp_path / "ready", tmp_path / "asked"
+    # A shell cannot trap a signal that was ignored at its start, so the child begins first.
+    begun = tmp_path / "begun"
+    child = f"trap 'touch {asked}' TERM; touch {begun}; {WAIT}"
+    text = f"setsid sh -c \"{child}\" & trap '' TERM; until [ -e {begun} ]; do :; done; touch {ready}; {WAIT}"
     support = str(Path(processes.__file__).parent)
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(tmp_path), text],
@@ -262,11 +290,19 @@ def test_nothing_is_left_of_a_killed_supervisor(tmp_path: Path) -> None:
         run = supervisor.stdout.readline().strip()
         try:
             assert processes.until(ready.exists, 20.0)
-            assert processes.marked(f"{MEMBER_OF}={run}")
+            assert len(processes.marked(f"{MEMBER_OF}={run}")) >= 2
+            assert processes.until(lambda: read_producers(RunFolder(Path(run))) is not None, 20.0)
+            record = read_producers(RunFolder(Path(run)))
+            assert record is not None
+            if killed != "supervisor":
+                os.kill(record.pid, signal.SIGSTOP)
         finally:
             supervisor.kill()
     try:
+        if killed != "supervisor":
+            os.kill(record.pid, signal.SIGKILL)
         assert processes.until(lambda: not processes.marked(f"{MEMBER_OF}={run}"), 20.0)
+        assert asked.exists()  # there was time to end by itself
     finally:
         kill_marked(Path(run))
         name = (Path(run) / "queue").read_text().strip()

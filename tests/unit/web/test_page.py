@@ -14,7 +14,7 @@ import pytest
 from browser import Browser
 from msgspec.structs import replace
 from page_checks import BROKEN, CONTRASTS
-from run_files import RunFiles, full_run
+from run_files import RunFiles, full_run, members
 
 from mpips.rundir.directory import replace_json
 from mpips.rundir.files import RankRow, Ranks
@@ -139,6 +139,25 @@ def test_logs_are_shown_by_click(window: Browser, tmp_path: Path) -> None:
         assert window.text("#log-text") == "the first line\nthe last line of worker 0"
         window.click("[data-log='4']")
         window.wait("document.querySelector('#log-text').innerText.includes('says something')")
+
+
+def test_the_programs_beside_a_run_have_a_table_and_logs(window: Browser, tmp_path: Path) -> None:
+    members(full_run(tmp_path))
+    with shown(window, tmp_path):
+        rows = window.run(
+            "return [...document.querySelectorAll('[data-member]')].map((e) => e.innerText);"
+        )
+        assert [squeezed(text) for text in rows] == [
+            "0 ended 0 0 1,200 speed = 0.5",
+            "1 failed 2 3 7 speed = 2.0 member 1 of the producers was killed by SIGKILL on node",
+        ]
+        head = squeezed(window.text("#panel-producers"))
+        assert "programs beside the job, as of their last state" in head
+        window.wait("document.querySelector('[data-log=\"-3\"]')")
+        assert window.text("[data-log='-3']").startswith("member 1 (")
+        window.click("[data-log='-3']")
+        window.wait("document.querySelector('#log-text')")
+        assert window.text("#log-text") == "--- start 1\npushed 7"
 
 
 def test_two_runs_are_overlaid_and_their_differences_shown(window: Browser, tmp_path: Path) -> None:

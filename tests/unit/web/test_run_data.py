@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_files import RunFiles, full_run
+from run_files import RunFiles, full_run, members
 
+from mpips.web import members as members_module
 from mpips.web import run_data as module
 from mpips.web.run_data import RunData, SentParts
 
@@ -49,11 +50,37 @@ def test_a_run_is_sent_once_and_then_what_is_new(tmp_path: Path) -> None:
 
 def test_neither_the_token_of_the_run_nor_paths_are_sent(tmp_path: Path) -> None:
     files = full_run(tmp_path)
+    members(files)
     run, sent = RunData(files.path), SentParts()
     run.refresh()
     text = (run.parts(sent) or b"").decode()
     assert files.run.info().token not in text
     assert str(tmp_path) not in text
+
+
+def test_the_programs_of_a_run_are_part_of_its_state(tmp_path: Path, monkeypatch: Any) -> None:
+    files = full_run(tmp_path)
+    assert parts(RunData(files.path), SentParts())["state"]["producers"] == {}
+    members(files)
+    run, sent = RunData(files.path), SentParts()
+    found = parts(run, sent)["state"]["producers"]
+    assert found["count"] == 2
+    assert found["rows"][1] == {
+        "member": 1,
+        "state": "failed",
+        "restarts": 2,
+        "failures": 3,
+        "produced": 7,
+        "values": "speed = 2.0",
+        "cause": "member 1 of the producers was killed by SIGKILL on node",
+    }
+    monkeypatch.setattr(members_module, "MOST_MEMBERS", 1)
+    found = parts(RunData(files.path), SentParts())["state"]["producers"]
+    assert (found["count"], [row["member"] for row in found["rows"]]) == (2, [0])
+    # A damaged file costs this table alone.
+    (files.path / "producers.json").write_text("{")
+    found = parts(RunData(files.path), SentParts())["state"]
+    assert (found["producers"], found["state"]) == ({}, "done")
 
 
 def test_a_thinned_file_replaces_the_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import resource
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from run_files import RunFiles, full_run
+from run_files import RunFiles, full_run, members
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed")
@@ -192,6 +193,22 @@ def test_a_log_is_its_end_without_control_characters(tmp_path: Path) -> None:
         assert 200_000 < len(body) < 1_000_000
         status, body, _ = page.ask("logs?run=job&attempt=0")
         assert b'"rank":3' in body
+
+
+def test_the_logs_of_programs_are_those_of_every_attempt(tmp_path: Path) -> None:
+    files = full_run(tmp_path)
+    members(files)
+    (files.path / "producers/member-2.log").symlink_to("/etc/passwd")
+    with page_of(tmp_path) as page:
+        status, body, _ = page.ask("logs?run=job&attempt=0")
+        assert [(row["rank"], row["label"]) for row in json.loads(body)][-2:] == [
+            (-2, "member 0"),
+            (-3, "member 1"),
+        ]
+        status, body, _ = page.ask("log?run=job&attempt=0&rank=-3")
+        assert (status, json.loads(body)["lines"]) == (200, ["--- start 1", "pushed 7"])
+        for rank in (-4, -5, -999):
+            assert page.ask(f"log?run=job&attempt=0&rank={rank}")[0] == 404
 
 
 def test_a_growing_run_is_sent_line_by_line(tmp_path: Path) -> None:
