@@ -354,6 +354,7 @@ starlette starlette>=0.37 mpips serve and mpips web
 uvicorn uvicorn>=0.29 mpips serve and mpips web
 prometheus_client prometheus-client>=0.20 mpips serve and monitor.port
 matplotlib matplotlib>=3.7 mpips plot
+redis redis>=5 mpips ckpt publish
 tensorboardx tensorboardX>=2.6.2.2 the log in tensorboard
 tensorboard tensorboard>=2.17 the log in tensorboard
 torch_tb_profiler torch-tb-profiler==0.4.3 traces in Chrome's own viewer

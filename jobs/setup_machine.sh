@@ -207,6 +207,7 @@ conveniences() {
 test_tools() {
   if ! command -v shellcheck >/dev/null; then echo shellcheck; fi
   if ! command -v gfortran >/dev/null; then echo gfortran; fi
+  if ! command -v redis-server >/dev/null; then echo redis-server; fi
   if ! command -v prometheus >/dev/null; then echo prometheus; fi
   if ! command -v sbatch >/dev/null; then
     echo slurm-wlm

@@ -917,6 +917,19 @@ class RingWriter(metaclass=_Pybind11Type):
         n_rows: npt.NDArray[np.uint64],
         done: int,
     ) -> int: ...
+    def most_changes(self, entry_bytes: int) -> int: ...
+    def pull_changes(
+        self,
+        table: int,
+        clock: int,
+        first: int,
+        from_float: int,
+        n_floats: int,
+        since: int,
+        out: npt.NDArray[np.uint8],
+        head: npt.NDArray[np.uint64],
+        n_entries: npt.NDArray[np.uint64],
+    ) -> bool: ...
     def collect(self) -> int: ...
     def open_pulls(self) -> list[tuple[int, int]]: ...
     def collected_before(self) -> int: ...

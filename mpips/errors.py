@@ -99,6 +99,10 @@ class NewerFormatError(CheckpointError):
     """A checkpoint is undamaged, but has a newer format than this version of mpips can read."""
 
 
+class VersionError(MpipsError):
+    """The changes of a table since a version are not known; all rows must be read again."""
+
+
 class LeavingError(Exception):
     """Request to end the process with `exit_code`: the checkpoint before the requested end is durable.
 

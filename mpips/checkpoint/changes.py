@@ -26,6 +26,8 @@ from mpips.errors import CheckpointError
 
 MOST_CHANGED = 0.5  # share of all bytes that have changed above which a whole checkpoint is written
 
+MOST_LINKS = 100  # checkpoints of a chain, whose files a reader has open
+
 Places = NDArray[np.intp]
 
 
@@ -140,15 +142,21 @@ def can_continue(folder: Path, place: ChainEnd) -> bool:
     path = folder / place.last.name
     try:
         with open_checkpoint(path) as checkpoint:
-            return checkpoint.manifest_xxh3 == place.last.xxh3
+            # A compaction may have made the last one whole.
+            return place.last.xxh3 in (checkpoint.manifest_xxh3, checkpoint.manifest.replaces)
     except CheckpointError:
         return False
 
 
 def common_place(hellos: Sequence[Hello]) -> ChainEnd | None:
-    """Return the place that all servers continue; None if they write whole tables. Pure."""
+    """Return the place that all servers continue; None if they write whole tables. Pure.
+
+    The base is that of server 0, which makes chains whole in the background (`mpips.checkpoint.folding`).
+    """
     place = hellos[0].place
-    if place is None or any(hello.place != place for hello in hellos):
+    if place is None:
+        return None
+    if any(hello.place is None or hello.place.last != place.last for hello in hellos):
         return None
     changed = sum(hello.changed_bytes for hello in hellos)
     total = sum(hello.total_bytes for hello in hellos)

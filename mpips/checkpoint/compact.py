@@ -42,6 +42,9 @@ from mpips.errors import CheckpointError, ConfigError
 
 BLOCK_BYTES = 8 << 20  # bytes that are read and written at once
 _NEW = ".manifest-new"
+# Whole tables, and their manifest, that were written beside a link; see `mpips.checkpoint.folding`.
+FOLDED = ".folded-state"
+FOLDED_MANIFEST = ".folded-manifest"
 # Path of the tables in the HDF5 file, and datasets that `create_file` makes from the manifest. All other
 # datasets are arrays of the task, and are copied.
 _TABLES = "tables/"
@@ -99,11 +102,30 @@ def compact(path: Path) -> Compacted:
     return Compacted(str(path), manifest.file.n_bytes, link_bytes)
 
 
+def fold(checkpoint: Checkpoint, folder: Path, name: str) -> Manifest:
+    """Write the whole tables of an open link into a new file `name` of a folder. Local, blocking.
+
+    All checksums of the chain are compared first.
+
+    Returns:
+        The manifest of the whole checkpoint, which names the file as state.h5.
+
+    Raises:
+        ConfigError: The checkpoint is whole already.
+        CapabilityError: h5py is missing.
+        CheckpointError: The chain is damaged.
+        OSError: The file cannot be written.
+    """
+    load_hdf5("making a link of a chain whole")
+    _check_link(checkpoint)
+    return _write(checkpoint, folder, name)
+
+
 def _remove_unnamed(path: Path) -> None:
     """Remove files that an earlier compaction has left, and that the manifest does not name."""
     with open_checkpoint(path) as checkpoint:
         named = checkpoint.manifest.file.name
-    for name in (STATE, CHANGES, _NEW):
+    for name in (STATE, CHANGES, _NEW, FOLDED, FOLDED_MANIFEST):
         if name != named:
             with suppress(FileNotFoundError):
                 os.unlink(path / name)
@@ -145,8 +167,8 @@ def _check_whole(path: Path, manifest: Manifest) -> None:
         raise CheckpointError(f"{path}: the file of whole tables is damaged: {damage[0]}")
 
 
-def _write(checkpoint: Checkpoint, folder: Path) -> Manifest:
-    """Write the file of whole tables; return the manifest that names it."""
+def _write(checkpoint: Checkpoint, folder: Path, name: str = STATE) -> Manifest:
+    """Write the file of whole tables, named `name`; return the manifest that names it as state.h5."""
     manifest = checkpoint.manifest
     head = ManifestHead(
         run_id=manifest.run_id,
@@ -159,10 +181,10 @@ def _write(checkpoint: Checkpoint, folder: Path) -> Manifest:
         data=manifest.data,
         attachments=_task_arrays(checkpoint),
     )
-    made = create_file(folder / STATE, head, manifest.tables, mpips_version())
+    made = create_file(folder / name, head, manifest.tables, mpips_version())
     sums: dict[str, PieceSums] = {}
     tables: list[TableEntry] = []
-    fd = os.open(folder / STATE, os.O_WRONLY | os.O_CLOEXEC)
+    fd = os.open(folder / name, os.O_WRONLY | os.O_CLOEXEC)
     try:
         for table, offsets in zip(manifest.tables, made.offsets, strict=True):
             datasets = tuple(

@@ -27,6 +27,7 @@ from mpips.checkpoint.folder import find_folder, list_checkpoints
 from mpips.checkpoint.manifest import Manifest, TableEntry
 from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
+from mpips.cli import publish
 from mpips.errors import CheckpointError, ConfigError
 from mpips.monitor.progress import plural
 from mpips.monitor.summary_text import metric_label
@@ -50,6 +51,9 @@ def command() -> None:
     folder]. Commands that need one checkpoint take the newest readable one of a run. MPI is not needed;
     only delta, apply and compact need HDF5.
     """
+
+
+command.add_command(publish.command)
 
 
 @command.command("ls")

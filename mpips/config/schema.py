@@ -32,7 +32,7 @@ from mpips.config.reading import UNSET, parse_value, put, read_file, without_uns
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
 from mpips.config.site import SiteSettings
 from mpips.config.table_section import TableConfig
-from mpips.config.triggers import EverySeconds, EverySteps, Grace, Incremental, OnUsr1
+from mpips.config.triggers import Compact, EverySeconds, EverySteps, Grace, Incremental, OnUsr1
 from mpips.errors import ConfigError
 
 _RUN_FILE = "config.json"  # the configuration in a run directory; see mpips.rundir.directory
@@ -79,6 +79,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     on_usr1: OnUsr1 = "continue"
     grace_s: Grace = 25.0
     incremental: Incremental = 0
+    compact: Compact = False
 
 
 class RedundancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

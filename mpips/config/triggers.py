@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from mpips.config.conversion import checked
+from mpips.errors import ConfigError
 
 SUPERVISED_EVERY_S = 600.0  # s; time between checkpoints under `mpips run` if the job sets none
 
@@ -50,6 +51,16 @@ Incremental: TypeAlias = Annotated[
     ),
 ]
 
+Compact: TypeAlias = Annotated[
+    bool,
+    Meta(
+        description="With `incremental`: when a chain has N checkpoints, a process of low priority beside "
+        "server 0 makes its last link whole, and the chain goes on from there. Servers then write whole "
+        "tables only where a chain cannot go on, and after 2 N checkpoints of a chain (at most 100) that "
+        "is not whole by then."
+    ),
+]
+
 
 class Triggers(msgspec.Struct, frozen=True):
     """Events that request a checkpoint, besides the end of training and `Worker.checkpoint`, and its form.
@@ -63,6 +74,7 @@ class Triggers(msgspec.Struct, frozen=True):
             checkpoint is written.
         incremental: N: every N-th checkpoint is whole, those between are links of a chain; 0 and 1: all are
             whole.
+        compact: True: chains of N checkpoints are made whole in the background, and go on.
     """
 
     every_steps: EverySteps = 0
@@ -70,6 +82,7 @@ class Triggers(msgspec.Struct, frozen=True):
     on_usr1: OnUsr1 = "continue"
     grace_s: Grace = 25.0
     incremental: Incremental = 0
+    compact: Compact = False
 
     def supervised(self, leaves_on_usr1: bool = False) -> Triggers:
         """Return these triggers, with a checkpoint every ten minutes if none is written while training.
@@ -93,4 +106,10 @@ class Triggers(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: Names the option, its value and what is accepted.
         """
-        return checked(self, prefix.removesuffix("."))
+        found = checked(self, prefix.removesuffix("."))
+        if found.compact and found.incremental < 2:
+            raise ConfigError(
+                f"{prefix}compact = true needs {prefix}incremental = 2 or more: without it no checkpoint is "
+                "a link of a chain"
+            )
+        return found

@@ -29,6 +29,7 @@ def init(
     on_usr1: OnUsr1 = "continue",
     grace_s: float = 25.0,
     incremental: int = 0,
+    compact: bool = False,
     monitor: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
@@ -52,6 +53,7 @@ def init(
         on_usr1: See `mpips.run`.
         grace_s: See `mpips.run`.
         incremental: See `mpips.run`.
+        compact: See `mpips.run`.
         monitor: See `mpips.run`.
         **options: See `mpips.config.options.SessionOptions`.
 
@@ -74,7 +76,7 @@ def init(
         failure_report.begin()
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("mpips.init was called in a thread: call it in the main thread")
-        triggers = Triggers(every_steps, every_s, on_usr1, grace_s, incremental)
+        triggers = Triggers(every_steps, every_s, on_usr1, grace_s, incremental, compact)
         checked = check_arguments(options, size, save, triggers, monitor)
     with one_report():
         launch.refuse_lonely_tasks()

@@ -187,6 +187,7 @@ def run(
     on_usr1: OnUsr1 = "continue",
     grace_s: float = 25.0,
     incremental: int = 0,
+    compact: bool = False,
     monitor: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Outcome:
@@ -217,6 +218,7 @@ def run(
             See `mpips.config.triggers.Triggers`.
         incremental: N: every N-th checkpoint has whole tables, and those between only what has changed since
             the one before; see `docs/howto/checkpoints.md`. 0 or 1: all are whole.
+        compact: With `incremental`: chains of N checkpoints are made whole in the background, and go on.
         monitor: Options of section [monitor] of a job file by name, such as {"port": 9400}. Under `mpips run`
             they precede those of the run.
         **options: See `mpips.config.options.SessionOptions`.
@@ -256,7 +258,7 @@ def run(
         check_main(main)
         own = ungrouped(tables)
         check_tables(own)
-        triggers = Triggers(every_steps, every_s, on_usr1, grace_s, incremental)
+        triggers = Triggers(every_steps, every_s, on_usr1, grace_s, incremental, compact)
         checked = check_arguments(options, size, save, triggers, monitor)
         refuse_elastic(own, checked.run)
     program = FunctionProgram(main, own, checked, resume, verbose)

@@ -26,7 +26,8 @@ from mpips.checkpoint import (
     retain,
     worker_files,
 )
-from mpips.checkpoint.changes import Increment
+from mpips.checkpoint.changes import MOST_LINKS, Increment
+from mpips.checkpoint.folding import ChainFolding
 from mpips.checkpoint.manifest import ImageFile
 from mpips.checkpoint.plan import ChainEnd
 from mpips.checkpoint.position import PositionPart, decode_part
@@ -127,6 +128,9 @@ class ServerPart:
         self._send = send
         self._run = run
         self._incremental = saving.triggers.incremental
+        self._folding: ChainFolding | None = None
+        if saving.triggers.compact and server.index == 0 and saving.folder is not None:
+            self._folding = ChainFolding(saving.folder, self._incremental)
         self._server_copy = ServerCopy(server, placement, tables, self._incremental > 1)
         # Place in a chain of the checkpoint that was written from the last copy; None: the next one is whole.
         self._place: ChainEnd | None = None
@@ -273,7 +277,7 @@ class ServerPart:
                 self._last = self._parts, writer.info
                 self._place = writer.info.place
                 # Remove in the background: the removal of large files takes as long as a training step.
-                note = yield from in_background(lambda: self._retain(writer.info.path))
+                note = yield from in_background(lambda: self._follow(writer.info))
         self._id, self._writer, self._best, self._exchange = 0, None, None, None
         self._server_copy.release()
         self._send(Saved(number, path, error, note))
@@ -287,11 +291,28 @@ class ServerPart:
             place: Place of the previous checkpoint in its chain; None: it was not written.
         """
         changed = self._server_copy.changed
-        if place is None or changed is None or place.index + 1 >= self._incremental:
+        if place is None or changed is None:
             return None
+        if self._is_long(place):
+            return None
+        if self._folding is not None:
+            place = self._folding.continued(place)
         if self._best is not None or self._exchange is not None:
             return None
         return Increment(place, changed)
+
+    def _is_long(self, place: ChainEnd) -> bool:
+        """Return True if no link can continue the chain of a place.
+
+        Where chains are made whole in the background, server 0 alone has their lengths. Servers write whole
+        tables if one of them cannot continue.
+        """
+        if not self._saving.triggers.compact:
+            return place.index + 1 >= self._incremental
+        if self._folding is None:
+            return False
+        longest = max(self._incremental, min(2 * self._incremental, MOST_LINKS))
+        return self._folding.length(place) >= longest
 
     def _await_attachments(self) -> Iterator[object]:
         """Wait on server 0 until the arrays beside the tables are there; see `Attachments.awaited`."""
@@ -300,6 +321,20 @@ class ServerPart:
     def _positions(self) -> list[PositionPart]:
         """Return the positions of all workers at their last cut records, by worker."""
         return [decode_part(self._server.core.position_text(w)) for w in range(self._n_workers)]
+
+    def _follow(self, info: CheckpointInfo) -> str:
+        """Fold the chain if that is due, and remove old checkpoints, on server 0; return failures, or ""."""
+        notes = []
+        if self._folding is not None:
+            self._folding.written(info.place)
+            if self._folding.failure:
+                notes.append(
+                    f"the chain of {info.path} could not be made whole: {self._folding.failure} (it can "
+                    "still be read; try `mpips ckpt compact` later)"
+                )
+                self._folding.failure = ""
+        notes.append(self._retain(info.path))
+        return "; ".join(note for note in notes if note)
 
     def _retain(self, written: Path) -> str:
         """Remove old checkpoints after this one was written, on server 0; return the failure, or "".
@@ -339,6 +374,9 @@ class ServerPart:
         """
         if self._saving.folder is None:
             return
+        # The last checkpoint is whole.
+        if self._folding is not None:
+            self._folding.close()
         pauses = iter(_TRIES_S if self._run is not None else ())
         while True:
             try:
@@ -382,6 +420,8 @@ class ServerPart:
         """
         work, self._work = self._work, None
         abandon(work)
+        if self._folding is not None:
+            self._folding.close()
 
     def statistics(self) -> dict[str, Any]:
         """Return the entries of this part in the server's statistics, by name."""

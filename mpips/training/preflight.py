@@ -103,6 +103,7 @@ def check_checkpoints(options: CheckpointConfig, make: bool = True) -> None:
         options.on_usr1,
         options.grace_s,
         options.incremental,
+        options.compact,
     ).check("checkpoint.")
     if options.resume not in RESUME_WORDS and not Path(options.resume).is_dir():
         raise ConfigError(

@@ -101,6 +101,7 @@ class TrainingPlan(msgspec.Struct):
                 wanted.on_usr1,
                 wanted.grace_s,
                 wanted.incremental,
+                wanted.compact,
             ),
             beginning=beginning,
             notes=notes,

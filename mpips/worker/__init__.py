@@ -6,10 +6,10 @@ and `control_plane.py` is the scheduler as it uses it. Its parts do not import i
 connection as they use it.
 
 Handles: `base.py` checks pushes, `keys.py` keys, and `requests.py` are the operations that do not block.
-`noted.py` notes the versions of pulled arrays; `shard_reader.py` reads shards and `row_listing.py` all rows
-of a table. `by_use.py` and `ordering.py` send updates and values in the order of their use. `held.py` is what
-handles of tables in a worker's own memory have in common. The folder `paths` contains the paths of dense
-updates to a server.
+`noted.py` notes the versions of pulled arrays; `shard_reader.py` reads shards, `row_listing.py` all rows of
+a table, and `row_changes.py` the rows that have changed. `by_use.py` and `ordering.py` send updates and
+values in the order of their use. `held.py` is what handles of tables in a worker's own memory have in common.
+The folder `paths` contains the paths of dense updates to a server.
 
 Sums, copies and caches that tables of several workers need are parts, a folder for each: `groups`,
 `replicated` and `local` tables, `feedback` of codecs, `node_rows`. `parts.py` lists them, `start.py` is what

@@ -22,6 +22,7 @@ from mpips.worker.keys import as_keys
 from mpips.worker.node_rows.rows import NodeRows
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.row_access import RowAccess
+from mpips.worker.row_changes import RowChanges
 from mpips.worker.row_listing import RowListing
 from mpips.worker.whole import Whole
 
@@ -203,6 +204,36 @@ class EmbeddingHandle(Handle):
             steps = bits.view(np.uint32).reshape(-1).astype(np.int64)
         self._connection.leave()
         return listing.keys, states, steps
+
+    def delta(self, since: str | None = None, *, states: bool = False) -> RowChanges:
+        """Return the rows that have changed since a version, in blocks; without one, all rows.
+
+        Not collective: only servers are contacted, as by `all_rows`. A version is a text that names a state
+        of the table: the `version` of an earlier `delta`, which may be stored. It is valid while the servers
+        of this launch run, and until more rows have left the table than it has (at least 65,536 of a server).
+        After that, and after each restart, in memory or from a checkpoint, this call raises `VersionError`,
+        and `delta()` begins anew. Any number of readers may have versions of their own. A row has changed if
+        it was made, took an update, or left the table and came back; an update of zeros counts. Under BSP
+        without backup workers the changes are those at the worker's clock. Under other models servers apply
+        pushes meanwhile: a row may be newer than `version`, and is then in the next `delta` again.
+
+        The first call for a table makes each server mark its rows from then on, which takes 8 bytes a row.
+
+        Args:
+            since: Version that the caller has; None: all rows.
+            states: Read the optimizer's state and the number of updates as well.
+
+        Returns:
+            An object with the new `version`, which is an iterable of blocks of about 4 MiB (`ChangedRows`:
+            `removed`, `keys`, `rows`, `states`, `steps`). Iterate once, before this worker ends its clock.
+            Values are not rounded by `pull_compression`; keys of a table with `hash_buckets` are buckets.
+
+        Raises:
+            VersionError: The changes since this version are not known, or `since` has another form.
+            StallError: A worker or server was late for the job's timeout; the message names it.
+        """
+        assert isinstance(self._table, EmbeddingTable)
+        return RowChanges(self._connection, self._index, self._table, since, states)
 
     def initial(self, keys: Int64) -> Float32:
         """Return the rows of `keys` before their first update. Not collective; contacts no server.

@@ -46,7 +46,7 @@ class RowListing:
         """
         self._connection = connection
         self._index = index
-        self._name = name
+        self._what = f"all rows of table {name!r}"
         by_server = [self._keys_of(server) for server in range(len(connection.channels))]
         self._sizes = [len(keys) for keys in by_server]
         keys = by_server[0] if len(by_server) == 1 else np.concatenate(by_server)
@@ -85,11 +85,13 @@ class RowListing:
         writer, clock = self._connection.channels[server].writer, self._connection.now
 
         def read(first: int, out: Int64) -> None:
-            self._complete(
+            complete(
+                self._connection,
                 server,
                 len(out),
                 (out, n_rows),
                 lambda done: writer.pull_keys(self._index, clock, first, out, n_rows, done),
+                self._what,
             )
 
         read(0, np.empty(1, np.int64))
@@ -102,36 +104,54 @@ class RowListing:
         """Read floats of the places from `place` on into `out`."""
         n_rows = np.zeros(1, np.uint64)
         writer, clock = self._connection.channels[server].writer, self._connection.now
-        self._complete(
+        complete(
+            self._connection,
             server,
             len(out),
             (out, n_rows),
             lambda done: writer.pull_floats(self._index, clock, place, first, out, n_rows, done),
+            self._what,
         )
 
-    def _complete(self, server: int, n_places: int, targets: object, write: Write) -> None:
-        """Write the records of a pull, and wait until its replies are copied to `targets`."""
-        connection, done = self._connection, 0
-        channel = connection.channels[server]
-        connection.control.state = f"reading all rows of {self._name!r}"
-        while True:
-            try:
-                done = write(done)
-            finally:
-                # Ctrl-C may come here: the writer has the addresses of the targets.
-                before = channel.writer.next_sequence
-                connection.keep(server, before, targets)
-            if done == n_places:
-                break
-            connection.wait_credit(server)
-        connection.send([server])
-        # Replies may be there at once, and a table may have many blocks.
-        connection.poll()
-        connection.wait_until(
-            lambda: channel.wait_collected(before, 0.02),
-            lambda: (
-                f"server {server} has not answered a pull of all rows of table {self._name!r}"
-                f"{connection.blame(server)}"
-            ),
-        )
-        connection.control.state = "computing"
+
+def complete(
+    connection: Connection,
+    server: int,
+    n: int,
+    targets: object,
+    write: Write,
+    what: str,
+) -> None:
+    """Write the records of a pull, and wait until its replies are copied to `targets`. Blocking.
+
+    Args:
+        connection: The worker's connection.
+        server: The server.
+        n: Number that `write` returns when all records are written.
+        targets: Arrays that the replies are copied to; the connection holds them as long as necessary.
+        write: Writes records.
+        what: Name of the rows that are read, for errors.
+
+    Raises:
+        StallError: The server was late for the job's timeout; the message names it.
+    """
+    channel, done = connection.channels[server], 0
+    connection.control.state = f"reading {what.replace('table ', '')}"
+    while True:
+        try:
+            done = write(done)
+        finally:
+            # Ctrl-C may come here: the writer has the addresses of the targets.
+            before = channel.writer.next_sequence
+            connection.keep(server, before, targets)
+        if done == n:
+            break
+        connection.wait_credit(server)
+    connection.send([server])
+    # Replies may be there at once, and a table may have many blocks.
+    connection.poll()
+    connection.wait_until(
+        lambda: channel.wait_collected(before, 0.02),
+        lambda: f"server {server} has not answered a pull of {what}{connection.blame(server)}",
+    )
+    connection.control.state = "computing"

@@ -85,6 +85,22 @@ std::size_t pull_floats(RingWriter& writer, std::uint16_t table, std::uint64_t c
   return writer.pull_places(table, clock, pull, done);
 }
 
+bool pull_changes(RingWriter& writer, std::uint16_t table, std::uint64_t clock, std::uint64_t first,
+                  std::uint32_t from, std::uint32_t n_floats, std::uint64_t since,
+                  ArrayOf<std::uint8_t>& out, WordArray& head, WordArray& n_entries) {
+  constexpr std::size_t n_words = sizeof(ChangesHead) / sizeof(std::uint64_t);
+  require_vector(out, "out");
+  require_vector(head, "head");
+  if (length(head) != n_words)
+    throw py::value_error("head must have " + std::to_string(n_words) + " elements");
+  const ChangesPayload what{{first, from, n_floats}, since};
+  const ChangesToPull pull{what, out.mutable_data(), length(out) / what.entry_bytes(),
+                           reinterpret_cast<ChangesHead*>(head.mutable_data()),
+                           counter_of(n_entries)};
+  const py::gil_scoped_release release;
+  return writer.pull_changes(table, clock, pull);
+}
+
 }  // namespace
 
 void bind_rows(py::class_<RingWriter>& writer) {
@@ -123,7 +139,22 @@ void bind_rows(py::class_<RingWriter>& writer) {
            py::arg("out").noconvert(), py::arg("n_rows").noconvert(), py::arg("done"))
       .def("pull_floats", &pull_floats, py::arg("table"), py::arg("clock"), py::arg("first"),
            py::arg("from_float"), py::arg("out").noconvert(), py::arg("n_rows").noconvert(),
-           py::arg("done"));
+           py::arg("done"))
+      .def("most_changes", &RingWriter::most_changes, py::arg("entry_bytes"))
+      .def(
+          "pull_changes", &pull_changes, py::arg("table"), py::arg("clock"), py::arg("first"),
+          py::arg("from_float"), py::arg("n_floats"), py::arg("since"), py::arg("out").noconvert(),
+          py::arg("head").noconvert(), py::arg("n_entries").noconvert(),
+          "Request rows that have changed after version `since` (all ones: all rows), from the "
+          "place "
+          "`first` on; return false if there is no credit.\n\nWhen the reply is collected, "
+          "`n_entries` has the number of entries, `out` the entries (a key, 8 bytes, and the "
+          "floats), "
+          "and `head` the table's version, the number of the marks, the version that they begin "
+          "with, the place to go on with, and the number of places. With from_float = 2**32 - 1 "
+          "and "
+          "n_floats = 0 the places are numbers of removals, and the entries keys of rows that have "
+          "left the table.");
 }
 
 }  // namespace mpips

@@ -135,6 +135,29 @@ struct PlacesPayload {
   }
 };
 
+// A pull of changes (flag_places and flag_changes): of the rows from the place `at.first` on those
+// that have changed after version `since`, at most `count` of them; with `at.from` = removed_rows
+// the keys of rows that have left the table, from that number of a removal on. The reply has a
+// ChangesHead, and as many entries as its version says: a key and its floats, without gaps.
+struct ChangesPayload {
+  PlacesPayload at;
+  std::uint64_t since;
+
+  static constexpr std::uint32_t removed_rows = ~std::uint32_t{0};
+  static constexpr std::uint64_t all_rows = ~std::uint64_t{0};  // as `since`
+  std::size_t entry_bytes() const noexcept {
+    return sizeof(std::int64_t) + at.n_floats * sizeof(float);
+  }
+};
+
+struct ChangesHead {
+  std::uint64_t version;  // of the table
+  std::uint64_t marks;    // number of the marks that the shard has; those of each process differ
+  std::uint64_t known;    // changes after this version are known
+  std::uint64_t next;     // where the next pull goes on
+  std::uint64_t end;      // number of rows, or one more than the number of the newest removal
+};
+
 struct ReplyHeader {
   std::uint64_t sequence;
   std::uint64_t version;

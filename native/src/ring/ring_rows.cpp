@@ -150,6 +150,24 @@ std::size_t RingWriter::pull_places(std::uint16_t table, std::uint64_t clock,
   return done;
 }
 
+bool RingWriter::pull_changes(std::uint16_t table, std::uint64_t clock, const ChangesToPull& pull) {
+  const std::size_t bytes = pull.what.entry_bytes();
+  const std::size_t count = std::min(most_changes(bytes), pull.most);
+  if (count == 0)
+    throw std::invalid_argument("a row of " + std::to_string(bytes / sizeof(float)) +
+                                " floats does not fit into a reply slot; raise slot_kib");
+  if (credits() == 0) return false;
+  RecordHeader h = pull_header(table, clock);
+  h.flags = static_cast<std::uint16_t>(segment_flags(0, count, count) | flag_places | flag_changes);
+  h.count = static_cast<std::uint32_t>(count);
+  h.payload_bytes = sizeof(ChangesPayload);
+  append(box_.slot(next_) + sizeof h, &pull.what, sizeof pull.what);
+  pulls_.push_back({next_, bytes / sizeof(float), h.count, table, false, false, nullptr, 0,
+                    reinterpret_cast<float*>(pull.entries), Codec{}, pull.n_entries, 0, pull.head});
+  finish_record(&h, role_other);
+  return true;
+}
+
 // Return true if all of a reply is there. A remote transport may have brought a part of it.
 bool RingWriter::is_whole(const OpenPull& pull, const ReplyHeader& h,
                           const std::uint8_t* rows) const {
@@ -172,7 +190,12 @@ std::size_t RingWriter::collect() {
     }
     bad_reply_since_ = 0.0;
     if (pull.n_rows != nullptr) {
-      const std::size_t bytes = pull.bytes_of(h.version);
+      std::size_t bytes = pull.bytes_of(h.version);
+      if (pull.changes != nullptr) {
+        std::memcpy(pull.changes, rows, sizeof *pull.changes);
+        rows += sizeof *pull.changes;
+        bytes -= sizeof *pull.changes;
+      }
       if (bytes != 0) copy_bytes(pull.out, rows, bytes);
       *pull.n_rows = h.version;
       counters_.pulled_bytes += bytes;

@@ -89,6 +89,17 @@ struct PlacesToPull {
   std::uint64_t* n_rows;
 };
 
+// Rows to pull from one server that have changed; see ChangesPayload. `entries` gets them one
+// behind the other, `head` the head of the reply, and `n_entries` their number, all of which must
+// stay valid until `collect` has passed the record.
+struct ChangesToPull {
+  ChangesPayload what;
+  std::uint8_t* entries;
+  std::size_t most;  // entries
+  ChangesHead* head;
+  std::uint64_t* n_entries;
+};
+
 // Result of a push: written now or before the restart; refused for want of a credit, or of finite
 // values.
 // A record that may not follow a push of which only a part is written.
@@ -216,6 +227,13 @@ class RingWriter {
   std::size_t pull_places(std::uint16_t table, std::uint64_t clock, const PlacesToPull& pull,
                           std::size_t done);
 
+  // Request the first changed rows by one record; return false, with nothing written, if there is
+  // no credit. A reply has at most so many entries:
+  std::size_t most_changes(std::size_t entry_bytes) const noexcept {
+    return (box_.geometry.slot_bytes - sizeof(ReplyHeader) - sizeof(ChangesHead)) / entry_bytes;
+  }
+  bool pull_changes(std::uint16_t table, std::uint64_t clock, const ChangesToPull& pull);
+
   // Copy the replies that have arrived, in order; return the number of pulls that are still open.
   std::size_t collect();
   // Return the sequence and the reply's bytes of every open pull, oldest first. A remote transport
@@ -284,10 +302,17 @@ class RingWriter {
     std::uint64_t* n_rows = nullptr;
     std::uint64_t first_place = 0;
 
+    // of a pull of changes, whose `dim` is the floats of an entry; else null
+    ChangesHead* changes = nullptr;
+
     std::size_t floats() const noexcept { return count * dim; }
-    std::size_t reply_bytes() const noexcept { return count * reply_row_bytes(codec, dim); }
+    std::size_t reply_bytes() const noexcept {
+      return count * reply_row_bytes(codec, dim) + (changes != nullptr ? sizeof *changes : 0);
+    }
     // Return the bytes of the reply to a pull by places of a shard with so many rows.
     std::size_t bytes_of(std::uint64_t n) const noexcept {
+      if (changes != nullptr)
+        return sizeof *changes + std::min<std::uint64_t>(count, n) * dim * sizeof(float);
       const std::uint64_t left = first_place < n ? n - first_place : 0;
       return std::min<std::uint64_t>(count, left) * dim * sizeof(float);
     }

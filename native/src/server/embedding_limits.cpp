@@ -333,6 +333,7 @@ void EmbeddingShard::remove_row(std::int64_t key) {
     journal->set(journal->of_table(durable_.table, Journal::moving), 0);
   }
   limits_->note_removed(key);
+  note_removal(key);
   limits_->removed_at = next_version_;
   ++stats_->rows_evicted;
 }

@@ -165,10 +165,14 @@ void EmbeddingShard::expect(std::size_t worker, const Update& part) {
 void EmbeddingShard::make_expected(std::size_t worker, const std::vector<Update>& parts) {
   std::vector<std::uint32_t>& rows = expected_[worker];
   const auto n_new = static_cast<std::size_t>(std::count(rows.begin(), rows.end(), RowMap::npos));
-  if (n_new == 0) return;
-  take_memory(n_new);
-  map_.reserve(map_.size() + n_new);
-  for (const Update& part : parts) find_or_make(part.keys, part.count, rows.data() + part.offset);
+  if (n_new != 0) {
+    take_memory(n_new);
+    map_.reserve(map_.size() + n_new);
+    for (const Update& part : parts) find_or_make(part.keys, part.count, rows.data() + part.offset);
+  }
+  if (!notes_changes_) return;
+  changed_.resize(map_.size(), next_version_);
+  for (const std::uint32_t r : rows) changed_[r] = next_version_;
 }
 
 void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* rows) {

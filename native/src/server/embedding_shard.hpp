@@ -1,7 +1,10 @@
 #pragma once
 
+#include <deque>
+
 #include "keys/initializer.hpp"
 #include "keys/row_map.hpp"
+#include "ring/layout.hpp"
 #include "server/array.hpp"
 #include "server/row_limits.hpp"
 #include "server/row_storage.hpp"
@@ -78,13 +81,25 @@ class EmbeddingShard final : public Shard {
   // that cannot be read.
   void read(std::size_t index, std::size_t from, std::size_t n, float* out) const;
 
-  // BSP: set the version that the table will have with the next update.
+  // Set the version that the table will have with the next update.
   void set_next_version(std::uint64_t version) noexcept { next_version_ = version; }
   // BSP: set out[i] = 1 if the row of keys[i] may have changed after version `since`, else 0.
   // `now`: the table's version. From the first call on the shard notes when it changes a row; what
   // it does not know, for example after a restart, counts as a change at the first call.
   void find_changes(const std::int64_t* keys, std::size_t n, std::uint64_t since, std::uint64_t now,
                     float* out);
+
+  // Lists of changes (embedding_changes.cpp), under any consistency model. From the first call on
+  // the shard notes when it changes or removes a row. `now`: the table's version.
+  void note_changes_from(std::uint64_t now);
+  // Write the rows that have changed after a version, or the keys of rows that have left the table
+  // since then and have not come back, as ChangesPayload describes; at most `most` of them and
+  // those of some ten thousand places. Return their number; `head` gets all but the table's
+  // version.
+  std::size_t list_changed(const ChangesPayload& what, std::size_t most, std::uint8_t* out,
+                           ChangesHead* head) const;
+  std::size_t list_removed(const ChangesPayload& what, std::size_t most, std::uint8_t* out,
+                           ChangesHead* head) const;
 
   // Limits of the rows (embedding_limits.cpp), only under BSP and without backup workers. Set them
   // before any row is made. `uses` and `counts`: see RowLimits; the shard owns them.
@@ -161,6 +176,7 @@ class EmbeddingShard final : public Shard {
   std::uint32_t steps_of(const float* row) const noexcept;
   std::uint32_t count_step(float* row) const noexcept;
   void note_changes(const Update& update);
+  void note_removal(std::int64_t key);
   void apply_python(const Update& update, const Weight& weight, std::uint64_t step);
   void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n);
   void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
@@ -210,6 +226,16 @@ class EmbeddingShard final : public Shard {
   // begins.
   std::vector<std::uint64_t> changed_;
   bool notes_changes_ = false;
+  // The rows that were removed since the first list of changes, oldest first. The oldest ones are
+  // forgotten when there are more of them than rows; then only changes after `known_` are known.
+  struct Removal {
+    std::uint64_t version;
+    std::int64_t key;
+  };
+  std::deque<Removal> removals_;
+  std::uint64_t first_removal_ = 0;  // number of the oldest one
+  std::uint64_t known_ = 0;
+  std::uint64_t marks_ = 0;  // random number of these marks; 0: no list of changes was asked for
   std::uint64_t next_version_ = 0;
   std::vector<float> scratch_, widened_;
   Durable durable_;

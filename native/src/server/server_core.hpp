@@ -462,6 +462,7 @@ class ServerCore {
   void publish_backup(const NumberDecision& decision);
   Verdict handle_places(std::size_t worker, const RecordHeader& header,
                         const std::uint8_t* payload);
+  Verdict handle_changes(std::size_t worker, const RecordHeader& h, const std::uint8_t* payload);
   bool may_answer(const RecordHeader& header) const noexcept;
   void set_clock_of(const RecordHeader& header, EmbeddingShard* shard) const;
   bool answer_look_up();

@@ -62,6 +62,7 @@ void ServerCore::set_clock_of(const RecordHeader& h, EmbeddingShard* shard) cons
 // Answer a pull by places; see PlacesPayload.
 ServerCore::Verdict ServerCore::handle_places(std::size_t worker, const RecordHeader& h,
                                               const std::uint8_t* payload) {
+  if ((h.flags & flag_changes) != 0) return handle_changes(worker, h, payload);
   const EmbeddingShard& shard = *tables_[h.table].embedding;
   PlacesPayload at{};
   const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
@@ -93,6 +94,43 @@ ServerCore::Verdict ServerCore::handle_places(std::size_t worker, const RecordHe
   ReplyHeader header{};
   header.version = n_rows;
   send_reply(worker, h, header, n * at.row_bytes());
+  return {true, Outcome::answered, 0};
+}
+
+// Answer a pull of changes; see ChangesPayload. From the first one on the shard marks its rows.
+ServerCore::Verdict ServerCore::handle_changes(std::size_t worker, const RecordHeader& h,
+                                               const std::uint8_t* payload) {
+  Table& t = tables_[h.table];
+  EmbeddingShard& shard = *t.embedding;
+  ChangesPayload what{};
+  const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
+  if (h.payload_bytes == sizeof what) std::memcpy(&what, payload, sizeof what);
+  const bool removed = what.at.from == ChangesPayload::removed_rows;
+  const std::uint64_t end =
+      removed ? what.at.n_floats : std::uint64_t{what.at.from} + what.at.n_floats;
+  if (h.payload_bytes != sizeof what || h.slot != 0 || !layout_.geometry().replies ||
+      sizeof(ChangesHead) + what.entry_bytes() * h.count > capacity ||
+      end > (removed ? 0 : shard.content_floats()))
+    violation(worker, "a pull of " + std::to_string(h.count) + " changes with " +
+                          std::to_string(h.payload_bytes) + " bytes, " +
+                          std::to_string(what.at.n_floats) + " floats of " +
+                          std::to_string(shard.content_floats()) + ": its sizes do not agree");
+  if (!may_answer(h)) return {false, Outcome::none, 0};
+  // As for pulls by places. What has left the table is removed once in a clock.
+  if (shard.has_limits() && what.at.first == 0) {
+    set_clock_of(h, &shard);
+    shard.settle();
+  }
+  shard.note_changes_from(t.version);
+  std::uint8_t* to = rings_[worker].box.reply(h.sequence) + sizeof(ReplyHeader);
+  ChangesHead head{};
+  const std::size_t n = removed ? shard.list_removed(what, h.count, to + sizeof head, &head)
+                                : shard.list_changed(what, h.count, to + sizeof head, &head);
+  head.version = t.version;
+  std::memcpy(to, &head, sizeof head);
+  ReplyHeader header{};
+  header.version = n;
+  send_reply(worker, h, header, sizeof head + n * what.entry_bytes());
   return {true, Outcome::answered, 0};
 }
 

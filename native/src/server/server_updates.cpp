@@ -331,6 +331,7 @@ ServerCore::Verdict ServerCore::judge(Table* t, std::size_t worker, const Record
     outcome = Outcome::compensated;
     ++t->stats.compensated;
   }
+  if (t->embedding != nullptr) t->embedding->set_next_version(t->version + 1);
   apply(weight);
   if (t->delays && noted != nullptr) note_delay(t, worker, *noted);
   ++t->version;

@@ -13,9 +13,20 @@ from harness import Rig, dense, rows
 from local_job import run_local
 
 import mpips
-from mpips.checkpoint import DenseShardData, list_checkpoints, open_checkpoint, writer
+from mpips.checkpoint import (
+    DenseShardData,
+    folding,
+    list_checkpoints,
+    open_checkpoint,
+    writer,
+)
+from mpips.checkpoint.changes import common_place
+from mpips.checkpoint.folding import ChainFolding
+from mpips.checkpoint.manifest import LinkRef
+from mpips.checkpoint.plan import ChainEnd, Hello
 from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
+from mpips.errors import ConfigError
 from mpips.model.best_value import BestValue
 from mpips.mpi.messages import Commit
 from mpips.recovery.saving import Saving
@@ -83,7 +94,7 @@ def await_checkpoint(worker: Any, folder: Path, n: int) -> None:
         tick += 1
 
 
-def job(folder: Path, n: int, incremental: int, **options: Any) -> None:
+def job(folder: Path, n: int, incremental: int, *, compact: bool = False, **options: Any) -> None:
     """Make a job of so many checkpoints, each after other updates."""
 
     def main(worker: Any) -> None:
@@ -93,7 +104,9 @@ def job(folder: Path, n: int, incremental: int, **options: Any) -> None:
             await_checkpoint(worker, folder, step + 1)
 
     folder.mkdir(exist_ok=True)
-    saving = Saving(folder, "run", triggers=Triggers(incremental=incremental), **options)
+    saving = Saving(
+        folder, "run", triggers=Triggers(incremental=incremental, compact=compact), **options
+    )
     run_local(main, TABLES, SessionOptions(), saving=saving)
 
 
@@ -131,6 +144,77 @@ def test_each_checkpoint_of_a_chain_has_the_tables_of_its_cut(tmp_path, monkeypa
             link = checkpoint.manifest.link
             removed += 0 if link is None else link.table("e/removed").shape[0]
     assert removed > 0
+
+
+def test_a_job_writes_no_whole_tables_while_its_chain_is_made_whole_beside_it(
+    tmp_path, monkeypatch
+):
+    cuts, written = Recorder(monkeypatch).cuts, ChainFolding.written
+
+    def waiting(own: Any, place: Any) -> None:
+        if own._process is not None:
+            own._process.wait(LIMIT_S)
+        written(own, place)
+        assert own.failure == ""
+
+    monkeypatch.setattr(ChainFolding, "written", waiting)
+    job(tmp_path, 7, 3, compact=True)
+    paths = [name.path for name in list_checkpoints(tmp_path)]
+    numbers = [check(path, cut) for path, cut in zip(paths, cuts, strict=False)]
+    # The third checkpoint of a chain is made whole while the next one is written.
+    assert numbers[:7] == [0, 1, 0, 3, 0, 5, 6]
+    # The last one, at the end of the job, is whole; the process that made the one before whole is gone.
+    assert (paths[-1] / "state.h5").exists()
+    assert list(tmp_path.glob("*/.folded*")) == []
+
+
+def test_a_chain_that_is_not_made_whole_in_time_ends(tmp_path, monkeypatch):
+    cuts = Recorder(monkeypatch).cuts
+    monkeypatch.setattr(ChainFolding, "written", lambda *_: None)
+    job(tmp_path, 6, 2, compact=True)
+    paths = [name.path for name in list_checkpoints(tmp_path)]
+    numbers = [check(path, cut) for path, cut in zip(paths, cuts, strict=False)]
+    assert numbers[:6] == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_chain_that_cannot_be_made_whole_is_a_note_and_goes_on(tmp_path, monkeypatch):
+    Recorder(monkeypatch)
+    notes: list[str] = []
+    follow = ServerPart._follow
+    begin = ChainFolding._begin
+
+    def beginning(own: Any, place: Any) -> None:
+        monkeypatch.setattr(folding.sys, "executable", "/nowhere/python")
+        begin(own, place)
+
+    monkeypatch.setattr(ChainFolding, "_begin", beginning)
+    monkeypatch.setattr(
+        ServerPart, "_follow", lambda own, info: notes.append(follow(own, info)) or notes[-1]
+    )
+    job(tmp_path, 3, 2, compact=True)
+    assert any("could not be made whole: [Errno 2]" in note for note in notes)
+    assert all(open_checkpoint(name.path).damage() == [] for name in list_checkpoints(tmp_path))
+
+
+def test_servers_go_on_with_the_base_of_server_0():
+    one, two = (LinkRef(f"step-{i:012d}", i, f"{i:016x}") for i in (1, 2))
+    ends = ChainEnd(5, one, two), ChainEnd(5, two, two)
+    hellos = [Hello(("r", 0, 9), "serial", {}, [], place=end, total_bytes=9) for end in ends]
+    assert common_place(hellos) == ends[0]
+    assert common_place(hellos[::-1]) == ends[1]
+    hellos[1] = msgspec.structs.replace(hellos[1], place=ChainEnd(5, one, one))
+    assert common_place(hellos) is None
+    hellos[1] = msgspec.structs.replace(hellos[1], place=None)
+    assert common_place(hellos) is None
+    assert common_place(hellos[::-1]) is None
+
+
+def test_compact_needs_chains():
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.compact = true needs checkpoint\.incremental = 2 or more"
+    ):
+        Triggers(compact=True, incremental=1).check("checkpoint.")
+    assert Triggers(compact=True, incremental=2).check().compact
 
 
 def test_a_job_continues_from_a_link_and_begins_with_a_whole_checkpoint(tmp_path, monkeypatch):

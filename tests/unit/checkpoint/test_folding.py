@@ -1,0 +1,196 @@
+"""Chains that are made whole beside a run: nothing is lost at any point, and what is not needed goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chains import History, check
+from checkpoints import flip
+from msgspec.structs import replace
+
+from mpips.checkpoint import (
+    Retention,
+    find_newest,
+    folding,
+    list_checkpoints,
+    open_checkpoint,
+    retain,
+)
+from mpips.checkpoint import compact as compaction
+from mpips.checkpoint.compact import compact
+from mpips.checkpoint.folding import ChainFolding, adopt, write_folded
+from mpips.checkpoint.plan import ChainEnd
+from mpips.errors import CheckpointError, ConfigError
+
+LIMIT_S = 120.0
+
+
+def evolved(history: History, folder: Path, folds: ChainFolding) -> ChainEnd:
+    """Write the next checkpoint as a server would, and wait for the process before it follows."""
+    before = history.written[-1][1]
+    assert before.place is not None
+    history.evolve()
+    place = folds.continued(before.place)
+    history.written[-1] = history.written[-1][0], replace(before, place=place)
+    info = history.write(folder)
+    assert info.place is not None
+    if folds._process is not None:
+        folds._process.wait(LIMIT_S)
+    folds.written(info.place)
+    assert folds.failure == ""
+    return info.place
+
+
+def all_right(history: History) -> None:
+    """All checkpoints that are there are read as the tables at their cuts."""
+    there = 0
+    for columns, info in history.written:
+        if info.path.exists():
+            there += 1
+            with open_checkpoint(info.path) as checkpoint:
+                assert checkpoint.damage() == []
+                check(checkpoint, columns)
+    assert there
+
+
+def test_a_chain_goes_on_from_each_link_that_was_made_whole(tmp_path):
+    history, folds = History(4), ChainFolding(tmp_path, 3)
+    history.write(tmp_path)
+    folds.written(history.written[-1][1].place)
+    lengths, n_left = [], []
+    for _ in range(5):
+        place = evolved(history, tmp_path, folds)
+        lengths.append(folds.length(place))
+        retain(tmp_path, Retention(keep_last=1))
+        all_right(history)
+        n_left.append(len(list_checkpoints(tmp_path)))
+    folds.close()
+    # The third checkpoint of a chain is made whole while the next one is written.
+    assert lengths == [2, 3, 2, 3, 2]
+    assert n_left == [2, 3, 2, 3, 2]
+    assert place.index == 5
+    with open_checkpoint(history.written[-1][1].path) as checkpoint:
+        assert checkpoint.chain is not None
+        (base,) = checkpoint.chain.parts
+        link = checkpoint.manifest.link
+        assert link is not None
+        assert (base.path.name, link.index) == (history.written[-2][1].path.name, 5)
+    files = {path.name for path in tmp_path.glob("step-*/*")}
+    assert not any(name.startswith(".folded") for name in files)
+    found = find_newest(tmp_path)
+    assert found.checkpoint is not None
+    with found.checkpoint:
+        assert found.checkpoint.path == history.written[-1][1].path
+
+
+def test_a_new_base_ends_the_process_and_removes_its_files(tmp_path):
+    history, folds = History(1), ChainFolding(tmp_path, 2)
+    history.write(tmp_path)
+    history.evolve()
+    link = history.write(tmp_path)
+    folds.written(link.place)
+    process = folds._process
+    assert process is not None
+    history.evolve()
+    folds.written(history.write(tmp_path, whole=True).place)
+    assert process.returncode is not None
+    assert {path.name for path in link.path.iterdir()} == {"manifest.json", "changes.h5"}
+    folds.close()
+    all_right(history)
+
+
+# Passages: within the tables, after the state, between the renames, and before the link's file is removed.
+@pytest.mark.parametrize("passage", ["write 4", "synced 1", "named 1", "named 2"])
+def test_a_kill_at_any_point_leaves_the_link_or_the_whole_checkpoint(tmp_path, passage):
+    history = History(2)
+    history.write(tmp_path)
+    for _ in range(3):
+        history.evolve()
+        history.write(tmp_path)
+    path = history.written[2][1].path
+    name, number = passage.split()
+    child = os.fork()
+    if child == 0:
+        left = [int(number)]
+
+        def end(passed: str) -> None:
+            left[0] -= passed == name
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        put = compaction.write_all
+
+        def write(*arguments: Any) -> None:
+            end("write")
+            put(*arguments)
+
+        compaction.write_all = write
+        folding._native.fault_point = end
+        write_folded(path)
+        adopt(path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    all_right(history)
+    with open_checkpoint(path) as checkpoint:
+        assert (checkpoint.manifest.link is None) == (passage == "named 2")
+    # The next compaction completes it.
+    if passage == "named 2":
+        with pytest.raises(ConfigError, match="is whole already"):
+            compact(path)
+    else:
+        compact(path)
+    assert {p.name for p in path.iterdir()} == {"manifest.json", "state.h5"}
+    retain(tmp_path, Retention(keep_last=2))
+    assert [info.path.exists() for _, info in history.written] == [False, False, True, True]
+    all_right(history)
+
+
+def test_a_damaged_chain_stays_and_the_failure_is_known(tmp_path):
+    history, folds = History(3), ChainFolding(tmp_path, 2)
+    base = history.write(tmp_path)
+    flip(base.path / "state.h5", 5000)
+    history.evolve()
+    link = history.write(tmp_path)
+    folds.written(link.place)
+    assert folds._process is not None
+    folds._process.wait(LIMIT_S)
+    history.evolve()
+    folds.written(history.write(tmp_path).place)
+    assert f"the chain's checkpoint {base.path.name}" in folds.failure
+    folds.close()
+    assert {path.name for path in link.path.iterdir()} == {"manifest.json", "changes.h5"}
+
+
+def test_what_was_written_for_another_link_is_not_adopted(tmp_path):
+    history = History(5)
+    history.write(tmp_path)
+    for _ in range(2):
+        history.evolve()
+        history.write(tmp_path)
+    first, second = (info.path for _, info in history.written[1:])
+    write_folded(first)
+    for name in (folding.FOLDED, folding.FOLDED_MANIFEST):
+        os.rename(first / name, second / name)
+    with pytest.raises(CheckpointError, match="has been replaced by another checkpoint meanwhile"):
+        adopt(second)
+    all_right(history)
+
+
+def test_the_process_ends_with_its_parent(tmp_path):
+    history = History(6)
+    history.write(tmp_path)
+    history.evolve()
+    link = history.write(tmp_path)
+    command = [sys.executable, "-m", "mpips.checkpoint.folding", str(link.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        # As when the parent is killed.
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(LIMIT_S) in (0, 1)
+    all_right(history)

@@ -1,0 +1,202 @@
+"""Rows of checkpoints in a real Redis server: each row is that of the checkpoint, after kills as well."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chains import History
+from click.testing import CliRunner
+
+from mpips.checkpoint import open_checkpoint, publish
+from mpips.checkpoint.compact import compact
+from mpips.checkpoint.publish import PublishedRows
+from mpips.cli.ckpt import command
+from mpips.errors import CheckpointError, ConfigError
+from mpips.model.row_values import bf16_values
+
+LIMIT_S = 60.0
+TABLES = ("users", "half", "empty")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """A Redis server on a socket of its own; a client, and its address in `url`."""
+    redis = pytest.importorskip("redis")
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("there is no redis-server here")
+    # The path of a socket may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        socket = f"{folder}/socket"
+        options = ["--port", "0", "--unixsocket", socket, "--save", "", "--dir", folder]
+        with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL) as process:
+            client = redis.Redis(unix_socket_path=socket)
+            client.url = f"unix://{socket}?db=0"
+            end = time.monotonic() + LIMIT_S
+            while True:
+                try:
+                    client.ping()
+                    break
+                except redis.ConnectionError:
+                    assert process.poll() is None
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+            yield client
+            client.close()
+            process.kill()
+
+
+@pytest.fixture
+def client(server: Any) -> Any:
+    server.flushall()
+    return server
+
+
+def send(path: Path, client: Any, tables: tuple[str, ...] = ()) -> PublishedRows:
+    with open_checkpoint(path) as checkpoint:
+        return publish.publish(checkpoint, client.url, "p", tables)
+
+
+def check(client: Any, columns: dict[str, Any], tables: tuple[str, ...] = TABLES) -> None:
+    """Compare all of Redis with the tables of a checkpoint."""
+    for name in tables:
+        found = client.hgetall(f"p:{name}")
+        keys, values = (columns[name][role] for role in ("keys", "values"))
+        values = bf16_values(values) if values.dtype == np.uint16 else values
+        assert found == {
+            str(key).encode(): row.astype("<f4").tobytes()
+            for key, row in zip(keys.tolist(), values, strict=True)
+        }
+    names = {name.decode() for name in client.keys("*")}
+    assert names <= {"p", *(f"p:{name}" for name in tables)}
+
+
+def written(folder: Path, n: int) -> History:
+    history = History(8)
+    history.write(folder)
+    for _ in range(n - 1):
+        history.evolve()
+        history.write(folder)
+    return history
+
+
+def test_a_server_follows_a_chain_link_by_link(tmp_path, client, monkeypatch):
+    monkeypatch.setattr(publish, "_BATCH_BYTES", 400)
+    monkeypatch.setattr(publish, "_FIELDS", 7)
+    history = written(tmp_path, 5)
+    counts = []
+    for place in (0, 1, 1, 4):
+        columns, info = history.written[place]
+        done = send(info.path, client)
+        counts.append((done.whole, done.links))
+        check(client, columns)
+        state = client.hgetall("p")
+        assert state[b"step"] == str(info.step).encode()
+        assert state[b"checkpoint"] == info.path.name.encode()
+        tables = json.loads(state[b"tables"])
+        assert tables["users"] == {"dim": 3, "rows": len(columns["users"]["keys"])}
+        assert b"writing" not in state
+    assert counts == [(True, 0), (False, 1), (False, 0), (False, 3)]
+    # An older checkpoint is no continuation.
+    assert send(history.written[2][1].path, client).whole
+    check(client, history.written[2][0])
+
+
+def test_a_server_follows_a_chain_that_was_made_whole(tmp_path, client):
+    history = written(tmp_path, 4)
+    send(history.written[2][1].path, client)
+    compact(history.written[2][1].path)
+    for place, links in ((2, 0), (3, 1)):
+        done = send(history.written[place][1].path, client)
+        assert (done.whole, done.links) == (False, links)
+        check(client, history.written[place][0])
+
+
+class EndError(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("passages", range(1, 9))
+@pytest.mark.parametrize("first", [None, 0], ids=["whole", "links"])
+@pytest.mark.parametrize("then", [2, 3, 1])
+def test_an_end_at_any_point_is_completed_by_the_next_call(
+    tmp_path, client, monkeypatch, passages, first, then
+):
+    """The next call has the same checkpoint, a later one, or one before."""
+    history = written(tmp_path, 4)
+    if first is not None:
+        send(history.written[first][1].path, client)
+    with monkeypatch.context() as patch:
+        left = [passages]
+
+        def ending(name: str) -> Any:
+            call = getattr(publish._Publication, name)
+
+            def passed(own: Any, *arguments: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise EndError
+                return call(own, *arguments)
+
+            return passed
+
+        patch.setattr(publish, "_BATCH_BYTES", 2000)
+        for name in ("_put", "_delete", "_finish"):
+            patch.setattr(publish._Publication, name, ending(name))
+        try:
+            send(history.written[2][1].path, client)
+        except EndError:
+            pass
+        else:
+            assert passages > 5
+    send(history.written[then][1].path, client)
+    check(client, history.written[then][0])
+
+
+def test_chosen_tables_alone_are_published(tmp_path, client):
+    history = written(tmp_path, 2)
+    columns, info = history.written[1]
+    done = send(info.path, client, ("half",))
+    assert done.rows == len(columns["half"]["keys"])
+    check(client, columns, ("half",))
+    # Redis has not the other tables of this checkpoint.
+    assert send(info.path, client).whole
+    check(client, columns)
+    # Those that are not chosen go.
+    assert send(info.path, client, ("half",)).whole
+    assert {name.decode() for name in client.keys("*")} == {"p", "p:half"}
+    with pytest.raises(
+        ConfigError, match="has no embedding table 'weight'; it has users, half, empty"
+    ):
+        send(info.path, client, ("weight",))
+
+
+def test_the_command_publishes_the_newest_checkpoint(tmp_path, client):
+    history = written(tmp_path, 2)
+    arguments = ["publish", str(tmp_path), "--to", client.url, "--prefix", "p"]
+    text = CliRunner().invoke(command, arguments).output
+    assert f"{history.written[1][1].path.name}  all rows: " in text
+    check(client, history.written[1][0])
+    again = CliRunner().invoke(command, [*arguments, "--json"]).output
+    assert json.loads(again)["rows"] == 0
+
+
+def test_what_cannot_be_reached_is_a_sentence(tmp_path):
+    pytest.importorskip("redis")
+    path = written(tmp_path, 1).written[0][1].path
+    with open_checkpoint(path) as checkpoint:
+        with pytest.raises(
+            CheckpointError, match=r"was not published to unix:///nowhere/socket: .*again"
+        ):
+            publish.publish(checkpoint, "unix:///nowhere/socket", "p")
+        with pytest.raises(ConfigError, match="http://h:1: is no address of Redis"):
+            publish.publish(checkpoint, "http://user:secret@h:1", "p")
