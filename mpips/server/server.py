@@ -406,14 +406,8 @@ class Server:
             remove_unused_files(table.storage.path)
         try:
             with as_region_error():
-                self.core.set_storage(
-                    i,
-                    table.name,
-                    places,
-                    frames(table.storage, table.row_bytes),
-                    table.storage.path,
-                    path,
-                )
+                n_frames = frames(table.storage, table.row_bytes)
+                self.core.set_storage(i, table.name, places, n_frames, table.storage.path, path)
         except _native.RecoveryError as error:
             raise RecoveryError(f"server {self.index}: {error}") from None
 

@@ -23,5 +23,5 @@ its reports of progress, and `library_progress.py` those of Keras, JAX and other
 function, and `versions.py` refuses libraries that are too old.
 
 `running.py` is what a program has of a job at work, `observing.py` and `tracing.py` are metrics and
-traces, `final_tables.py` reads tables behind the end.
+traces, `final_tables.py` reads tables behind the end, `clocks_at_end.py` compares the clocks of all workers.
 """

@@ -17,7 +17,8 @@ MPICH and Intel MPI prints about the end of a rank.
 
 `producers.py` is the supervisor's end of [producers], programs that push samples: `producer_process.py` is
 the process that runs them, `producer_states.py` decides, `member_processes.py` finds and ends the processes
-of a program, and `member_queues.py` has its queues.
+of a program, `member_watcher.py` ends them if all else is killed, `member_log.py` bounds their logs, and
+`member_queues.py` has their queues.
 
 `record.py` writes the state of a run between attempts, `block.py` and `host_names.py` are texts for people.
 `sweep.py` runs one job with different options, each in a `child.py`, and `trial_watch.py` shows the trial.

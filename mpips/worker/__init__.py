@@ -23,5 +23,6 @@ Clocks and checkpoints: `ticks.py` ends clocks, `arrivals.py` has the waits in f
 one. `collectives.py` has gathers and reductions, `messages.py` arrays from one worker to another.
 `staging.py` is memory that servers read in place, and `buffers.py` divides a node's shared memory among all
 buffers. `counts.py`, `spent.py` and `tracing.py` count, time and trace. `recorded.py` notes what pulls have
-seen, and repeats it. `whole.py` refuses a worker after an operation that was cut off.
+seen, and repeats it. `whole.py` refuses a worker after an operation that was cut off,
+and `forgotten_clock.py` warns of a program that ends no clock.
 """

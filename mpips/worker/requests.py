@@ -93,7 +93,7 @@ class PolledRequest(Generic[Value]):
         self._done = False
 
     def __repr__(self) -> str:
-        """Return the state as last seen, without a look at the servers."""
+        """Return the state as last seen; servers are not asked."""
         if not self._done:
             return "<request: under way, or complete and not looked at>"
         value = self._value

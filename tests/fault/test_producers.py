@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,42 @@ def test_a_cancelled_run_continues_with_every_sample(tmp_path: Path) -> None:
         record = read_producers(run)
         assert record is not None
         assert [each.starts for each in record.members] == [2, 2]
+
+
+@pytest.mark.long
+def test_programs_go_on_while_the_job_changes_its_size(tmp_path: Path) -> None:
+    words = [sys.executable, str(PROGRAMS / "attached_program.py")]
+    options = ["--set", f"producers.command={json.dumps(words)}", "--set", "producers.members=2"]
+    queued = [str(PROGRAMS / "queued.py"), "", "quiet"]
+    env = launcher.site_environment()
+    with launcher.Launch(command("-n", "5", *options, *queued), env, 250.0, tmp_path) as job:
+        assert processes.until(lambda: (tmp_path / "runs").exists(), 60)
+
+        def is_at(samples: int, n_ranks: int) -> bool:
+            assert job.poll() is None, job.tail(60)
+            run = run_of(tmp_path)
+            status, record = run.status(), read_producers(run)
+            at_work = status is not None and len(status.ranks) == n_ranks
+            return at_work and record is not None and {*record.members[0].produced} == {samples}
+
+        for change, before, after, samples in (("+1", 5, 6, 40), ("-1", 6, 5, 80)):
+            assert processes.until(functools.partial(is_at, samples, before), 90), job.tail(60)
+            scale = [sys.executable, "-m", "mpips", "scale", str(run_of(tmp_path).path)]
+            done = subprocess.run(
+                [*scale, "--workers", change], env=env, capture_output=True, text=True, timeout=100
+            )
+            assert done.returncode == 0, done.stdout + done.stderr + job.tail(60)
+            assert processes.until(functools.partial(is_at, samples, after), 90), job.tail(60)
+            (tmp_path / f"gate-{samples}").touch()
+        found = result(job)
+        assert found.pop("attempt") == 2
+        assert found == EXPECTED
+        record = read_producers(run_of(tmp_path))
+        assert record is not None
+        # The same processes have pushed to workers of three sizes.
+        assert [(each.state, each.starts, each.failures) for each in record.members] == [
+            ("ended", 1, 0)
+        ] * 2
 
 
 @pytest.mark.long

@@ -43,7 +43,8 @@ def serve(worker):
 
     if sys.argv[2:] != ["quiet"]:
         worker.clock = counted
-    stream.serve(worker, sys.argv[1] if len(sys.argv) > 1 else "", [0, 1], slots=5)
+    mine = [*range(worker.index - 1, 2, worker.n_workers - 1)]
+    stream.serve(worker, sys.argv[1] if len(sys.argv) > 1 else "", mine, slots=5)
 
 
 def read(worker, reader):

@@ -33,9 +33,10 @@ from mpips.worker.feedback import residuals
 from mpips.worker.image import memory as image_memory
 from mpips.worker.local import tables as local_tables
 from mpips.worker.replicated import tables as replicated_tables
-from simulation import disk, links
+from simulation import links
 from simulation.planted_backups import BACKUP_DEFECTS
 from simulation.planted_chains import CHAIN_DEFECTS
+from simulation.planted_cuts import CUT_DEFECTS
 from simulation.planted_limits import LIMIT_DEFECTS
 from simulation.planted_plateau import PLATEAU_DEFECTS
 
@@ -103,61 +104,6 @@ def _pushes_again() -> list[Any]:
         real(channel, memory.msgspec.structs.replace(at, pushes=0, tag=0), skips_clocks)
 
     return [mock.patch.object(takeover, "resume", wrong)]
-
-
-def _commits_early() -> list[Any]:
-    """The coordinator commits to a cut before all workers have agreed to its clock."""
-    real = coordinator.Coordinator.agreed
-
-    def wrong(self: coordinator.Coordinator, worker: int, answer: Any) -> None:
-        if self._cut is not None and self._cut.id == answer.id:
-            self._cut.unanswered.clear()
-        real(self, worker, answer)
-
-    return [mock.patch.object(coordinator.Coordinator, "agreed", wrong)]
-
-
-def _counts_the_finished() -> list[Any]:
-    """A worker that finishes agrees to a cut at a clock before its last one."""
-    real = coordinator.Coordinator.worker_done
-
-    def wrong(self: coordinator.Coordinator, worker: int) -> None:
-        cut = self._cut
-        if cut is not None and cut.phase == "proposed":
-            cut.unanswered.discard(worker)
-            cut.refused.discard(worker)
-            self._decide(cut)
-        real(self, worker)
-
-    return [mock.patch.object(coordinator.Coordinator, "worker_done", wrong)]
-
-
-def _agrees_late() -> list[Any]:
-    """A worker agrees to a cut at a clock that it has passed, and cuts at its next tick."""
-
-    def wrong(self: worker_part.WorkerPart, now: int, wait_until: Any) -> None:
-        cut = self._control.cut
-        if isinstance(cut.pending, worker_part.Commit) and now >= cut.pending.clock:
-            number, cut.pending = cut.pending.id, None
-            self._put_tick(number)
-
-    return [mock.patch.object(worker_part.WorkerPart, "at_tick", wrong)]
-
-
-def _cuts_after_a_push() -> list[Any]:
-    """A worker that waits writes its cut record although it has pushed since its tick."""
-    return [mock.patch.object(connection.Connection, "has_pushed", property(lambda self: False))]
-
-
-def _positions_of_later() -> list[Any]:
-    """A server reads the positions for a checkpoint when it writes it, not at the cut."""
-    real = disk.DiskServerPart._head
-
-    def wrong(self: Any, writer: Any, number: int) -> Iterator[object]:
-        writer._rest = (*writer._rest[:3], real(self), *writer._rest[4:])
-        return server_part.ServerPart._write(self, writer, number)
-
-    return [mock.patch.object(disk.DiskServerPart, "_write", wrong, create=True)]
 
 
 def _one_clock_too_old() -> list[Any]:
@@ -549,11 +495,7 @@ PLANTED: dict[str, Callable[[], list[Any]]] = {
         _old_cursor,
         _residual_of_the_last_try,
         _pushes_again,
-        _commits_early,
-        _agrees_late,
-        _counts_the_finished,
-        _cuts_after_a_push,
-        _positions_of_later,
+        *CUT_DEFECTS,
         _one_clock_too_old,
         _releases_before_the_copy,
         _forgets_its_pushes,
