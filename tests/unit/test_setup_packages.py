@@ -67,6 +67,7 @@ def test_only_the_tests_get_a_slurm_and_a_browser_and_only_where_there_are_none(
     tools = [
         "shellcheck",
         "gfortran",
+        "redis-server",
         "prometheus",
         "slurm-wlm",
         "munge",
@@ -79,4 +80,4 @@ def test_only_the_tests_get_a_slurm_and_a_browser_and_only_where_there_are_none(
     machine.add("sbatch", "")
     machine.add("chromedriver", "")
     asked = machine.call("conveniences", MPIPS_SETUP_TESTS="1").stdout.split()
-    assert set(tools) & set(asked) == {"shellcheck", "gfortran", "prometheus"}
+    assert set(tools) & set(asked) == {"shellcheck", "gfortran", "redis-server", "prometheus"}
