@@ -12,6 +12,7 @@ from mpips.errors import ConfigError
 from mpips.model.partition import Partition
 from mpips.model.row_limits import check_servers, most_rows, set_bytes, sketch_bytes, use_bytes
 from mpips.model.shared_scales import scale_tables, shared_codec
+from mpips.model.stages import n_stages, servers_of
 from mpips.model.storage import PLACE_BYTES, frames
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_pull_codec
 
@@ -101,22 +102,23 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
 
 
 def _dense_ranges(tables: Sequence[Table], n_servers: int) -> dict[str, list[ShardRange]]:
-    """Return the shards of each dense table; tables with equal partitions are placed together."""
-    groups: list[tuple[Partition, dict[str, int]]] = []
+    """Return the shards of each dense table; tables with equal partitions and servers are placed together."""
+    n = n_stages(tables)
+    groups: list[tuple[Partition, range, dict[str, int]]] = []
     for table in tables:
         if not isinstance(table, DenseTable):
             continue
-        partition = as_partition(table)
-        for known, sizes in groups:
-            if known == partition:
+        partition, servers = as_partition(table), servers_of(table.stage, n, n_servers)
+        for known, its, sizes in groups:
+            if known == partition and its == servers:
                 sizes[table.name] = table.n_elements
                 break
         else:
-            groups.append((partition, {table.name: table.n_elements}))
+            groups.append((partition, servers, {table.name: table.n_elements}))
     found = {
-        name: [ShardRange(piece.server, piece.start, piece.stop) for piece in pieces]
-        for partition, sizes in groups
-        for name, pieces in partition.place(sizes, n_servers).pieces.items()
+        name: [ShardRange(servers[piece.server], piece.start, piece.stop) for piece in pieces]
+        for partition, servers, sizes in groups
+        for name, pieces in partition.place(sizes, len(servers)).pieces.items()
     }
     for table in tables:
         codec = native_pull_codec(table)

@@ -10,6 +10,12 @@ table without a stage has all workers. The clock is one for all workers.
 
 A job of one worker has one stage: this worker computes the whole model, whatever the stages of its tables.
 
+If the number of servers is a multiple of N, dense tables of stage s lie on servers k with k % N == s. With
+a server and a worker on each node these are the nodes of the stage's workers (mpips.mpi.roles), so with one
+pipeline no gradient and no parameter travels between nodes, and with p pipelines the p-th part of them stays.
+No network link carries more than with all servers: a server receives what one worker sends. The numbers alone
+decide, not the nodes, since a restart may find other nodes and must find the same parts.
+
 A stage is a property of a job, not of the values: checkpoints do not contain it, so they restore with any
 number of stages. The memory of a run does: its checksum has all options of tables.
 """
@@ -77,6 +83,19 @@ def for_workers(tables: Sequence[Table], n_workers: int) -> list[Table]:
 def takes_part(table: Table, worker: int, n: int) -> bool:
     """Return True if a worker pushes to a table and pulls from it, in a job of `n` stages."""
     return table.stage is None or worker % n == table.stage
+
+
+def servers_of(stage: int | None, n: int, n_servers: int) -> range:
+    """Return the servers of the dense tables of a stage, in a job of `n` stages; see above.
+
+    Args:
+        stage: The stage; None for tables of all workers.
+        n: Number of stages.
+        n_servers: Number of servers.
+    """
+    if stage is None or n_servers % n:
+        return range(n_servers)
+    return range(stage, n_servers, n)
 
 
 def not_of_stage(table: Table, worker: int, n: int) -> ConfigError:

@@ -1,6 +1,7 @@
 """One process of the suite `stages`: python -m mpips.bench.rank.staged KIND full|quick FOLDER.
 
 staged   a chain of linear layers in four stages
+nodes    the same, with a server for each stage
 times    the stages of this chain in one process without mpips: seconds for a micro-batch
 one      a multilayer perceptron in one stage
 plain    the same, prepared without stages
@@ -39,9 +40,11 @@ def main(kind: str, size: str, folder: str) -> None:
     if kind == "times":
         found, rank = _times(is_quick), 0
     else:
-        mpips.init(servers=1, verbose=False, timeout_s=60.0)
+        servers = STAGES if kind == "nodes" else 1
+        mpips.init(servers=servers, verbose=False, timeout_s=60.0)
         rank = mpips.rank()
-        found = _chain_steps(is_quick) if kind == "staged" else _mlp_steps(kind, is_quick)
+        is_chain = kind in ("staged", "nodes")
+        found = _chain_steps(is_quick) if is_chain else _mlp_steps(kind, is_quick)
     Path(folder, f"{rank}.json").write_bytes(msgspec.json.encode(found))
 
 

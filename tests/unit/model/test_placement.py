@@ -23,7 +23,9 @@ from mpips.model.placement import (
     place,
 )
 from mpips.model.row_limits import Idle, MaxBytes, MaxRows, MinCount
+from mpips.model.stages import servers_of
 from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.mpi.roles import assign
 from mpips.scheduler.own_worker import OwnWorker
 from mpips.server.server import Server
 from mpips.transport.channel import LocalChannel
@@ -34,19 +36,25 @@ from mpips.worker.worker import Worker, connection_of
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=6)
 
 
-def tables_of(sizes):
+def tables_of(sizes, stages=(None,)):
     partitions = itertools.cycle(["range", "layer"])
     rules = itertools.cycle([SGD(), Adam()])
     return [
-        DenseTable(f"t{i}", (n,), optimizer=rule, partition=partition)
-        for i, (n, partition, rule) in enumerate(zip(sizes, partitions, rules, strict=False))
+        DenseTable(f"t{i}", (n,), optimizer=rule, partition=partition, stage=stage)
+        for i, (n, partition, rule, stage) in enumerate(
+            zip(sizes, partitions, rules, itertools.cycle(stages), strict=False)
+        )
     ]
 
 
 @settings(deadline=None)
-@given(sizes=SIZES, n_servers=st.integers(1, 9))
-def test_every_element_lies_on_exactly_one_server(sizes, n_servers):
-    placement = place(tables_of(sizes), n_servers, 2, 4, 1024)
+@given(
+    sizes=SIZES,
+    n_servers=st.integers(1, 9),
+    stages=st.sampled_from([(None,), (0, 1), (None, 0, 1, 2), (2, 1, 0)]),
+)
+def test_every_element_lies_on_exactly_one_server(sizes, n_servers, stages):
+    placement = place(tables_of(sizes, stages), n_servers, 2, 4, 1024)
     for i, n in enumerate(sizes):
         parts = placement.dense[f"t{i}"]
         edges = sorted((part.start, part.stop) for part in parts)
@@ -60,6 +68,39 @@ def test_every_element_lies_on_exactly_one_server(sizes, n_servers):
         assert set(servers) <= set(range(n_servers))
         if i % 2:
             assert len(parts) == 1
+
+
+def test_tables_of_a_stage_lie_on_its_servers_if_each_stage_has_as_many():
+    tables = tables_of([70_000] * 4, (None, 0, 1, 1))
+
+    def servers(n_servers):
+        dense = place(tables, n_servers, 2, 4, 1024).dense
+        return [sorted({part.server for part in dense[table.name]}) for table in tables]
+
+    # As many servers as stages, and twice as many. The second and last table are not cut into pieces.
+    assert servers(2) == [[0, 1], [0], [1], [1]]
+    whole, first, second, third = servers(4)
+    assert whole == [0, 1, 2, 3]
+    assert second == [1, 3]
+    assert len(first) == len(third) == 1
+    assert first[0] in (0, 2)
+    assert third[0] in (1, 3)
+    # With other numbers all servers take part.
+    assert servers(3)[2] == [0, 1, 2]
+    assert servers(1) == [[0]] * 4
+
+
+def test_the_servers_of_a_stage_are_on_the_nodes_of_its_workers():
+    for n_stages, pipelines in ((2, 1), (4, 1), (3, 2)):
+        n = n_stages * pipelines
+        node_of = [0, *(rank // 2 for rank in range(2 * n))]
+        roles = assign(node_of, [f"node{k}" for k in range(n)], n)
+        for stage in range(n_stages):
+            its = servers_of(stage, n_stages, n)
+            workers = [w for w in range(n) if w % n_stages == stage]
+            assert [node_of[roles.servers[k]] for k in its] == [
+                node_of[roles.workers[w]] for w in workers
+            ]
 
 
 @settings(deadline=None)
