@@ -3,10 +3,10 @@
 usage: switching.py AT [ROLE:PLACE:STEP ...]   the n-th launch ends at that step of the run, before worker 1
 goes on from this place. ROLE: worker (1), server; or both. PLACE: pulled, pushed (and acknowledged, where
 ASP is in force), ended (the worker's clock). Worker 0 prints a JSON line. The environment has SERVERS; with
-SAVED=1 a launch ends at the first step from there on at which the checkpoint before that step is there. With
-PLATEAU=1 server 0 decides on the clock, by a measure of the first two steps: AT must be 5. With LATE=1
-worker 1 is slower, and server 0 decides on the clock by the times of the workers: AT must be 20, the earliest
-clock.
+SAVED=1 a launch ends at the first step from there on at which the checkpoint before that step is there, and
+one that is newer than its own beginning, or the run would be given up. With PLATEAU=1 server 0 decides on the
+clock, by a measure of the first two steps: AT must be 5. With LATE=1 worker 1 is slower, and server 0 decides
+on the clock by the times of the workers: AT must be 20, the earliest clock.
 """
 
 import json
@@ -50,16 +50,27 @@ def saved() -> int:
     return max((int(p.name[5:]) for p in folder.glob("step-*[0-9]")), default=0)
 
 
-def end_here(worker: mpips.Worker, place: str, step: int) -> None:
-    """End the launch if the command line says so."""
+def is_saved(planned: int, first: int) -> bool:
+    """Return whether the checkpoints for an end at `planned` are there; wait half a second for them.
+
+    A cut is at a later clock than the newest one, so the worker must go on meanwhile.
+    """
+    deadline = time.monotonic() + 0.5
+    while saved() < planned // EVERY * EVERY or saved() <= first:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def end_here(worker: mpips.Worker, place: str, step: int, first: int) -> None:
+    """End the launch, which began at step `first`, if the command line says so."""
     launch = int(os.environ["MPIPS_GENERATION"])
     if worker.index != 1 or launch >= len(PLAN) or PLAN[launch][1] != place:
         return
     planned = int(PLAN[launch][2])
-    if SAVED and planned <= step and saved() < planned // EVERY * EVERY:
-        time.sleep(0.1)  # the next step tries again
-        return
-    if step != planned and not (SAVED and step > planned):
+    # With SAVED the next step tries again.
+    if step < planned or (step > planned and not SAVED) or (SAVED and not is_saved(planned, first)):
         return
     role = PLAN[launch][0]
     if role in ("server", "both"):
@@ -98,7 +109,7 @@ def main(worker: mpips.Worker) -> dict[str, object]:
         check(worker, rows.pull(keys)[:, 0].reshape(N_WORKERS, STEPS), min(step, STEPS))
         if SAVED:
             worker.keep_pace(1)
-        end_here(worker, "pulled", step)
+        end_here(worker, "pulled", step, first)
         time.sleep(LATE_S * worker.index * (step < STEPS))
         heavy.push(mine)
         pushed = plain.push(mine)
@@ -106,10 +117,10 @@ def main(worker: mpips.Worker) -> dict[str, object]:
             rows.push(np.array([at]), -np.ones((1, DIM), np.float32))
         if step >= AT:
             pushed.wait()
-        end_here(worker, "pushed", step)
+        end_here(worker, "pushed", step, first)
         worker.set_cursor({"step": step + 1})
         worker.clock()
-        end_here(worker, "ended", step)
+        end_here(worker, "ended", step, first)
     worker.flush()
     worker.barrier("all pushes are applied")
     values = {"plain": plain.pull(), "heavy": heavy.pull(), "rows": rows.pull(keys)}
