@@ -30,6 +30,7 @@ import msgspec
 from mpips.checkpoint.manifest import CHANGES, MANIFEST, STATE
 from mpips.errors import CheckpointError, ConfigError
 from mpips.process import forked
+from mpips.process.path_text import check_path_text
 
 FOLDER = "checkpoints"
 LATEST = "latest"
@@ -81,8 +82,9 @@ def check_writable(name: str, folder: Path, make: bool) -> None:
         make: Make it: a file system can refuse that although the access rights allow it.
 
     Raises:
-        ConfigError: It is not a folder, cannot be made, or cannot be written to.
+        ConfigError: It is not a folder, cannot be made, or cannot be written to, or its name is not UTF-8.
     """
+    check_path_text(folder, name)
     path = folder.absolute()
     try:
         if make:

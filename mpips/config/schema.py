@@ -34,6 +34,7 @@ from mpips.config.site import SiteSettings
 from mpips.config.table_section import TableConfig
 from mpips.config.triggers import Compact, EverySeconds, EverySteps, Grace, Incremental, OnUsr1
 from mpips.errors import ConfigError
+from mpips.process.path_text import check_path_text
 
 _RUN_FILE = "config.json"  # the configuration in a run directory; see mpips.rundir.directory
 
@@ -198,6 +199,7 @@ def load_config(
     if isinstance(label, int) and not isinstance(label, bool):
         raw["data"]["label"] = str(label)  # number of a column
     config = convert(fitted(without_unset(raw), JobConfig), JobConfig, "")
+    _check_texts(raw, "")
     if not config.task and not config.run.script:
         raise ConfigError(
             'no task is given; write task = "logistic" (`mpips train --help` lists the tasks)'
@@ -207,6 +209,18 @@ def load_config(
     config.redundancy.check()
     config.producers.check()
     return config
+
+
+def _check_texts(value: Any, name: str) -> None:
+    """Raise ConfigError for the first text without a form in UTF-8, such as a path."""
+    if isinstance(value, str):
+        check_path_text(value, name)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_texts(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_texts(inner, name)
 
 
 def config_of(stored: Mapping[str, Any]) -> JobConfig:

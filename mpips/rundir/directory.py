@@ -70,6 +70,7 @@ import msgspec
 
 from mpips.errors import CheckpointError, ConfigError
 from mpips.model.build import this_build
+from mpips.process.path_text import check_path_text
 from mpips.rundir.files import Event, Finished, Lease, Places, RankPlace, Ranks, RunInfo, Status
 from mpips.rundir.reading import DAMAGED, open_regular, read_regular
 
@@ -199,9 +200,11 @@ class RunFolder:
         """Make the directory `parent/<name>-<time>-<random>` with its run.json.
 
         Raises:
-            ConfigError: The directory cannot be made, or the name is not accepted.
+            ConfigError: The directory cannot be made, the name is not accepted, or a path is not UTF-8.
         """
         check_name(name)
+        check_path_text(os.getcwd(), "the working directory")
+        check_path_text(parent, "run.folder")
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cls(parent / f"{name}-{stamp}-{secrets.token_hex(2)}")
         info = RunInfo(

@@ -1,0 +1,36 @@
+"""Paths as text: mpips writes them into its files, which are UTF-8."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mpips.errors import ConfigError
+
+
+def check_path_text(path: str | os.PathLike[str], what: str) -> None:
+    """Raise ConfigError for a path that has no form in UTF-8.
+
+    Python reads the bytes of a path by the encoding of the locale. What that cannot read becomes halves of
+    surrogate pairs, which no file of mpips can contain.
+
+    Args:
+        path: The path.
+        what: Its place, for the error.
+
+    Raises:
+        ConfigError: Shows the path, and says whether it or the locale is to be changed.
+    """
+    text = os.fspath(path)
+    try:
+        text.encode()
+        return
+    except UnicodeEncodeError:
+        pass
+    content = text.encode(sys.getfilesystemencoding(), "surrogateescape")
+    try:
+        shown = repr(content.decode())
+        way = f"this process reads names as {sys.getfilesystemencoding()}: set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+    except UnicodeDecodeError:
+        shown, way = repr(content)[1:], "rename it"
+    raise ConfigError(f"{what} = {shown} is not text in UTF-8: {way}")
