@@ -27,10 +27,11 @@ def check_path_text(path: str | os.PathLike[str], what: str) -> None:
         return
     except UnicodeEncodeError:
         pass
-    content = text.encode(sys.getfilesystemencoding(), "surrogateescape")
+    encoding = sys.getfilesystemencoding()
+    content = text.encode(encoding, "surrogateescape")
     try:
         shown = repr(content.decode())
-        way = f"this process reads names as {sys.getfilesystemencoding()}: set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        way = f"this process reads names as {encoding}: set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
     except UnicodeDecodeError:
         shown, way = repr(content)[1:], "rename it"
     raise ConfigError(f"{what} = {shown} is not text in UTF-8: {way}")

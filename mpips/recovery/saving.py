@@ -13,6 +13,7 @@ import msgspec
 from mpips.checkpoint import Manifest, Retention, WorkerState
 from mpips.checkpoint.position import Position
 from mpips.checkpoint.reader import Example
+from mpips.checkpoint.record import mpips_version
 from mpips.config.triggers import Triggers
 from mpips.recovery.memory import Memory, Place
 
@@ -69,6 +70,14 @@ class Saving:
     def steps_before(self) -> int:
         """Steps of the run before this launch."""
         return self.origin.step if self.origin is not None else 0
+
+    @property
+    def version_note(self) -> str:
+        """A sentence if another version of mpips has written the checkpoint of the start; else ""."""
+        if not isinstance(self.origin, Manifest) or self.is_exchange:
+            return ""
+        there, here = self.origin.versions.get("mpips", ""), mpips_version()
+        return f"the checkpoint is from mpips {there}, and this is {here}" if there != here else ""
 
     def position(self, seed: int, worker: int, n_workers: int) -> Position:
         """Return the position at which a worker starts.

@@ -264,7 +264,13 @@ class ScriptProgram:
     def show(self, view: JobView) -> None:
         """Print roles and transports of several ranks, and what was chosen before the first pull."""
         notes = [
-            f"note: {note}" for note in (*self.declared.notes, unused_triggers(view.saving)) if note
+            f"note: {note}"
+            for note in (
+                *self.declared.notes,
+                view.saving.version_note,
+                unused_triggers(view.saving),
+            )
+            if note
         ]
         lines = [*filter(None, [view.description]), *notes]
         if self._verbose and lines:

@@ -154,8 +154,9 @@ class FunctionProgram:
             say(view.description)
             if note := _unknown_position(view.saving):
                 say(f"note: {note}")
-        if self._verbose and (note := unused_triggers(view.saving)):
-            say(f"note: {note}")
+        for note in (view.saving.version_note, unused_triggers(view.saving)):
+            if self._verbose and note:
+                say(f"note: {note}")
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Show nothing."""

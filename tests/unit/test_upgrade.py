@@ -99,7 +99,9 @@ def test_checkpoints_are_verified_shown_compared_and_exported(
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_tables_are_restored_exactly_on_another_number_of_ranks(version: str, steps: int) -> None:
+def test_tables_are_restored_exactly_on_another_number_of_ranks(
+    version: str, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Integers: a mean of 1, 2 and 3 four times; Adagrad's sums go on where they were."""
 
     def work(worker: mpips.Worker) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +117,9 @@ def test_tables_are_restored_exactly_on_another_number_of_ranks(version: str, st
         mpips.DenseTable("w", (3, 4), mpips.SGD(lr=1.0)),
         mpips.EmbeddingTable("rows", 2, mpips.Adagrad(lr=0.5)),
     ]
-    w, rows = mpips.run(work, tables, resume="kept/step-000000000004", verbose=False).value
+    w, rows = mpips.run(work, tables, resume="kept/step-000000000004").value
+    note = f"note: the checkpoint is from mpips {version}, and this is {mpips.__version__}\n"
+    assert (note in capsys.readouterr().err) == (version != mpips.__version__)
     assert (w == -2.0 * (4 + steps)).all()
     fresh = mpips.run(
         lambda worker: worker.table("rows").pull(ALL_KEYS).copy(), tables, verbose=False
@@ -129,10 +133,11 @@ def test_tables_are_restored_exactly_on_another_number_of_ranks(version: str, st
 
 def test_a_training_goes_on_from_the_last_epoch(version: str, command: Command) -> None:
     newest = path_of("fm") + "/checkpoints/step-000000000012"
-    same = ("fm", "--train", "made.svm", "--set", "options.dim=4", "--quiet", "--json")
-    found = json.loads(
-        command("train", *same, "--epochs", "5", "--resume", newest).output.splitlines()[-1]
-    )
+    same = ("fm", "--train", "made.svm", "--set", "options.dim=4", "--progress", "none", "--json")
+    shown = command("train", *same, "--epochs", "5", "--resume", newest).output.splitlines()
+    note = f"note: the checkpoint is from mpips {version}, and this is {mpips.__version__}"
+    assert (note in shown) == (version != mpips.__version__)
+    found = json.loads(shown[-1])
     assert [line["epoch"] for line in found["history"]] == [4, 5]
     assert found["loss"] < 0.26
 
