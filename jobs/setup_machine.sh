@@ -33,10 +33,14 @@ loaded_mpicc() {
   return 1
 }
 
-# choose_mpi: print wheel, mpich or system.
+# choose_mpi: print wheel, mpich, intel or system.
 choose_mpi() {
   case ${MPIPS_MPI:-} in
     wheel | mpich | system) printf '%s\n' "$MPIPS_MPI" ;;
+    intel)
+      [[ $(uname -m) == x86_64 ]] || fail 2 "MPIPS_MPI=intel: Intel MPI exists for x86_64 only, and this is $(uname -m)"
+      echo intel
+      ;;
     "")
       if [[ -s $state/choice.mpi ]]; then
         cat "$state/choice.mpi"
@@ -46,24 +50,24 @@ choose_mpi() {
         echo wheel
       fi
       ;;
-    *) fail 2 "MPIPS_MPI=$MPIPS_MPI: must be wheel, mpich or system" ;;
+    *) fail 2 "MPIPS_MPI=$MPIPS_MPI: must be wheel, mpich, intel or system" ;;
   esac
 }
 
-# choose_hdf5 MPI: print parallel or serial. With the mpich wheel it is serial, because a distribution's HDF5
-# for MPICH is linked to the distribution's MPICH, which has another library name than the wheel's: a process
-# would load two MPIs.
+# choose_hdf5 MPI: print parallel or serial. With the wheels of MPICH and Intel MPI it is serial, because a
+# distribution's HDF5 for MPICH is linked to the distribution's MPICH, which has another library name than the
+# wheel's: a process would load two MPIs.
 choose_hdf5() {
   local elsewhere=${HDF5_DIR:-${HDF5_ROOT:-${HDF5_HOME:-}}}
   case ${MPIPS_HDF5:-} in
     parallel)
-      [[ $1 != mpich || -n $elsewhere ]] ||
-        fail 2 "MPIPS_MPI=mpich with MPIPS_HDF5=parallel needs HDF5_DIR, an HDF5 built with that MPICH"
+      [[ $1 != mpich && $1 != intel || -n $elsewhere ]] ||
+        fail 2 "MPIPS_MPI=$1 with MPIPS_HDF5=parallel needs HDF5_DIR, an HDF5 built with that MPI"
       echo parallel
       ;;
     serial) echo serial ;;
     "")
-      if [[ $1 == mpich && -z $elsewhere ]]; then
+      if [[ $1 == mpich || $1 == intel ]] && [[ -z $elsewhere ]]; then
         echo serial
       elif [[ -s $state/choice.hdf5 ]]; then
         cat "$state/choice.hdf5"
@@ -88,7 +92,7 @@ choose_faults() {
 # mpi_family CHOICE: print openmpi or mpich; mpich includes MPIs with its ABI.
 mpi_family() {
   local mpicc
-  if [[ $1 == mpich ]]; then
+  if [[ $1 == mpich || $1 == intel ]]; then
     echo mpich
   elif [[ $1 == system ]] && mpicc=$(site_command mpicc) &&
     [[ $("$mpicc" --showme:version 2>/dev/null) != *"Open MPI"* ]]; then

@@ -30,6 +30,8 @@ class Machine:
         """Put a command on the machine."""
         path = (folder or self.bin) / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A link leads to the command of the real machine.
+        path.unlink(missing_ok=True)
         path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
         path.chmod(0o755)
         return path

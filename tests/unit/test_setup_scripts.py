@@ -108,15 +108,29 @@ def test_a_choice_is_remembered_until_another_is_asked_for(machine: Machine) -> 
     assert asked.stdout == "wheel\nparallel\n"
 
 
-def test_the_mpich_wheel_takes_a_parallel_hdf5_only_by_name(machine: Machine) -> None:
+@pytest.mark.parametrize("mpi", ["mpich", "intel"])
+def test_the_wheels_of_mpich_and_intel_take_a_parallel_hdf5_only_by_name(
+    machine: Machine, mpi: str
+) -> None:
     state = machine.root / ".venv/.mpips"
     state.mkdir(parents=True)
     (state / "choice.hdf5").write_text("parallel\n")
-    assert machine.call("choose_hdf5 mpich").stdout == "serial\n"
-    assert machine.call("choose_hdf5 mpich", HDF5_DIR="/opt/hdf5").stdout == "parallel\n"
-    refused = machine.call("choose_hdf5 mpich", MPIPS_HDF5="parallel")
+    assert machine.call(f"choose_hdf5 {mpi}").stdout == "serial\n"
+    assert machine.call(f"choose_hdf5 {mpi}", HDF5_DIR="/opt/hdf5").stdout == "parallel\n"
+    refused = machine.call(f"choose_hdf5 {mpi}", MPIPS_HDF5="parallel")
     assert refused.returncode == 2
+    assert f"MPIPS_MPI={mpi}" in refused.stderr
     assert "needs HDF5_DIR" in refused.stderr
+
+
+def test_intel_mpi_is_chosen_where_it_exists(machine: Machine) -> None:
+    machine.add("uname", "echo x86_64")
+    asked = machine.call("choose_mpi; mpi_family intel", MPIPS_MPI="intel")
+    assert asked.stdout == "intel\nmpich\n"
+    machine.add("uname", "echo aarch64")
+    refused = machine.call("choose_mpi", MPIPS_MPI="intel")
+    assert refused.returncode == 2
+    assert "for x86_64 only, and this is aarch64" in refused.stderr
 
 
 def test_hdf5_is_found_through_its_wrapper(machine: Machine, tmp_path: Path) -> None:
