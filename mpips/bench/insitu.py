@@ -1,7 +1,8 @@
 """The suite `insitu`: samples of a simulation, pushed into a stream and read from it.
 
-Pushes are compared with memcpy, and with a Redis server on this machine if there is one; a solver that pushes
-with the same solver alone; many producers and one reader with files in /dev/shm.
+Pushes are compared with memcpy, and with a Redis server on this machine if there is one: those of a program
+that is no rank, into its queue, and those of a rank, until servers hold the sample. A solver that pushes is
+compared with the same solver alone, many producers and one reader with files in /dev/shm.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mpips.testing.errors import BenchError
 
 _PATIENCE_S = 20.0  # until a Redis server that was started accepts connections
 RATIOS = (
+    "sample_attach_vs_memcpy",
     "sample_push_vs_memcpy",
     "sample_push_plain_vs_memcpy",
     "sample_push_vs_redis",
@@ -58,6 +60,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         found.add(on_ranks("mpips.bench.rank.insitu:push", 2, chosen))
     if not redis:
         found.skipped["sample_push_vs_redis"] = "there is no redis-server in PATH"
+    found.add(on_ranks("mpips.bench.rank.insitu:attach", 2, options))
     # Scheduler, server and reader, with one solver and with several producers.
     found.add(on_ranks("mpips.bench.rank.insitu:solve", 4, options))
     producers = 2 if options.quick else 8

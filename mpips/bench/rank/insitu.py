@@ -1,6 +1,7 @@
 """Ranks of the suite `insitu`: producers that push samples, and readers.
 
 push     one producer: pushes of 1 MiB until the server holds them, and copies of as many bytes
+attach   a program that is no rank pushes 1 MiB into its queue, and copies as many bytes (attached.py)
 solve    a solver that pushes its field after each step, and without pushes; a reader draws batches meanwhile
 gather   producers whose samples one reader reads, each once; by a stream, and by files in /dev/shm
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,20 +19,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mpips.bench.insitu import InsituOptions
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings, measure_alternately, rates
+from mpips.bench.rank.attached import SIDE
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.errors import StallError
 from mpips.insitu.stream_table import StreamTable
 from mpips.process.patience import Patience
+from mpips.testing.errors import BenchError
 from mpips.worker.worker import Worker
 
 MIB = 1 << 20
 _HELD = 64  # samples that are held, and places to which memcpy copies: more than caches hold
-_SIDE = 512  # values of a side of a field of 1 MiB
 _BATCH = 16  # samples that a reader takes at once
 _PATIENCE_S = 60.0
 _SHM = Path("/dev/shm")
@@ -70,16 +75,16 @@ class RedisClient:
 
 def push(ranks: BenchRanks, options: InsituOptions) -> Findings | None:
     """Measure pushes on the rank of the worker. Collective."""
-    shape = (_SIDE, _SIDE)
+    shape = (SIDE, SIDE)
     streams = [
         StreamTable("full", {"x": shape}, _HELD, keep="newest"),
         StreamTable("plain", {"x": shape}, _HELD, keep="newest", moments="none"),
     ]
 
     def main(worker: Worker) -> Findings:
-        x = np.random.default_rng(1).standard_normal((_SIDE, _SIDE), np.float32)
+        x = np.random.default_rng(1).standard_normal((SIDE, SIDE), np.float32)
         works: dict[str, Callable[[], object]] = {}
-        places = np.ones((_HELD, _SIDE, _SIDE), np.float32)
+        places = np.ones((_HELD, SIDE, SIDE), np.float32)
         at = [0]
 
         def copy() -> None:
@@ -136,9 +141,44 @@ def push_findings(seconds: dict[str, list[float]]) -> Findings:
     return found
 
 
+def attach(ranks: BenchRanks, options: Options) -> Findings | None:
+    """Measure pushes of a program, whose queue the rank of the worker serves. Collective."""
+    stream = StreamTable("s", {"x": (SIDE, SIDE)}, _HELD, keep="newest", moments="none")
+
+    def main(worker: Worker) -> Findings:
+        with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
+            name, out = Path(folder).name, Path(folder, "out.json")
+            numbers = [str(4 if options.quick else 200), str(options.repetitions)]
+            command = [sys.executable, "-m", "mpips.bench.rank.attached", name, *numbers, str(out)]
+            with subprocess.Popen(command) as program:
+                try:
+                    stream.serve(worker, name, patience_s=_PATIENCE_S)
+                    code = program.wait(_PATIENCE_S)
+                finally:
+                    program.kill()
+            if code:
+                raise BenchError(f"the program that pushes has ended with code {code}")
+            seconds = msgspec.json.decode(out.read_bytes(), type=dict[str, list[float]])
+        return Findings(
+            comparisons=[
+                Comparison(
+                    name="sample_attach_vs_memcpy",
+                    what="a sample of 1 MiB of a program that is no rank, until it is in the queue",
+                    unit="us",
+                    ours=[1e6 * s for s in seconds["push"]],
+                    baseline=[1e6 * s for s in seconds["memcpy"]],
+                    baseline_name="memcpy",
+                )
+            ]
+        )
+
+    value: Findings | None = ranks.session(main, _tables([stream]))
+    return value
+
+
 def solve(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure a solver with and without pushes, on the rank of worker 0; worker 1 reads. Collective."""
-    stream = StreamTable("s", {"x": (_SIDE, _SIDE)}, _HELD, keep="newest")
+    stream = StreamTable("s", {"x": (SIDE, SIDE)}, _HELD, keep="newest")
     steps = 3 if options.quick else 60
 
     def main(worker: Worker) -> Findings | None:
@@ -148,7 +188,7 @@ def solve(ranks: BenchRanks, options: Options) -> Findings | None:
                 worker.clock()
             return None
         producer = stream.producer(worker)
-        field = np.random.default_rng(2).standard_normal((_SIDE, _SIDE), np.float32)
+        field = np.random.default_rng(2).standard_normal((SIDE, SIDE), np.float32)
 
         def step() -> None:
             """Some explicit steps of the heat equation: between two samples a solver makes several."""

@@ -80,7 +80,12 @@ def test_without_the_program_the_ratio_is_skipped(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(insitu, "on_ranks", imitated)
     found = run("insitu", Options(), 0)
     assert found.skipped == {"sample_push_vs_redis": "there is no redis-server in PATH"}
-    assert launched == [("push", 2, ""), ("solve", 4, None), ("gather", 11, None)]
+    assert launched == [
+        ("push", 2, ""),
+        ("attach", 2, None),
+        ("solve", 4, None),
+        ("gather", 11, None),
+    ]
     assert set(run("insitu", Options(), 2).skipped) == set(insitu.RATIOS)
     assert InsituOptions().redis == ""
 
@@ -88,7 +93,7 @@ def test_without_the_program_the_ratio_is_skipped(monkeypatch: pytest.MonkeyPatc
 def test_pushes_are_compared_with_what_was_measured() -> None:
     seconds = {"memcpy": [1e-4, 2e-4], "full": [2e-4, 8e-4], "plain": [1e-4, 3e-4]}
     found = push_findings(seconds).comparisons
-    assert [each.name for each in found] == [*insitu.RATIOS[:2]]
+    assert [each.name for each in found] == [*insitu.RATIOS[1:3]]
     assert found[0].ratios == pytest.approx([2, 4])
     assert found[1].ratios == pytest.approx([1, 1.5])
     with_redis = push_findings({**seconds, "redis": [2e-3, 4e-3]}).comparisons[2]
