@@ -166,6 +166,7 @@ def test_the_manifest_says_who_had_what(written: Path) -> None:
     }
     assert manifest.table("weight").optimizer["beta1"] == 0.9
     assert manifest.versions["mpips"] == mpips.__version__
+    assert manifest.versions.get("commit", "") == _native.commit
     assert manifest.config == {"train": {"epochs": 3}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from mpips.checkpoint.structure import hdf5_kind
 from mpips.config.schema import JobConfig
 from mpips.model.buffers import BufferShares
 from mpips.model.table import DenseTable
+from mpips.plan import planning
 from mpips.plan.needs import (
     ServerNeeds,
     node_needs,
     staging_bytes,
     steps_per_epoch,
 )
-from mpips.plan.planning import Hardware, read_inputs
+from mpips.plan.planning import Hardware, read_inputs, this_machine
 from mpips.plan.rehearsal import rehearse
 from mpips.plan.report import as_json, as_text
 from mpips.training.train import train
@@ -33,6 +35,17 @@ from mpips.worker.start import Planned
 def alone(config: JobConfig) -> BufferShares:
     """Return the sizes of the buffers of a job of one process."""
     return buffers_alone([], [], config.cluster).shares()
+
+
+def test_the_memory_of_a_node_is_what_its_control_group_grants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "group_limit", lambda: 0)
+    whole = this_machine().memory
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit, granted in ((1 << 30, 1 << 30), (4 * whole, whole)):
+        monkeypatch.setattr(planning, "group_limit", lambda limit=limit: limit)
+        assert this_machine().memory == granted
 
 
 LEAVING = 2  # last records of a worker at each server: no more checkpoints, no more pushes
