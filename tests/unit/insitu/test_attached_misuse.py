@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,38 @@ def test_a_wrong_environment_is_a_sentence(
     assert not any(queue.is_attached for queue in queues)
     # A name that is given has nothing to do with the environment.
     assert attach(name, 4).number == 4
+
+
+def test_a_child_that_is_forked_while_a_thread_pushes_can_detach(name: str) -> None:
+    queue = serve(name, slots=1)
+    producer = attach(name, timeout_s=60.0)
+    producer.push({"x": X})
+
+    def push() -> None:
+        while True:
+            try:
+                return producer.push({"x": X})
+            except RuntimeError:  # the other thread was first
+                pass
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    while True:
+        try:
+            producer.try_push({"x": X})
+        except RuntimeError:  # the thread waits
+            break
+    pid = os.fork()
+    if pid == 0:
+        try:
+            producer.detach()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    queue.take(1)
+    thread.join()
+    assert (queue.written, queue.is_attached) == (2, True)
 
 
 ELSEWHERE = """

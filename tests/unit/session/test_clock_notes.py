@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import mpips
 from mpips import ASP, BSP, SSP, DenseTable, EmbeddingTable, Replicated, Switch, Worker
 from mpips.session.clocks_at_end import clock_notes, named
-from mpips.worker.forgotten_clock import MANY_ROUNDS, effect, watched
+from mpips.worker.forgotten_clock import MANY_ROUNDS, ForgottenClock, effect, watched
 from mpips.worker.worker import connection_of
 
 ONE = np.ones(2, np.float32)
@@ -86,6 +87,24 @@ def test_a_long_program_is_told_while_it_runs_and_only_once(
         f"under BSP {LATE}; call worker.clock() at the end of each step\n"
     ]
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_one_worker_speaks_for_all(capfd: pytest.CaptureFixture[str], index: int) -> None:
+    class Busy:
+        """A part that has pushed and pulled more with each look."""
+
+        looks = 0
+
+        def count(self, counters: dict[str, int]) -> None:
+            self.looks += 1
+            for key in ("pushed", "pushed_bytes", "pulled_bytes"):
+                counters[key] = counters.get(key, 0) + self.looks
+
+    connection: Any = SimpleNamespace(index=index, step=3, channels=[], parts=[Busy()])
+    watch = ForgottenClock(connection, "an effect", [dense(BSP())])
+    assert [watch.poll() for _ in range(MANY_ROUNDS)] == [False] * (MANY_ROUNDS - 1) + [True]
+    assert capfd.readouterr().err.count("worker 0 has pushed and pulled") == (index == 0)
 
 
 def test_rows_count_as_well(capfd: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 def test_a_program_starts_when_a_worker_serves_all_of_its_queues(
     make: Make, tmp_path: Path
 ) -> None:
-    text = 'echo "$MPIPS_STREAM $MPIPS_PRODUCER $MPIPS_MEMBER $MORE $MPIPS_RUN_DIR/{x}" >$MPIPS_MEMBER; pwd'
+    names = "$MPIPS_STREAM $MPIPS_PRODUCER $MPIPS_PRODUCERS $MPIPS_MEMBER $MORE $MPIPS_RUN_DIR/{x}"
+    text = f'echo "{names}" >$MPIPS_MEMBER; pwd'
     programs = make(
         command=["sh", "-c", text],
         members=2,
@@ -64,6 +65,7 @@ def test_a_program_starts_when_a_worker_serves_all_of_its_queues(
         assert found == [
             programs.plan.queues,
             str(2 * member),
+            "2",
             str(member),
             "more",
             "/" + "ab"[member],
@@ -350,6 +352,24 @@ def test_another_watcher_follows_a_killed_one(make: Make) -> None:
     programs.until(lambda: watchers(record.pid) not in ([], [first]))
     os.kill(record.pid, signal.SIGKILL)
     assert processes.until(lambda: not programs.left(), 20.0)
+
+
+def test_a_program_without_any_mark_ends_when_the_process_that_runs_it_is_killed(
+    make: Make,
+) -> None:
+    # Containers and sudo clear the environment of what they start.
+    hidden = (
+        f"env -i TEST_PRODUCERS={os.getcwd()} sh -c \"trap '' TERM; echo ready; {WAIT}\"; exit 0"
+    )
+    programs = make(command=shell(hidden), end_s=0.2)
+    programs.serve(0)
+    programs.producers.begin()
+    programs.until_ready()
+    record = programs.record
+    assert record is not None
+    assert processes.marked(f"TEST_PRODUCERS={os.getcwd()}")
+    os.kill(record.pid, signal.SIGKILL)
+    assert processes.until(lambda: not processes.marked(f"TEST_PRODUCERS={os.getcwd()}"), 20.0)
 
 
 @pytest.mark.parametrize("way", ["done", "stopped", "terminated", "killed"])

@@ -11,7 +11,8 @@ from run_files import RunFiles, full_run, members
 from mpips.rundir.producers import member_log
 from mpips.supervisor.member_log import cut_log
 from mpips.web import log_text
-from mpips.web.log_text import log_tail
+from mpips.web import members as members_module
+from mpips.web.log_text import log_tail, logs_of
 
 MOST = 4096
 MEMBER_0 = -2  # number of its log
@@ -36,6 +37,23 @@ def test_a_line_longer_than_the_end_is_shown_as_well(files: RunFiles) -> None:
     found = tail(files, most)
     assert found["left_out"] == 300_000 - most
     assert found["lines"] == ["a" * most]
+
+
+def test_the_first_line_is_whole(files: RunFiles) -> None:
+    text = "".join(f"line {n}\n" for n in range(10_000))
+    member_log(files.run, 0).write_text(text)
+    for most in range(MOST, MOST + 12):
+        found = tail(files, most)
+        assert found["left_out"] == len(text) - most
+        assert found["lines"] == [f"line {n}" for n in range(10_000 - len(found["lines"]), 10_000)]
+        assert most - 20 < len("\n".join(found["lines"])) < most
+
+
+def test_so_many_logs_are_shown(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [row["rank"] for row in logs_of(files.run, 0)][-2:] == [MEMBER_0, MEMBER_0 - 1]
+    monkeypatch.setattr(members_module, "MOST_MEMBERS", 1)
+    assert [row["rank"] for row in logs_of(files.run, 0) if row["rank"] < -1] == [MEMBER_0]
+    assert log_tail(files.run, 0, MEMBER_0 - 1) is None
 
 
 def test_bytes_that_are_no_text_are_replaced(files: RunFiles) -> None:
