@@ -104,8 +104,9 @@ class ForgottenClock:
         """Print the warning on worker 0 when it is due; return True if there is nothing more to watch."""
         if self.is_over:
             return True
-        pushes, pulled = self._pushes(), self._bytes()[1]
-        if pushes > self._seen[0] and pulled > self._seen[1]:
+        pushes = self._pushes()
+        # A program that only reads is watched to its end, so the cheaper half comes first.
+        if pushes > self._seen[0] and (pulled := self._bytes()[1]) > self._seen[1]:
             self._rounds += 1
             self._seen = pushes, pulled
         if self._rounds < MANY_ROUNDS:

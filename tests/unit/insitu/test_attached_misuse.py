@@ -299,6 +299,27 @@ def test_a_child_that_is_forked_while_a_thread_pushes_can_detach(name: str) -> N
     assert (queue.written, queue.is_attached) == (2, True)
 
 
+def test_values_that_a_dead_worker_has_half_written_end_the_wait_until_others_come(
+    name: str,
+) -> None:
+    queue = serve(name, steer=2)
+    producer = attach(name, timeout_s=0.05)
+    queue.publish(np.float32([1, 2]))
+    words = np.memmap(rig.queue_path(name), np.uint64, "r+")
+    words[words[5] // 8] += 1  # the word behind `steer_offset` of the header
+    with pytest.raises(
+        StallError, match=r"^steer: .* values are half written for 0.05 s: worker 2"
+    ):
+        producer.steer()
+    # The next worker of the queue publishes, and the producer goes on.
+    queue.publish(np.float32([3, 4]))
+    steered = producer.steer()
+    assert steered is not None
+    assert (steered.version, steered.values.tolist()) == (2, [3, 4])
+    producer.push({"x": X})
+    assert queue.written == 1
+
+
 ELSEWHERE = """
 import sys, mpips
 try:

@@ -103,6 +103,7 @@ def test_one_worker_speaks_for_all(capfd: pytest.CaptureFixture[str], index: int
 
     connection: Any = SimpleNamespace(index=index, step=3, channels=[], parts=[Busy()])
     watch = ForgottenClock(connection, "an effect", [dense(BSP())])
+    assert not watch.is_over
     assert [watch.poll() for _ in range(MANY_ROUNDS)] == [False] * (MANY_ROUNDS - 1) + [True]
     assert capfd.readouterr().err.count("worker 0 has pushed and pulled") == (index == 0)
 
