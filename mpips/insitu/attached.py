@@ -6,7 +6,6 @@ see native/src/queue/sample_queue.hpp. Neither MPI nor a worker is needed here.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from types import TracebackType
@@ -85,19 +84,24 @@ def attach(
         StallError: No worker has served the producer for `timeout_s`.
         RegionError: The system refuses access to the queue.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise ConfigError(f"attach: name = {name!r}: must be a text or a path")
     is_number = isinstance(number, int | np.integer) and not isinstance(number, bool)
     if not is_number or number < 0:
         raise ConfigError(f"attach: number = {number!r}: must be a whole number of at least 0")
-    is_time = isinstance(timeout_s, int | float | np.number) and not isinstance(timeout_s, bool)
-    if not is_time or math.isnan(timeout_s) or timeout_s < 0:
+    is_time = isinstance(timeout_s, int | float | np.integer | np.floating)
+    if not is_time or isinstance(timeout_s, bool) or not timeout_s >= 0:
         raise ConfigError(f"attach: timeout_s = {timeout_s!r}: must be seconds, 0 or more")
+    if comm is not None and not hasattr(comm, "Get_rank"):
+        raise ConfigError(f"attach: comm = {comm!r}: must be a communicator of mpi4py, or None")
     at = name if isinstance(name, str) else os.path.abspath(os.fsdecode(name))
     rank = 0 if comm is None else comm.Get_rank()
     if int(number) + rank > _MOST_NUMBER:
         raise ConfigError(f"attach: number = {int(number) + rank}: must be at most {_MOST_NUMBER}")
-    return AttachedProducer(at, int(number) + rank, float(timeout_s))
+    return AttachedProducer(at, int(number) + rank, float(min(timeout_s, _LONGEST_S)))
 
 
+_LONGEST_S = 1e12  # in place of longer timeouts, infinity among them
 _MOST_NUMBER = (1 << 24) - 1
 
 
@@ -119,7 +123,7 @@ class AttachedProducer:
         if "\0" in at:
             raise ConfigError(f"attach: name = {at!r}: contains a zero byte")
         self._pid = os.getpid()
-        self._client = _native.QueueClient(at, number, timeout_s)
+        self._client = _native.QueueClient(os.fsencode(at), number, timeout_s)
         self.name, self.number = at, number
         self._check(self._client.open())
         self.name, self.number = self._client.name, self._client.number

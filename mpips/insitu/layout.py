@@ -165,7 +165,7 @@ class SampleLayout:
             ValueError: A field is missing, unknown, or of another shape, or a number is beyond its type.
         """
         names = [field.name for field in self.fields]
-        if not isinstance(sample, Mapping) or sorted(sample) != sorted(names):
+        if not isinstance(sample, Mapping) or {*sample} != {*names}:
             given = (
                 ", ".join(map(str, sample)) if isinstance(sample, Mapping) else repr(type(sample))
             )

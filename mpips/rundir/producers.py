@@ -20,9 +20,10 @@ import msgspec
 
 from mpips.rundir.directory import RunFolder, read_json
 
-# Set for ranks and programs; libmpips_client reads both (native/src/client/client.cpp).
+# Set for programs, the first for ranks as well; libmpips_client reads them (native/src/client/client.cpp).
 STREAM = "MPIPS_STREAM"  # name of the queues
 FIRST = "MPIPS_PRODUCER"  # number of the first producer of a program
+COUNT = "MPIPS_PRODUCERS"  # number of its producers
 # Marks of the programs and of all processes that come from them.
 MEMBER_OF = "MPIPS_MEMBER_OF"  # the run directory
 MEMBER = "MPIPS_MEMBER"  # number of the member

@@ -53,7 +53,7 @@ def cut_log(path: Path, most: int) -> bool:
 
 def _cut(fd: int, size: int, most: int) -> None:
     beginning = os.pread(fd, most // 4 + _MOST_CUT, 0)
-    earlier = _last_cut(beginning)
+    earlier = _CUT.search(beginning)  # a program may print such lines behind it
     before = b""
     if earlier is not None:
         head, cut = earlier.start(), int(earlier[1]) - (earlier.end() - earlier.start())
@@ -71,12 +71,6 @@ def _cut(fd: int, size: int, most: int) -> None:
         at += len(piece)
         to = _write(fd, piece, to)
     os.ftruncate(fd, to)
-
-
-def _last_cut(beginning: bytes) -> re.Match[bytes] | None:
-    """Return the line that an earlier cut has left; a program may print such a line before it."""
-    found = [*_CUT.finditer(beginning)]
-    return found[-1] if found else None
 
 
 def _write(fd: int, data: bytes, at: int) -> int:

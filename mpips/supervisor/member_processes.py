@@ -12,12 +12,12 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from mpips.rundir.producers import MEMBER, MEMBER_OF
-from mpips.supervisor.reap import is_dead
+from mpips.supervisor.reap import dying, is_dead, started_at
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -115,11 +115,17 @@ def kill_marked(run: Path) -> int:
 
 def kill_with(mark: str) -> int:
     """Kill all processes whose environment contains `mark`, as `kill_marked` does."""
-    killed: set[int] = set()
+    return kill_found(lambda: {*marked_with(mark)})
+
+
+def kill_found(find: Callable[[], set[int]]) -> int:
+    """Kill all processes that a function finds, until it finds none, as `kill_marked` does."""
+    killed: set[tuple[int, str]] = set()  # pids with their start times
     until = time.monotonic() + _KILLED_S
-    while pids := {*marked_with(mark), *(pid for pid in killed if not is_dead(pid))}:
+    # A killed process loses its environment some time before it is dead.
+    while pids := {*find(), *dying(killed)}:
+        killed |= {(pid, started_at(pid)) for pid in pids}
         send(pids, signal.SIGKILL)
-        killed |= pids
         if time.monotonic() > until:
             raise TimeoutError(
                 f"processes {sorted(pids)} of the producers did not end within {_KILLED_S:g} s of SIGKILL: "

@@ -3,7 +3,9 @@
 The process that runs the programs ends them when the supervisor is gone, and the supervisor when that process
 is. If both are killed, the watcher is left: a forked child of the process that runs the programs, which waits
 for the end of a pipe from it. Then it ends the processes that come from its programs: SIGTERM, and SIGKILL
-after `end_s`. It finds them by a mark in their environment, which programs of a later supervisor do not have.
+after `end_s`. It finds them by a mark in their environment, which programs of a later supervisor do not have,
+and by their session, since a program may have cleared its environment, as some containers do. The sessions
+of running programs come through the pipe.
 
 The signal that the kernel sends at the death of a parent (prctl(2), PR_SET_PDEATHSIG) reaches a command at
 once, but not the processes that the command has started, and there is only one of it.
@@ -18,7 +20,7 @@ import time
 from typing import NoReturn
 
 from mpips.rundir.producers import MEMBER_RUNNER
-from mpips.supervisor.member_processes import kill_with, marked_with, send
+from mpips.supervisor.member_processes import below, kill_found, marked_with, processes, send
 
 _PAUSE_S = 0.05
 
@@ -38,34 +40,81 @@ class MemberWatcher:
             end_s: Seconds from SIGTERM to SIGKILL.
         """
         self.mark = f"{os.getpid()}-{time.time_ns()}"
+        self._end_s, self._sessions = end_s, set[int]()
+        self._begin()
+
+    def _begin(self) -> None:
         reading, self._writing = os.pipe()  # programs do not inherit it
         self.pid = os.fork()
         if self.pid == 0:
-            _watch(reading, self.mark, end_s)
+            _watch(reading, f"{MEMBER_RUNNER}={self.mark}", self._end_s, self._sessions)
         os.close(reading)
+        os.set_blocking(self._writing, False)
+
+    def note(self, session: int) -> None:
+        """Note the session of a program that has started."""
+        self._sessions.add(session)
+        self._write(b"+%d\n" % session)
+
+    def forget(self, session: int) -> None:
+        """Note that no process of a program is left: another session may get the number."""
+        self._sessions.discard(session)
+        self._write(b"-%d\n" % session)
+
+    def _write(self, line: bytes) -> None:
+        # A watcher that was killed or stopped does not read.
+        with contextlib.suppress(OSError):
+            os.write(self._writing, line)
+
+    def was_reaped(self, pid: int) -> None:
+        """Fork another watcher if this child of the process, which has ended, was the watcher."""
+        if pid == self.pid:
+            os.close(self._writing)
+            self._begin()
 
     def end(self) -> None:
         """End the watcher; no program is left."""
-        send([self.pid], signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            # The pid of a child for which nobody has waited is not that of another process.
+            if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
         os.close(self._writing)
-        with contextlib.suppress(ChildProcessError):  # if it was killed, it was waited for
-            os.waitpid(self.pid, 0)
 
 
-def _watch(reading: int, mark: str, end_s: float) -> NoReturn:
-    """Wait for the end of the parent, and end what it has left. Does not return."""
+def _watch(reading: int, mark: str, end_s: float, sessions: set[int]) -> NoReturn:
+    """Wait for the end of the parent, and end what it has left. Does not return.
+
+    Args:
+        reading: The pipe, from which the sessions of programs come.
+        mark: The mark of programs, NAME=value.
+        end_s: Seconds from SIGTERM to SIGKILL.
+        sessions: The sessions of programs that run already.
+    """
     try:
         _become_watcher(reading)
-        while os.read(reading, 1):
-            pass
-        mark = f"{MEMBER_RUNNER}={mark}"
-        send(marked_with(mark), signal.SIGTERM)
+        text = b""
+        while more := os.read(reading, 1 << 12):
+            *lines, text = (text + more).split(b"\n")
+            for line in lines:
+                change = sessions.add if line.startswith(b"+") else sessions.discard
+                change(int(line[1:]))
+        send(left_over(mark, sessions), signal.SIGTERM)
         until = time.monotonic() + end_s
-        while time.monotonic() < until and any(marked_with(mark)):
+        while time.monotonic() < until and left_over(mark, sessions):
             time.sleep(_PAUSE_S)
-        kill_with(mark)
+        kill_found(lambda: left_over(mark, sessions))
     finally:
         os._exit(0)
+
+
+def left_over(mark: str, sessions: set[int]) -> set[int]:
+    """Return the pids of the processes of programs; remove the sessions that have ended."""
+    rows = processes()
+    sessions &= {row.session for row in rows}
+    marked = {*marked_with(mark)}
+    own = marked | {row.pid for row in rows if row.session in sessions}
+    return (marked | below(own, rows)) - {os.getpid()}
 
 
 def _become_watcher(reading: int) -> None:

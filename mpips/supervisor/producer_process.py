@@ -37,6 +37,7 @@ from mpips.monitor.logs import clean
 from mpips.mpi.signals import name_of
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.producers import (
+    COUNT,
     FIRST,
     MEMBER,
     MEMBER_OF,
@@ -61,7 +62,6 @@ _LOOK_S = 0.5  # s between two looks at the queues of members that are over
 _WRITE_S = (
     2.0  # s between two writes of producers.json in which only numbers of samples have changed
 )
-_UNSERVED_S = 60.0  # s without a served queue after which a line names what is missing
 _LAST_LINE = 200  # characters of a log's last line in a message
 
 
@@ -88,7 +88,7 @@ class MemberWork:
         queues: Its queues.
         process: Its command while it runs.
         ending: Set from the end of the command to that of its last process.
-        sessions: Sessions of all its starts.
+        sessions: Session of its start; empty: no process of it is left.
         began: Monotonic time of the last start.
         replacements: `MemberQueues.replacements` at the last start.
         earlier: Starts under earlier supervisors.
@@ -134,7 +134,6 @@ class ProducerRunner:
             for member in range(config.members)
         ]
         self._take_over()
-        self._began = time.monotonic()
         self._end_at: float | None = (
             None  # monotonic time of the next signal to all; None: no end yet
         )
@@ -174,8 +173,10 @@ class ProducerRunner:
         """Do what is due. Return False if the end was requested and no process of a member is left."""
         now = time.monotonic()
         self._collect(now)
-        for member in self.states.members:
-            self._settle(member, now)
+        if any(each.ending is not None for each in self._running):
+            rows = member_processes.processes()  # once for all members
+            for member in self.states.members:
+                self._settle(member, rows, now)
         if self._end_at is None:
             for member in self.states.to_start(self._is_served, now):
                 self._start(member, now)
@@ -200,18 +201,20 @@ class ProducerRunner:
             if found.si_pid not in pids:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(found.si_pid, os.WNOHANG)
+                self._watcher.was_reaped(found.si_pid)
                 continue
             for each in self._running:
                 if each.process is not None and each.process.pid == found.si_pid:
                     each.ending = MemberEnd(each.process.wait(), now - each.began)
                     each.process = None
 
-    def _settle(self, member: EnsembleMember, now: float) -> None:
+    def _settle(
+        self, member: EnsembleMember, rows: list[member_processes.ProcessRow], now: float
+    ) -> None:
         """End what a command has left; when nothing is left, decide what follows."""
         mine = self._running[member.number]
         if mine.ending is None:
             return
-        rows = member_processes.processes()
         left = member_processes.of_member(member.number, mine.sessions, rows)
         if left and not mine.ending.kill_at:
             mine.ending.kill_at = now + self._config.end_s
@@ -225,6 +228,9 @@ class ProducerRunner:
         self, member: EnsembleMember, mine: MemberWork, ending: MemberEnd, now: float
     ) -> None:
         mine.ending = None
+        for session in mine.sessions:
+            self._watcher.forget(session)
+        mine.sessions.clear()
         mine.queues.note()
         self._cut_log(member.number)
         replaced = mine.queues.replacements > mine.replacements
@@ -298,6 +304,7 @@ class ProducerRunner:
             self._report(member, self.states.ended(member, 127, now, futile=True))
             return
         mine.sessions.add(mine.process.pid)
+        self._watcher.note(mine.process.pid)
         if self._config.members == 1:
             self._say_once("the producers are started")
         elif sum(each.starts > 0 for each in self.states.members) == self._config.n_at_once:
@@ -317,6 +324,7 @@ class ProducerRunner:
         marks = {
             STREAM: self._stream,
             FIRST: str(self._config.numbers(member.number)[0]),
+            COUNT: str(self._config.queues),
             MEMBER: str(member.number),
             MEMBER_OF: str(self._run.path),
             MEMBER_RUNNER: self._watcher.mark,
@@ -340,17 +348,17 @@ class ProducerRunner:
             )
 
     def _tell_of_wait(self, now: float) -> None:
-        """Print once what is missing if no queue is served for long and no member has started."""
-        if now - self._began < _UNSERVED_S or any(each.starts for each in self.states.members):
+        """Print once for a member what is missing if its queues are not served for long."""
+        member = self.states.unserved(self._is_served, now)
+        if member is None:
             return
-        waiting = [each.number for each in self.states.members if each.state == "waiting"]
-        if waiting and not any(self._is_served(number) for number in waiting):
-            numbers = [*self._config.numbers(waiting[0])]
-            named = f"{self._config.stream!r}, " if self._config.stream else ""
-            self._say_once(
-                f"the producers wait: no worker on {self._host} serves the queues of member {waiting[0]}; "
-                f"main must call stream.serve(worker, {named}producers={numbers}) there"
-            )
+        numbers = [*self._config.numbers(member.number)]
+        named = f"{self._config.stream!r}, " if self._config.stream else ""
+        self._say_once(
+            f"the producers wait: no worker on {self._host} serves the queues of member {member.number}; "
+            f"main must call stream.serve(worker, {named}producers={numbers}) there, and samples do not go "
+            "between hosts"
+        )
 
     # --- Queues and files --------------------------------------------------------------------------
 

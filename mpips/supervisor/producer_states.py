@@ -23,6 +23,7 @@ from mpips.rundir.producers import MemberName
 
 FIRST_PAUSE_S = 1.0  # s before the start after the first failure; doubled for each further one
 LONGEST_PAUSE_S = 60.0
+UNSERVED_S = 60.0  # s without a served queue after which a line names what is missing
 
 Following = Literal["start", "end of the run", "end of its producers", "nothing"]
 
@@ -59,6 +60,7 @@ class MemberStates:
         self._config = config
         self.members = [EnsembleMember(number) for number in range(config.members)]
         self.is_stopping = False
+        self._unserved = -1, 0.0  # the member of `unserved`, -1: none; and the time since then
 
     def to_start(self, is_served: Callable[[int], bool], now: float) -> list[EnsembleMember]:
         """Return the members that start now, lower numbers first.
@@ -77,6 +79,20 @@ class MemberStates:
             if each.state == "waiting" and each.ready_at <= now and is_served(each.number):
                 found.append(each)
         return found
+
+    def unserved(self, is_served: Callable[[int], bool], now: float) -> EnsembleMember | None:
+        """Return the first member that only its queues have held up for a minute; None: no member.
+
+        Call it often. Arguments as for `to_start`.
+        """
+        n_running = sum(each.state == "running" for each in self.members)
+        found = None
+        if not self.is_stopping and n_running < self._config.n_at_once:
+            waiting = (m for m in self.members if m.state == "waiting" and m.ready_at <= now)
+            found = next((m for m in waiting if not is_served(m.number)), None)
+        if found is None or found.number != self._unserved[0]:
+            self._unserved = (-1 if found is None else found.number), now
+        return found if now - self._unserved[1] >= UNSERVED_S else None
 
     def started(self, member: EnsembleMember) -> None:
         """Note the start of a member that waited."""

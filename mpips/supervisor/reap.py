@@ -147,7 +147,7 @@ def _has_ended(fields: list[str]) -> bool:
     return not fields or (fields[0] in "ZX" and int(fields[17]) <= 1)
 
 
-def _started(pid: int) -> str:
+def started_at(pid: int) -> str:
     """Return the start time of a process in clock ticks. A later process with its pid has another one."""
     fields = _fields(pid)
     return fields[19] if fields else ""
@@ -197,11 +197,11 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
     # Read the time before the search: this process may be suspended between them.
     while True:
         waited = time.monotonic() - begun
-        pids = sorted({*processes_of(run_dir, generation), *_dying(killed)})
+        pids = sorted({*processes_of(run_dir, generation), *dying(killed)})
         if not pids and (waited > _UNCLEAR_S or not _unclear()):
             return len(killed)
         for pid in pids:
-            killed.add((pid, _started(pid)))
+            killed.add((pid, started_at(pid)))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if pids and waited > limit_s:
@@ -212,9 +212,9 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
         time.sleep(0.005)
 
 
-def _dying(killed: set[tuple[int, str]]) -> list[int]:
+def dying(killed: set[tuple[int, str]]) -> list[int]:
     """Return those of the killed processes, given with their start times, that are not dead yet."""
-    return [pid for pid, started in killed if not is_dead(pid) and _started(pid) == started]
+    return [pid for pid, started in killed if not is_dead(pid) and started_at(pid) == started]
 
 
 def _unclear() -> list[int]:

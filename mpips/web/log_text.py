@@ -58,21 +58,30 @@ def log_tail(
     try:
         # A pipe, or a link that may lead anywhere, is no log of the run.
         size = _size(log)
-        start = max(size - most, 0)
-        follower, lines = Follower(log, start), list[str]()
-        while more := follower.read():
-            lines += more
-            if follower.offset - start > 2 * most:
-                break
+        lines = _lines_from(log, max(size - most, 0), most)
+        if not lines and _size(log) < size:  # it was cut meanwhile
+            size = _size(log)
+            lines = _lines_from(log, max(size - most, 0), most)
     except OSError:
         return None
-    # The first line begins in its middle.
+    start = max(size - most, 0)
+    # The first line begins in its middle. It is all that there is of a line that is longer.
     return {
         "label": log.label,
         "bytes": size,
         "left_out": start,
-        "lines": lines[1 if start else 0 :],
+        "lines": lines[1 if start and len(lines) > 1 else 0 :],
     }
+
+
+def _lines_from(log: LogFile, start: int, most: int) -> list[str]:
+    """Return the whole lines of a log from a place on, bytes; those that it gets meanwhile up to a bound."""
+    follower, lines = Follower(log, start), list[str]()
+    while more := follower.read():
+        lines += more
+        if follower.offset - start > 2 * most:
+            break
+    return lines
 
 
 def _rank_of(log: LogFile) -> int:

@@ -407,7 +407,7 @@ class Connection:
         """Warn about a program that begins here and never ends a clock; see mpips.worker.forgotten_clock."""
         found = effect(self._tables, self._ask_every > 0)
         if found and self.grouped is None and self.channels:
-            self._forgotten_clock = ForgottenClock(self, found, len(self._tables))
+            self._forgotten_clock = ForgottenClock(self, found, self._tables)
 
     def finish(self) -> None:
         """End the worker's pushes; from then on no server waits for its clock. The session calls this.

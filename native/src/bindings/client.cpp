@@ -1,9 +1,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -23,13 +26,23 @@ namespace {
 constexpr double signals_s = 0.05;  // seconds of a wait between two looks for signals
 
 // Return true if the handler of a signal has raised an exception, which is then the current one.
-// Called without the interpreter's lock.
+// Called without the interpreter's lock. Handlers run in the main thread. Other threads must not
+// ask for the lock here: while the interpreter ends, that would end the process (see `waited`).
 bool has_raised() noexcept {
   static thread_local double next_s = 0.0;
   if (now_s() < next_s) return false;
   next_s = now_s() + signals_s;
+  if (syscall(SYS_gettid) != getpid()) return false;
   const py::gil_scoped_acquire lock;
   return PyErr_CheckSignals() != 0;
+}
+
+bool is_ending() noexcept {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
 }
 
 // Return the number of a type in mpips.h; 0: there is none.
@@ -152,7 +165,9 @@ class QueueClient {
    public:
     explicit Use(std::atomic_flag& busy) : busy_(busy) {
       if (busy_.test_and_set(std::memory_order_acquire))
-        throw std::runtime_error("another thread uses this producer: give each thread its own");
+        throw std::runtime_error(
+            "another thread uses this producer, or the call that a signal has interrupted: give "
+            "each thread its own, and let handlers of signals only raise an exception");
     }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -174,13 +189,17 @@ class QueueClient {
   }
 
   // Call a function of the library without the interpreter's lock; return its code.
+  //
+  // A daemon thread may be here while the interpreter ends. One that asks for the lock then is
+  // ended by force, which aborts the process in a destructor such as that of gil_scoped_release.
+  // So it stays here until the process ends.
   template <class Call>
   static int waited(Call call) {
-    int code;
-    {
-      const py::gil_scoped_release release;
-      code = call();
-    }
+    const bool ends_interpreter = is_ending();  // this thread has the lock
+    PyThreadState* const state = PyEval_SaveThread();
+    const int code = call();
+    while (!ends_interpreter && is_ending()) pause();
+    PyEval_RestoreThread(state);
     if (code == interrupted) throw py::error_already_set();
     return code;
   }
@@ -236,7 +255,12 @@ void register_client(py::module_& m) {
       .def_property_readonly("produced", &QueueClient::produced)
       .def_property_readonly("n_steer", &QueueClient::n_steer)
       .def_property_readonly("has_ended", &QueueClient::has_ended)
-      .def_static("message", [] { return std::string(mpips_message()); });
+      // It may be cut within a character, and contain a path that is no text.
+      .def_static("message", [] {
+        const char* text = mpips_message();
+        return py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(text, static_cast<py::ssize_t>(std::strlen(text)), "replace"));
+      });
 }
 
 }  // namespace mpips

@@ -71,6 +71,26 @@ int late(const mpips_producer& p, const char* call, const char* what) noexcept {
       static_cast<unsigned long long>(h.written));
 }
 
+std::string host_name() {
+  char name[65] = "";  // HOST_NAME_MAX and the end
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+// Read a whole number below 2^24 from an environment variable, if it is set. Return MPIPS_OK, or
+// the code of an error.
+int read_number(const char* variable, int* number) noexcept {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return MPIPS_OK;
+  char* end = nullptr;
+  const unsigned long value = std::strtoul(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end != '\0' || value >= 1UL << 24)
+    return error(MPIPS_USAGE,
+                 "mpips_open: %s = '%s': must be a whole number, which `mpips run` sets", variable,
+                 text);
+  *number = static_cast<int>(value);
+  return MPIPS_OK;
+}
+
 // Take name and number from the variables that `mpips run` sets for its programs.
 int take_environment(mpips_producer* p) {
   const char* stream = std::getenv("MPIPS_STREAM");
@@ -78,9 +98,16 @@ int take_environment(mpips_producer* p) {
     return error(MPIPS_USAGE,
                  "mpips_open: no name is given, and MPIPS_STREAM has none: give a name, or let "
                  "`mpips run` start the program ([producers] of the job file)");
-  const char* first = std::getenv("MPIPS_PRODUCER");
-  if (first != nullptr) p->number += std::max(0, std::atoi(first));
   p->name = stream;
+  int first = 0, n = 1 << 24;
+  if (const int code = read_number("MPIPS_PRODUCER", &first)) return code;
+  if (const int code = read_number("MPIPS_PRODUCERS", &n)) return code;
+  if (p->number >= n)
+    return error(MPIPS_USAGE,
+                 "mpips_open: number = %d: this program has %d of the producers of `mpips run`, "
+                 "counted from 0: set producers.queues to the number of its ranks",
+                 p->number, n);
+  p->number += first;
   return MPIPS_OK;
 }
 
@@ -252,9 +279,10 @@ int open_producer(mpips_producer** producer, const char* name, int number, doubl
     else if (!is_there)
       code =
           error(MPIPS_STALLED,
-                "mpips_open: for %g s no worker on this node has served producer %d of '%s' (%s): "
-                "a worker of the job must call StreamTable.serve on this node",
-                timeout_s, p->number, p->id(), p->path.c_str());
+                "mpips_open: for %g s no worker on this node, %s, has served producer %d of '%s' "
+                "(%s): a worker of the job must call StreamTable.serve here, since samples do "
+                "not go between nodes",
+                timeout_s, host_name().c_str(), p->number, p->id(), p->path.c_str());
     delete p;
     return code;
   } catch (const std::bad_alloc&) {

@@ -19,6 +19,18 @@ namespace {
   throw std::system_error(error, std::generic_category(), "cannot " + what + " " + path);
 }
 
+bool is_sound_field(const QueueField& field, std::uint64_t slot_bytes) noexcept {
+  if (field.type == 0 || field.type > n_value_types || field.n_dims > most_dims) return false;
+  if (field.name[most_name] != '\0' || field.offset > slot_bytes) return false;
+  const std::uint64_t most = (slot_bytes - field.offset) / value_bytes[field.type];
+  std::uint64_t count = 1;
+  for (std::uint32_t i = 0; i < field.n_dims; ++i) {
+    if (field.shape[i] == 0 || field.shape[i] > most / count) return false;
+    count *= field.shape[i];
+  }
+  return count == field.count && count <= most;
+}
+
 }  // namespace
 
 std::string queue_path(const std::string& name, std::uint64_t number) {
@@ -117,6 +129,8 @@ bool QueueFile::is_sound() const noexcept {
   if (h.slots_offset < sizeof h + h.n_fields * sizeof(QueueField) || h.slots_offset > bytes_)
     return false;
   if (h.slot_bytes == 0 || h.n_slots > (bytes_ - h.slots_offset) / h.slot_bytes) return false;
+  for (std::uint32_t i = 0; i < h.n_fields; ++i)
+    if (!is_sound_field(fields()[i], h.slot_bytes)) return false;
   return h.steer_offset >= h.slots_offset + h.n_slots * h.slot_bytes && h.steer_offset < bytes_ &&
          sizeof(SteerHead) + h.n_steer * sizeof(float) <= bytes_ - h.steer_offset;
 }

@@ -134,7 +134,7 @@ class QueueFile {
   // Return true if `path` still leads to this file.
   bool is_at(const std::string& path) const noexcept;
   void touch() const noexcept;  // set the time of the last change to now
-  // Return true if the sizes in the header agree with each other and with the file.
+  // Return true if the sizes in header and fields agree with each other and with the file.
   bool is_sound() const noexcept;
   void close() noexcept;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -143,7 +144,8 @@ def test_waits_end_and_name_the_worker(name: str) -> None:
 
 
 def test_no_worker_is_a_sentence_after_the_timeout(name: str) -> None:
-    with refused(rig.STALLED, f"no worker on this node has served producer 0 of '{name}'"):
+    here = f"no worker on this node, {socket.gethostname()}, has served producer 0 of '{name}'"
+    with refused(rig.STALLED, here):
         Program(name, timeout_s=0.05)
 
 
@@ -276,7 +278,7 @@ def test_a_program_goes_on_if_a_worker_takes_the_mark_of_a_replaced_queue_back(n
     # The file is in its place, so the program waits for the decision of the worker.
     program.push(x)
     program.detach()
-    with refused(rig.STALLED, "no worker on this node has served"):
+    with refused(rig.STALLED, "no worker on this node, "):
         Program(name, timeout_s=0.05)
     words[17] = 0
     assert Program(name).produced == 1 == queue.written

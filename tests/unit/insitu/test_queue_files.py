@@ -252,7 +252,7 @@ def main(worker):
     try:
         Program("full", timeout_s=0.0)
     except ProgramError as error:
-        assert "no worker on this node has served producer 0 of 'full'" in str(error)
+        assert "has served producer 0 of 'full'" in str(error)
         print("held")
 mpips.run(main, [stream], verbose=False)
 """

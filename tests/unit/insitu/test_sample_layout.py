@@ -118,6 +118,7 @@ def test_integers_are_taken_by_their_values() -> None:
         ({"x": [1, 2]}, ValueError, "has the fields x, i; given: x"),
         ({"x": [1, 2], "i": 1, "z": 1}, ValueError, "has the fields x, i; given: x, i, z"),
         ([1, 2], ValueError, "has the fields x, i"),
+        ({"x": [1, 2], 1: 1}, ValueError, "has the fields x, i; given: x, 1"),
         ({"x": [1, 2, 3], "i": 1}, ValueError, "field 'x' has shape (3,), declared is (2,)"),
         ({"x": ["a", "b"], "i": 1}, TypeError, "field 'x' has values of <U1, declared is float32"),
         ({"x": [1j, 2], "i": 1}, TypeError, "field 'x' has values of complex128"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import mpips
 from mpips import ASP, BSP, SSP, DenseTable, EmbeddingTable, Replicated, Switch, Worker
 from mpips.session.clocks_at_end import clock_notes, named
-from mpips.worker.forgotten_clock import MANY_ROUNDS, effect
+from mpips.worker.forgotten_clock import MANY_ROUNDS, ForgottenClock, effect, watched
 from mpips.worker.worker import connection_of
 
 ONE = np.ones(2, np.float32)
@@ -88,6 +89,25 @@ def test_a_long_program_is_told_while_it_runs_and_only_once(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_one_worker_speaks_for_all(capfd: pytest.CaptureFixture[str], index: int) -> None:
+    class Busy:
+        """A part that has pushed and pulled more with each look."""
+
+        looks = 0
+
+        def count(self, counters: dict[str, int]) -> None:
+            self.looks += 1
+            for key in ("pushed", "pushed_bytes", "pulled_bytes"):
+                counters[key] = counters.get(key, 0) + self.looks
+
+    connection: Any = SimpleNamespace(index=index, step=3, channels=[], parts=[Busy()])
+    watch = ForgottenClock(connection, "an effect", [dense(BSP())])
+    assert not watch.is_over
+    assert [watch.poll() for _ in range(MANY_ROUNDS)] == [False] * (MANY_ROUNDS - 1) + [True]
+    assert capfd.readouterr().err.count("worker 0 has pushed and pulled") == (index == 0)
+
+
 def test_rows_count_as_well(capfd: pytest.CaptureFixture[str]) -> None:
     def main(worker: Worker) -> None:
         rows = worker.table("e")
@@ -142,6 +162,38 @@ def test_programs_that_may_mean_it_are_not_warned(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("model", [BSP(), SSP(2)])
+def test_a_long_time_of_tables_without_clocks_before_the_first_clock_is_no_mistake(
+    capfd: pytest.CaptureFixture[str], model: Any
+) -> None:
+    # As a producer beside a model under BSP, which pushes and flushes samples before its first clock.
+    def filling(worker: Worker) -> None:
+        rows = worker.table("e")
+        for key in range(MANY_ROUNDS + 9):
+            rows.push(np.array([key % 8]), ONE[None])
+            rows.pull(np.array([key % 8]))
+            connection_of(worker).poll()
+        assert capfd.readouterr().err == ""
+        if worker.table("w").pull()[0] > -1:
+            worker.table("w").push(ONE)
+            worker.clock()
+
+    def only_filling(worker: Worker) -> None:
+        for key in range(9):
+            worker.table("e").push(np.array([key]), ONE[None])
+            worker.table("e").pull(np.array([key]))
+
+    tables = [dense(model), EmbeddingTable("e", 2, consistency=ASP())]
+    for main in (filling, only_filling):
+        mpips.run(main, tables)
+        assert capfd.readouterr().err == ""
+
+
+def test_tables_without_clocks_hide_no_mistake(capfd: pytest.CaptureFixture[str]) -> None:
+    mpips.run(rounds(4), [EmbeddingTable("e", 2, consistency=ASP()), dense(BSP())])
+    assert f"worker.clock(): under BSP {LATE};" in capfd.readouterr().err
+
+
 def test_asp_needs_no_clock_but_for_checkpoints(
     capfd: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
@@ -158,6 +210,9 @@ def test_the_effect_is_that_of_the_first_table_that_waits() -> None:
     mixed = [*asp, DenseTable("v", (2,), consistency=SSP(1))]
     assert effect(mixed, saves=True).startswith("the bound of SSP")
     assert effect([*mixed, dense(BSP())], True) == f"under BSP {LATE}"
+    assert watched(asp) == [0]
+    assert watched([*mixed, dense(BSP())]) == [2]
+    assert watched(mixed) == [1]
 
 
 def ends(*clocks: int, without: dict[int, str] | None = None) -> dict[str, Any]:

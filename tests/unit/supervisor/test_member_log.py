@@ -127,6 +127,23 @@ def test_a_line_that_looks_like_a_cut_is_text(tmp_path: Path) -> None:
     assert len(beginning) + missing + len(end) == len(fake + lines(0, 300))
 
 
+def test_a_program_that_prints_such_lines_behind_the_cut_changes_no_count(tmp_path: Path) -> None:
+    path, written = tmp_path / "log", b""
+    for n in range(12):
+        # The first quarter contains no such line.
+        more = lines(0, 60) if n == 0 else cut_line(n) * 40
+        append(path, more)
+        written += more
+        cut_log(path, MOST)
+    found = LINE.search(path.read_bytes())
+    assert found is not None
+    beginning, end = path.read_bytes()[: found.start()], path.read_bytes()[found.end() :]
+    assert lines(0, 60).startswith(beginning)
+    assert len(beginning) > MOST // 8
+    assert len(beginning) + int(found[1]) + len(end) == len(written)
+    assert written.endswith(end)
+
+
 def test_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(lines(0, 300))
     (tmp_path / "log").symlink_to("other")

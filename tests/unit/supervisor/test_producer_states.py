@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpips.config.producers import ProducersConfig
-from mpips.supervisor.producer_states import LONGEST_PAUSE_S, MemberStates
+from mpips.supervisor.producer_states import LONGEST_PAUSE_S, UNSERVED_S, MemberStates
 
 
 def states(**options: Any) -> MemberStates:
@@ -31,6 +31,51 @@ def test_a_member_waits_for_its_own_queues() -> None:
     assert machine.to_start(lambda number: False, 0.0) == []
     assert [m.number for m in machine.to_start(lambda number: number == 1, 0.0)] == [1]
     assert named(machine) == ["waiting"] * 3, "the caller starts it"
+
+
+def unserved(machine: MemberStates, served: set[int], now: float) -> int | None:
+    found = machine.unserved(lambda number: number in served, now)
+    return None if found is None else found.number
+
+
+def test_a_member_that_nobody_serves_is_named_after_a_while() -> None:
+    machine = states(members=3)
+    assert begun_of(machine, {0}) == [0]
+    assert unserved(machine, {0}, 5.0) is None
+    assert unserved(machine, {0}, 4.9 + UNSERVED_S) is None
+    assert unserved(machine, {0}, 5.0 + UNSERVED_S) == 1
+    # Another one has its own time, and so has the same one after it was served.
+    assert unserved(machine, {0, 1}, 6.0 + UNSERVED_S) is None
+    assert unserved(machine, {0, 1}, 6.0 + 2 * UNSERVED_S) == 2
+    assert unserved(machine, {0, 1, 2}, 7.0 + 2 * UNSERVED_S) is None
+    assert unserved(machine, {0, 1}, 8.0 + 2 * UNSERVED_S) is None
+    assert unserved(machine, {0, 1}, 8.0 + 3 * UNSERVED_S) == 2
+
+
+def test_a_member_that_waits_for_something_else_is_not_named() -> None:
+    machine = states(members=2, at_once=1)
+    assert begun(machine) == [0]
+    # It waits for the place of member 0.
+    assert unserved(machine, set(), 0.0) is None
+    assert unserved(machine, set(), UNSERVED_S) is None
+    machine = states(members=1)
+    assert begun(machine) == [0]
+    machine.ended(machine.members[0], 1, 10.0)
+    # It waits for the end of its pause.
+    assert unserved(machine, set(), 10.5) is None
+    assert unserved(machine, set(), 11.0) is None
+    assert unserved(machine, set(), 10.5 + UNSERVED_S) is None
+    assert unserved(machine, set(), 11.0 + UNSERVED_S) == 0
+    machine.stop()
+    assert unserved(machine, set(), 11.0 + UNSERVED_S) is None
+
+
+def begun_of(machine: MemberStates, served: set[int]) -> list[int]:
+    """The members that start now, of those that are served."""
+    members = machine.to_start(lambda number: number in served, 0.0)
+    for member in members:
+        machine.started(member)
+    return [member.number for member in members]
 
 
 def test_so_many_run_at_once_and_the_next_ones_follow() -> None:

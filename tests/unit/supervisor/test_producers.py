@@ -18,7 +18,9 @@ from producers_rig import ServedPrograms, pusher, shell
 
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.producers import MEMBER_OF, member_log, producers_file, read_producers
+from mpips.supervisor import member_processes
 from mpips.supervisor.member_processes import kill_marked
+from mpips.supervisor.reap import is_dead
 
 Make = Callable[..., ServedPrograms]
 WAIT = "while :; do sleep 0.02; done"
@@ -42,7 +44,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 def test_a_program_starts_when_a_worker_serves_all_of_its_queues(
     make: Make, tmp_path: Path
 ) -> None:
-    text = 'echo "$MPIPS_STREAM $MPIPS_PRODUCER $MPIPS_MEMBER $MORE $MPIPS_RUN_DIR/{x}" >$MPIPS_MEMBER; pwd'
+    names = "$MPIPS_STREAM $MPIPS_PRODUCER $MPIPS_PRODUCERS $MPIPS_MEMBER $MORE $MPIPS_RUN_DIR/{x}"
+    text = f'echo "{names}" >$MPIPS_MEMBER; pwd'
     programs = make(
         command=["sh", "-c", text],
         members=2,
@@ -62,6 +65,7 @@ def test_a_program_starts_when_a_worker_serves_all_of_its_queues(
         assert found == [
             programs.plan.queues,
             str(2 * member),
+            "2",
             str(member),
             "more",
             "/" + "ab"[member],
@@ -323,6 +327,82 @@ def test_the_end_of_the_process_that_runs_them_ends_the_run(make: Make) -> None:
     assert "has ended with signal 9" in programs.producers.failure
     assert programs.left()
     programs.end()
+    assert not programs.left()
+
+
+def watchers(runner: int) -> list[int]:
+    """The watchers of a process that runs programs: its forked children."""
+    command = Path(f"/proc/{runner}/cmdline").read_bytes()
+    return [
+        row.pid
+        for row in member_processes.processes()
+        if row.parent == runner and Path(f"/proc/{row.pid}/cmdline").read_bytes() == command
+    ]
+
+
+def test_another_watcher_follows_a_killed_one(make: Make) -> None:
+    programs = make(command=shell(f"trap '' TERM; echo ready; {WAIT}"), end_s=0.2)
+    programs.serve(0)
+    programs.producers.begin()
+    programs.until_ready()
+    record = programs.record
+    assert record is not None
+    (first,) = watchers(record.pid)
+    os.kill(first, signal.SIGKILL)
+    programs.until(lambda: watchers(record.pid) not in ([], [first]))
+    os.kill(record.pid, signal.SIGKILL)
+    assert processes.until(lambda: not programs.left(), 20.0)
+
+
+def test_a_program_without_any_mark_ends_when_the_process_that_runs_it_is_killed(
+    make: Make,
+) -> None:
+    # Containers and sudo clear the environment of what they start.
+    hidden = (
+        f"env -i TEST_PRODUCERS={os.getcwd()} sh -c \"trap '' TERM; echo ready; {WAIT}\"; exit 0"
+    )
+    programs = make(command=shell(hidden), end_s=0.2)
+    programs.serve(0)
+    programs.producers.begin()
+    programs.until_ready()
+    record = programs.record
+    assert record is not None
+    assert processes.marked(f"TEST_PRODUCERS={os.getcwd()}")
+    os.kill(record.pid, signal.SIGKILL)
+    assert processes.until(lambda: not processes.marked(f"TEST_PRODUCERS={os.getcwd()}"), 20.0)
+
+
+@pytest.mark.parametrize("way", ["done", "stopped", "terminated", "killed"])
+def test_no_watcher_is_left_however_a_run_ends(make: Make, way: str) -> None:
+    programs = make(command=shell(f"echo ready; {WAIT}"), end_s=0.2)
+    programs.serve(0)
+    programs.producers.begin()
+    programs.until_ready()
+    record = programs.record
+    assert record is not None
+    (watcher,) = watchers(record.pid)
+    if way in ("terminated", "killed"):
+        os.kill(record.pid, signal.SIGTERM if way == "terminated" else signal.SIGKILL)
+        programs.until(lambda: bool(programs.producers.failure))
+    programs.end(is_done=way == "done")
+    assert processes.until(lambda: is_dead(watcher))
+    assert not programs.left()
+
+
+def test_many_members_end_together(make: Make) -> None:
+    n = 64
+    programs = make(command=shell("read gate <gate; exit 0"), members=n)
+    os.mkfifo("gate")
+    programs.serve(*range(n))
+    programs.producers.begin()
+    programs.until_states(*["running"] * n)
+    gate = os.open("gate", os.O_RDWR)  # opens whether or not a program has come so far
+    try:
+        os.write(gate, b"\n" * n)  # a line for each
+        programs.until_states(*["ended"] * n)
+    finally:
+        os.close(gate)
+    programs.end(is_done=True)
     assert not programs.left()
 
 
