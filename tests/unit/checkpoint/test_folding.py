@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -180,6 +181,83 @@ def test_what_was_written_for_another_link_is_not_adopted(tmp_path):
     with pytest.raises(CheckpointError, match="has been replaced by another checkpoint meanwhile"):
         adopt(second)
     all_right(history)
+
+
+@pytest.mark.parametrize("place", ["tables", "manifest"])
+def test_a_full_disk_is_not_kept_full_by_what_was_written(tmp_path, monkeypatch, place):
+    history = History(7)
+    history.write(tmp_path)
+    history.evolve()
+    path = history.write(tmp_path).path
+    calls = [0]
+
+    def full(*_: Any) -> None:
+        calls[0] += 1
+        if place == "manifest" or calls[0] == 3:
+            assert (path / folding.FOLDED).exists()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if place == "tables":
+        monkeypatch.setattr(compaction, "write_all", full)
+    else:
+        monkeypatch.setattr(folding, "write_manifest", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_folded(path)
+    assert {p.name for p in path.iterdir()} == {"manifest.json", "changes.h5"}
+    all_right(history)
+
+
+@pytest.mark.parametrize("passage", ["synced", "named"])
+def test_the_next_launch_removes_what_a_killed_one_has_left(tmp_path, monkeypatch, passage):
+    history = History(8)
+    history.write(tmp_path)
+    history.evolve()
+    link = history.write(tmp_path).path
+
+    class KilledError(BaseException):
+        pass
+
+    def kill(name: str) -> None:
+        if name == passage:
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folding._native, "fault_point", kill)
+        patch.setattr(folding, "discard", lambda _: None)
+        with pytest.raises(KilledError):
+            write_folded(link)
+            adopt(link)
+    left = {"synced": [".folded-state"], "named": [".folded-manifest", "state.h5"]}[passage]
+    assert sorted(p.name for p in link.iterdir()) == sorted(["manifest.json", "changes.h5", *left])
+    history.evolve()
+    ChainFolding(tmp_path, 2).written(history.write(tmp_path, whole=True).place)
+    assert {p.name for p in link.iterdir()} == {"manifest.json", "changes.h5"}
+    all_right(history)
+
+
+def test_signals_to_the_ranks_do_not_reach_the_process(tmp_path):
+    """mpirun sends SIGUSR1, which requests a checkpoint, to the process group of each rank."""
+    history, folds = History(9), ChainFolding(tmp_path, 2)
+    history.write(tmp_path)
+    history.evolve()
+    folds.written(history.write(tmp_path).place)
+    assert folds._process is not None
+    try:
+        assert os.getpgid(folds._process.pid) == folds._process.pid
+    finally:
+        folds.close()
+
+
+def test_a_request_for_a_checkpoint_does_not_end_the_process(tmp_path):
+    """As by `scancel --signal=USR1`, which sends the signal to each process of a step."""
+    code = (
+        "import os, signal, sys\n"
+        "from mpips.checkpoint import folding\n"
+        "folding.write_folded = lambda path: os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "sys.exit(folding.main('nowhere'))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_the_process_ends_with_its_parent(tmp_path):
