@@ -221,12 +221,15 @@ def test_the_next_launch_removes_what_a_killed_one_has_left(tmp_path, monkeypatc
         if name == passage:
             raise KilledError
 
+    def work() -> None:
+        write_folded(link)
+        adopt(link)
+
     with monkeypatch.context() as patch:
         patch.setattr(folding._native, "fault_point", kill)
         patch.setattr(folding, "discard", lambda _: None)
         with pytest.raises(KilledError):
-            write_folded(link)
-            adopt(link)
+            work()
     left = {"synced": [".folded-state"], "named": [".folded-manifest", "state.h5"]}[passage]
     assert sorted(p.name for p in link.iterdir()) == sorted(["manifest.json", "changes.h5", *left])
     history.evolve()
