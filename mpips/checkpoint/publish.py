@@ -196,13 +196,12 @@ class _Publication:
         )
 
     def _lacks_rows(self, state: _State) -> bool:
-        """Return True if a hash has not the rows that it had when Redis was complete."""
-        for name, table in state.tables.items():
-            n = self._client.hlen(self._name(name))
-            # Links that were applied in part have changed the number.
-            if n != table["rows"] and (not state.writing or n == 0):
-                return True
-        return False
+        """Return True if a hash has not the number of rows that it had when Redis was complete."""
+        # Links that were applied in part have changed the number.
+        return not state.writing and any(
+            self._client.hlen(self._name(name)) != table["rows"]
+            for name, table in state.tables.items()
+        )
 
     def _differs(self, suffix: str) -> bool:
         """Return True if a hash has not the number of rows of its table."""

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from mpips.checkpoint import open_checkpoint, publish
 from mpips.checkpoint.compact import compact
+from mpips.checkpoint.delta import identity
 from mpips.checkpoint.publish import PublishedRows
 from mpips.cli.ckpt import command
 from mpips.errors import CheckpointError, ConfigError
@@ -250,6 +251,34 @@ def test_a_process_that_was_stopped_for_long_changes_nothing_more(
         send(history.written[2][1].path, client)
     assert client.get("p/lock") == b"other"
     client.delete("p/lock")
+    check(client, history.written[1][0])
+
+
+def test_the_lock_stays_while_batches_are_sent(tmp_path, client, monkeypatch):
+    path = written(tmp_path, 1).written[0][1].path
+    monkeypatch.setattr(publish, "_LOCK_S", 1000)
+    left: list[int] = []
+    at_passage(monkeypatch, 2, lambda: client.expire("p/lock", 500))
+    at_passage(monkeypatch, 3, lambda: left.append(client.ttl("p/lock")))
+    send(path, client)
+    assert left[0] > 900
+
+
+def test_values_of_a_later_checkpoint_do_not_stay_in_an_earlier_one(tmp_path, client):
+    """A process ended when it had changed one value: the number of rows says nothing."""
+    history = written(tmp_path, 3)
+    send(history.written[0][1].path, client)
+    before, after = (history.written[place][0]["users"] for place in (0, 1))
+    same = {int(k): v.tobytes() for k, v in zip(before["keys"], before["values"], strict=True)}
+    key = next(
+        int(k)
+        for k, v in zip(after["keys"], after["values"], strict=True)
+        if same.get(int(k)) == v.tobytes()
+    )
+    client.hset("p:users", str(key), b"\0" * 12)
+    with open_checkpoint(history.written[2][1].path) as later:
+        client.hset("p", "writing", identity(later))
+    assert send(history.written[1][1].path, client).whole
     check(client, history.written[1][0])
 
 
