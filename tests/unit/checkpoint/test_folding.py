@@ -263,15 +263,62 @@ def test_a_request_for_a_checkpoint_does_not_end_the_process(tmp_path):
         assert process.wait(LIMIT_S) == 0
 
 
-def test_the_process_ends_with_its_parent(tmp_path):
-    history = History(6)
+def test_the_process_ends_with_its_parent():
+    code = (
+        "import sys, threading\n"
+        "from mpips.checkpoint import folding\n"
+        "folding.write_folded = lambda path: (print('begun', flush=True), threading.Event().wait())\n"
+        "sys.exit(folding.main('nowhere'))\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            # As when the parent is killed.
+            process.stdin.close()
+            assert process.wait(LIMIT_S) == 1
+        finally:
+            process.kill()
+
+
+def test_the_state_is_durable_before_the_manifest_that_names_it(tmp_path, monkeypatch):
+    """A machine that loses its power may forget each rename that was not synced."""
+    history = History(10)
     history.write(tmp_path)
     history.evolve()
-    link = history.write(tmp_path)
-    command = [sys.executable, "-m", "mpips.checkpoint.folding", str(link.path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        # As when the parent is killed.
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(LIMIT_S) in (0, 1)
+    link = history.write(tmp_path).path
+    write_folded(link)
+    calls: list[str] = []
+    rename = os.rename
+
+    def renaming(old: Path, new: Path) -> None:
+        calls.append(new.name)
+        rename(old, new)
+
+    monkeypatch.setattr(folding.os, "rename", renaming)
+    monkeypatch.setattr(folding, "sync_folder", lambda path: calls.append("sync"))
+    monkeypatch.setattr(folding.os, "unlink", lambda path: calls.append(f"no {path.name}"))
+    adopt(link)
+    assert calls == ["state.h5", "sync", "manifest.json", "sync", "no changes.h5"]
+    all_right(history)
+
+
+def test_what_the_disk_has_not_taken_is_not_adopted(tmp_path, monkeypatch):
+    history = History(11)
+    history.write(tmp_path)
+    history.evolve()
+    link = history.write(tmp_path).path
+    put = compaction.write_all
+
+    def write(fd: int, data: Any, offset: int) -> None:
+        other = bytearray(data)
+        other[0] ^= 1
+        put(fd, memoryview(other), offset)
+
+    monkeypatch.setattr(compaction, "write_all", write)
+    with pytest.raises(CheckpointError, match="the file of whole tables is damaged"):
+        write_folded(link)
+    assert {p.name for p in link.iterdir()} == {"manifest.json", "changes.h5"}
     all_right(history)
