@@ -92,14 +92,12 @@ def publish(
     try:
         with _client(redis, url) as client:
             return _Publication(client, prefix, entries).run(parts)
-    except redis.WatchError:
-        raise CheckpointError(
-            f"{checkpoint.path} was not published: {_taken(prefix)}; run the command again"
-        ) from None
     except (redis.RedisError, OSError) as error:
+        # A connection that is lost in a transaction is a WatchError as well.
+        is_taken = isinstance(error, redis.WatchError) and "watching" not in str(error)
+        why = _taken(prefix) if is_taken else _reason(error)
         raise CheckpointError(
-            f"{checkpoint.path} was not published to {_shown(url)}: {_reason(error)}; run the command "
-            "again"
+            f"{checkpoint.path} was not published to {_shown(url)}: {why}; run the command again"
         ) from None
 
 

@@ -247,7 +247,9 @@ def test_a_process_that_was_stopped_for_long_changes_nothing_more(
         client.set("p/lock", "other")
 
     at_passage(monkeypatch, passage, other)
-    with pytest.raises(CheckpointError, match=r"was not published: another process publishes"):
+    with pytest.raises(
+        CheckpointError, match=r"was not published to .*: another process publishes"
+    ):
         send(history.written[2][1].path, client)
     assert client.get("p/lock") == b"other"
     client.delete("p/lock")
@@ -347,6 +349,28 @@ def test_a_server_that_refuses_writes_or_the_password_is_a_sentence(tmp_path, cl
     finally:
         client.config_set("requirepass", "")
     assert client.keys("*") == []
+
+
+def test_a_connection_that_is_lost_in_a_batch_is_a_sentence(tmp_path, client, monkeypatch):
+    history = written(tmp_path, 2)
+    send_batch, left = publish._Publication._send, [3]
+
+    def losing(own: Any, add: Any) -> None:
+        left[0] -= 1
+
+        def adding(batch: Any) -> None:
+            add(batch)
+            if left[0] == 0:
+                assert client.client_kill_filter(_type="normal", skipme=True) > 0
+
+        send_batch(own, adding)
+
+    monkeypatch.setattr(publish._Publication, "_send", losing)
+    with pytest.raises(CheckpointError, match=r"was not published to unix:\S+: .*Connection"):
+        send(history.written[1][1].path, client)
+    # The lock is free, and nothing was left.
+    assert send(history.written[1][1].path, client).whole
+    check(client, history.written[1][0])
 
 
 def test_a_prefix_that_names_something_else_is_refused(tmp_path, client):
