@@ -84,7 +84,7 @@ def compact(path: Path) -> Compacted:
     path = Path(os.path.realpath(path))
     try:
         with locked(path.parent):
-            _remove_unnamed(path)
+            remove_unnamed(path)
             with open_checkpoint(path) as checkpoint:
                 _check_link(checkpoint)
                 manifest = _write(checkpoint, path)
@@ -96,7 +96,7 @@ def compact(path: Path) -> Compacted:
                 sync_folder(path)
                 link_bytes = checkpoint.manifest.file.n_bytes
             _native.fault_point("whole")
-            _remove_unnamed(path)
+            remove_unnamed(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be made whole: {error.strerror or error}") from None
     return Compacted(str(path), manifest.file.n_bytes, link_bytes)
@@ -121,7 +121,7 @@ def fold(checkpoint: Checkpoint, folder: Path, name: str) -> Manifest:
     return _write(checkpoint, folder, name)
 
 
-def _remove_unnamed(path: Path) -> None:
+def remove_unnamed(path: Path) -> None:
     """Remove files that an earlier compaction has left, and that the manifest does not name."""
     with open_checkpoint(path) as checkpoint:
         named = checkpoint.manifest.file.name

@@ -9,25 +9,28 @@ reads the files of the chain, and writes two new ones into the folder of the lin
 `adopt` then puts them in the place of the link's own, under the lock of the folder, by renames: the state
 first, the manifest second. Finally the link's file is removed. Until the second rename the folder has the
 link, and from then on the whole checkpoint, with `replaces` for the links that follow it. A kill at any point
-leaves one of the two, and perhaps files that no manifest names, which the next compaction of the link
-removes, as does its removal. The older checkpoints of the chain remain until `retain` finds them unneeded.
+leaves one of the two, and perhaps files that no manifest names. The first checkpoint of the next launch
+removes them. The older checkpoints of the chain remain until `retain` finds them unneeded.
 
-The process ends when its standard input is closed, which is at the latest when the server ends.
+The process ends when its standard input is closed, which is at the latest when the server ends. Signals to
+the job's ranks do not concern it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from mpips import _native
-from mpips.checkpoint.compact import FOLDED, FOLDED_MANIFEST, fold
+from mpips.checkpoint.compact import FOLDED, FOLDED_MANIFEST, fold, remove_unnamed
 from mpips.checkpoint.folder import locked, sync_folder
 from mpips.checkpoint.manifest import CHANGES, MANIFEST, STATE, LinkRef, decode, hexsum
 from mpips.checkpoint.plan import ChainEnd
@@ -36,10 +39,17 @@ from mpips.checkpoint.record import write_manifest
 from mpips.errors import CheckpointError, MpipsError
 
 _END_S = 60.0  # s, most time for the end of a killed process
+# mpirun sends signals to the process group of each rank, among them SIGUSR1, which requests a checkpoint. A
+# group in the same session keeps the low priority, where the scheduler divides time among sessions first.
+_APART: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
 
 
 def write_folded(path: Path) -> None:
     """Write and verify the whole tables of a link beside its own files. Local, blocking; memory: one block.
+
+    After an error the files are gone: they may be what fills the disk.
 
     Raises:
         ConfigError: The checkpoint is whole already.
@@ -48,6 +58,14 @@ def write_folded(path: Path) -> None:
         OSError: A file cannot be written.
     """
     discard(path)
+    try:
+        _write_beside(path)
+    except BaseException:
+        discard(path)
+        raise
+
+
+def _write_beside(path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
         manifest = fold(checkpoint, path, FOLDED)
     _native.fault_point("synced")
@@ -96,6 +114,17 @@ def discard(path: Path) -> None:
             os.unlink(path / name)
 
 
+def discard_all(folder: Path) -> None:
+    """Remove what killed launches have left in the links of a folder. No process makes one of them whole."""
+    for path in {left.parent for left in folder.glob("step-*/.folded-*")}:
+        try:
+            with locked(folder):
+                remove_unnamed(path)
+        except (MpipsError, OSError):
+            # The link is damaged, or another process has the lock.
+            discard(path)
+
+
 class ChainFolding:
     """The compaction of a run's chains, on server 0. Not thread-safe: one call at a time.
 
@@ -128,6 +157,7 @@ class ChainFolding:
         if place is None or place.index == 0:
             # A new base makes the compaction of the chain before it useless.
             self.close()
+            discard_all(self._folder)
             self._whole = None
             return
         if self._process is not None and self._process.poll() is not None:
@@ -163,6 +193,7 @@ class ChainFolding:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                **_APART,
             )
         except OSError as error:
             self.failure = str(error)
@@ -198,6 +229,8 @@ def _end_with_parent() -> None:
 
 def main(path: str) -> int:
     """Run the process; return its exit status."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(19)
     threading.Thread(target=_end_with_parent, daemon=True).start()

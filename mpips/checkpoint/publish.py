@@ -5,18 +5,25 @@
                        `writing` (the identity of that one)
     PREFIX:TABLE       a hash for each embedding table: a key in decimal digits -> its values, little-endian
                        float32, one after the other
+    PREFIX/lock        while one is written: a random text of the process that writes; it expires
 
 If Redis has a checkpoint that the given one continues in a chain, the links behind it are applied: their rows
-are set, the keys of their removed rows are deleted. Otherwise all rows are written under `PREFIX:TABLE:new`,
-and one transaction renames these hashes. Both may be repeated after a kill at any point: `xxh3` changes last,
-so links are applied again from the same place, and end in the same rows. A reader sees rows of both
-checkpoints while links are applied, and never a part of a row.
+are set, the keys of their removed rows are deleted. Otherwise all rows are written under `PREFIX:TABLE/new`
+(names of tables have no "/"), and one transaction renames these hashes. Both may be repeated after a kill at
+any point: `xxh3` changes last, so links are applied again from the same place, and end in the same rows. A
+reader sees rows of both checkpoints while links are applied, and never a part of a row.
+
+Each batch is a transaction, which is done only if this process still has the lock. A hash with another number
+of rows than its table has lost some of them, as when Redis evicts at its limit of memory: links are then not
+enough, and all rows are written.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,9 +38,11 @@ from mpips.errors import CapabilityError, CheckpointError, ConfigError
 from mpips.model.row_values import bf16_values
 
 _BATCH_BYTES = 4 << 20  # bytes of values that are sent at once
+_BATCH_ROWS = 1 << 14  # of a batch, during which Redis answers nobody else
 _FIELDS = 512  # of one command
 _TIMEOUT_S = 60.0  # s, most time for one batch
-_NEW = ":new"
+_LOCK_S = 120  # s after its last batch until the lock of a killed process is free
+_NEW, _LOCK = "/new", "/lock"
 _SCHEMES = ("redis", "rediss", "unix")
 
 Keys = NDArray[np.int64]
@@ -62,7 +71,7 @@ def publish(
 ) -> PublishedRows:
     """Bring a Redis server to an open checkpoint. Blocking; memory holds a batch.
 
-    The checkpoint is not verified. No other process may publish under the same prefix meanwhile.
+    The checkpoint is not verified. After an error Redis has the former rows, or some of those of links.
 
     Args:
         checkpoint: The checkpoint, whole or a link.
@@ -72,23 +81,23 @@ def publish(
 
     Raises:
         CapabilityError: The package redis is missing.
-        ConfigError: The address has another form, or the checkpoint has no such embedding table.
-        CheckpointError: The checkpoint cannot be read, or Redis cannot be reached or refuses a command.
+        ConfigError: The address has another form, the checkpoint has no such embedding table, or the prefix
+            names something else in Redis.
+        CheckpointError: The checkpoint cannot be read, Redis cannot be reached or refuses a command, or
+            another process publishes under the prefix.
     """
     entries = _chosen(checkpoint, tables)
     parts = [*(checkpoint.chain.parts if checkpoint.chain is not None else ()), checkpoint]
     redis = _load()
-    if urlsplit(url).scheme not in _SCHEMES:
-        raise ConfigError(f"{_shown(url)}: is no address of Redis: use redis://HOST:PORT/DB")
     try:
-        client = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S)
-        with client:
+        with _client(redis, url) as client:
             return _Publication(client, prefix, entries).run(parts)
-    except ValueError as error:
-        raise ConfigError(f"{_shown(url)}: is no address of Redis: {error}") from None
     except (redis.RedisError, OSError) as error:
+        # A connection that is lost in a transaction is a WatchError as well.
+        is_taken = isinstance(error, redis.WatchError) and "watching" not in str(error)
+        why = _taken(prefix) if is_taken else _reason(error)
         raise CheckpointError(
-            f"{checkpoint.path} was not published to {_shown(url)}: {error}; run the command again"
+            f"{checkpoint.path} was not published to {_shown(url)}: {why}; run the command again"
         ) from None
 
 
@@ -102,10 +111,33 @@ def _load() -> Any:
     return redis
 
 
+def _client(redis: Any, url: str) -> Any:
+    """Return a connected client. Raises ConfigError for any other address."""
+    try:
+        if urlsplit(url).scheme not in _SCHEMES:
+            raise ConfigError(f"{_shown(url)}: is no address of Redis: use redis://HOST:PORT/DB")
+        client = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S)
+        if client.get_connection_kwargs().get("decode_responses"):
+            raise ValueError("decode_responses cannot be used")
+        client.ping()
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{_shown(url)}: is no address of Redis: {error}") from None
+    return client
+
+
 def _shown(url: str) -> str:
-    """Return an address without user and password."""
-    head, at, rest = url.rpartition("@")
-    return f"{head.partition('://')[0]}://{rest}" if at else url
+    """Return an address without what may hold a password: user, password and options."""
+    head, at, rest = url.partition("?")[0].rpartition("@")
+    return f"{head.partition('://')[0]}://{rest}" if at else rest
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error without the command, which has the bytes of rows."""
+    return str(error).rpartition(" of pipeline caused error: ")[2]
+
+
+def _taken(prefix: str) -> str:
+    return f"another process publishes under prefix {prefix!r}, or was killed less than {_LOCK_S} s ago"
 
 
 def _chosen(checkpoint: Checkpoint, tables: Sequence[str]) -> list[TableEntry]:
@@ -124,33 +156,63 @@ class _Publication:
     def __init__(self, client: Any, prefix: str, entries: Sequence[TableEntry]) -> None:
         self._client, self._prefix, self._entries = client, prefix, entries
         self._rows = self._removed = 0
-        self._before: list[str] = []  # tables that Redis has
+        self._lock, self._token = prefix + _LOCK, uuid.uuid4().hex.encode()
 
     def run(self, parts: Sequence[Checkpoint]) -> PublishedRows:
         """Bring Redis to the last one of `parts`, which is a chain, its base first."""
+        if not self._client.set(self._lock, self._token, nx=True, ex=_LOCK_S):
+            raise CheckpointError(f"nothing was published: {_taken(self._prefix)}")
+        try:
+            return self._run(parts)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _run(self, parts: Sequence[Checkpoint]) -> PublishedRows:
         top = parts[-1]
-        state = self._client.hgetall(self._prefix)
-        self._before = list(msgspec.json.decode(state.get(b"tables", b"{}")))
+        state = _State(self._client, self._prefix)
         links = _missing(parts, state, [entry.name for entry in self._entries])
+        if links is not None and self._lacks_rows(state):
+            links = None
         if links is None or links:
-            self._client.hset(self._prefix, "writing", identity(top))
-        if links is None:
-            for entry in self._entries:
-                self._write_table(top, entry)
+            self._send(lambda batch: batch.hset(self._prefix, "writing", identity(top)))
         for link in links or ():
             for entry in self._entries:
                 self._apply(link, entry.name)
-        self._finish(top, links is None)
+        if links is None or self._differs(""):
+            links = None
+            for entry in self._entries:
+                self._write_table(top, entry)
+            if self._differs(_NEW):
+                raise CheckpointError(
+                    f"{top.path} was not published: Redis has lost rows while they were written: give it "
+                    "more memory, or another maxmemory-policy"
+                )
+        self._finish(top, links is None, state.tables)
         return PublishedRows(
             top.path.resolve().name, links is None, len(links or ()), self._rows, self._removed
+        )
+
+    def _lacks_rows(self, state: _State) -> bool:
+        """Return True if a hash has not the number of rows that it had when Redis was complete."""
+        # Links that were applied in part have changed the number.
+        return not state.writing and any(
+            self._client.hlen(self._name(name)) != table["rows"]
+            for name, table in state.tables.items()
+        )
+
+    def _differs(self, suffix: str) -> bool:
+        """Return True if a hash has not the number of rows of its table."""
+        return any(
+            self._client.hlen(self._name(entry.name) + suffix) != entry.shape[0]
+            for entry in self._entries
         )
 
     def _write_table(self, top: Checkpoint, entry: TableEntry) -> None:
         """Write all rows of a table beside those that Redis has."""
         name = self._name(entry.name) + _NEW
-        self._client.delete(name)
-        size = max(1, _BATCH_BYTES // (4 * entry.shape[1] + 8))
-        for block in top.iter_rows(entry.name, block_rows=size):
+        self._send(lambda batch: batch.unlink(name))
+        for block in top.iter_rows(entry.name, block_rows=_rows_of_batch(entry)):
             self._put(name, block.keys, block.values)
 
     def _apply(self, link: Checkpoint, table: str) -> None:
@@ -158,11 +220,9 @@ class _Publication:
         assert link.manifest.link is not None
         entry, removed = (link.manifest.link.table(name) for name in (table, table + REMOVED))
         name, dataset = self._name(table), entry.dataset("values")
-        for start, stop in _blocks(removed.shape[0], _BATCH_BYTES // 8):
+        for start, stop in _blocks(removed.shape[0], _BATCH_ROWS):
             self._delete(name, link.read_file(removed.dataset("keys"), start, stop))
-        for start, stop in _blocks(
-            entry.shape[0], max(1, _BATCH_BYTES // (4 * entry.shape[1] + 8))
-        ):
+        for start, stop in _blocks(entry.shape[0], _rows_of_batch(entry)):
             values = link.read_file(dataset, start, stop)
             if dataset.dtype == "bfloat16":
                 values = bf16_values(values)
@@ -172,24 +232,54 @@ class _Publication:
         """Set rows, in one batch of commands."""
         packed = np.ascontiguousarray(values, "<f4")
         n_bytes, data = packed.shape[1] * 4, packed.tobytes()
-        with self._client.pipeline(transaction=False) as batch:
+
+        def add(batch: Any) -> None:
             for start, stop in _blocks(len(keys), _FIELDS):
                 rows = {
                     key: data[(start + i) * n_bytes : (start + i + 1) * n_bytes]
                     for i, key in enumerate(keys[start:stop].tolist())
                 }
                 batch.hset(name, mapping=rows)
-            batch.execute()
+
+        self._send(add)
         self._rows += len(keys)
 
     def _delete(self, name: str, keys: Keys) -> None:
-        with self._client.pipeline(transaction=False) as batch:
+        def add(batch: Any) -> None:
             for start, stop in _blocks(len(keys), _FIELDS):
                 batch.hdel(name, *keys[start:stop].tolist())
-            batch.execute()
+
+        self._send(add)
         self._removed += len(keys)
 
-    def _finish(self, top: Checkpoint, whole: bool) -> None:
+    def _send(self, add: Callable[[Any], object]) -> None:
+        """Do commands in one transaction, and keep the lock.
+
+        Raises:
+            redis.WatchError: Another process has the lock; nothing was done.
+        """
+        from redis import WatchError
+
+        with self._client.pipeline(transaction=True) as batch:
+            batch.watch(self._lock)
+            if batch.get(self._lock) != self._token:
+                raise WatchError("the lock is gone")
+            batch.multi()
+            add(batch)
+            batch.expire(self._lock, _LOCK_S)
+            batch.execute()
+
+    def _give_up(self) -> None:
+        """Remove what was written beside the rows, and the lock, if Redis can be reached."""
+        from redis import RedisError
+
+        names = [self._name(entry.name) + _NEW for entry in self._entries]
+        with suppress(RedisError, OSError):
+            # Without a transaction, which Redis refuses at its limit of memory.
+            if self._client.get(self._lock) == self._token:
+                self._client.unlink(*names, self._lock)
+
+    def _finish(self, top: Checkpoint, whole: bool, before: dict[str, dict[str, int]]) -> None:
         """Rename what was written, and name the checkpoint that Redis has now, in one transaction."""
         tables = {e.name: {"dim": e.shape[1], "rows": e.shape[0]} for e in self._entries}
         state = {
@@ -199,38 +289,73 @@ class _Publication:
             "xxh3": identity(top),
             "tables": msgspec.json.encode(tables),
         }
-        with self._client.pipeline(transaction=True) as batch:
+
+        def add(batch: Any) -> None:
             for entry in self._entries if whole else ():
                 name = self._name(entry.name)
+                # Redis frees the former rows beside other commands, and not within the rename.
+                batch.unlink(name)
                 # A hash without fields does not exist, and cannot be renamed.
                 if entry.shape[0]:
                     batch.rename(name + _NEW, name)
-                else:
-                    batch.delete(name)
-            for table in set(self._before) - set(tables):
-                batch.delete(self._name(table))
+            for table in set(before) - set(tables):
+                batch.unlink(self._name(table))
             batch.hset(self._prefix, mapping=state)
             batch.hdel(self._prefix, "writing")
-            batch.execute()
+            batch.unlink(self._lock)
+
+        self._send(add)
 
     def _name(self, table: str) -> str:
         return f"{self._prefix}:{table}"
 
 
+class _State:
+    """The content of the hash of a prefix.
+
+    Attributes:
+        has: Identity of the checkpoint that Redis has; "": none.
+        writing: Identity of the one that was being written; "": none.
+        tables: {"dim", "rows"} of each table that Redis has.
+    """
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        """Read the hash.
+
+        Raises:
+            ConfigError: It is not of `publish`.
+        """
+        has, writing, tables = client.hmget(prefix, ["xxh3", "writing", "tables"])
+        is_other = has is None and writing is None and client.exists(prefix)
+        self.has, self.writing = ((word or b"").decode(errors="replace") for word in (has, writing))
+        try:
+            self.tables = msgspec.json.decode(tables or b"{}", type=dict[str, dict[str, int]])
+            is_other = is_other or any("rows" not in table for table in self.tables.values())
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            is_other = True
+        if is_other:
+            raise ConfigError(
+                f"{prefix!r} is something else in Redis, which `publish` has not written: choose another "
+                "prefix"
+            )
+
+
 def _missing(
-    parts: Sequence[Checkpoint], state: dict[bytes, bytes], tables: Sequence[str]
+    parts: Sequence[Checkpoint], state: _State, tables: Sequence[str]
 ) -> list[Checkpoint] | None:
     """Return the links that Redis does not have; None: it has none of this chain, or other tables."""
-    has = state.get(b"xxh3", b"").decode()
     identities = [{part.manifest_xxh3, part.manifest.replaces} - {""} for part in parts]
-    place = next((i for i, names in enumerate(identities) if has in names), None)
-    if place is None or list(msgspec.json.decode(state.get(b"tables", b"{}"))) != list(tables):
+    place = next((i for i, names in enumerate(identities) if state.has in names), None)
+    if place is None or list(state.tables) != list(tables):
         return None
     # Links that were applied in part are among those that are applied now, or their rows stay.
-    writing = state.get(b"writing", b"").decode()
-    if writing and not any(writing in names for names in identities[place + 1 :]):
+    if state.writing and not any(state.writing in names for names in identities[place + 1 :]):
         return None
     return list(parts[place + 1 :])
+
+
+def _rows_of_batch(entry: TableEntry) -> int:
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // (4 * entry.shape[1] + 8)))
 
 
 def _blocks(n: int, size: int) -> Iterator[tuple[int, int]]:

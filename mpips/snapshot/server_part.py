@@ -270,6 +270,9 @@ class ServerPart:
             yield from writer.steps()
         except (MpipsError, OSError) as failure:
             error = str(failure)
+            # The next checkpoint is whole, and the disk may be full of what the process has written.
+            if self._folding is not None:
+                yield from in_background(self._folding.close)
         else:
             path = str(writer.info.path)
             # An exchange is no checkpoint: it ends with the start-up of the next launch.

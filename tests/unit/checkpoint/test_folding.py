@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -182,15 +183,142 @@ def test_what_was_written_for_another_link_is_not_adopted(tmp_path):
     all_right(history)
 
 
-def test_the_process_ends_with_its_parent(tmp_path):
-    history = History(6)
+@pytest.mark.parametrize("place", ["tables", "manifest"])
+def test_a_full_disk_is_not_kept_full_by_what_was_written(tmp_path, monkeypatch, place):
+    history = History(7)
     history.write(tmp_path)
     history.evolve()
-    link = history.write(tmp_path)
-    command = [sys.executable, "-m", "mpips.checkpoint.folding", str(link.path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        # As when the parent is killed.
+    path = history.write(tmp_path).path
+    calls = [0]
+
+    def full(*_: Any) -> None:
+        calls[0] += 1
+        if place == "manifest" or calls[0] == 3:
+            assert (path / folding.FOLDED).exists()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if place == "tables":
+        monkeypatch.setattr(compaction, "write_all", full)
+    else:
+        monkeypatch.setattr(folding, "write_manifest", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_folded(path)
+    assert {p.name for p in path.iterdir()} == {"manifest.json", "changes.h5"}
+    all_right(history)
+
+
+@pytest.mark.parametrize("passage", ["synced", "named"])
+def test_the_next_launch_removes_what_a_killed_one_has_left(tmp_path, monkeypatch, passage):
+    history = History(8)
+    history.write(tmp_path)
+    history.evolve()
+    link = history.write(tmp_path).path
+
+    class KilledError(BaseException):
+        pass
+
+    def kill(name: str) -> None:
+        if name == passage:
+            raise KilledError
+
+    def work() -> None:
+        write_folded(link)
+        adopt(link)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folding._native, "fault_point", kill)
+        patch.setattr(folding, "discard", lambda _: None)
+        with pytest.raises(KilledError):
+            work()
+    left = {"synced": [".folded-state"], "named": [".folded-manifest", "state.h5"]}[passage]
+    assert sorted(p.name for p in link.iterdir()) == sorted(["manifest.json", "changes.h5", *left])
+    history.evolve()
+    ChainFolding(tmp_path, 2).written(history.write(tmp_path, whole=True).place)
+    assert {p.name for p in link.iterdir()} == {"manifest.json", "changes.h5"}
+    all_right(history)
+
+
+def test_signals_to_the_ranks_do_not_reach_the_process(tmp_path):
+    """mpirun sends SIGUSR1, which requests a checkpoint, to the process group of each rank."""
+    history, folds = History(9), ChainFolding(tmp_path, 2)
+    history.write(tmp_path)
+    history.evolve()
+    folds.written(history.write(tmp_path).place)
+    assert folds._process is not None
+    try:
+        assert os.getpgid(folds._process.pid) == folds._process.pid
+    finally:
+        folds.close()
+
+
+def test_a_request_for_a_checkpoint_does_not_end_the_process(tmp_path):
+    """As by `scancel --signal=USR1`, which sends the signal to each process of a step."""
+    code = (
+        "import os, signal, sys\n"
+        "from mpips.checkpoint import folding\n"
+        "folding.write_folded = lambda path: os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "sys.exit(folding.main('nowhere'))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_the_process_ends_with_its_parent():
+    code = (
+        "import sys, threading\n"
+        "from mpips.checkpoint import folding\n"
+        "folding.write_folded = lambda path: (print('begun', flush=True), threading.Event().wait())\n"
+        "sys.exit(folding.main('nowhere'))\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
         assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(LIMIT_S) in (0, 1)
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            # As when the parent is killed.
+            process.stdin.close()
+            assert process.wait(LIMIT_S) == 1
+        finally:
+            process.kill()
+
+
+def test_the_state_is_durable_before_the_manifest_that_names_it(tmp_path, monkeypatch):
+    """A machine that loses its power may forget each rename that was not synced."""
+    history = History(10)
+    history.write(tmp_path)
+    history.evolve()
+    link = history.write(tmp_path).path
+    write_folded(link)
+    calls: list[str] = []
+    rename = os.rename
+
+    def renaming(old: Path, new: Path) -> None:
+        calls.append(new.name)
+        rename(old, new)
+
+    monkeypatch.setattr(folding.os, "rename", renaming)
+    monkeypatch.setattr(folding, "sync_folder", lambda path: calls.append("sync"))
+    monkeypatch.setattr(folding.os, "unlink", lambda path: calls.append(f"no {path.name}"))
+    adopt(link)
+    assert calls == ["state.h5", "sync", "manifest.json", "sync", "no changes.h5"]
+    all_right(history)
+
+
+def test_what_the_disk_has_not_taken_is_not_adopted(tmp_path, monkeypatch):
+    history = History(11)
+    history.write(tmp_path)
+    history.evolve()
+    link = history.write(tmp_path).path
+    put = compaction.write_all
+
+    def write(fd: int, data: Any, offset: int) -> None:
+        other = bytearray(data)
+        other[0] ^= 1
+        put(fd, memoryview(other), offset)
+
+    monkeypatch.setattr(compaction, "write_all", write)
+    with pytest.raises(CheckpointError, match="the file of whole tables is damaged"):
+        write_folded(link)
+    assert {p.name for p in link.iterdir()} == {"manifest.json", "changes.h5"}
     all_right(history)

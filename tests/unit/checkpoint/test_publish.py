@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from mpips.checkpoint import open_checkpoint, publish
 from mpips.checkpoint.compact import compact
+from mpips.checkpoint.delta import identity
 from mpips.checkpoint.publish import PublishedRows
 from mpips.cli.ckpt import command
 from mpips.errors import CheckpointError, ConfigError
@@ -150,6 +151,8 @@ def test_an_end_at_any_point_is_completed_by_the_next_call(
             return passed
 
         patch.setattr(publish, "_BATCH_BYTES", 2000)
+        # A killed process removes nothing.
+        patch.setattr(publish._Publication, "_give_up", lambda _: None)
         for name in ("_put", "_delete", "_finish"):
             patch.setattr(publish._Publication, name, ending(name))
         try:
@@ -158,6 +161,8 @@ def test_an_end_at_any_point_is_completed_by_the_next_call(
             pass
         else:
             assert passages > 5
+    # The lock of a killed process expires.
+    client.delete("p/lock")
     send(history.written[then][1].path, client)
     check(client, history.written[then][0])
 
@@ -188,6 +193,231 @@ def test_the_command_publishes_the_newest_checkpoint(tmp_path, client):
     check(client, history.written[1][0])
     again = CliRunner().invoke(command, [*arguments, "--json"]).output
     assert json.loads(again)["rows"] == 0
+
+
+def at_passage(monkeypatch: pytest.MonkeyPatch, number: int, act: Any) -> None:
+    """Call `act` before a batch of rows is sent."""
+    put, left = publish._Publication._put, [number]
+
+    def passed(own: Any, *arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            act()
+        return put(own, *arguments)
+
+    monkeypatch.setattr(publish, "_BATCH_BYTES", 2000)
+    monkeypatch.setattr(publish._Publication, "_put", passed)
+
+
+@pytest.mark.parametrize("first", [None, 0], ids=["whole", "links"])
+def test_a_second_process_is_refused_while_one_publishes(tmp_path, client, monkeypatch, first):
+    history = written(tmp_path, 3)
+    if first is not None:
+        send(history.written[first][1].path, client)
+    refused: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(CheckpointError) as error:
+            send(history.written[1][1].path, client)
+        refused.append(str(error.value))
+        assert 0 < client.ttl("p/lock") <= 120
+
+    at_passage(monkeypatch, 2, second)
+    send(history.written[2][1].path, client)
+    assert refused == [
+        "nothing was published: another process publishes under prefix 'p', or was killed less than 120 s ago"
+    ]
+    check(client, history.written[2][0])
+
+
+@pytest.mark.parametrize("first", [None, 0], ids=["whole", "links"])
+@pytest.mark.parametrize("passage", [1, 2, 3])
+def test_a_process_that_was_stopped_for_long_changes_nothing_more(
+    tmp_path, client, monkeypatch, first, passage
+):
+    """Its lock has expired, and another process has published meanwhile."""
+    history = written(tmp_path, 3)
+    if first is not None:
+        send(history.written[first][1].path, client)
+
+    def other() -> None:
+        client.delete("p/lock")
+        send(history.written[1][1].path, client)
+        # A third one is at work.
+        client.set("p/lock", "other")
+
+    at_passage(monkeypatch, passage, other)
+    with pytest.raises(
+        CheckpointError, match=r"was not published to .*: another process publishes"
+    ):
+        send(history.written[2][1].path, client)
+    assert client.get("p/lock") == b"other"
+    client.delete("p/lock")
+    check(client, history.written[1][0])
+
+
+def test_the_lock_stays_while_batches_are_sent(tmp_path, client, monkeypatch):
+    path = written(tmp_path, 1).written[0][1].path
+    monkeypatch.setattr(publish, "_LOCK_S", 1000)
+    left: list[int] = []
+    at_passage(monkeypatch, 2, lambda: client.expire("p/lock", 500))
+    at_passage(monkeypatch, 3, lambda: left.append(client.ttl("p/lock")))
+    send(path, client)
+    assert left[0] > 900
+
+
+def test_values_of_a_later_checkpoint_do_not_stay_in_an_earlier_one(tmp_path, client):
+    """A process ended when it had changed one value: the number of rows says nothing."""
+    history = written(tmp_path, 3)
+    send(history.written[0][1].path, client)
+    before, after = (history.written[place][0]["users"] for place in (0, 1))
+    same = {int(k): v.tobytes() for k, v in zip(before["keys"], before["values"], strict=True)}
+    key = next(
+        int(k)
+        for k, v in zip(after["keys"], after["values"], strict=True)
+        if same.get(int(k)) == v.tobytes()
+    )
+    client.hset("p:users", str(key), b"\0" * 12)
+    with open_checkpoint(history.written[2][1].path) as later:
+        client.hset("p", "writing", identity(later))
+    assert send(history.written[1][1].path, client).whole
+    check(client, history.written[1][0])
+
+
+@pytest.mark.parametrize("loss", ["row", "table"])
+@pytest.mark.parametrize("place", [1, 2])
+def test_rows_that_redis_has_lost_come_back(tmp_path, client, loss, place):
+    """As when it evicts at its limit of memory: the rows of links alone would look complete."""
+    history = written(tmp_path, 3)
+    send(history.written[1][1].path, client)
+    key = history.written[1][0]["users"]["keys"][0]
+    assert (client.hdel("p:users", int(key)) if loss == "row" else client.delete("p:users")) == 1
+    assert send(history.written[place][1].path, client).whole
+    check(client, history.written[place][0])
+
+
+def test_rows_that_are_lost_while_links_are_applied_come_back(tmp_path, client, monkeypatch):
+    history = written(tmp_path, 3)
+    send(history.written[0][1].path, client)
+    at_passage(monkeypatch, 2, lambda: client.delete("p:users"))
+    assert send(history.written[2][1].path, client).whole
+    check(client, history.written[2][0])
+
+
+def test_rows_that_are_lost_while_all_are_written_are_an_error(tmp_path, client, monkeypatch):
+    history = written(tmp_path, 2)
+    send(history.written[0][1].path, client)
+    monkeypatch.setattr(publish, "_missing", lambda *_: None)
+    at_passage(monkeypatch, 3, lambda: client.delete("p:users/new"))
+    with pytest.raises(CheckpointError, match="Redis has lost rows while they were written"):
+        send(history.written[1][1].path, client)
+    check(client, history.written[0][0])
+
+
+def test_a_server_without_memory_is_a_sentence_and_keeps_no_half(tmp_path, client, monkeypatch):
+    history = written(tmp_path, 2)
+    send(history.written[1][1].path, client)
+    at_passage(monkeypatch, 3, lambda: client.config_set("maxmemory", 1))
+    try:
+        with pytest.raises(CheckpointError, match=r"was not published to unix:\S+ \S*command not"):
+            send(history.written[0][1].path, client)
+        check(client, history.written[1][0])
+    finally:
+        client.config_set("maxmemory", 0)
+    assert send(history.written[0][1].path, client).whole
+    check(client, history.written[0][0])
+
+
+def test_a_server_that_refuses_writes_or_the_password_is_a_sentence(tmp_path, client):
+    path = written(tmp_path, 1).written[0][1].path
+    client.replicaof("localhost", 1)
+    try:
+        with pytest.raises(CheckpointError, match=r"was not published to unix:.*read only replica"):
+            send(path, client)
+    finally:
+        client.replicaof("NO", "ONE")
+    client.config_set("requirepass", "right")
+    try:
+        for part in ("", "&password=wrong"):
+            with (
+                open_checkpoint(path) as checkpoint,
+                pytest.raises(CheckpointError, match="was not published to unix:") as error,
+            ):
+                publish.publish(checkpoint, client.url + part, "p")
+            assert "wrong;" not in str(error.value)
+            assert "=wrong" not in str(error.value)
+    finally:
+        client.config_set("requirepass", "")
+    assert client.keys("*") == []
+
+
+def test_a_connection_that_is_lost_in_a_batch_is_a_sentence(tmp_path, client, monkeypatch):
+    history = written(tmp_path, 2)
+    send_batch, left = publish._Publication._send, [3]
+
+    def losing(own: Any, add: Any) -> None:
+        left[0] -= 1
+
+        def adding(batch: Any) -> None:
+            add(batch)
+            if left[0] == 0:
+                assert client.client_kill_filter(_type="normal", skipme=True) > 0
+
+        send_batch(own, adding)
+
+    monkeypatch.setattr(publish._Publication, "_send", losing)
+    with pytest.raises(CheckpointError, match=r"was not published to unix:\S+: .*Connection"):
+        send(history.written[1][1].path, client)
+    # The lock is free, and nothing was left.
+    assert send(history.written[1][1].path, client).whole
+    check(client, history.written[1][0])
+
+
+def test_a_prefix_that_names_something_else_is_refused(tmp_path, client):
+    path = written(tmp_path, 1).written[0][1].path
+    states: list[dict[str, Any]] = [
+        {"4711": b"\x00\xff"},
+        {"tables": "{}"},
+        {"xxh3": "1", "tables": "5"},
+        {"xxh3": "1", "tables": b"\xff"},
+        {"xxh3": "1", "tables": '{"users": {"dim": 3}}'},
+    ]
+    for state in states:
+        client.flushall()
+        client.hset("p", mapping=state)
+        with pytest.raises(ConfigError, match="'p' is something else in Redis, which `publish`"):
+            send(path, client)
+        assert client.keys("*") == [b"p"]
+    client.flushall()
+    client.set("p", "text")
+    with pytest.raises(CheckpointError, match="WRONGTYPE"):
+        send(path, client)
+    assert client.keys("*") == [b"p"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://[::1",
+        "redis://h:port",
+        "redis://h:99999",
+        "redis://h?no_such_option=secret",
+        "unix:///nowhere?decode_responses=True&password=secret",
+        "http://user:secret@h:1",
+        "redis://:sec@ret@h:99999",
+        "",
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_password(tmp_path, url):
+    pytest.importorskip("redis")
+    path = written(tmp_path, 1).written[0][1].path
+    with (
+        open_checkpoint(path) as checkpoint,
+        pytest.raises(ConfigError, match=r"is no address of Redis: ") as error,
+    ):
+        publish.publish(checkpoint, url, "p")
+    assert "secret" not in str(error.value)
+    assert "ret@" not in str(error.value)
 
 
 def test_what_cannot_be_reached_is_a_sentence(tmp_path):

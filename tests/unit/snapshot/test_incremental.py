@@ -26,7 +26,7 @@ from mpips.checkpoint.manifest import LinkRef
 from mpips.checkpoint.plan import ChainEnd, Hello
 from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, DiskFullError
 from mpips.model.best_value import BestValue
 from mpips.mpi.messages import Commit
 from mpips.recovery.saving import Saving
@@ -194,6 +194,33 @@ def test_a_chain_that_cannot_be_made_whole_is_a_note_and_goes_on(tmp_path, monke
     job(tmp_path, 3, 2, compact=True)
     assert any("could not be made whole: [Errno 2]" in note for note in notes)
     assert all(open_checkpoint(name.path).damage() == [] for name in list_checkpoints(tmp_path))
+
+
+def test_a_checkpoint_that_fails_ends_the_process_which_may_have_filled_the_disk(
+    tmp_path, monkeypatch
+):
+    Recorder(monkeypatch)
+    failed: list[Any] = []
+    write, steps = ServerPart._write, server_part.CheckpointWriter.steps
+
+    def failing(own: Any) -> Any:
+        if not failed and list(tmp_path.glob("*/.folded*")):
+            failed.append(own)
+            raise DiskFullError("the disk is full")
+        yield from steps(own)
+
+    def waiting(own: Any, writer: Any, number: int) -> Any:
+        if not failed and own._folding._process is not None:
+            # Not before the process has written something.
+            own._folding._process.wait(LIMIT_S)
+        yield from write(own, writer, number)
+        if failed == [writer]:
+            failed.append((own._folding._process, list(tmp_path.glob("*/.folded*"))))
+
+    monkeypatch.setattr(server_part.CheckpointWriter, "steps", failing)
+    monkeypatch.setattr(ServerPart, "_write", waiting)
+    job(tmp_path, 4, 2, compact=True)
+    assert failed[1:] == [(None, [])]
 
 
 def test_servers_go_on_with_the_base_of_server_0():
