@@ -166,6 +166,7 @@ def test_settings_that_do_not_fit_are_refused(options: Any, message: str) -> Non
     [
         (lambda e: e(IDS + 1), "worker 0 has the id 9: must be from 0 to 8"),
         (lambda e: e(IDS - 1), "worker 0 has the id -1"),
+        (lambda e: e((IDS + 1).int()), "worker 0 has the id 9"),
         (
             lambda e: e(IDS.float()),
             "ids are torch.float32 on cpu: must be an int64 or int32 tensor",
