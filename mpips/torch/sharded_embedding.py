@@ -30,9 +30,12 @@ class ShardedEmbedding(ShardedLayer):
     come within the job's timeout is named by a StallError.
 
     Rows and gradients have the bits of torch.nn.Embedding in one process, with the batches of all workers one
-    behind the other; see mpips.torch.id_shards. The optimizer is a rule of rows, which updates the rows
-    of the step alone, as for `Embedding`; so are state dicts and checkpoints: a row that no step has updated
-    has its initial value, a function of its id and of the job's seed, whatever the number of workers.
+    behind the other; see mpips.torch.id_shards. Gradients of several backward passes before one step are
+    added in another order than in torch. The step applies the sum over workers, divided by their number.
+
+    The optimizer is a rule of rows, which updates the rows of the step alone, as for `Embedding`; so are
+    state dicts and checkpoints: a row that no step has updated has its initial value, a function of its id
+    and of the job's seed, whatever the number of workers.
     Prepare the model that has the layer, under BSP without backup workers. Gradients are pushed by `step`,
     not within backward. A run never continues in memory: it restarts at its newest checkpoint, with the same
     bits.

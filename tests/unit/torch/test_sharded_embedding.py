@@ -63,6 +63,26 @@ def test_training_has_the_bits_of_an_embedding_of_torch(job: Any, padding_idx: i
     assert end.weight.requires_grad
 
 
+@pytest.mark.parametrize(("n_passes", "is_whole"), [(1, False), (2, True)])
+def test_gradients_of_several_calls_and_passes_add_up_as_in_torch(
+    job: Any, n_passes: int, is_whole: bool
+) -> None:
+    """Sums of several passes have another order than in torch, so these gradients are integers."""
+    model, optimizer = prepared(of_plain())
+    expected = plain()
+    steps = torch.optim.SGD(expected.parameters(), lr=0.25)
+    factors = 9 * torch.randn(3, 2, 3, DIM, generator=torch.Generator().manual_seed(7))
+    factors = factors.round() if is_whole else factors
+    for layer in (model["words"], expected):
+        for _ in range(n_passes):
+            calls = zip((IDS, IDS // 2, IDS), factors, strict=True)
+            total: Any = sum((layer(ids) * factor).sum() for ids, factor in calls)
+            total.backward()
+    optimizer.step()
+    steps.step()
+    assert torch.equal(model["words"].to_embedding().weight, expected.weight)
+
+
 def test_rows_begin_with_values_of_id_and_seed() -> None:
     with torch_job() as script:
         layer = ShardedEmbedding(3000, DIM)
