@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).with_name("programs") / "sharded_script.py")
+NARROW = str(Path(__file__).with_name("programs") / "narrow_shards.py")
 CALLS = {
     "classes": ("gather", "max", "sum", "backward", "step"),
     "features": ("gather", "swap", "sum", "backward", "step"),
@@ -30,10 +31,10 @@ def ended(job: launcher.Launch, folder: Path) -> State:
     return found
 
 
-def launched(folder: Path, ranks: int, *options: str) -> State:
+def launched(folder: Path, ranks: int, *options: str, program: str = PROGRAM) -> State:
     """Return the result of a launch; one rank: of this process alone."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, PROGRAM, str(folder), *options]
+    command = [sys.executable, program, str(folder), *options]
     if ranks == 1:
         with launcher.Launch(command, launcher.site_environment(), 100.0, folder) as job:
             return ended(job, folder)
@@ -96,6 +97,14 @@ def test_three_workers_train_other_layers_as_one_process_does(
     expected = launched(tmp_path / "one", 1, f"layer={layer}")
     assert expected["wide.rows.values"].shape == (n_rows, dim)
     check_close(launched(tmp_path / "three", 5, f"layer={layer}"), expected)
+
+
+@pytest.mark.long
+def test_workers_without_rows_and_samples_change_no_bit(tmp_path: Path) -> None:
+    expected = launched(tmp_path / "one", 1, program=NARROW)
+    assert expected["rows.rows.keys"].tolist() == [0, 1]
+    assert (expected["product.rows.values"] != 1).all()
+    check_equal(launched(tmp_path / "four", 6, program=NARROW), expected)
 
 
 @pytest.mark.long
