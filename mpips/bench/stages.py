@@ -1,8 +1,11 @@
-"""The suite `stages`: a torch model divided between workers: memory, steps between nodes, and one stage.
+"""The suite `stages`: a torch model divided between workers: memory, steps between nodes, a wide layer.
 
 stage_memory             parameters of a worker with four stages, beside those of the model
 stages_vs_bubble_bound   steps of four stages on four imitated nodes with links of 1 Gb/s, beside the bound
 one_stage_cost           a step of a model in one stage, beside that of a plainly prepared one
+wide_softmax_step        a step of a softmax over a million classes, divided between two workers, beside that
+                         of the whole layer in one process without mpips
+wide_softmax_memory      memory that a worker needs for it at most, beside that of this process
 
 The bound is that of a pipeline without messages and servers. Stages with t_s seconds for a micro-batch,
 forward and backward, need at least sum(t_s) + (m - 1) max(t_s) seconds for m micro-batches. Where fewer cores
@@ -30,6 +33,7 @@ from mpips.testing.errors import BenchError
 from mpips.testing.nodes import Nodes
 
 STAGES = 4
+SOFTMAX_WORKERS = 2
 RATE = 1e9  # bits per second
 BOUND = "stages_vs_bubble_bound"
 _TIMEOUT_S, _QUICK_TIMEOUT_S = 300.0, 100.0
@@ -41,7 +45,7 @@ class StagedSide(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds: Seconds of a step; 0 of a side that makes none.
-        n_bytes: Bytes of the parameters in this process.
+        n_bytes: Bytes of the parameters in this process; of a softmax all that it needs at most.
         n_bytes_model: Bytes of those of the whole model.
         micro_batches: Micro-batches of a step.
         times: Seconds of each stage for a micro-batch, forward and backward, where it is measured.
@@ -74,6 +78,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         raise CapabilityError(f"--nodes 2: {reason}")
     found.add(_memory(options))
     found.add(_one_stage(options))
+    found.add(_wide_softmax(options))
     if reason:
         found.skipped[BOUND] = reason
     else:
@@ -119,6 +124,35 @@ def _one_stage(options: Options) -> Findings:
         for kind, values in (("one", comparison.ours), ("plain", comparison.baseline)):
             values.append(1e3 * _on_ranks(kind, 1, options)[0].seconds)
     return Findings(comparisons=[comparison])
+
+
+def _wide_softmax(options: Options) -> Findings:
+    layer = "a softmax over 1,000,000 classes of 64 features, SGD, 64 samples in all"
+    baseline = "torch.nn.Linear and cross_entropy in one process"
+    step = Comparison(
+        name="wide_softmax_step",
+        what=f"a step of {layer}, {SOFTMAX_WORKERS} workers and 1 server",
+        unit="ms",
+        ours=[],
+        baseline=[],
+        baseline_name=baseline,
+    )
+    memory = Comparison(
+        name="wide_softmax_memory",
+        what=f"memory of the larger of {SOFTMAX_WORKERS} workers of {layer}",
+        unit="MiB",
+        ours=[],
+        baseline=[],
+        baseline_name=baseline,
+    )
+    for _ in range(options.repetitions):
+        alone = _sides(lambda command, env: _alone(command, env, options), "whole", options)[0]
+        sides = _on_ranks("softmax", SOFTMAX_WORKERS, options)
+        step.baseline.append(1e3 * alone.seconds)
+        step.ours.append(1e3 * max(side.seconds for side in sides))
+        memory.baseline.append(alone.n_bytes / 2**20)
+        memory.ours.append(max(side.n_bytes for side in sides) / 2**20)
+    return Findings(comparisons=[step, memory])
 
 
 def _between_nodes(options: Options) -> Findings:

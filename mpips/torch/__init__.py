@@ -8,8 +8,10 @@ in `row_gradients.py`, rows in state dicts in `row_state.py`. `ngrams.py` is a m
 `plain_ngrams.py` its copy without mpips. `by_use.py` waits for each value where a
 function uses it; `watching.py` finds changes that the script makes.
 
-`sharded_linear.py` is a last layer whose classes are divided between the workers, `class_shards.py` its
-softmax.
+`sharded.py` is what layers share that are divided between the workers, which `shard_workers.py` lets exchange
+values. `sharded_linear.py` is a linear layer: `class_shards.py` its softmax over divided classes,
+`feature_shards.py` its product of divided features. `sharded_embedding.py` is an embedding, `id_shards.py`
+its lookups.
 
 `epochs.py` has loops over epochs that restarts continue, and their states; `schedules.py` compares schedulers
 with the length of a loader.
@@ -61,6 +63,7 @@ from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.ngrams import NgramEmbedding  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
+from mpips.torch.sharded_embedding import ShardedEmbedding  # noqa: E402
 from mpips.torch.sharded_linear import ShardedLinear  # noqa: E402
 from mpips.torch.stage_cut import AutoStages  # noqa: E402
 
@@ -70,6 +73,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "NgramEmbedding",
+    "ShardedEmbedding",
     "ShardedLinear",
     "averaged",
     "comm_hook",

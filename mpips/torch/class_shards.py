@@ -15,34 +15,14 @@ process. The same number of workers always has the same bits.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.autograd.function import once_differentiable
 
 from mpips.errors import ConfigError
-
-AnyArray = NDArray[Any]
-
-
-class ClassWorkers(Protocol):
-    """The workers between which the classes are divided.
-
-    Attributes:
-        index: Index of this worker.
-        n_workers: Number of workers.
-    """
-
-    index: int
-    n_workers: int
-
-    def gather(self, what: str, payload: bytes) -> list[bytes]:
-        """Return the bytes of all workers, by index. Collective; blocks."""
-
-    def reduce(self, what: str, array: AnyArray, combine: Literal["sum", "max"]) -> AnyArray:
-        """Return arrays of all workers combined elementwise. Collective; blocks."""
+from mpips.torch.shard_workers import ShardWorkers
 
 
 class GatheredSamples(NamedTuple):
@@ -61,15 +41,8 @@ class GatheredSamples(NamedTuple):
     end: int
 
 
-def own_classes(index: int, n_workers: int, n_classes: int) -> tuple[int, int]:
-    """Return the first class of a worker and the end of its classes; the first workers have one more."""
-    size, rest = divmod(n_classes, n_workers)
-    first = index * size + min(index, rest)
-    return first, first + size + (index < rest)
-
-
 def gathered(
-    exchange: ClassWorkers, x: torch.Tensor, targets: torch.Tensor | None, n_classes: int
+    exchange: ShardWorkers, x: torch.Tensor, targets: torch.Tensor | None, n_classes: int
 ) -> GatheredSamples:
     """Exchange the samples of all workers. Collective; blocks.
 
@@ -123,7 +96,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
         rows: torch.Tensor,
         samples: GatheredSamples,
         first_class: int,
-        exchange: ClassWorkers,
+        exchange: ShardWorkers,
     ) -> torch.Tensor:
         """Return the losses of the own samples, float32, shape (n_own,). Collective; blocks.
 
@@ -176,7 +149,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
 
 
 def best_classes(
-    exchange: ClassWorkers, samples: GatheredSamples, rows: torch.Tensor, first_class: int, k: int
+    exchange: ShardWorkers, samples: GatheredSamples, rows: torch.Tensor, first_class: int, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `k` greatest scores of each own sample and their classes. Collective; blocks.
 

@@ -30,7 +30,7 @@ from mpips.torch.optimizer_state import has_steps, initial_state
 from mpips.torch.parameters import ParameterTable, check_memory, table_names
 from mpips.torch.row_moments import RowStates, row_states
 from mpips.torch.rules import rule_of
-from mpips.torch.sharded_linear import ShardedLinear
+from mpips.torch.sharded import ShardedLayer
 from mpips.torch.stage_cut import AutoStages, Stages, cut, cut_at, units_to_cut
 from mpips.torch.stage_profile import choose_stages, digest_of, ends_of
 from mpips.torch.staged_model import Division, make_staged
@@ -275,7 +275,8 @@ def _overlap_with_shards(
     Raises:
         ConfigError: Such a layer does not fit another argument.
     """
-    if not any(isinstance(module, ShardedLinear) for module in model.modules()):
+    found = next((one for one in model.modules() if isinstance(one, ShardedLayer)), None)
+    if found is None:
         return overlap
     refused = {
         f"consistency {rules.name!r}": not isinstance(rules, BSP),
@@ -286,8 +287,8 @@ def _overlap_with_shards(
     for what, is_there in refused.items():
         if is_there:
             raise ConfigError(
-                f"prepare: a model with ShardedLinear and {what}: all workers compute its classes together "
-                "in each step, and push behind it; use BSP() and leave out the other"
+                f"prepare: a model with {type(found).__name__} and {what}: all workers compute this layer "
+                "together in each step, and push behind it; use BSP() and leave out the other"
             )
     return False
 

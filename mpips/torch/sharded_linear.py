@@ -1,55 +1,58 @@
-"""`ShardedLinear`: a last layer whose outputs, classes of a softmax, are divided between the workers."""
+"""`ShardedLinear`: a wide linear layer that is divided between the workers, by its outputs or its inputs."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from mpips.errors import ConfigError
 from mpips.model.codec import PullCodec, PushCodec
-from mpips.model.consistency import BSP
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import Optimizer
 from mpips.model.python_rule import PythonRule
-from mpips.torch.class_shards import (
-    AnyArray,
-    ShardedCrossEntropy,
-    best_classes,
-    gathered,
-    own_classes,
-)
-from mpips.torch.embedding import Embedding
-from mpips.torch.row_state import LoadedRows
-from mpips.worker.worker import Worker, connection_of
+from mpips.torch.class_shards import ShardedCrossEntropy, best_classes, gathered
+from mpips.torch.feature_shards import ShardedProduct, divided_samples
+from mpips.torch.shard_workers import JobWorkers
+from mpips.torch.sharded import ShardedLayer, check_sizes
 
 LossReduction = Literal["mean", "sum", "none"]
-_BSP = BSP()
+DividedSide = Literal["out_features", "in_features"]
 
 
-class ShardedLinear(Embedding):
-    """A linear layer and its softmax over very many classes, divided between all workers of the job.
+class ShardedLinear(ShardedLayer):
+    """A linear layer of very many outputs or inputs, divided between all workers of the job.
 
-    Each worker has its own batch, computes the scores of its part of the classes for the samples of all
-    workers, and updates the weights of these classes alone. No worker ever has all scores or all weights.
-    In place of `cross_entropy(linear(x), targets)` a script calls `layer.cross_entropy(x, targets)`.
+    Each worker has its own batch. With `divide="out_features"` the outputs are the classes of a softmax. Each
+    worker computes the scores of its part of the classes for the samples of all workers, and updates the
+    weights of these classes alone. No worker ever has all scores or all weights. In place of
+    `cross_entropy(linear(x), targets)` a script calls `layer.cross_entropy(x, targets)`.
 
-    The weights of a class, with its bias behind them, are a row of an embedding table, with the class as its
-    id. So the optimizer is a rule of rows, as for `Embedding`, and so are state dicts and checkpoints: they
-    have the whole layer, and continue with any number of workers, also one. Prepare the model that has the
-    layer, under BSP without backup workers. Gradients are pushed by `step`, not within backward.
+    With `divide="in_features"` each worker multiplies its part of the features with its part of the weights,
+    for the samples of all workers, and the products are summed over the workers. `layer(x)` then returns all
+    outputs for the samples of this worker, as torch.nn.Linear does.
 
-    Values and gradients are those of torch.nn.Linear with cross_entropy up to the rounding of float32; see
-    mpips.torch.class_shards. A run never continues in memory: it restarts at its newest checkpoint, with the
-    same bits.
+    The weights of a class with its bias behind them, or those of a feature, are a row of an embedding table,
+    with the number of the class or feature as its id; the bias is the row behind the last feature. So the
+    optimizer is a rule of rows, as for `Embedding`, and so are state dicts and checkpoints: they have the
+    whole layer, and continue with any number of workers, also one. Prepare the model that has the layer,
+    under BSP without backup workers. Gradients are pushed by `step`, not within backward.
+
+    Values and gradients are those of torch.nn.Linear, with cross_entropy, up to the rounding of float32; see
+    mpips.torch.class_shards and mpips.torch.feature_shards. A run never continues in memory: it restarts at
+    its newest checkpoint, with the same bits.
     """
+
+    plain_method = "to_linear"
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
         *,
+        divide: DividedSide = "out_features",
         optimizer: Optimizer | PythonRule | None = None,
         init: Initializer | str | None = None,
         compression: PushCodec | str | None = None,
@@ -59,7 +62,8 @@ class ShardedLinear(Embedding):
 
         Args:
             in_features: Length of a sample.
-            out_features: Number of classes.
+            out_features: Number of outputs, the classes of a softmax.
+            divide: The side that is divided between the workers, "out_features" or "in_features".
             optimizer: Rule of the rows; None: SGD(0.01). An optimizer of torch has no part in them.
             init: Initial values of weights and biases; None: uniform as in torch.nn.Linear, other numbers.
             compression: Codec of the pushes; None: float32. See mpips.model.codec.
@@ -68,20 +72,23 @@ class ShardedLinear(Embedding):
         Raises:
             ConfigError: A value is not accepted.
         """
-        for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(
-                    f"ShardedLinear: {name} = {value!r}: must be a whole number of 1 or more"
-                )
+        check_sizes("ShardedLinear", in_features=in_features, out_features=out_features)
+        if divide not in ("out_features", "in_features"):
+            raise ConfigError(
+                f"ShardedLinear: divide = {divide!r}: must be 'out_features' or 'in_features'"
+            )
+        self._by_inputs = divide == "in_features"
         super().__init__(
-            in_features + 1,
+            out_features if self._by_inputs else in_features + 1,
             optimizer=optimizer,
             init=init if init is not None else f"uniform({in_features**-0.5!r})",
             compression=compression,
             pull_compression=pull_compression,
         )
+        self.n_rows = in_features + 1 if self._by_inputs else out_features
         self.in_features = in_features
         self.out_features = out_features
+        self.divide = divide
 
     @classmethod
     def of_linear(cls, linear: torch.nn.Linear, **options: Any) -> ShardedLinear:
@@ -95,25 +102,24 @@ class ShardedLinear(Embedding):
         weight = linear.weight.detach().float().cpu()
         bias = linear.bias.detach().float().cpu() if linear.bias is not None else None
         column = (bias if bias is not None else torch.zeros(made.out_features))[:, None]
-        values = torch.cat([weight, column], 1).contiguous().numpy()
-        keys = np.arange(made.out_features)
-        made.load(LoadedRows(keys, values, made.table("embedding", _BSP), 0))
+        values = torch.cat([weight, column], 1)
+        made.begin_with_rows(values.t() if made._by_inputs else values)
         return made
 
     def to_linear(self) -> torch.nn.Linear:
-        """Return a linear layer with the current values of all classes. Not collective; blocks like a pull.
+        """Return a linear layer with the current values of all rows. Not collective; blocks like a pull.
 
         It has all weights in the memory of this process.
 
         Raises:
             ConfigError: The layer has no rows to read; see Embedding.
         """
-        self.check_has_rows()
-        rows = torch.from_numpy(self._rows_now().pull(np.arange(self.out_features)))
+        rows = self.all_rows()
+        values = rows.t() if self._by_inputs else rows
         made = torch.nn.Linear(self.in_features, self.out_features)
         with torch.no_grad():
-            made.weight.copy_(rows[:, :-1])
-            made.bias.copy_(rows[:, -1])
+            made.weight.copy_(values[:, :-1])
+            made.bias.copy_(values[:, -1])
         return made
 
     def cross_entropy(
@@ -141,6 +147,9 @@ class ShardedLinear(Embedding):
                 f"ShardedLinear: reduction = {reduction!r}: must be 'mean', 'sum' or 'none'"
             )
         self._check(x, targets)
+        if self._by_inputs:
+            self._check_classes(targets)
+            return functional.cross_entropy(self(x), targets, reduction=reduction)
         exchange, first, rows = self._own()
         samples = gathered(exchange, x, targets, self.out_features)
         apply: Any = ShardedCrossEntropy.apply
@@ -172,16 +181,45 @@ class ShardedLinear(Embedding):
             )
         self._check(x, None)
         with torch.no_grad():
+            if self._by_inputs:
+                # A stable sort keeps the lower class in front.
+                best = self(x).sort(dim=1, descending=True, stable=True)
+                return best.values[:, :k], best.indices[:, :k]
             exchange, first, rows = self._own()
             samples = gathered(exchange, x, None, self.out_features)
             return best_classes(exchange, samples, rows, first, k)
 
-    def forward(self, *arguments: Any) -> NoReturn:
-        """Raise ConfigError: no worker has the scores of all classes."""
-        raise ConfigError(
-            "a ShardedLinear was called: no worker has the scores of all classes; train by "
-            "loss = layer.cross_entropy(x, targets), and predict by layer.topk(x, k)"
-        )
+    @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of this worker's samples; only with `divide="in_features"`. Collective; blocks.
+
+        Its backward pass is also collective: all workers call both equally often.
+
+        Args:
+            x: float32, shape (..., in_features), on the CPU; it may differ from worker to worker in the
+                number of samples.
+
+        Returns:
+            float32, shape (..., out_features).
+
+        Raises:
+            ConfigError: `x` is not accepted, or the layer has not been prepared; or the outputs are divided,
+                so that no worker has the scores of all classes.
+            StallError: A worker did not come within the job's timeout; the message names it.
+        """
+        if not self._by_inputs:
+            raise ConfigError(
+                "a ShardedLinear was called: no worker has the scores of all classes; train by "
+                "loss = layer.cross_entropy(x, targets), and predict by layer.topk(x, k)"
+            )
+        flat = x
+        if isinstance(x, torch.Tensor) and x.ndim and x.shape[-1] == self.in_features:
+            flat = x.reshape(-1, self.in_features)
+        self._check(flat, None)
+        exchange, _, rows = self._own()
+        apply: Any = ShardedProduct.apply
+        outputs: torch.Tensor = apply(flat, rows, divided_samples(exchange, flat), exchange)
+        return outputs.view(*x.shape[:-1], self.out_features)
 
     def _check(self, x: torch.Tensor, targets: torch.Tensor | None) -> None:
         """Raise ConfigError for samples and targets of other kinds."""
@@ -203,41 +241,23 @@ class ShardedLinear(Embedding):
                 f"ShardedLinear: {name} is {what}: must be {dtype} of shape {size} on the CPU"
             )
 
-    def _own(self) -> tuple[_ShardWorkers, int, torch.Tensor]:
-        """Return the workers, this worker's first class, and rows of its classes. Blocks like a pull."""
-        access = self._access
-        if access is None or access.layer is not self:
+    def _check_classes(self, targets: torch.Tensor) -> None:
+        """Raise ConfigError for a target of this worker that is not a class."""
+        wrong = targets[(targets < 0) | (targets >= self.out_features)]
+        if len(wrong):
             raise ConfigError(
-                "this ShardedLinear is in no prepared model: call mpips.torch.prepare(model, ...), or use "
-                "layer.to_linear()"
+                f"ShardedLinear: the target {int(wrong[0])}: must be a class from 0 to "
+                f"{self.out_features - 1}"
             )
-        worker = access.job.start()
-        access.job.settle()
-        connection_of(worker).messages.begin("ShardedLinear")
-        first, end = own_classes(worker.index, worker.n_workers, self.out_features)
-        keys = np.arange(first, end)
-        rows, _ = self.pulled(keys, np.arange(end - first), torch.device("cpu"))
-        return _ShardWorkers(worker, access.name, access.job.steps), first, rows
+
+    def _own(self) -> tuple[JobWorkers, int, torch.Tensor]:
+        """Return the workers, this worker's first row, and its rows. Blocks like a pull."""
+        exchange, first, end = self.shard()
+        return exchange, first, self.own_rows(np.arange(first, end))
 
     def extra_repr(self) -> str:
         """Return the settings, for print(model)."""
-        return f"{self.in_features}, {self.out_features}, optimizer={self.optimizer}"
-
-
-class _ShardWorkers:
-    """All workers of the job, between which the classes are divided."""
-
-    def __init__(self, worker: Worker, name: str, step: int) -> None:
-        self.index, self.n_workers = worker.index, worker.n_workers
-        self._worker, self._name, self._step = worker, name, step
-
-    def gather(self, what: str, payload: bytes) -> list[bytes]:
-        return self._worker.gather(self._text(what), payload)
-
-    def reduce(self, what: str, array: AnyArray, combine: Literal["sum", "max"]) -> AnyArray:
-        found = self._worker.reduce(self._text(what), array, combine)
-        assert found is not None
-        return found
-
-    def _text(self, what: str) -> str:
-        return f"{what} of {self._name!r}, step {self._step}"
+        return (
+            f"{self.in_features}, {self.out_features}, divide={self.divide!r}, "
+            f"optimizer={self.optimizer}"
+        )

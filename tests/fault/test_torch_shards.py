@@ -1,4 +1,4 @@
-"""A last layer that is divided between workers: the values of one process, restarts, late workers."""
+"""Layers that are divided between workers: the values of one process, restarts, late workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 pytestmark = pytest.mark.timeout(300)
 PROGRAM = str(Path(__file__).with_name("programs") / "sharded_script.py")
-CALLS = ("gather", "max", "sum", "backward", "step")
+NARROW = str(Path(__file__).with_name("programs") / "narrow_shards.py")
+CALLS = {
+    "classes": ("gather", "max", "sum", "backward", "step"),
+    "features": ("gather", "swap", "sum", "backward", "step"),
+    "rows": ("gather", "swap", "backward", "step"),
+}
 State = dict[str, Any]
 
 
@@ -26,10 +31,10 @@ def ended(job: launcher.Launch, folder: Path) -> State:
     return found
 
 
-def launched(folder: Path, ranks: int, *options: str) -> State:
+def launched(folder: Path, ranks: int, *options: str, program: str = PROGRAM) -> State:
     """Return the result of a launch; one rank: of this process alone."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, PROGRAM, str(folder), *options]
+    command = [sys.executable, program, str(folder), *options]
     if ranks == 1:
         with launcher.Launch(command, launcher.site_environment(), 100.0, folder) as job:
             return ended(job, folder)
@@ -77,35 +82,70 @@ def test_a_worker_that_is_killed_in_a_step_changes_no_bit(tmp_path: Path) -> Non
     assert sources(tmp_path / "run")[1] == "checkpoint"
 
 
+def test_a_worker_that_is_killed_between_messages_of_rows_changes_no_bit(tmp_path: Path) -> None:
+    expected = launched(tmp_path / "undisturbed", 4, "layer=rows")
+    found = run(tmp_path / "run", 4, "layer=rows", f"strike=1:{int(signal.SIGKILL)}:backward")
+    check_equal(found, expected)
+    assert sources(tmp_path / "run")[1] == "checkpoint"
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("layer", "dim", "n_rows"), [("features", 6, 9), ("rows", 6, 12)])
+def test_three_workers_train_other_layers_as_one_process_does(
+    tmp_path: Path, layer: str, dim: int, n_rows: int
+) -> None:
+    expected = launched(tmp_path / "one", 1, f"layer={layer}")
+    assert expected["wide.rows.values"].shape == (n_rows, dim)
+    check_close(launched(tmp_path / "three", 5, f"layer={layer}"), expected)
+
+
+@pytest.mark.long
+def test_workers_without_rows_and_samples_change_no_bit(tmp_path: Path) -> None:
+    expected = launched(tmp_path / "one", 1, program=NARROW)
+    assert expected["rows.rows.keys"].tolist() == [0, 1]
+    assert (expected["product.rows.values"] != 1).all()
+    check_equal(launched(tmp_path / "four", 6, program=NARROW), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("layer", "call"), [(layer, call) for layer, calls in CALLS.items() for call in calls]
+)
 @pytest.mark.parametrize("worker", [0, 2])
-def test_each_worker_is_killed_before_each_call(tmp_path: Path, worker: int, call: str) -> None:
-    expected = launched(tmp_path / "undisturbed", 5)
-    found = run(tmp_path / "run", 5, f"strike={worker}:{int(signal.SIGKILL)}:{call}")
+def test_each_worker_is_killed_before_each_call(
+    tmp_path: Path, worker: int, layer: str, call: str
+) -> None:
+    option = f"layer={layer}"
+    expected = launched(tmp_path / "undisturbed", 5, option)
+    found = run(tmp_path / "run", 5, option, f"strike={worker}:{int(signal.SIGKILL)}:{call}")
     check_equal(found, expected)
     assert sources(tmp_path / "run")[1] == "checkpoint"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [(4, 5), (5, 1), (3, 4)])
+@pytest.mark.parametrize("layer", list(CALLS))
 def test_a_checkpoint_continues_with_another_number_of_workers(
-    tmp_path: Path, first: int, second: int
+    tmp_path: Path, layer: str, first: int, second: int
 ) -> None:
-    expected = launched(tmp_path / "whole", 1, "epochs=3")
+    options = f"layer={layer}", "epochs=3"
+    expected = launched(tmp_path / "whole", 1, *options)
     folder = tmp_path / "run"
-    run(folder, first, "epochs=2")
+    run(folder, first, options[0], "epochs=2")
     (saved,) = (folder / "runs").glob("*/checkpoints")
-    found = launched(tmp_path / "next", second, "epochs=3", f"resume={saved / 'latest'}")
+    found = launched(tmp_path / "next", second, *options, f"resume={saved / 'latest'}")
     assert found["steps"] == expected["steps"]
     check_close(found, expected)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("call", ["gather", "backward"])
-def test_a_worker_that_is_stopped_is_named(tmp_path: Path, call: str) -> None:
-    option = f"strike=1:{int(signal.SIGSTOP)}:{call}"
-    command = [sys.executable, PROGRAM, str(tmp_path), option, "timeout=8"]
+@pytest.mark.parametrize(
+    ("layer", "call"),
+    [("classes", "gather"), ("classes", "backward"), ("features", "swap"), ("rows", "swap")],
+)
+def test_a_worker_that_is_stopped_is_named(tmp_path: Path, layer: str, call: str) -> None:
+    options = f"layer={layer}", f"strike=1:{int(signal.SIGSTOP)}:{call}", "timeout=8"
+    command = [sys.executable, PROGRAM, str(tmp_path), *options]
     with launcher.launch(4, command, timeout=120.0) as job:
         assert job.wait() == 124, job.tail(60)
         (error,) = re.findall(r"mpips: error: .*", job.stderr())

@@ -5,6 +5,8 @@ nodes    the same, with a server for each stage
 times    the stages of this chain in one process without mpips: seconds for a micro-batch
 one      a multilayer perceptron in one stage
 plain    the same, prepared without stages
+softmax  a softmax over very many classes, divided between the workers
+whole    the same in one process without mpips
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from typing import Any
 import msgspec
 
 import mpips
-from mpips.bench.stages import STAGES, StagedSide
+from mpips.bench.stages import SOFTMAX_WORKERS, STAGES, StagedSide
 
 _MICRO, _MICRO_SIZE, _WIDTH = 32, 256, 512
 _MICRO_QUICK, _MICRO_SIZE_QUICK, _WIDTH_QUICK = 4, 8, 16
 _BATCH = 128
-_WARM_STEPS, _STEPS, _CHAIN_STEPS = 8, 40, 4
+_CLASSES, _CLASSES_QUICK, _FEATURES, _SAMPLES = 1_000_000, 1000, 64, 64
+_WARM_STEPS, _STEPS, _CHAIN_STEPS, _SOFTMAX_STEPS = 8, 40, 4, 5
 
 
 def main(kind: str, size: str, folder: str) -> None:
@@ -39,12 +42,18 @@ def main(kind: str, size: str, folder: str) -> None:
     is_quick = size == "quick"
     if kind == "times":
         found, rank = _times(is_quick), 0
+    elif kind == "whole":
+        found, rank = _whole_softmax(is_quick), 0
     else:
         servers = STAGES if kind == "nodes" else 1
         mpips.init(servers=servers, verbose=False, timeout_s=60.0)
         rank = mpips.rank()
-        is_chain = kind in ("staged", "nodes")
-        found = _chain_steps(is_quick) if is_chain else _mlp_steps(kind, is_quick)
+        if kind == "softmax":
+            found = _divided_softmax(is_quick)
+        elif kind in ("staged", "nodes"):
+            found = _chain_steps(is_quick)
+        else:
+            found = _mlp_steps(kind, is_quick)
     Path(folder, f"{rank}.json").write_bytes(msgspec.json.encode(found))
 
 
@@ -146,6 +155,69 @@ def _mlp_steps(kind: str, is_quick: bool) -> StagedSide:
     seconds = _seconds(step, _WARM_STEPS, 2 if is_quick else _STEPS)
     n_bytes = _n_bytes(model)
     return StagedSide(seconds, n_bytes, n_bytes)
+
+
+def _divided_softmax(is_quick: bool) -> StagedSide:
+    """Train this worker's part of a softmax; return the seconds of a step and the memory for it."""
+    import torch
+
+    from mpips.torch import ShardedLinear, prepare
+
+    torch.set_num_threads(1)
+    n_classes, x, y = _softmax_batch(is_quick, _SAMPLES // SOFTMAX_WORKERS)
+    before = _memory()
+    layer = ShardedLinear(_FEATURES, n_classes, optimizer=mpips.SGD(lr=0.1))
+    model, optimizer = prepare(torch.nn.ModuleDict({"head": layer}))
+    torch.set_num_threads(1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model["head"].cross_entropy(x, y).backward()
+        optimizer.step()
+
+    seconds = _seconds(step, 1, 2 if is_quick else _SOFTMAX_STEPS)
+    return StagedSide(seconds, _grown(before), 0)
+
+
+def _whole_softmax(is_quick: bool) -> StagedSide:
+    """Train a softmax in this process; return the seconds of a step and the memory for it."""
+    import torch
+
+    torch.set_num_threads(1)
+    n_classes, x, y = _softmax_batch(is_quick, _SAMPLES)
+    before = _memory()
+    layer = torch.nn.Linear(_FEATURES, n_classes)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(layer(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    seconds = _seconds(step, 1, 2 if is_quick else _SOFTMAX_STEPS)
+    return StagedSide(seconds, _grown(before), 0)
+
+
+def _softmax_batch(is_quick: bool, n: int) -> tuple[int, Any, Any]:
+    """Return the number of classes, and `n` samples with their classes."""
+    import torch
+
+    n_classes = _CLASSES_QUICK if is_quick else _CLASSES
+    torch.manual_seed(0)
+    return n_classes, torch.randn(n, _FEATURES), torch.randint(0, n_classes, (n,))
+
+
+def _memory() -> dict[str, int]:
+    """Return bytes of memory of this process by their names in /proc, such as VmHWM."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[-1] == "kB"}
+
+
+def _grown(before: dict[str, int]) -> int:
+    """Return the bytes by which memory has grown at most, without those shared with servers."""
+    now = _memory()
+    grown = now["VmHWM"] - before["VmRSS"] - (now["RssShmem"] - before["RssShmem"])
+    return max(grown, 1)
 
 
 def _seconds(step: Callable[[], None], n_warm: int, n_steps: int) -> float:

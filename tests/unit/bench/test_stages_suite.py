@@ -35,6 +35,8 @@ def test_all_ratios_have_bars_and_their_values(monkeypatch: pytest.MonkeyPatch) 
         "times": [StagedSide(0.0, 400, 400, 8, (0.1, 0.2))],
         "one": [StagedSide(0.51, 1, 1)],
         "plain": [StagedSide(0.5, 1, 1)],
+        "softmax": [StagedSide(0.5, 3 << 20, 0), StagedSide(0.6, 2 << 20, 0)],
+        "whole": [StagedSide(0.4, 4 << 20, 0)],
     }
     monkeypatch.setattr(stages, "_sides", lambda launch, kind, options: made[kind])
     monkeypatch.setattr(stages, "why_no_links", lambda: "")
@@ -43,9 +45,17 @@ def test_all_ratios_have_bars_and_their_values(monkeypatch: pytest.MonkeyPatch) 
     ratios = {one.name: one.ratio for one in found.comparisons}
     # Two stages of 0.1 and 0.2 s need 0.3 + 7 * 0.2 s for 8 micro-batches.
     assert ratios == pytest.approx(
-        {"stage_memory": 110 / 400, "one_stage_cost": 1.02, stages.BOUND: 1.7 / 2.0}
+        {
+            "stage_memory": 110 / 400,
+            "one_stage_cost": 1.02,
+            "wide_softmax_step": 1.5,
+            "wide_softmax_memory": 0.75,
+            stages.BOUND: 1.7 / 2.0,
+        }
     )
-    assert [len(one.ours) for one in found.comparisons] == [1, 2, 2]
+    assert [len(one.ours) for one in found.comparisons] == [1, 2, 2, 2, 2]
+    assert found.comparisons[2].ours == [600.0, 600.0]
+    assert found.comparisons[3].baseline == [4.0, 4.0]
     assert ratios.keys() <= BARS.keys()
 
 

@@ -2,81 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from shard_rig import Crowd
 from torch import nn
 
 from mpips.errors import ConfigError
-from mpips.torch.class_shards import (
-    ShardedCrossEntropy,
-    best_classes,
-    gathered,
-    own_classes,
-)
+from mpips.torch.class_shards import ShardedCrossEntropy, best_classes, gathered
+from mpips.torch.shard_workers import own_range
 
 cross_entropy = nn.functional.cross_entropy
-
-
-class Crowd:
-    """Workers in threads; what they exchange has the order of the workers."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.barrier = threading.Barrier(n, timeout=20)
-        self.calls: list[Any] = [None] * n
-
-    def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """Call `work` for each worker; return its results, errors too."""
-        found: list[Any] = [None] * self.n
-
-        def one(index: int) -> None:
-            try:
-                found[index] = work(Member(self, index))
-            except BaseException as error:
-                found[index] = error
-
-        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(self.n)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return found
-
-    def exchange(self, index: int, call: Any) -> list[Any]:
-        self.calls[index] = call
-        self.barrier.wait()
-        found = list(self.calls)
-        self.barrier.wait()
-        return found
-
-
-class Member:
-    """One of them."""
-
-    def __init__(self, crowd: Crowd, index: int) -> None:
-        self.index, self.n_workers, self._crowd = index, crowd.n, crowd
-
-    def gather(self, what: str, payload: bytes) -> list[bytes]:
-        found = self._crowd.exchange(self.index, (what, payload))
-        assert {name for name, _ in found} == {what}
-        return [one for _, one in found]
-
-    def reduce(self, what: str, array: np.ndarray, combine: str) -> np.ndarray:
-        found = self._crowd.exchange(self.index, (what, array.copy()))
-        assert {name for name, _ in found} == {what}
-        assert {(one.dtype, one.shape) for _, one in found} == {(array.dtype, array.shape)}
-        arrays = [one for _, one in found]
-        rule = {"sum": np.add, "max": np.maximum}[combine]
-        total = arrays[0].copy()
-        for one in arrays[1:]:
-            total = rule(total, one)
-        return total
 
 
 def problem(n_workers: int, n_classes: int, scale: float = 1.0) -> tuple[Any, Any, Any]:
@@ -99,11 +37,11 @@ def test_losses_and_gradients_are_those_of_one_process(
         0.5 + worker for worker in range(n_workers)
     ]  # of the losses, such as those of a script
 
-    def work(member: Member) -> Any:
-        first, end = own_classes(member.index, n_workers, n_classes)
+    def work(member: Any) -> Any:
+        first, end = own_range(member.index, n_workers, n_classes)
         own = rows[first:end].clone().requires_grad_()
         samples = x[member.index].clone().requires_grad_()
-        everyone = gathered(member, samples, targets[member.index], n_classes)  # type: ignore[arg-type]
+        everyone = gathered(member, samples, targets[member.index], n_classes)
         apply: Any = ShardedCrossEntropy.apply
         loss = apply(samples, own, everyone, first, member)
         (factors[member.index] * loss.mean()).backward()
@@ -133,8 +71,8 @@ def test_a_target_that_is_no_class_is_the_error_of_all_workers(wrong: int) -> No
     _, x, targets = problem(3, 7)
     targets[1][1] = wrong
 
-    def work(member: Member) -> Any:
-        return gathered(member, x[member.index], targets[member.index], 7)  # type: ignore[arg-type]
+    def work(member: Any) -> Any:
+        return gathered(member, x[member.index], targets[member.index], 7)
 
     for error in Crowd(3).run(work):
         assert isinstance(error, ConfigError)
@@ -148,14 +86,14 @@ def test_the_best_classes_are_those_of_all_with_the_lower_one_first(k: int) -> N
     rows[2] = rows[1]
     x[0][0] = rows[1, :-1]
 
-    def work(member: Member) -> Any:
-        first, end = own_classes(member.index, 3, 7)
-        samples = gathered(member, x[member.index], None, 7)  # type: ignore[arg-type]
-        return best_classes(member, samples, rows[first:end], first, k)  # type: ignore[arg-type]
+    def work(member: Any) -> Any:
+        first, end = own_range(member.index, 3, 7)
+        samples = gathered(member, x[member.index], None, 7)
+        return best_classes(member, samples, rows[first:end], first, k)
 
     for worker, (scores, classes) in enumerate(Crowd(3).run(work)):
         # The scores of a part may be rounded otherwise than those of all, so order them as they are.
-        own = [rows[slice(*own_classes(w, 3, 7))] for w in range(3)]
+        own = [rows[slice(*own_range(w, 3, 7))] for w in range(3)]
         whole = torch.cat([torch.addmm(o[:, -1], torch.cat(x), o[:, :-1].t()) for o in own], 1)
         start = sum(len(one) for one in x[:worker])
         expected = whole[start : start + len(x[worker])].sort(dim=1, descending=True, stable=True)
@@ -166,7 +104,7 @@ def test_the_best_classes_are_those_of_all_with_the_lower_one_first(k: int) -> N
 def test_classes_are_divided_evenly_and_none_is_left() -> None:
     for n_workers in range(1, 6):
         for n_classes in range(1, 12):
-            bounds = [own_classes(w, n_workers, n_classes) for w in range(n_workers)]
+            bounds = [own_range(w, n_workers, n_classes) for w in range(n_workers)]
             assert bounds[0][0] == 0
             assert bounds[-1][1] == n_classes
             assert all(a[1] == b[0] for a, b in pairwise(bounds))
