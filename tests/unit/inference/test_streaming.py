@@ -44,6 +44,17 @@ def expected(folder: Path, test: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def test_predictions_never_replace_the_data(softmax: Path, tmp_path: Path) -> None:
+    content = (softmax / "test.csv").read_bytes()
+    data, link = tmp_path / "data.csv", tmp_path / "link.csv"
+    data.write_bytes(content)
+    link.symlink_to(data)
+    for out in (data, link, tmp_path / "." / "data.csv"):
+        with pytest.raises(ConfigError, match="is a file of --data, and would be replaced"):
+            predict_file(softmax / "checkpoints", str(tmp_path / "d*.csv"), out)
+    assert data.read_bytes() == content
+
+
 @pytest.mark.parametrize("name", ["softmax", "logistic", "hashed fm", "wide_deep"])
 def test_many_blocks_give_the_predictions_of_the_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
