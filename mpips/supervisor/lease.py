@@ -158,13 +158,18 @@ class LeaseHolder:
         """Check that this supervisor still has the lease: it may have been suspended for any time.
 
         Raises:
-            LeaseLostError: Another supervisor has taken over.
+            LeaseLostError: Another supervisor has taken over, or the run directory was removed.
         """
         if not self._written:
             return
         lease = self._run.lease()
         if self._names_me(lease):
             return
+        if lease is None and not self._run.path.exists():
+            raise LeaseLostError(
+                f"{self._run.path} was removed while the run was at work: this supervisor ends the ranks and "
+                "stops; start the job again"
+            )
         who = (
             f"process {lease.pid} on {lease.host}" if lease else "a process that removed lease.json"
         )
