@@ -65,7 +65,7 @@ async def body_of(request: Request) -> bytes:
 async def _drain(request: Request) -> None:
     """Read a body that is refused, up to a limit: a client that still sends does not see an early answer.
 
-    One that asks before it sends (Expect: 100-continue), or does not send, gets the answer soon.
+    A client with the header Expect: 100-continue, or one that is silent, gets the answer soon.
     """
     if "expect" in request.headers:
         return

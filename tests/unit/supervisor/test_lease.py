@@ -121,6 +121,26 @@ def test_a_run_directory_that_was_removed_is_named_as_that(case: Case) -> None:
             holder.check()
 
 
+def test_memory_of_a_run_directory_that_was_removed_is_removed(case: Case) -> None:
+    run, token = case.run_folder, case.run_folder.info().token
+    region = Path(f"/dev/shm/mpips-kept-{os.geteuid()}-{token}-s0")
+
+    def remove() -> None:
+        wait_for(run.attempt(0) / "asleep")
+        shutil.rmtree(run.path)
+
+    region.write_text("of the run")
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        with pytest.raises(LeaseLostError, match="was removed while the run was at work"):
+            case.run({"sleep": 60})
+        assert not region.exists()
+    finally:
+        thread.join()
+        region.unlink(missing_ok=True)
+
+
 def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None:
     def take_over() -> None:
         wait_for(case.run_folder.attempt(0) / "asleep")
