@@ -110,7 +110,9 @@ def export(
         if new.is_dir():
             shutil.rmtree(new, ignore_errors=True)
         else:
-            new.unlink(missing_ok=True)
+            # On a read-only file system this is an error even if there is no such file.
+            with contextlib.suppress(OSError):
+                new.unlink()
     return [out / name for name in names]
 
 

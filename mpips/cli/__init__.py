@@ -5,14 +5,18 @@ The file to open first is `train`, whose options `run`, `submit` and `plan` shar
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 
 import click
 
-from mpips.errors import CapabilityError, MpipsError
+from mpips.errors import CapabilityError, ConfigError, MpipsError
 from mpips.mpi import failure_report
 from mpips.mpi.launch import launched_rank, say_and_exit
+
+# Errors of an output that cannot be written; a closed pipe is click's.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _COMMANDS = {
     "bench": "mpips.cli.bench",
@@ -112,6 +116,11 @@ def main() -> None:
         text = f"out of memory{reason}; use smaller tables or fewer ranks per node (see mpips plan)"
         failure_report.write(**failure_report.fields_of(CapabilityError(text)))
         say_and_exit(text, CapabilityError.exit_code)
+    except OSError as error:
+        # An error of a file has its name; without one it is of stdout.
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        say_and_exit(f"the output cannot be written: {error.strerror}", ConfigError.exit_code)
     except click.ClickException as error:
         failure_report.write(
             kind="UsageError", message=error.format_message(), exit_code=error.exit_code

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import click
 
+from mpips.errors import ConfigError
 from mpips.monitor.runs import HEADINGS, OPTIONAL, RIGHT, cells, summaries
 from mpips.terminal.screen import say, state_style
 from mpips.terminal.table import print_table
 
 
 @click.command(short_help="List runs with their state, step, loss, age and size.")
-@click.argument("folder", default="runs", type=click.Path(file_okay=False))
+@click.argument("folder", required=False, type=click.Path(file_okay=False))
+@click.option("--folder", "same", type=click.Path(file_okay=False), help="The same as FOLDER.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each run.")
-def command(folder: str, as_json: bool) -> None:
+def command(folder: str | None, same: str | None, as_json: bool) -> None:
     """List the runs in FOLDER [default: runs], the newest first.
 
     \b
@@ -28,6 +30,9 @@ def command(folder: str, as_json: bool) -> None:
 
     The hosts of elastic runs, and the programs of [producers], follow the table.
     """
+    if folder is not None and same is not None:
+        raise ConfigError("FOLDER and --folder are both given: leave one of them out")
+    folder = folder or same or "runs"
     runs = summaries(Path(folder))
     if as_json:
         for run in runs:

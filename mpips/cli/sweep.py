@@ -21,7 +21,8 @@ from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.monitor.summary_text import metric_label, metrics_text
-from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, why
+from mpips.monitor.trials import TrialResult
+from mpips.supervisor.sweep import FILE, Sweep, check_metric, why
 from mpips.supervisor.trial_watch import TrialWatch
 from mpips.tasks import load_task
 from mpips.terminal.screen import say, state_style

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -62,7 +63,9 @@ def command(run: str, folder: str, steps: int | None, output: Path, timeout: flo
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
     finally:
-        new.unlink(missing_ok=True)
+        # On a read-only file system this is an error even if there is no such file.
+        with contextlib.suppress(OSError):
+            new.unlink()
     flows = flows_of(ranks)
     alignment = align([rank.head for rank in ranks], flows)
     say(

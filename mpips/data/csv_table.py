@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, NamedTuple
@@ -28,6 +29,7 @@ from mpips.data.bad_lines import BadLines, good_csv
 from mpips.data.cells import SampleBuilder
 from mpips.data.columns import Float64, TableColumns, logarithms_of, part_of
 from mpips.data.compressed import PackedPlace, compression_of, opened
+from mpips.data.csv_dialect import find_delimiter
 from mpips.data.csv_labels import CsvLabels, LineUnknown
 from mpips.data.csv_plan import CsvPlan, Text
 from mpips.data.csv_quick import QuickReader
@@ -277,8 +279,21 @@ def csv_errors(path: str) -> Iterator[None]:
         raise DataError(not_utf8(path)) from error
     except csv.Error as error:
         raise DataError(
-            f"{path}: is not CSV: {error}; look for a quote that is not closed"
+            f"{_not_csv_at(path)}: is not CSV: {error}; look for a quote that is not closed"
         ) from error
+
+
+def _not_csv_at(path: str) -> str:
+    """Return a file with the line at which it is not CSV, if there is one. Blocks for reading."""
+    with opened(path) as file, contextlib.suppress(UnicodeDecodeError):
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        rows = csv.reader(text, strict=True, delimiter=find_delimiter(text))
+        try:
+            for _ in rows:
+                pass
+        except csv.Error:
+            return f"{path}:{rows.line_num}"
+    return path
 
 
 def not_utf8(path: str) -> str:

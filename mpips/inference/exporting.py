@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -65,7 +66,9 @@ def export(model: Model, kind: str, out: Path, force: bool = False) -> str:
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
-        new.unlink(missing_ok=True)
+        # On a read-only file system this is an error even if there is no such file.
+        with contextlib.suppress(OSError):
+            new.unlink()
     return str(out)
 
 

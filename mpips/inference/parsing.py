@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import csv
 import difflib
+import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -16,10 +20,15 @@ from starlette.requests import Request
 from mpips.inference.model import Model
 
 MOST_BYTES = 16 << 20  # largest body of a request
+_DRAINED_BYTES = 256 << 20  # of a larger body that are read, and forgotten
+_DRAIN_S = 1.0  # s that a client may be silent meanwhile
 MOST_KEYS = 100_000  # keys of one request
 _MOST_NAMES = 10  # names that an error lists
 _MOST_SHOWN = 60  # characters of a key that an error shows
 _MOST_UNKNOWN = 100  # names of a request that are compared with the columns
+
+_LINE = re.compile(r"the frame:([0-9]+): ")  # of an error of samples_of
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 # Meaning of a column that a row lacks: the request is refused, or the cell is empty.
 Missing: TypeAlias = Literal["error", "empty"]
@@ -43,6 +52,7 @@ async def body_of(request: Request) -> bytes:
     parts, n = [], 0
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > MOST_BYTES:
+        await _drain(request)
         raise RequestRefused(413, f"{int(declared):,} bytes: at most {MOST_BYTES:,} in one request")
     async for part in request.stream():
         n += len(part)
@@ -50,6 +60,19 @@ async def body_of(request: Request) -> bytes:
             raise RequestRefused(413, f"more than {MOST_BYTES:,} bytes in one request")
         parts.append(part)
     return b"".join(parts)
+
+
+async def _drain(request: Request) -> None:
+    """Read a body that is refused, up to a limit: a client that still sends does not see an early answer.
+
+    A client with the header Expect: 100-continue, or one that is silent, gets the answer soon.
+    """
+    if "expect" in request.headers:
+        return
+    parts, n = request.stream(), 0
+    with contextlib.suppress(StopAsyncIteration, asyncio.TimeoutError):
+        while n <= _DRAINED_BYTES:
+            n += len(await asyncio.wait_for(anext(parts), _DRAIN_S))
 
 
 def content_of(body: bytes) -> dict[str, Any]:
@@ -169,6 +192,30 @@ class _Frame:
         if name in self._commas and isinstance(value, int | float):
             return str(value).replace(".", ",")
         return "" if value is None else value
+
+
+def named_by_row(text: str, rows: list[Any], names: Sequence[str]) -> str:
+    """Return a sentence about a line of the frame that rows make, with the row of the request instead.
+
+    Args:
+        text: An error of `samples_of`.
+        rows: The rows.
+        names: The columns of the frame.
+    """
+    found = _LINE.match(text)
+    if found is None:
+        return text
+    line, rest = int(found[1]), text[found.end() :]
+    # A record with line ends in its cells is that of its last line.
+    ends = itertools.accumulate((1 + _line_ends(row, names) for row in rows), initial=1)
+    row = next((i for i, end in enumerate(ends) if end >= line), 0) - 1
+    return f"rows[{row}]: {rest}" if row >= 0 else f"the rows: {rest}"
+
+
+def _line_ends(row: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Return the number of line ends in the texts of a row."""
+    texts = [row[name] for name in names if isinstance(row.get(name), str)]
+    return sum(len(_LINE_END.findall(text)) for text in texts)
 
 
 class _Columns:

@@ -64,6 +64,7 @@ from mpips.inference.parsing import (
     body_of,
     content_of,
     lines_of,
+    named_by_row,
     plain_column,
     rows_of,
     samples_in,
@@ -279,10 +280,13 @@ class Service:
 
     def _of_rows(self, rows: list[Any], model: Model) -> dict[str, Any]:
         data = samples_in(rows, model, self._missing)
-        if model.info.wants == "targets":
-            numbers = model.predict(data).tolist()
-            return {**_notes_of(model), "predictions": numbers}
-        probabilities = model.predict_proba(data)
+        try:
+            if model.info.wants == "targets":
+                numbers = model.predict(data).tolist()
+                return {**_notes_of(model), "predictions": numbers}
+            probabilities = model.predict_proba(data)
+        except DataError as error:
+            raise RequestRefused(400, named_by_row(str(error), rows, model.inputs)) from None
         names, labels = model.classes.tolist(), model.labels_of(probabilities)
         predictions = labels.tolist()
         if model.info.wants == "several":

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from mpips.data import Dataset
+from mpips.data import Dataset, files_of
 from mpips.errors import ConfigError, DataError
 from mpips.inference.model import Model, load_model
 from mpips.inference.stored_tables import OnMissing
@@ -67,11 +68,16 @@ def predict_file(
         on_missing: Values of keys without a row; see `mpips.load`.
 
     Raises:
-        ConfigError: There is no model, or `out` cannot be written.
+        ConfigError: There is no model, or `out` cannot be written or is a file of the data.
         DataError: The data does not fit the training data.
         CheckpointError: The model is damaged.
     """
     kind = writer_of(out)
+    places = () if out is None else map(os.path.realpath, files_of(data))
+    if out is not None and os.path.realpath(out) in places:
+        raise ConfigError(
+            f"--out {out}: is a file of --data, and would be replaced by its predictions; use another name"
+        )
     launch.refuse_lonely_tasks()
     comm = launch.load_mpi() if launch.launched_size() > 1 else None
     ranks = Rounds(comm, timeout_s, "mpips predict")

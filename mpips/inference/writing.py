@@ -323,4 +323,6 @@ def new_file(out: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
-        new.unlink(missing_ok=True)
+        # On a read-only file system this is an error even if there is no such file.
+        with contextlib.suppress(OSError):
+            new.unlink()

@@ -15,9 +15,10 @@ from mpips.keras.values import array_of
 class First(keras.callbacks.Callback):
     """Finds the place of a restart, seeds an epoch, and puts the metrics of all workers into its logs."""
 
-    def __init__(self, part: ModelTables, first_epoch: int) -> None:
-        """Take the model's tables, and the index of the first epoch of the fit."""
+    def __init__(self, part: ModelTables, first_epoch: int, own: list[Any]) -> None:
+        """Take the model's tables, the index of the first epoch of the fit, and the script's callbacks."""
         super().__init__()
+        self._own = own
         self._part = part
         self._first_epoch = first_epoch
         self._results: dict[str, Any] | None = None
@@ -25,6 +26,7 @@ class First(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Skip what was complete before a restart. Keras reads the attribute after this call."""
         params = self.params
+        self._part.job.callbacks = self._own
         epoch = self._part.begin_fit(self._first_epoch, params["epochs"], params.get("steps"))
         if epoch is not None:
             self.model._initial_epoch = self.params["epochs"] if epoch < 0 else epoch

@@ -6,9 +6,10 @@
     settle     at the end of the batch, behind the callbacks: the cursor is set and the worker's clock ends
     collect    at the end of an epoch: the sums of the metrics are those of all workers (see metrics.py)
 
-The cursor has the number of steps, the place in the fits of the script, the learning rates and the metrics of
-the epoch. A restart runs the script from its beginning: complete fits train nothing, and the fit of the
-restart begins with its epoch, whose complete batches are read and not computed.
+The cursor has the number of steps, the place in the fits of the script, the learning rates, the metrics of
+the epoch, and the numbers of Keras' own callbacks (see callback_states.py). A restart runs the script from
+its beginning: complete fits train nothing, and the fit of the restart begins with its epoch, whose complete
+batches are read and not computed.
 
 Random numbers: an epoch sets the default generators to a function of (seed, fit, epoch), equal on all
 workers, so that they shuffle alike. A step computes with generators that depend on (seed, worker, step).
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from mpips.errors import ConfigError
+from mpips.keras.callback_states import set_states, states_of
 from mpips.keras.progress import FitProgress
 from mpips.session.script import Script
 from mpips.session.script_job import Opened, ScriptJob
@@ -70,6 +72,7 @@ class KerasJob(ScriptJob):
     Attributes:
         place: The place of the script in its fits.
         resumed: The place of the restart; None: there was no restart, or the script has passed it.
+        callbacks: Callbacks that the script gave the current fit.
         progress: Automatic reports of the script.
     """
 
@@ -83,9 +86,11 @@ class KerasJob(ScriptJob):
         self.place = FitPlace()
         self.resumed: FitPlace | None = None
         self.progress = FitProgress(script)
+        self.callbacks: list[Any] = []
         self._models: list[KerasPart] = []
         self._rates: list[Any] = []  # of each model, at the place of the restart
         self._metrics: list[Any] = []
+        self._callback_states: Mapping[str, Any] = {}
 
     def add_model(self, model: KerasPart) -> None:
         """Add a prepared model."""
@@ -100,6 +105,7 @@ class KerasJob(ScriptJob):
     def position(self) -> dict[str, Any]:
         """Return the steps, the place in the fits, and the learning rates and metrics of all models."""
         place = self.place
+        states = states_of(self.callbacks) if place.is_within else {}
         return {
             **super().position(),
             "fit": place.fit,
@@ -109,6 +115,7 @@ class KerasJob(ScriptJob):
             "collected": place.has_collected,
             "rates": [model.rates() for model in self._models],
             "metrics": [model.metrics() for model in self._models],
+            **({"callbacks": states} if states else {}),
         }
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
@@ -122,6 +129,8 @@ class KerasJob(ScriptJob):
         names = ("fit", "within", "epoch", "batch", "collected")
         self.resumed = FitPlace(*(cursor[name] for name in names))
         self._rates, self._metrics = list(cursor["rates"]), list(cursor["metrics"])
+        # Cursors of earlier versions have none.
+        self._callback_states = cursor.get("callbacks") or {}
         # Once more at the beginning of the epoch: callbacks of a fit set rates, too.
         for model, rates in zip(self._models, self._rates, strict=True):
             model.set_rates(rates)
@@ -175,6 +184,7 @@ class KerasJob(ScriptJob):
         for model, rates, metrics in zip(self._models, self._rates, self._metrics, strict=True):
             model.set_rates(rates)
             model.set_metrics(metrics)
+        set_states(self.callbacks, self._callback_states)
         self.place.has_collected = resumed.has_collected
         self.resumed = None
         return resumed.batch

@@ -47,7 +47,7 @@ class PreparedModel(keras.Model):
             raise ConfigError("fit: callbacks is a CallbackList: pass the callbacks in a list")
         own = keras.tree.flatten(given) if given else []
         part = self._mpips_part
-        first = First(part, bound.arguments.get("initial_epoch", 0))
+        first = First(part, bound.arguments.get("initial_epoch", 0), own)
         bound.arguments["callbacks"] = [first, *own, Last(part)]
         if part.job.script.rank:
             bound.arguments["verbose"] = 0

@@ -12,6 +12,7 @@ from mpips import _native
 from mpips.data.shares import bounds
 from mpips.errors import ConfigError
 from mpips.keras.job import KerasJob
+from mpips.keras.local_steps import LocalSteps
 from mpips.keras.metrics import MetricSums
 from mpips.keras.optimizer import make_stepping
 from mpips.keras.rules import check_optimizer, rule_of
@@ -94,6 +95,7 @@ class ModelTables:
         self._skipped = 0  # batches of this epoch that were complete before a restart
         self._read = 0  # batches of this epoch
         self._hash = _native.Xxh3()  # of these batches
+        self._watch: LocalSteps | None = LocalSteps(model)  # until the job starts
 
     @property
     def _tables(self) -> list[ParameterTable | StateTable]:
@@ -174,6 +176,9 @@ class ModelTables:
 
     def open(self, worker: Worker) -> None:
         """Take the handles at the start of the job."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         for table in self._tables:
             table.open(worker)
         if self._sums is not None:
@@ -194,7 +199,13 @@ class ModelTables:
         self.refresh_started()
 
     def refresh_started(self) -> None:
-        """Pull all values as `refresh` does, but leave a job that has not started, and a step, alone."""
+        """Pull all values as `refresh` does, but leave a job that has not started, and a step, alone.
+
+        Raises:
+            ConfigError: Another optimizer than the model's own has made a step.
+        """
+        if self._watch is not None:
+            self._watch.look()
         if self.job.has_started and not self.is_stepping:
             self.refresh()
 

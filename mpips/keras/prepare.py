@@ -43,7 +43,8 @@ def prepare(
     A restart (`mpips run`, or `mpips.init(save=...)`) runs the script from its beginning: complete fits train
     nothing, and the fit of the restart goes on in its epoch. It has the bits of an undisturbed run with
     arrays, a keras.utils.PyDataset or a DataLoader; a generator and `steps_per_epoch` begin with their first
-    batch again. The state of callbacks (EarlyStopping, ReduceLROnPlateau) begins anew.
+    batch again. EarlyStopping, ReduceLROnPlateau and ModelCheckpoint continue with their best values and
+    counts; callbacks of the script's own, and an EarlyStopping that restores the best weights, begin anew.
 
     Args:
         model: A keras.Model, built or not, compiled or not, with SGD, Adam, AdamW or Adagrad of

@@ -88,8 +88,9 @@ def rows_of(
         except (OSError, ConfigError):
             lines = []
         for line in lines:
-            if isinstance(line.get(data), dict):
-                found[int(line.get("epoch", 0)) + 1] = dict(line[data])
+            epoch = line.get("epoch", 0)
+            if isinstance(line.get(data), dict) and isinstance(epoch, int):
+                found[epoch + 1] = dict(line[data])
     for row in history:
         metrics = {name: value for name, value in row.items() if name not in ("epoch", "loss")}
         if metrics:

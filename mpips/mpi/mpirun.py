@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -45,13 +47,25 @@ def mpirun_command(n: int) -> list[str]:
 
 
 def beside(program: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with the folder of a program on PATH, behind the others.
+    """Return `env` with the folder of a program on PATH, behind the others, and with a HOME.
 
     Intel's mpirun is a script that finds its own programs by PATH, where those of a virtual environment that
-    is not active are missing.
+    is not active are missing. Open MPI does not start without HOME, which services and containers may lack.
     """
     path = env.get("PATH", os.defpath)
-    return {**env, "PATH": f"{path}{os.pathsep}{Path(program).parent}"}
+    return {
+        **env,
+        "PATH": f"{path}{os.pathsep}{Path(program).parent}",
+        "HOME": env.get("HOME") or _home(),
+    }
+
+
+def _home() -> str:
+    """Return the home folder of this user; the temporary folder for a user without an entry."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return tempfile.gettempdir()
 
 
 def as_one_process(command: Sequence[str]) -> list[str]:

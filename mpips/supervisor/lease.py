@@ -158,19 +158,29 @@ class LeaseHolder:
         """Check that this supervisor still has the lease: it may have been suspended for any time.
 
         Raises:
-            LeaseLostError: Another supervisor has taken over.
+            LeaseLostError: Another supervisor has taken over, or the run directory was removed.
         """
         if not self._written:
             return
         lease = self._run.lease()
         if self._names_me(lease):
             return
+        if self.is_removed:
+            raise LeaseLostError(
+                f"{self._run.path} was removed while the run was at work: this supervisor ends the ranks, "
+                "removes their memory on this host, and stops; start the job again"
+            )
         who = (
             f"process {lease.pid} on {lease.host}" if lease else "a process that removed lease.json"
         )
         raise LeaseLostError(
             f"{self._run.path} has been taken over by {who}; this supervisor stops, start only one for a run"
         )
+
+    @property
+    def is_removed(self) -> bool:
+        """True if the run directory was removed, and not only moved: no launch can continue the run."""
+        return os.fstat(self._fd).st_nlink == 0
 
     @property
     def is_held(self) -> bool:

@@ -37,7 +37,7 @@ from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.left_memory import foreign_here
 from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.producers import Producers
-from mpips.supervisor.reap import reap
+from mpips.supervisor.reap import forget, reap
 from mpips.supervisor.record import RunRecord
 from mpips.supervisor.scaling import Change, Scaling
 from mpips.supervisor.standby import Standbys
@@ -116,7 +116,8 @@ class Supervisor:
                 f"mpips run: {self._run.path} is finished since {when}; nothing to do"
             )
             return 0
-        for line in foreign_here(self._run.info().token):
+        token = self._run.info().token
+        for line in foreign_here(token):
             self._record.tell_once(line)
         self._conclusion.begin()
         self._standbys.forget_earlier()
@@ -129,6 +130,8 @@ class Supervisor:
             # Later generations and the shared memory belong to the other supervisor now.
             self._standbys.end(lost=True)
             reap(self._run.path, lease.generation)
+            if lease.is_removed:
+                forget(token)
             raise
         finally:
             if self._elastic is not None:

@@ -5,36 +5,38 @@
 
 from __future__ import annotations
 
-import math
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from mpips.data.metrics import BY_DEFAULT
-from mpips.monitor.about import higher_is_better
+from mpips.data.quotients import Direction
+from mpips.monitor.best_epoch import is_higher
 from mpips.monitor.summary_text import metric_names
+from mpips.monitor.trials import (
+    SweepFile,
+    Trial,
+    TrialResult,
+    chosen_metric,
+    ranked,
+    result_of,
+)
 from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.reading import DAMAGED, read_regular
 from mpips.rundir.view import view_or_damage
 
-_FIRST = (*BY_DEFAULT, "loss")  # metrics that count where sweep.json names none
-_MOST_TRIALS = 1000  # trials that are shown
-
-
-class _Trial(msgspec.Struct, frozen=True):
-    run: str
-    assignments: tuple[str, ...] = ()
+_MOST_RUNS = 1000  # runs of trials that are read
 
 
 class _Sweep(msgspec.Struct, frozen=True):
-    """The part of sweep.json that the page shows."""
+    """The part of sweep.json that the page shows; a file of an earlier version may lack some of it."""
 
-    trials: tuple[_Trial, ...]
+    trials: tuple[Trial, ...]
     job: str = ""
     metric: str = ""
-    own_metrics: dict[str, str] = {}
+    own_metrics: dict[str, Direction] = {}
+    folds: int = 0
 
 
 class SweepData:
@@ -43,95 +45,80 @@ class SweepData:
     def __init__(self, folder: Path) -> None:
         """Read nothing yet. `folder`: the folder of the sweep; it need not have a sweep.json."""
         self._folder = folder
-        self._results: dict[
-            str, tuple[Any, dict[str, Any]]
-        ] = {}  # by run, with the version of its file
+        # Result of each run that is done, with the version of its file.
+        self._results: dict[str, tuple[Any, TrialResult]] = {}
 
-    def read(self, states: dict[str, str]) -> dict[str, Any] | None:
-        """Return the table of the trials; None: the folder has no sweep that can be read.
+    def read(self, states: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return the table of the trials, as `mpips sweep` prints it; None: no sweep can be read.
 
         Args:
             states: State of each run by its name, as `mpips top` shows it.
 
         Returns:
             `job`; `metric`, the one that counts, or ""; `higher`, True if higher values of it are better;
-            `keys`, the options that vary; `metrics`, names of the results; `trials`, a list with the number,
-            the run, the values of the options, the state, epochs, seconds and metrics of each trial.
+            `keys`, the options that vary; `metrics`, names of the results; `folds`, the number of folds;
+            `trials`, a list with the number, the run, the values of the options, the state, epochs, seconds
+            and metrics of each trial. Metrics are those of its best epoch, `epoch`; with folds, their means,
+            and `spread` is the standard deviation of the one that counts.
         """
         try:
             content = read_regular(self._folder / "sweep.json")
-            sweep = msgspec.json.decode(content, type=_Sweep)
+            found = msgspec.json.decode(content, type=_Sweep)
         except (OSError, ValueError, *DAMAGED):
             return None
-        trials = [
-            self._trial(i + 1, trial, states.get(trial.run, ""))
-            for i, trial in enumerate(sweep.trials[:_MOST_TRIALS])
-            if _is_name(trial.run)
-        ]
-        there = {name for trial in trials for name in trial["metrics"]}
-        own = {name: better for name, better in sweep.own_metrics.items() if better != "none"}
-        order = (sweep.metric, *own, *_FIRST)
-        metric = next((name for name in order if name in there), "")
-        higher = own[metric] == "higher" if metric in own else higher_is_better(metric) is True
-        sign = -1.0 if higher else 1.0
-        trials.sort(key=lambda trial: sign * trial["metrics"].get(metric, sign * math.inf))
-        names = metric_names([trial["metrics"] for trial in trials])
+        folds = max(found.folds, 0)
+        named = [trial for trial in found.trials if _is_name(trial.run)]
+        runs = named[: _MOST_RUNS - _MOST_RUNS % max(folds, 1)]
+        sweep = SweepFile(found.job, found.metric, tuple(runs), found.own_metrics, folds)
+        results = [self._result(sweep, i + 1, states) for i in range(len(runs))]
+        metric, best_first = chosen_metric(sweep, results), ranked(sweep, results)
+        shown = [result.at(metric) for result in best_first]
+        there = {name for metrics in shown for name in metrics}
         return {
             "job": sweep.job,
             "metric": metric,
-            "higher": higher,
-            "keys": [
-                text.partition("=")[0] for text in (sweep.trials or (_Trial(""),))[0].assignments
+            "higher": is_higher(metric, sweep.own_metrics),
+            "keys": [text.partition("=")[0] for text in (runs[0].assignments if runs else ())],
+            "metrics": [name for name in metric_names(shown) if name in there],
+            "folds": folds,
+            "trials": [
+                _row(result, metrics) for result, metrics in zip(best_first, shown, strict=True)
             ],
-            "metrics": [name for name in names if name in there],
-            "trials": trials,
         }
 
-    def _trial(self, number: int, trial: _Trial, state: str) -> dict[str, Any]:
-        run = RunFolder(self._folder / trial.run)
-        version = version_of(run.result_file)
-        known = self._results.get(trial.run)
-        if known is None or known[0] != version:
-            known = self._results[trial.run] = version, _result(run)
+    def _result(self, sweep: SweepFile, number: int, states: Mapping[str, str]) -> TrialResult:
+        """Return the result of a run, or its state; a result is read again when its file has changed."""
+        name = sweep.trials[number - 1].run
+        run = RunFolder(self._folder / name)
+        state = states.get(name, "")
         # The list of states has the newest runs of the folder only.
         if not state and any(version_of(run.finished_file)):
             state = view_or_damage(run).state
         # A trial that is continued has the result of its last end until it is done.
-        result = known[1] if state == "done" else {}
-        return {
-            "number": number,
-            "run": trial.run,
-            "values": [text.partition("=")[2] for text in trial.assignments],
-            "state": state,
-            "epochs": result.get("epochs"),
-            "seconds": result.get("seconds"),
-            "metrics": result.get("metrics", {}),
-        }
+        if state != "done":
+            return result_of(sweep, number, self._folder, state)
+        version = (sweep.own_metrics, number, version_of(run.result_file))
+        known = self._results.get(name)
+        if known is None or known[0] != version:
+            known = self._results[name] = version, result_of(sweep, number, self._folder, state)
+        return known[1]
+
+
+def _row(result: TrialResult, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return a trial in one line."""
+    return {
+        "number": result.number,
+        "run": Path(result.run).name,
+        "values": [text.partition("=")[2] for text in result.assignments],
+        "state": result.state,
+        "epoch": result.best.epoch if result.best is not None else None,
+        "epochs": result.epochs or None,
+        "seconds": result.seconds or None,
+        "spread": result.spread,
+        "metrics": metrics,
+    }
 
 
 def _is_name(name: str) -> bool:
     """Return True for the name of a folder in a folder, False for a path that leads elsewhere."""
     return name not in ("", "..") and "\0" not in name and Path(name).name == name
-
-
-def _result(run: RunFolder) -> dict[str, Any]:
-    """Return epochs, seconds and finite metrics of a finished training; empty without a result."""
-    try:
-        found = msgspec.json.decode(read_regular(run.result_file), type=dict[str, Any])
-    except (OSError, ValueError, *DAMAGED):
-        return {}
-    history = found.get("history")
-    rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
-    metrics = {name: found.get(name) for name in metric_names(rows)}
-    return {
-        "epochs": _number(found.get("epochs")),
-        "seconds": _number(found.get("seconds")),
-        "metrics": {name: value for name, value in metrics.items() if _number(value) is not None},
-    }
-
-
-def _number(value: Any) -> float | None:
-    """Return a finite number; None for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # JSON has integers that no float holds.
-    return value if is_number and abs(value) <= sys.float_info.max else None

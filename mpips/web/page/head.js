@@ -76,16 +76,20 @@ const headOfRun = (run, several, isReport) => {
 // The trials of a sweep, the best first; a click on a name shows the run. shown: names; index: of a run's colour.
 const trialsTable = (sweep, shown, index, choose) => {
   const metrics = sweep.metrics, counting = metrics.includes(sweep.metric) ? [sweep.metric, ...metrics.filter((m) => m !== sweep.metric)] : metrics;
+  const titled = (m) => (m === "loss" ? "training loss" : plain(m));
   const n = (text) => make("td", {class: "n"}, text);
+  // The metric that counts, with its epoch behind it.
+  const value = (trial, m) => (known(trial.metrics[m]) ? number(trial.metrics[m]) + (m === sweep.metric && known(trial.spread) ? ` ± ${number(trial.spread, 2)}` : "") : "-");
+  const cells = (trial, m) => [n(value(trial, m)), m === sweep.metric ? n(known(trial.epoch) ? whole(trial.epoch) : "-") : null];
   const rows = sweep.trials.map((trial, place) => {
     const is = shown.includes(trial.run), best = place === 0 && known(trial.metrics[sweep.metric]);
     const button = choose && make("button", {type: "button", class: "plain", "aria-pressed": String(is), title: is ? "hide the run" : "show the run", onclick: () => choose(trial.run)}, is ? keyLine(index(trial.run)) : null, " trial ", trial.number);
     return make("tr", {class: best ? "best" : "", "data-trial": trial.run}, make("td", {class: "name"}, button || `trial ${trial.number}`, best ? [" ", make("span", {class: "badge good"}, "best")] : null), trial.values.map((v) => n(rounded(v))),
-      counting.map((m) => n(known(trial.metrics[m]) ? number(trial.metrics[m]) : "-")), n(known(trial.epochs) ? whole(trial.epochs) : "-"), n(lasted(trial.seconds)), make("td", {}, trial.state || "-"));
+      counting.map((m) => cells(trial, m)), n(known(trial.epochs) ? whole(trial.epochs) : "-"), n(lasted(trial.seconds)), make("td", {}, trial.state || "-"));
   });
   const done = sweep.trials.filter((t) => t.state === "done").length;
-  const head = ["trial", ...sweep.keys, ...counting.map((m) => plain(m) + (m === sweep.metric ? (sweep.higher ? " ↑" : " ↓") : "")), "epochs", "time", "state"];
-  const of = `${done} of ${sweep.trials.length} trials done${sweep.metric ? `; by ${plain(sweep.metric)}, the ${sweep.higher ? "greatest" : "least"} first` : ""}`;
+  const head = ["trial", ...sweep.keys, ...counting.flatMap((m) => (m === sweep.metric ? [titled(m) + (sweep.higher ? " ↑" : " ↓"), "epoch"] : [titled(m)])), "epochs", "time", "state"];
+  const of = `${done} of ${sweep.trials.length} trials done${sweep.folds ? `, ${sweep.folds} folds each` : ""}${sweep.metric ? `; by ${titled(sweep.metric)}, the ${sweep.higher ? "greatest" : "least"} first` : ""}`;
   return make("section", {class: "card wide", id: "panel-trials", "aria-label": "Trials"}, make("div", {class: "card-top"}, make("h2", {}, "Sweep" + (sweep.job ? " of " + sweep.job : "")), make("span", {class: "unit"}, of)),
     make("div", {class: "scroll", tabindex: 0}, make("table", {}, make("tr", {}, head.map((text, i) => make("th", {class: i && i + 1 < head.length ? "n" : ""}, text))), rows)));
 };

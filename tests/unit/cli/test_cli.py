@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -186,6 +188,23 @@ def test_help_and_version_end_with_0(arguments: list[str]) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(("Usage: mpips", "mpips, version "))
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["ls", "--folder", "."], ["--version"]])
+def test_an_output_that_is_full_is_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mpips", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert done.returncode == 2, done.stderr
+    text = "mpips: error: the output cannot be written: No space left on device\n"
+    assert done.stderr == text
 
 
 def test_a_task_of_the_user_is_found_in_the_working_folder(tmp_path: Path) -> None:

@@ -123,7 +123,9 @@ def test_text_behind_a_closing_quote_is_refused_by_both_ways(
     path = tmp_path / "a.csv"
     # Behind the rows from which the columns are chosen.
     path.write_text("y,a\n" + "1,x\n" * 1200 + '1,"a"b\n')
-    with pytest.raises(DataError, match="is not CSV: ',' expected after '\"'; look for a quote"):
+    with pytest.raises(
+        DataError, match=r"a\.csv:1202: is not CSV: ',' expected after '\"'; look for a quote"
+    ):
         read(path)
 
 

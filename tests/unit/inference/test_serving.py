@@ -33,7 +33,9 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 
 from serving_rig import TOKEN, Client, served  # noqa: E402
 
-from mpips.inference.parsing import MOST_BYTES  # noqa: E402
+from mpips.inference.parsing import MOST_BYTES, named_by_row  # noqa: E402
+
+NAMES = ("big", "small", "flat", "wide")  # columns of the rows of numbers
 
 
 @pytest.fixture(scope="module", params=["softmax", "logistic", "hashed"])
@@ -155,7 +157,10 @@ def test_tables_can_be_looked_up(model: tuple[str, Path]) -> None:
             {"rows": [{"big": [1], "small": 1, "flat": 1, "wide": 1}]},
             "column 'big': a value must be a number",
         ),
-        ({"rows": [{"big": "x", "small": 1, "flat": 1, "wide": 1}]}, "column 'big' contains 'x'"),
+        (
+            {"rows": [dict(zip(NAMES, row, strict=True)) for row in ("1111", "x111")]},
+            r"^rows\[1\]: column 'big' contains 'x'",
+        ),
         ([1], "the body must be"),
         (b"{", "the body is not JSON"),
         (b"[" * 100_000, "the body is not JSON"),
@@ -183,6 +188,24 @@ def test_large_bodies_are_refused(softmax: Path) -> None:
         assert answer.status == 413
         assert b"at most 16,777,216 in one request" in answer.read()
         connection.close()
+
+
+def test_a_client_that_sends_a_large_body_first_gets_the_answer(softmax: Path) -> None:
+    with served(softmax / "checkpoints") as (client, _):
+        # More than the sockets hold, so the client is still sending when the server knows the length.
+        status, body, _ = client.ask("POST", "/predict", bytes(4 * MOST_BYTES))
+        assert status == 413
+        assert b"67,108,864 bytes: at most 16,777,216 in one request" in body
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "row"), [("a", 2, 0), ("a", 3, 1), ("a\nb", 3, 0), ("a\r\nb\rc", 5, 1)]
+)
+def test_an_error_names_the_row_of_the_request(text: str, line: int, row: int) -> None:
+    rows = [{"word": text, "x": 1, "other": "\n"}, {"word": None, "x": 1}]
+    found = named_by_row(f"the frame:{line}: column 'x' is wrong", rows, ("word", "x"))
+    assert found == f"rows[{row}]: column 'x' is wrong"
+    assert named_by_row("the frame: is wrong", rows, ("x",)) == "the frame: is wrong"
 
 
 def test_without_the_token_only_health_is_answered(softmax: Path) -> None:

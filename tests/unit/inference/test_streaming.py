@@ -16,6 +16,7 @@ from mpips import load
 from mpips.data import file_blocks as blocks_module
 from mpips.errors import ConfigError, DataError
 from mpips.inference import writing
+from mpips.inference.exporting import export
 from mpips.inference.streaming import predict_file
 
 pytest.importorskip("h5py")
@@ -42,6 +43,27 @@ def expected(folder: Path, test: Path) -> dict[str, np.ndarray]:
     for name, column in zip(model.info.class_names, model.predict_proba(test).T, strict=True):
         found[f"probability_{name}"] = column
     return found
+
+
+def test_an_output_below_a_file_is_refused_by_one_sentence(softmax: Path, tmp_path: Path) -> None:
+    # Removing what could not be made fails as well, as it does on a read-only file system.
+    (tmp_path / "file").write_text("")
+    out, data = tmp_path / "file" / "out.csv", str(softmax / "test.csv")
+    with pytest.raises(ConfigError, match=r"out\.csv: cannot be written: Not a directory"):
+        predict_file(softmax / "checkpoints", data, out)
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        export(load(softmax / "checkpoints"), "npz", tmp_path / "file" / "out.npz")
+
+
+def test_predictions_never_replace_the_data(softmax: Path, tmp_path: Path) -> None:
+    content = (softmax / "test.csv").read_bytes()
+    data, link = tmp_path / "data.csv", tmp_path / "link.csv"
+    data.write_bytes(content)
+    link.symlink_to(data)
+    for out in (data, link, tmp_path / "." / "data.csv"):
+        with pytest.raises(ConfigError, match="is a file of --data, and would be replaced"):
+            predict_file(softmax / "checkpoints", str(tmp_path / "d*.csv"), out)
+    assert data.read_bytes() == content
 
 
 @pytest.mark.parametrize("name", ["softmax", "logistic", "hashed fm", "wide_deep"])

@@ -126,6 +126,55 @@ def test_a_restart_has_the_bits_and_the_logs_of_an_undisturbed_run(
     assert epochs_of(made) == epochs
 
 
+class Score(keras.callbacks.Callback):
+    """Gives each epoch a score, of which the second is the best."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["score"] = (3.0, 1.0, 2.0, 1.75, 1.5, 1.25, 1.125)[epoch]
+
+
+def early_stopped(folder: Path, crash: str = "", **stopping: Any) -> tuple[list[str], list[str]]:
+    """A fit that ends when three scores were not the best; the epochs made, the files of the best ones."""
+    x, y = data()
+    with script_job(seed=4, save=folder / "saved", every_steps=3) as script:
+        model = mpips.keras.prepare(make_model(keras.optimizers.Adam(0.02)))
+        waiting_for_checkpoints(script, folder / "saved")
+        steps, watched = Steps(crash), {"monitor": "score", "mode": "min"}
+        callbacks = [
+            Score(),
+            steps,
+            keras.callbacks.EarlyStopping(patience=3, **watched, **stopping),
+            keras.callbacks.ReduceLROnPlateau(patience=2, factor=0.5, **watched),
+            keras.callbacks.ModelCheckpoint(
+                folder / "best-{epoch}.keras", save_best_only=True, **watched
+            ),
+        ]
+        model.fit(x, y, batch_size=13, epochs=7, verbose=0, callbacks=callbacks)
+        if not stopping:
+            assert float(model.optimizer.learning_rate.value) == pytest.approx(0.01, rel=1e-6)
+    return epochs_of(steps.made), sorted(path.name for path in folder.glob("best-*"))
+
+
+@pytest.mark.parametrize("crash", ["1:2", "14", "17"])
+def test_callbacks_of_keras_continue_with_their_best_values(tmp_path: Path, crash: str) -> None:
+    files = ["best-1.keras", "best-2.keras"]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert early_stopped(whole) == ([f"1:{n}" for n in range(5)], files)
+    with pytest.raises(CrashError):
+        early_stopped(tmp_path, crash)
+    made, found = early_stopped(tmp_path)
+    assert (made[-1], found) == ("1:4", files)
+
+
+def test_a_restart_warns_that_best_weights_are_lost(tmp_path: Path) -> None:
+    with pytest.raises(CrashError):
+        early_stopped(tmp_path, "14", restore_best_weights=True)
+    with pytest.warns(UserWarning, match="begins anew after this restart"):
+        made, _ = early_stopped(tmp_path, restore_best_weights=True)
+    assert made[-1] == "1:6"
+
+
 def test_a_run_that_is_complete_trains_no_more(tmp_path: Path) -> None:
     _, wanted, _, clocks = train(folder=tmp_path)
     made, found, _, ended = train(folder=tmp_path)

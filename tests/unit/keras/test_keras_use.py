@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from keras_rig import data, keras, make_model
 from script_rig import script_job
 
@@ -149,6 +150,48 @@ def test_values_that_are_set_after_the_start() -> None:
         model.fit(x, y, verbose=0)
 
     refused("was changed in place after the job had started", later)
+
+
+@pytest.mark.parametrize("kind", ["keras", "torch", "torch, zeroed first"])
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_loop_with_another_optimizer(kind: str, is_compiled: bool) -> None:
+    def use(x: Any, y: Any) -> None:
+        model = keras.Sequential([keras.Input((x.shape[1],)), keras.layers.Dense(3)])
+        if is_compiled:
+            model.compile("adam", "sparse_categorical_crossentropy")
+        model = mpips.keras.prepare(model)
+        if kind == "keras":
+            adam = keras.optimizers.Adam(0.01)
+        else:
+            adam = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(2):
+            if kind == "torch, zeroed first":
+                adam.zero_grad()
+            loss = model(x).square().mean()
+            if kind != "torch, zeroed first":
+                model.zero_grad()
+            loss.backward()
+            if kind == "keras":
+                weights = model.trainable_weights
+                with torch.no_grad():
+                    adam.apply([v.value.grad for v in weights], weights)
+            else:
+                adam.step()
+
+    refused("was changed by another optimizer than its own", use)
+
+
+def test_gradients_that_are_summed_before_the_first_step() -> None:
+    with script_job():
+        x, _ = data()
+        model = mpips.keras.prepare(make_model(keras.optimizers.SGD(0.25)))
+        for _ in range(3):
+            model(x).square().mean().backward()
+        weights = model.trainable_weights
+        with torch.no_grad():
+            model.optimizer.apply([v.value.grad for v in weights], weights)
+        model(x)
+        assert mpips.keras.steps() == 1
 
 
 def test_training_steps_that_do_not_apply_the_optimizer_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Places, RankPlace, StartPoint, Status
 from mpips.supervisor import attempt as attempt_module
 from mpips.supervisor.attempt import STARTING, Attempt
-from mpips.supervisor.launcher import environment, find_launcher
+from mpips.supervisor.launcher import Launcher, environment, find_launcher
 
 
 def test_a_missing_launcher_is_a_missing_capability(tmp_path: Path) -> None:
@@ -62,6 +63,14 @@ def test_an_mpirun_that_is_a_script_finds_the_programs_beside_it(tmp_path: Path)
     assert env["PATH"] == f"/usr/bin:/bin:{folder}"
     done = subprocess.run([launcher.path], env=env, capture_output=True, text=True)
     assert done.stdout == "Intel(R) MPI\n"
+
+
+@pytest.mark.parametrize("given", [{}, {"HOME": ""}])
+def test_an_attempt_has_a_home_also_where_the_supervisor_has_none(given: dict[str, str]) -> None:
+    launcher = Launcher("/usr/bin/mpirun", "openmpi", "5")
+    found = environment(launcher, {}, {"PATH": "/usr/bin:/bin", **given})
+    assert found["HOME"] == pwd.getpwuid(os.getuid()).pw_dir
+    assert environment(launcher, {}, {"PATH": "/bin", "HOME": "/else"})["HOME"] == "/else"
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import threading
 import time
@@ -105,6 +106,39 @@ def test_on_a_full_disk_a_lease_is_renewed_by_its_time(
             assert "No space left" in lease.renew()
         assert version_of(case.run_folder.lease_file) != before
         assert case.run_folder.lease() is not None
+
+
+def test_a_run_directory_that_was_removed_is_named_as_that(case: Case) -> None:
+    run = case.run_folder
+    with LeaseHolder(run) as holder:
+        holder.advance()
+        holder.check()
+        run.lease_file.unlink()
+        with pytest.raises(LeaseLostError, match="by a process that removed"):
+            holder.check()
+        shutil.rmtree(run.path)
+        with pytest.raises(LeaseLostError, match="was removed while the run was at work"):
+            holder.check()
+
+
+def test_memory_of_a_run_directory_that_was_removed_is_removed(case: Case) -> None:
+    run, token = case.run_folder, case.run_folder.info().token
+    region = Path(f"/dev/shm/mpips-kept-{os.geteuid()}-{token}-s0")
+
+    def remove() -> None:
+        wait_for(run.attempt(0) / "asleep")
+        shutil.rmtree(run.path)
+
+    region.write_text("of the run")
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        with pytest.raises(LeaseLostError, match="was removed while the run was at work"):
+            case.run({"sleep": 60})
+        assert not region.exists()
+    finally:
+        thread.join()
+        region.unlink(missing_ok=True)
 
 
 def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mpips.monitor.trials import SweepFile, Trial
 from mpips.rundir.files import Progress, RankPlace, Status
 from mpips.supervisor import trial_watch
-from mpips.supervisor.sweep import SweepFile, Trial
 from mpips.supervisor.trial_watch import TrialWatch
 
 RUNNING = Status(

@@ -477,9 +477,9 @@ def test_a_sweep_shows_its_trials_and_the_best_one(window: Browser, tmp_path: Pa
             "return [...document.querySelectorAll('[data-trial]')].map((e) => e.innerText);"
         )
         assert [squeezed(row) for row in rows] == [
-            "trial 2 best 0.1 0.25 2 1:30 done",
-            "trial 1 0 0.5 2 1:30 done",
-            "trial 3 0.2 - - - not started",
+            "trial 2 best 0.1 0.25 2 2 1:30 done",
+            "trial 1 0 0.5 2 2 1:30 done",
+            "trial 3 0.2 - - - - not started",
         ]
         assert not window.run("return document.querySelector('#runs').checkVisibility();")
         window.click("[data-trial=worse] button")

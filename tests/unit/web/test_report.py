@@ -132,9 +132,9 @@ def test_the_report_of_a_sweep_lists_its_trials(window: Browser, tmp_path: Path)
         "return [...document.querySelectorAll('[data-trial]')].map((e) => e.innerText);"
     )
     assert [re.sub(r"\s+", " ", row).strip() for row in rows] == [
-        "trial 2 best 1 0.25 2 2.5 s done",
-        "trial 1 0 0.5 2 2.5 s done",
-        "trial 3 2 - - - -",
+        "trial 2 best 1 0.25 2 2 2.5 s done",
+        "trial 1 0 0.5 2 2 2.5 s done",
+        "trial 3 2 - - - - -",
     ]
     assert hostile in window.text("#panel-trials h2")
     assert window.text("#panel-trials th:nth-child(2)") == "</script><b>"

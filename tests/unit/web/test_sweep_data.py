@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from run_files import RunFiles, full_run
 
+from mpips.monitor.trials import SweepFile, Trial
 from mpips.rundir.directory import replace_json
-from mpips.supervisor.sweep import SweepFile, Trial
 from mpips.web.runs_data import RunsData
 from mpips.web.sweep_data import SweepData
 
@@ -31,7 +31,8 @@ def sweep(folder: Path, metric: str = "", own: Any = None) -> None:
     RunFiles(folder, "c")
     trials = tuple(Trial(name, (f"train.lr={i}", "x=1")) for i, name in enumerate("abc"))
     # The file is written as `mpips sweep` writes it.
-    replace_json(folder / "sweep.json", SweepFile("job.toml", metric, trials, own or {}))
+    own = {"mine": "none"} if own is None else own
+    replace_json(folder / "sweep.json", SweepFile("job.toml", metric, trials, own))
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -57,8 +58,10 @@ def test_trials_are_sorted_by_the_loss(tmp_path: Path) -> None:
         "run": "b",
         "values": ["1", "1"],
         "state": "done",
+        "epoch": 1,
         "epochs": 1,
         "seconds": 2.5,
+        "spread": None,
         "metrics": {"mine": 3, "log_loss": 0.25, "accuracy": 0.5},
     }
     assert (missing["state"], missing["metrics"], missing["epochs"]) == ("not started", {}, None)
@@ -110,7 +113,7 @@ def test_names_lead_to_no_other_folder(tmp_path: Path) -> None:
     # A name that is too long for a folder is that of a trial without files.
     assert [(t["run"][:4], t["state"]) for t in read(folder)["trials"]] == [
         ("aaaa", ""),
-        ("job", "done"),
+        ("job", "ended"),  # it has no result
     ]
 
 

@@ -19,13 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mpips.monitor.runs import summaries
 from mpips.monitor.top import as_dict, look, page
+from mpips.monitor.trials import SweepFile, Trial
 from mpips.rundir.directory import STALE_S, Supervised, replace_json
 from mpips.rundir.exposition import exposition, run_metrics
 from mpips.rundir.files import Finished, RankPlace, StartPoint
 from mpips.rundir.view import STATES, RunView, StateName, view_or_damage
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import RunRecorder
-from mpips.supervisor.sweep import Sweep, SweepFile, Trial
+from mpips.supervisor.sweep import Sweep
 from mpips.terminal.screen import state_style
 from mpips.web.files import page_file
 from mpips.web.run_data import RunData
@@ -179,3 +180,41 @@ def test_terminal_and_page_have_a_colour_for_every_state_and_agree_on_the_bad_on
     good, warn = listed("format.js", "GOOD"), listed("format.js", "WARN")
     assert listed("head.js", "OVER_BADLY") == bad == set(STATES) - good - warn
     assert good | warn < set(STATES)
+
+
+@pytest.mark.parametrize("folds", [0, 2])
+@pytest.mark.parametrize("metric", ["", "accuracy", "loss"])
+def test_the_page_ranks_trials_as_the_sweep_does(tmp_path: Path, metric: str, folds: int) -> None:
+    # Values after epochs 1 to 3. The trial with the best epoch has the worst end.
+    losses = ((0.75, 0.25, 1.0), (0.75, 0.5, 0.5), (1.0, 0.75, 0.625), (1.25, 1.0, 0.75))
+    trials = []
+    for i, values in enumerate(losses):
+        files = RunFiles(tmp_path, f"run-{i}")
+        files.finish()
+        rows = [
+            {"epoch": n + 1, "loss": 2.0 / (n + i + 1), "log_loss": v, "accuracy": 1 - v / 2}
+            for n, v in enumerate(values)
+        ]
+        result = {**rows[-1], "epochs": 3, "seconds": 1.0 + i, "evaluated_data": "validation"}
+        replace_json(files.run.result_file, {**result, "history": rows})
+        number = i // max(folds, 1)
+        trials.append(Trial(files.path.name, (f"x={number}",), i % folds + 1 if folds else 0))
+    replace_json(tmp_path / "sweep.json", SweepFile("job", metric, tuple(trials), folds=folds))
+
+    runs, sweep = RunsData(tmp_path), Sweep.open(tmp_path)
+    runs.listed()
+    page = runs.sweep()
+    assert page is not None
+    assert page["metric"] == sweep.metric(sweep.results()) == (metric or "log_loss")
+    found = [
+        (row["number"], row["metrics"][page["metric"]], row["epoch"], row["spread"])
+        for row in page["trials"]
+    ]
+    ranked = sweep.ranked()
+    assert found == [
+        (r.number, r.best.value, r.best.epoch, r.spread) for r in ranked if r.best is not None
+    ]
+    assert len(found) == len(losses) // max(folds, 1)
+    if metric != "loss" and not folds:
+        assert found[0][:3] == (1, 0.875 if metric else 0.25, 2)
+        assert page["trials"][0]["metrics"]["accuracy"] == 0.875
