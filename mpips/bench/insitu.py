@@ -1,7 +1,7 @@
 """The suite `insitu`: samples of a simulation, pushed into a stream and read from it.
 
 Pushes are compared with memcpy, and with a Redis server on this machine if there is one: those of a program
-that is no rank, into its queue, and those of a rank, until servers hold the sample. A solver that pushes is
+beside the ranks, into its queue, and those of a rank, until servers hold the sample. A solver that pushes is
 compared with the same solver alone, many producers and one reader with files in /dev/shm.
 """
 

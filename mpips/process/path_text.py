@@ -11,7 +11,7 @@ from mpips.errors import ConfigError
 def check_path_text(path: str | os.PathLike[str], what: str) -> None:
     """Raise ConfigError for a path that has no form in UTF-8.
 
-    Python reads the bytes of a path by the encoding of the locale. What that cannot read becomes halves of
+    Python reads the bytes of a path by the encoding of the locale. Bytes that it cannot read become halves of
     surrogate pairs, which no file of mpips can contain.
 
     Args:
@@ -19,7 +19,7 @@ def check_path_text(path: str | os.PathLike[str], what: str) -> None:
         what: Its place, for the error.
 
     Raises:
-        ConfigError: Shows the path, and says whether it or the locale is to be changed.
+        ConfigError: The path has no such form; the message has the bytes, and the remedy.
     """
     text = os.fspath(path)
     try:

@@ -13,7 +13,6 @@ import msgspec
 from mpips.checkpoint import Manifest, Retention, WorkerState
 from mpips.checkpoint.position import Position
 from mpips.checkpoint.reader import Example
-from mpips.checkpoint.record import mpips_version
 from mpips.config.triggers import Triggers
 from mpips.recovery.memory import Memory, Place
 
@@ -76,6 +75,8 @@ class Saving:
         """A sentence if another version of mpips has written the checkpoint of the start; else ""."""
         if not isinstance(self.origin, Manifest) or self.is_exchange:
             return ""
+        from mpips.checkpoint.record import mpips_version
+
         there, here = self.origin.versions.get("mpips", ""), mpips_version()
         return f"the checkpoint is from mpips {there}, and this is {here}" if there != here else ""
 

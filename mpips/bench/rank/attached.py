@@ -1,9 +1,9 @@
-"""A program that is no rank, of the suite `insitu`.
+"""A program beside the ranks, of the suite `insitu`.
 
 usage: python -m mpips.bench.rank.attached NAME CALLS REPETITIONS OUT
 
 It attaches to the queue NAME and measures pushes of a sample of 1 MiB, each into an empty queue, in turn with
-copies of as many bytes into places that no cache holds. What its solver waits for is this push; the worker
+copies of as many bytes into places that no cache holds. Its solver would wait for this push alone: the worker
 takes the sample out meanwhile. OUT becomes a JSON file: seconds of a call, by repetition, of both.
 """
 

@@ -1,7 +1,7 @@
 """Ranks of the suite `insitu`: producers that push samples, and readers.
 
 push     one producer: pushes of 1 MiB until the server holds them, and copies of as many bytes
-attach   a program that is no rank pushes 1 MiB into its queue, and copies as many bytes (attached.py)
+attach   a program beside the ranks pushes 1 MiB into its queue, and copies as many bytes (attached.py)
 solve    a solver that pushes its field after each step, and without pushes; a reader draws batches meanwhile
 gather   producers whose samples one reader reads, each once; by a stream, and by files in /dev/shm
 """
@@ -163,7 +163,7 @@ def attach(ranks: BenchRanks, options: Options) -> Findings | None:
             comparisons=[
                 Comparison(
                     name="sample_attach_vs_memcpy",
-                    what="a sample of 1 MiB of a program that is no rank, until it is in the queue",
+                    what="a sample of 1 MiB of a program beside the ranks, until it is in the queue",
                     unit="us",
                     ours=[1e6 * s for s in seconds["push"]],
                     baseline=[1e6 * s for s in seconds["memcpy"]],
