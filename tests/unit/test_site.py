@@ -141,6 +141,11 @@ def test_every_guide_is_in_one_group_of_their_index() -> None:
     assert sorted(listed) == sorted(name for name in guides if name != "index.md")
 
 
+@pytest.mark.parametrize("path", sorted(DOCS.glob("howto/*.md")), ids=lambda path: path.name)
+def test_guides_are_short_enough_to_read(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 520, "divide it: begin, what changes, limits"
+
+
 # --- What pages name -----------------------------------------------------------------------------
 
 
