@@ -47,14 +47,15 @@ fail() {
   exit "$code"
 }
 
-# elapsed WHAT: print for how long a step has run: every ten seconds at a terminal, else every minute.
+# elapsed WHAT: print for how long a step has run: every ten seconds for ten minutes, then every minute. At a terminal and
+# in a log alike, as mpips/terminal/elapsed.py does.
 # Ends at the next line after the end of the set-up. The timed read needs no child process, which would outlive this one.
 elapsed() {
-  local what=$1 every=60 began=$SECONDS
-  [[ ! -t 1 ]] || every=10
-  every=${MPIPS_SETUP_ELAPSED_S:-$every}
+  local what=$1 every began=$SECONDS
   exec 8<> <(:)
   while true; do
+    every=$((SECONDS - began < 600 ? 10 : 60))
+    every=${MPIPS_SETUP_ELAPSED_S:-$every}
     read -rt "$every" -u 8 || true
     kill -0 "$$" 2>/dev/null || return 0
     say "$what ... $((SECONDS - began)) s"

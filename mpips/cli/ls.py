@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from mpips.errors import ConfigError
-from mpips.monitor.runs import HEADINGS, OPTIONAL, RIGHT, cells, summaries
+from mpips.monitor.runs import HEADINGS, RIGHT, cells, optional, summaries
 from mpips.terminal.screen import say, state_style
 from mpips.terminal.table import print_table
 
@@ -24,6 +24,7 @@ def command(folder: str | None, same: str | None, as_json: bool) -> None:
     \b
     epoch     epochs begun, from 1
     loss      of the last epoch if the run is done, else of the last report interval
+    lr        learning rate of the newest step, of several the first one
     failures  attempts that failed
     changed   time since the last status
     size      of all files of the run, checkpoints included
@@ -42,7 +43,8 @@ def command(folder: str | None, same: str | None, as_json: bool) -> None:
         say(f"mpips ls: no run in {Path(folder).absolute()}", err=False)
         return
     states = {(i + 1, HEADINGS.index("state")): state_style(r.state) for i, r in enumerate(runs)}
-    print_table([HEADINGS, *map(cells, runs)], right=RIGHT, styles=states, optional=OPTIONAL)
+    rows = [cells(run) for run in runs]
+    print_table([HEADINGS, *rows], right=RIGHT, styles=states, optional=optional(rows))
     for run in runs:
         if run.state == "damaged":
             say(f"{run.name}: {run.note}")

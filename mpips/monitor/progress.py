@@ -35,6 +35,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         step: Clock of the run.
         samples_per_s: Samples per second of all workers.
         loss: Mean training loss over the last report interval.
+        learning_rate: Rate of the newest step; of several the first one.
         staleness: Mean staleness of the last updates, in clocks.
         push_bytes_per_s: Bytes per second that all workers send.
         pull_bytes_per_s: Bytes per second that all workers fetch.
@@ -54,6 +55,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     pull_bytes_per_s: float | None = None
     left_s: float | None = None
     link_bytes_per_s: float | None = None
+    learning_rate: float | None = None
 
     @classmethod
     def of(cls, p: Progress) -> Snapshot:
@@ -69,6 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True):
             push_bytes_per_s=p.push_bytes_per_s,
             pull_bytes_per_s=p.pull_bytes_per_s,
             left_s=p.left_s,
+            learning_rate=p.learning_rate,
         )
 
 
@@ -118,6 +121,11 @@ def _loss(value: float) -> str:
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or not value else f"{value:.4g}"
 
 
+def rate_text(value: float) -> str:
+    """Return a learning rate with three digits: 0.1, 0.0333, 3e-05."""
+    return f"{value:.3g}"
+
+
 def fields(now: Snapshot) -> list[tuple[int, str]]:
     """Return the fields of the line in their order, as (weight, text); see `fit` for the weight."""
     pushed, pulled = _gigabytes(now.push_bytes_per_s), _gigabytes(now.pull_bytes_per_s)
@@ -127,6 +135,9 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
     stale = (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -")
     rate = (6, f"{short(now.samples_per_s)} samples/s")
     loss = (5, f"loss {_loss(now.loss)}" if now.loss is not None else "loss -")
+    learning = []
+    if now.learning_rate is not None:
+        learning = [(3, f"lr {rate_text(now.learning_rate)}")]
     if not now.n_epochs:
         # The end of a script may be unknown, and all of these, too.
         return [
@@ -134,6 +145,7 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
             (9, f"step {now.step:,}"),
             *([rate] if now.samples_per_s else []),
             *([loss] if now.loss is not None else []),
+            *learning,
             stale,
             *traffic,
         ]
@@ -144,6 +156,7 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
         (7, f"epoch {now.epoch}/{now.n_epochs}"),
         (4, f"step {now.step:,}"),
         *losses,
+        *learning,
         stale,
         *traffic,
         (8, f"{duration(now.left_s)} left"),
@@ -290,10 +303,13 @@ class ProgressMeter:
         self._run_progress = run_progress
         self._totals = totals
         self._step = 0
+        self._learning_rate: float | None = None
         self._next = 0.0
         self._closed = False
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self, epoch: int, step: int, samples: int, loss_sum: float, rates: Sequence[float] = ()
+    ) -> None:
         """Add a worker's progress since its last report.
 
         Args:
@@ -301,7 +317,10 @@ class ProgressMeter:
             step: Its step, counted from the start of the run.
             samples: Samples since its last report.
             loss_sum: Loss summed over these samples.
+            rates: Its learning rates; empty: they have not changed.
         """
+        if rates:
+            self._learning_rate = rates[0]
         self._run_progress.add(epoch, samples, loss_sum)
         self._step = max(self._step, step)
         self.look()
@@ -329,6 +348,7 @@ class ProgressMeter:
             pull_bytes_per_s=totals.pull_bytes_per_s,
             link_bytes_per_s=totals.link_bytes_per_s,
             left_s=run_progress.left_s,
+            learning_rate=self._learning_rate,
         )
 
     def close(self) -> None:

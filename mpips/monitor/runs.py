@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import msgspec
 from mpips.errors import ConfigError
 from mpips.monitor.lent_hosts import host_lines
 from mpips.monitor.producer_lines import producer_lines
-from mpips.monitor.progress import epoch_of
+from mpips.monitor.progress import epoch_of, rate_text
 from mpips.rundir.directory import RunFolder
 from mpips.rundir.files import Progress
 from mpips.rundir.reading import DAMAGED, read_regular
@@ -73,6 +73,7 @@ class RunSummary:
         epoch: Epochs begun, from 1; 0: unknown.
         step: Steps of the run.
         loss: Loss of the last report interval; None: unknown.
+        learning_rate: Rate of the newest step, of several the first one; None: unknown.
         restarts: Failed attempts.
         created_s: Unix time at which the run directory was made.
         changed_s: Unix time of the last status; of the directory, if it has no status.
@@ -95,6 +96,7 @@ class RunSummary:
     note: str
     hosts: tuple[str, ...] = ()
     producers: tuple[str, ...] = ()
+    learning_rate: float | None = None
 
 
 def summaries(folder: Path, now: float | None = None) -> list[RunSummary]:
@@ -139,6 +141,7 @@ def _summary(run: RunFolder, now: float | None) -> RunSummary:
         note=view.note,
         hosts=tuple(host_lines(view.members, view.now)),
         producers=tuple(producer_lines(view.producers)),
+        learning_rate=progress.learning_rate if progress is not None else None,
     )
 
 
@@ -179,9 +182,21 @@ def _sizes(folder: Path) -> Iterator[int]:
                 continue
 
 
-HEADINGS = ("run", "task", "state", "epoch", "step", "loss", "failures", "changed", "size")
-RIGHT = (3, 4, 5, 6, 7, 8)  # columns aligned to the right
-OPTIONAL = (1, 8, 3, 6, 4)  # columns that a narrow terminal does not show, in this order
+HEADINGS = ("run", "task", "state", "epoch", "step", "loss", "lr", "failures", "changed", "size")
+RIGHT = (3, 4, 5, 6, 7, 8, 9)  # columns aligned to the right
+_OPTIONAL = (1, 9, 6, 3, 7, 4)  # columns that a narrow terminal does not show, in this order
+
+
+def optional(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns that a narrow terminal does not show, the first one first; `rows`: `cells` of runs.
+
+    Columns without a value of any run go first.
+    """
+
+    def is_empty(column: int) -> bool:
+        return all(row[column] in ("-", "0") for row in rows)
+
+    return sorted(_OPTIONAL, key=lambda column: not is_empty(column))
 
 
 def cells(run: RunSummary, now: float | None = None) -> tuple[str, ...]:
@@ -194,6 +209,7 @@ def cells(run: RunSummary, now: float | None = None) -> tuple[str, ...]:
         str(run.epoch) if run.epoch else "-",
         f"{run.step:,}",
         "-" if run.loss is None else f"{run.loss:.4g}",
+        "-" if run.learning_rate is None else rate_text(run.learning_rate),
         str(run.restarts),
         f"{age_text(now - run.changed_s)} ago",
         decimal_size(run.n_bytes),

@@ -326,6 +326,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         updates: Sum of the clocks of all workers since the start of this attempt.
         samples: Number of samples trained on in this attempt.
         loss: Mean over the last report interval; None: not known.
+        learning_rate: Rate of the newest step, of several the first one; None: not known.
         share: Part of the whole run that is done, 0 to 1; 0 if its length is not known.
         n_epochs: Epochs of the whole run; 0: not known.
         has_epochs: Workers count epochs; `n_epochs` may be unknown even so.
@@ -343,6 +344,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 0
     samples: int = 0
     loss: float | None = None
+    learning_rate: float | None = None
     share: float = 0.0
     n_epochs: int = 0
     left_s: float | None = None

@@ -146,6 +146,8 @@ class RunTracker:
         seconds = max(now - self._window_since, 1e-9)
         n, weight = self._window_samples, self._window_weight
         changes: dict[str, Any] = {"samples": self._samples}
+        if self._length.rates:
+            changes["learning_rate"] = finite(self._length.rates[0])
         if clocks:
             gained = [max(clock - self._first_clock, 0) for clock in clocks.values()]
             changes["step"] = self.start.step + max(gained)

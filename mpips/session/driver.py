@@ -10,7 +10,7 @@ end of the script.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -150,8 +150,18 @@ class Program(Protocol):
     def show(self, view: JobView) -> RunProgress | None:
         """Show that the job begins; return its progress if the program's end is known. On the scheduler."""
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Take a worker's progress report. On the scheduler; `step` counts from the beginning of the run."""
+    def report(
+        self, epoch: int, step: int, samples: int, loss_sum: float, rates: Sequence[float] = ()
+    ) -> None:
+        """Take a worker's progress report, on the scheduler.
+
+        Args:
+            epoch: Epoch of the worker, from 0.
+            step: Step of the run.
+            samples: Samples since its report before.
+            loss_sum: Sum of their losses.
+            rates: Its learning rates; empty: unknown, or as before.
+        """
 
     def main(self, worker: Worker) -> Any:
         """Do the work of one worker; returns its result."""
@@ -233,7 +243,8 @@ def at_work(
             run_progress = program.show(JobView(saving, job.rank_table, job.describe()))
 
     def on_report(_: int, r: Report) -> None:
-        program.report(r.epoch, saving.steps_before + r.clock, r.samples, r.loss_sum)
+        rates = r.details.rates if r.details is not None else ()
+        program.report(r.epoch, saving.steps_before + r.clock, r.samples, r.loss_sum, rates)
 
     outcome = Outcome(None, job.role, {}, job.transports, job.rank_table.places)
     try:

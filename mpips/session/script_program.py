@@ -276,7 +276,9 @@ class ScriptProgram:
         if self._verbose and lines:
             say("\n".join(lines))
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self, epoch: int, step: int, samples: int, loss_sum: float, rates: Sequence[float] = ()
+    ) -> None:
         """Show nothing."""
 
     def main(self, worker: Worker) -> NoReturn:

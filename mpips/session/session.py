@@ -158,7 +158,9 @@ class FunctionProgram:
             if self._verbose and note:
                 say(f"note: {note}")
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self, epoch: int, step: int, samples: int, loss_sum: float, rates: Sequence[float] = ()
+    ) -> None:
         """Show nothing."""
 
     def close(self) -> None:

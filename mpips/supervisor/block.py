@@ -10,9 +10,9 @@ import msgspec
 from mpips.checkpoint.find import order
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.errors import ConfigError, MpipsError
-from mpips.monitor.progress import plural
+from mpips.monitor.progress import plural, rate_text
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.files import StartPoint, Status
+from mpips.rundir.files import Progress, StartPoint, Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.verdict import Death, Verdict
 
@@ -113,6 +113,18 @@ def origin(start: StartPoint) -> str:
 def _epochs(of: StartPoint | Newest) -> str:
     """Return the number of complete epochs, for people; "": the program counts none."""
     return f", {plural(of.epoch, 'epoch')} done" if of.has_epochs else ""
+
+
+def trained(progress: Progress | None) -> str:
+    """Return loss and learning rate of the last report before a failure, for people; "": none is known."""
+    if progress is None:
+        return ""
+    parts = []
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.learning_rate is not None:
+        parts.append(f"lr {rate_text(progress.learning_rate)}")
+    return ", ".join(parts)
 
 
 def failure_block(

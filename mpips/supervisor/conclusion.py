@@ -22,6 +22,7 @@ from mpips.supervisor.block import (
     is_in_memory,
     newest_checkpoint,
     origin,
+    trained,
     who,
 )
 from mpips.supervisor.cancelled import is_removed_elsewhere
@@ -68,6 +69,7 @@ class Conclusion:
         # Monotonic time of the last failure, until a later attempt is at work.
         self._failed_at: float | None = None
         self._what = "failure"  # what came then
+        self._trained = ""  # loss and learning rate before it, for people
         self._plan = plan
         self._run = plan.run
         self._record = record
@@ -155,7 +157,7 @@ class Conclusion:
             verdict: The exchange or a checkpoint has the job.
             size: The size of the next one, for people.
         """
-        self._failed_at, self._what = time.monotonic(), "change"
+        self.note_failure(ended.status, "change")
         newest, source = newest_checkpoint(self._plan.checkpoints), "a checkpoint"
         status = _with(newest, ended.status)
         if verdict.in_memory:
@@ -188,8 +190,18 @@ class Conclusion:
         self._failed_at = None
         self._record.tell(
             f"mpips run: attempt {generation} is at work {took:.1f} s after the {self._what}, "
-            f"{origin(status.start)}"
+            f"{origin(status.start)}" + (f"; before it: {self._trained}" if self._trained else "")
         )
+
+    def note_failure(self, last: Status | None, what: str = "failure") -> None:
+        """Note that an attempt has ended and another one can follow, for the line of `recovered`.
+
+        Args:
+            last: Its last status. If it reported nothing, the reports of an attempt before are shown.
+            what: The event that ended it, for people.
+        """
+        self._failed_at, self._what = time.monotonic(), what
+        self._trained = trained(last.progress if last is not None else None) or self._trained
 
     def conclude(self, generation: int, verdict: Verdict, ended: Ended) -> int | None:
         """Record and print the end of an attempt.
@@ -256,7 +268,7 @@ class Conclusion:
 
     def _failed(self, generation: int, verdict: Verdict, ended: Ended) -> int | None:
         """Conclude a failed attempt; return the exit code of the run, or None if another attempt follows."""
-        self._failed_at, self._what = time.monotonic(), "failure"
+        self.note_failure(ended.status)
         now = time.time()
         # A host that was lost in this attempt is avoided in the next one, if there are enough others.
         death = verdict.death

@@ -11,7 +11,7 @@ from mpips.monitor.progress import Snapshot, duration, fields, fit
 from mpips.rundir.directory import RunFolder
 from mpips.supervisor.sweep import Sweep
 from mpips.terminal.device import find_terminal
-from mpips.terminal.elapsed import ELSEWHERE_S
+from mpips.terminal.elapsed import interval_s
 from mpips.terminal.screen import say
 
 
@@ -31,7 +31,7 @@ class TrialWatch:
                 self._line = LiveLine(terminal)
 
     def look(self, number: int) -> None:
-        """Show trial `number`, counted from 1; without a live line only once a minute.
+        """Show trial `number`, counted from 1; without a live line at the intervals of `interval_s`.
 
         Errors of writing are ignored.
         """
@@ -41,7 +41,7 @@ class TrialWatch:
         if self._line is not None:
             # A character in the last column makes some terminals begin a new line.
             self._line.show(self._text(now - self._began, max(self._line.width() - 1, 0)))
-        elif now - self._last >= ELSEWHERE_S:
+        elif now - self._last >= interval_s(self._last - self._began):
             self._last = now
             # The sweep does not end because its output is closed.
             with contextlib.suppress(OSError, ValueError):

@@ -214,7 +214,7 @@ class Task(Protocol):
         """Receive the place of the next step: step `step` of `n_steps` in `epoch`, both numbered from 0.
 
         Called before each step with samples. A task needs it for random numbers and rates that a restart
-        repeats.
+        repeats. A task that applies a learning rate itself has it as `current_rate`, which is shown.
         """
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:

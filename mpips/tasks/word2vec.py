@@ -210,6 +210,11 @@ class Word2Vec(Task):
     def prepare(self, worker: Worker, moments: Moments) -> None:
         """Do nothing: there are no features."""
 
+    @property
+    def current_rate(self) -> float:
+        """Learning rate of the newest step."""
+        return float(self._rate)
+
     def begin_step(self, epoch: int, step: int, n_steps: int) -> None:
         """Compute the learning rate of a step; see `Task`."""
         o = self._options

@@ -1,17 +1,27 @@
-"""Elapsed time: a line every ten seconds while something takes long that prints nothing itself."""
+"""Elapsed time: lines while something takes long that prints nothing itself.
+
+At a terminal and in a log alike there is a line every ten seconds for the first ten minutes, and then one a
+minute: a reader of a log sees at once that the work goes on, and a wait of hours does not fill the log.
+jobs/setup.sh has the same rule.
+"""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from mpips.terminal.screen import columns, say
+from mpips.terminal.screen import say
 
-AT_TERMINAL_S = 10.0  # seconds between two lines at a terminal
-ELSEWHERE_S = 60.0  # seconds between two lines in a log
+FIRST_S = 10.0  # seconds between two lines at first
+LATER_S = 60.0  # seconds between two lines of work that takes very long
+FIRST_FOR_S = 600.0  # seconds for which the first interval holds
+
+
+def interval_s(elapsed_s: float) -> float:
+    """Return the seconds to the next line of work that has taken `elapsed_s` seconds."""
+    return FIRST_S if elapsed_s < FIRST_FOR_S else LATER_S
 
 
 class Elapsed:
@@ -26,9 +36,8 @@ class Elapsed:
         """
         self._what = what
         self._tell = tell
-        self._every_s = AT_TERMINAL_S if columns(sys.stderr) else ELSEWHERE_S
         self._began = time.monotonic()
-        self._next = self._began + self._every_s
+        self._next = self._began + interval_s(0.0)
 
     @property
     def left_s(self) -> float:
@@ -40,7 +49,7 @@ class Elapsed:
         now = time.monotonic()
         if now < self._next or self._tell is None:
             return
-        self._next = now + self._every_s
+        self._next = now + interval_s(now - self._began)
         # Work does not end because its terminal is closed.
         with suppress(OSError, ValueError):
             self._tell(f"{self._what} ... {now - self._began:.0f} s")

@@ -450,7 +450,8 @@ class Embedding(torch.nn.Module):
         if access is not None and access.layer is self and access.handle is not None:
             raise ConfigError(
                 f"load_state_dict of the embedding {access.name!r} comes too late: the job has started with "
-                "the first forward pass, and the rows are on the servers; load them before it"
+                "the first forward pass, and the rows are on the servers; load them before it, or into a "
+                "copy, copy.deepcopy(model)"
             )
         assigns = bool(local_metadata.get("assign_to_params_buffers"))
         try:

@@ -7,6 +7,7 @@ and skips none.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.local_sgd import Local
 from mpips.model.table import Table
-from mpips.mpi.messages import Evaluation
+from mpips.mpi.messages import Evaluation, ReportDetails
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.training.best import BestCheckpoint
@@ -35,7 +36,7 @@ from mpips.training.result import Result
 from mpips.training.sizing import Sizing
 from mpips.training.stopping import EarlyStopping
 from mpips.training.weights import ClassWeights
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 _REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
 _CHEAP_SHARE = 10  # an evaluation of one in so many training samples, or fewer, is cheap
@@ -183,7 +184,7 @@ def train_epochs(
     begin_step = getattr(task, "begin_step", None)
     rates = inputs.rates()
     n_clocks = _clocks(worker, inputs, loader)
-    report = _Reporter(worker)
+    report = _Reporter(worker, functools.partial(rates.current, task))
     # Each worker has its own share of the data. Under ASP, if one worker ended long before the others, the
     # last updates would come from the other shares only. To wait costs no time: the slowest share determines
     # the end.
@@ -396,8 +397,11 @@ def _plain(loss: float) -> float | str:
 class _Reporter:
     """Reports the progress of a worker to the scheduler, a few times a second."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, rates: Callable[[], list[float]]) -> None:
+        """`rates`: returns the learning rates of the newest step."""
         self._worker = worker
+        self._rates = rates
+        self._reported: list[float] = []  # rates of the report before
         self._samples = 0
         self._loss = 0.0
         self._next = time.monotonic() + _REPORT_INTERVAL_S
@@ -412,6 +416,10 @@ class _Reporter:
     def flush(self, epoch: int, step: int) -> None:
         """Report the steps that were added since the last report."""
         if self._samples:
-            self._worker.report(epoch, step, self._samples, self._loss)
+            rates = self._rates()
+            details = ReportDetails(rates=rates) if rates != self._reported else None
+            self._reported = rates
+            connection = connection_of(self._worker)
+            connection.report(epoch, step, self._samples, self._loss, details)
         self._samples, self._loss = 0, 0.0
         self._next = time.monotonic() + _REPORT_INTERVAL_S

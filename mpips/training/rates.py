@@ -17,6 +17,7 @@ from mpips.config.sections import ScheduleConfig
 from mpips.errors import ConfigError
 from mpips.model.optimizer import FTRL
 from mpips.model.table import Table
+from mpips.session.library_progress import MOST_RATES
 from mpips.worker.worker import Worker
 
 POINTS = 1000  # points of a run at which a continuous schedule is evaluated
@@ -66,6 +67,8 @@ class Rates:
         self._schedule = schedule
         self._n_epochs = n_epochs
         self._tables = list(tables) if schedule.changes else []
+        declared = (getattr(table.optimizer, "lr", None) for table in tables)
+        self._declared = [float(rate) for rate in declared if isinstance(rate, int | float)]
         self._last: float | None = None
         for table in self._tables:
             rule = table.optimizer
@@ -79,6 +82,22 @@ class Rates:
                     f"schedule.name = '{schedule.name}': table '{table.name}' has the optimizer {rule.name}, "
                     f"{why}; choose another one (table.optimizer=adagrad), or remove the schedule"
                 )
+
+    def current(self, task: object) -> list[float]:
+        """Return the learning rates of the newest step, for reports.
+
+        Args:
+            task: The task; its `current_rate`, if it has one, is the rate that it applies itself.
+
+        Returns:
+            One rate if all are equal, else that of each table that has one; empty: none is known.
+        """
+        own = getattr(task, "current_rate", None)
+        if own is not None:
+            return [float(own)]
+        scale = 1.0 if self._last is None else self._last
+        rates = [rate * scale for rate in self._declared][:MOST_RATES]
+        return rates[:1] if len(set(rates)) == 1 else rates
 
     def set(self, worker: Worker, epoch: int, step: int, steps: int) -> None:
         """Send the rates of a step to the servers, if they differ from those in force.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -301,10 +302,12 @@ class TrainingProgram:
         table.attach(meter.look, meter.close)
         return run_progress
 
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+    def report(
+        self, epoch: int, step: int, samples: int, loss_sum: float, rates: Sequence[float] = ()
+    ) -> None:
         """Add a worker's report to the progress display."""
         if self._meter is not None:
-            self._meter.report(epoch, step, samples, loss_sum)
+            self._meter.report(epoch, step, samples, loss_sum, rates)
 
     def main(self, worker: Worker) -> Result | None:
         """Train on this worker; return the result."""

@@ -184,6 +184,20 @@ def test_a_step_that_takes_long_prints_its_time(machine: Machine, tmp_path: Path
     assert quick.stdout == "end\n"
 
 
+def test_the_time_comes_every_ten_seconds_and_later_every_minute(machine: Machine) -> None:
+    """In a log too: the output is no terminal here."""
+    # In place of a wait `read` notes its timeout and moves the clock of the shell; `kill` ends the loop.
+    call = """
+      read() { waits+=" $2"; SECONDS=$((SECONDS + $2)); }
+      kill() { ((SECONDS < 720)); }
+      SECONDS=0 waits=; elapsed building >lines; echo "$waits"; cat lines
+    """
+    waits, *lines = machine.call(call).stdout.splitlines()
+    assert waits.split() == ["10"] * 60 + ["60"] * 2
+    assert lines[0] == "mpips set-up: building ... 10 s"
+    assert lines[-1] == "mpips set-up: building ... 660 s"
+
+
 @pytest.mark.parametrize(
     ("tools", "lines"),
     [

@@ -129,6 +129,23 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(named) == [str(path.relative_to(DOCS)) for path in PAGES]
 
 
+def test_every_guide_is_in_one_group_of_their_index() -> None:
+    groups = re.split(r"^## (.+)$", page("howto/index.md"), flags=re.M)
+    listed: list[str] = []
+    for name, text in zip(groups[1::2], groups[2::2], strict=True):
+        found = re.findall(r"^\| .+ \| \[[^\]]+\]\(([\w-]+\.md)\) \|$", text, re.M)
+        assert found, name
+        listed += found
+    assert ".md" not in groups[0]
+    guides = (path.name for path in DOCS.glob("howto/*.md"))
+    assert sorted(listed) == sorted(name for name in guides if name != "index.md")
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("howto/*.md")), ids=lambda path: path.name)
+def test_guides_are_short_enough_to_read(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 520, "divide it: begin, what changes, limits"
+
+
 # --- What pages name -----------------------------------------------------------------------------
 
 

@@ -120,6 +120,17 @@ def test_a_script_shows_what_it_knows_of_epochs_rate_and_loss() -> None:
     assert "step 1,234  8 samples/s  loss -  stale" in fit(fields(Snapshot.of(rated)), 200)
 
 
+def test_the_line_has_the_learning_rate_at_80_columns() -> None:
+    known = Progress(step=1234, epoch=1, n_epochs=5, share=0.25, loss=0.12345, left_s=61.0)
+    rated = msgspec.structs.replace(known, learning_rate=0.00123456, samples_per_s=6789.0)
+    assert fit(fields(Snapshot.of(rated)), 80) == (
+        " 25%  epoch 2/5  step 1,234  6,789 samples/s  loss 0.1235  lr 0.00123  1:01 left"
+    )
+    script = msgspec.structs.replace(rated, n_epochs=0, learning_rate=3e-5)
+    assert "loss 0.1235  lr 3e-05  stale" in fit(fields(Snapshot.of(script)), 80)
+    assert "lr" not in fit(fields(Snapshot.of(known)), 200)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "-"), (0.4, "0:00"), (59.6, "1:00"), (3599, "59:59"), (90061, "1 d 1:01:01")],

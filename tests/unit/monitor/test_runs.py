@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -21,9 +22,10 @@ from mpips.cli.logs import command as logs
 from mpips.cli.ls import command as ls
 from mpips.errors import ConfigError
 from mpips.monitor.logs import Follower, LinesOnce, LogFile, last_lines
-from mpips.monitor.runs import summaries
+from mpips.monitor.runs import HEADINGS, cells, optional, summaries
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Event, Finished, Lease, Progress, RankPlace, Status
+from mpips.terminal.table import text_table
 from mpips.terminal.units import age_text, binary_size, decimal_size
 
 PLACES = (
@@ -76,13 +78,14 @@ def test_ls_shows_state_progress_age_and_size_of_each_run_the_newest_first(tmp_p
         "epoch",
         "step",
         "loss",
+        "lr",
         "failures",
         "changed",
         "size",
     ]
     assert [row.split()[0].partition("-")[0] for row in rows] == ["new", "old"]
-    assert rows[0].split()[1:7] == ["train.py", "running", "3", "1,234", "0.25", "1"]
-    assert rows[0].split()[7:] == ["5", "s", "ago", "2", "MB"]
+    assert rows[0].split()[1:7] == ["train.py", "running", "3", "1,234", "0.25", "-"]
+    assert rows[0].split()[7:] == ["1", "5", "s", "ago", "2", "MB"]
     assert rows[1].split()[1] == "mlp"
 
 
@@ -96,6 +99,35 @@ def test_ls_shows_the_epoch_of_a_script_that_counts_them_without_a_number(tmp_pa
         run.write_status(msgspec.structs.replace(status, progress=progress))
         shown.append(output(ls, str(tmp_path))[1].split()[3])
     assert shown == ["-", "3"]
+
+
+def test_ls_of_a_script_has_epoch_step_loss_and_rate_at_80_columns(tmp_path: Path) -> None:
+    run = made(tmp_path, "towers", run={"script": "two_towers.py"})
+    status = run.status()
+    assert status is not None
+    progress = Progress(epoch=2, step=12_345, loss=0.12345, learning_rate=0.000123, has_epochs=True)
+    run.write_status(msgspec.structs.replace(status, progress=progress))
+    (found,) = summaries(tmp_path)
+    assert found.learning_rate == 0.000123
+    row = cells(found)
+    # Columns that say nothing go first: those of runs without failures, rates or epochs.
+    assert row[HEADINGS.index("failures")] == "1"
+    assert [HEADINGS[i] for i in optional([row])] == [
+        "task",
+        "size",
+        "lr",
+        "epoch",
+        "failures",
+        "step",
+    ]
+    whole = cells(dataclasses.replace(found, restarts=0))
+    assert HEADINGS[optional([whole])[0]] == "failures"
+    lines = text_table([HEADINGS, whole], width=80, optional=optional([whole]))
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].split() == ["run", "state", "epoch", "step", "loss", "lr", "changed"]
+    assert lines[1].split()[2:6] == ["3", "12,345", "0.1235", "0.000123"]
+    unrated = cells(dataclasses.replace(found, learning_rate=None))
+    assert HEADINGS[optional([unrated])[0]] == "lr"
 
 
 def test_ls_lists_damaged_and_unstarted_runs_too(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_state_and_the_line_have_what_was_reported() -> None:
     p = seen.progress
     assert (p.loss, p.samples, p.samples_per_s) == (3.0, 16, 8.0)
     assert (p.epoch, p.n_epochs, p.share, p.left_s) == (1, 4, 0.5, None)
-    assert seen.line()["learning_rate"] == 0.5
+    assert p.learning_rate == seen.line()["learning_rate"] == 0.5
     assert "learning_rates" not in seen.line()
     seen.begin_line(2.0)
     assert not seen.update(3.0, {})

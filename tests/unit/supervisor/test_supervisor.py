@@ -276,8 +276,7 @@ def test_a_start_that_takes_long_prints_its_elapsed_time(
             if text.startswith("mpips run: starting the ranks ... "):
                 (tmp_path / "printed").touch()
 
-    monkeypatch.setattr(elapsed, "AT_TERMINAL_S", 0.0)
-    monkeypatch.setattr(elapsed, "ELSEWHERE_S", 0.0)
+    monkeypatch.setattr(elapsed, "FIRST_S", 0.0)
     case.printed = Printed()
     # The ranks are at work when that line is printed.
     assert case.run({"finish": True, "awaits": str(tmp_path / "printed")}) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from mpips.config.schema import load_config
 from mpips.errors import ConfigError
 from mpips.supervisor import child
 from mpips.supervisor.sweep import Sweep, _Forwarding
+from mpips.terminal import table
 
 PYTHON = sys.executable  # the fixture sets another one
 FINISHED = {"generation": 0, "time_s": 1.0, "step": 3, "checkpoint": ""}
@@ -155,6 +157,41 @@ def test_trials_are_ranked_by_their_best_epochs(program: Path) -> None:
     # The loss of the training counts at the end.
     shown = sweep(str(folder), "--show", "--metric", "loss").stdout.splitlines()
     assert shown[1].split()[:4] == ["2", "3", "0.5000", "3"]
+
+
+def test_the_table_has_the_best_trial_in_green_and_states_in_their_colours(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "has_colour", lambda stream: True)
+    Path("found").mkdir()
+    Path("found/fail").touch()
+    # The trial of two epochs fails, that of three is best.
+    done = sweep(*JOB, "--grid", "train.epochs=2,3,5", "--folder", "found", code=1)
+    found = [re.findall(r"\x1b\[(\d+)m(.*?)\x1b\[0m", line) for line in done.stdout.splitlines()]
+    assert {style for style, _ in found[0]} == {"1"}
+    assert found[1] == [
+        ("32", text) for text in ["2", "3", "0.5000", "3", "0.9500", "3", "1.5", "done"]
+    ]
+    assert found[2] == [("32", "done")]
+    assert found[3] == [("33", "not started")]
+    # Without a trial that is done, nothing is best.
+    Path("none").mkdir()
+    Path("none/fail").touch()
+    done = sweep(*JOB, "--grid", "train.epochs=2", "--folder", "none", code=1)
+    assert re.findall(r"\x1b\[\d+m", done.stdout.splitlines()[1]) == ["\x1b[33m", "\x1b[0m"]
+
+
+def test_a_narrow_terminal_has_options_metric_and_state(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep(*JOB, "--grid", "train.epochs=2,3")
+    monkeypatch.setattr(table, "columns", lambda stream: 50)
+    lines = sweep("sweeps/mlp", "--show").stdout.splitlines()
+    assert lines[0].split() == ["trial", "train.epochs", "training", "loss", "epoch", "state"]
+    assert lines[3] == "not shown in 50 columns: accuracy, epochs, s"
+    monkeypatch.setattr(table, "columns", lambda stream: 45)
+    lines = sweep("sweeps/mlp", "--show").stdout.splitlines()
+    assert lines[0].split() == ["trial", "train.epochs", "training", "loss", "state"]
 
 
 def test_folds_validate_one_job_where_nothing_varies(program: Path) -> None:

@@ -175,23 +175,20 @@ def test_elapsed_time_is_printed_each_time_the_interval_is_over(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(elapsed_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 80)
     printed: list[str] = []
+    # Pytest's stderr is no terminal: a log gets the same lines.
     elapsed = Elapsed("reading", printed.append)
-    for second in range(31):
+    for second in range(721):
         now[0] = float(second)
         elapsed.look()
-    assert printed == ["reading ... 10 s", "reading ... 20 s", "reading ... 30 s"]
-    # A log gets a line a minute.
-    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 0)
-    assert Elapsed("reading", printed.append).left_s == 60.0
+    seconds = [*range(10, 601, 10), 660, 720]
+    assert printed == [f"reading ... {second} s" for second in seconds]
 
 
 def test_the_time_of_a_block_that_prints_nothing_is_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(elapsed_module, "ELSEWHERE_S", 0.001)
-    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 0)
+    monkeypatch.setattr(elapsed_module, "FIRST_S", 0.001)
     seen = elapsed_module.threading.Event()
     with show_elapsed("reading", lambda line: seen.set()):
         assert seen.wait(60.0)
@@ -206,11 +203,10 @@ def test_work_does_not_end_because_its_terminal_is_closed(monkeypatch: pytest.Mo
         tried.append(line)
         raise BrokenPipeError
 
-    monkeypatch.setattr(elapsed_module, "columns", lambda stream: 0)
     elapsed = Elapsed("reading", closed)
-    for now[0] in (60.0, 61.0, 120.0):
+    for now[0] in (10.0, 11.0, 20.0):
         elapsed.look()
-    assert tried == ["reading ... 60 s", "reading ... 120 s"]
+    assert tried == ["reading ... 10 s", "reading ... 20 s"]
 
 
 def test_messages_for_people_are_wrapped() -> None:

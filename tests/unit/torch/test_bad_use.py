@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import sys
 from typing import Any
@@ -95,8 +96,41 @@ def test_values_that_are_loaded_after_the_start(job):
     saved = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(saved)
     step(model, optimizer)
-    with fails("^load_state_dict comes too late: the job has started with the first forward pass"):
+    late = r"^load_state_dict comes too late: .*; load the values before it, or into a copy, "
+    with fails(rf"{late}copy\.deepcopy\(model\)$"):
         model.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_the_best_state_is_loaded_into_the_copy_that_the_message_names(job, rows):
+    model = nn.Sequential(Embedding(2), nn.Linear(2, 1)) if rows else nn.Linear(2, 1)
+    model, optimizer = prepare(model, SGD(model.parameters(), 0.5))
+    x = torch.tensor([3, 5]) if rows else torch.ones(1, 2)
+    model(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        expected = model(x).tolist()
+    best = copy.deepcopy(model.state_dict())
+    model(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        assert model(x).tolist() != expected
+    with fails(r"comes too late: .*copy\.deepcopy\(model\)$"):
+        model.load_state_dict(best)
+    plain = copy.deepcopy(model)
+    assert not plain.load_state_dict(best).missing_keys
+    assert plain(x).tolist() == expected
+
+
+def test_rows_that_are_loaded_alone_after_the_start(job):
+    layer = Embedding(2)
+    model = nn.Sequential(layer, nn.Linear(2, 1))
+    model, optimizer = prepare(model, SGD(model.parameters(), 0.5))
+    saved = layer.state_dict()
+    model(torch.tensor([3])).sum().backward()
+    optimizer.step()
+    with fails(r"^load_state_dict of the embedding '0' comes too late: .*copy\.deepcopy\(model\)$"):
+        layer.load_state_dict(saved)
 
 
 def test_an_optimizer_that_is_not_prepared(job):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from mpips.checkpoint import list_checkpoints, open_checkpoint
 from mpips.config.schema import load_config
 from mpips.config.sections import ScheduleConfig
 from mpips.errors import ConfigError
+from mpips.training import epochs
 from mpips.training.rates import POINTS, Rates, factor
 from mpips.training.train import train
 
@@ -74,6 +78,36 @@ def test_a_change_is_sent_once_and_a_long_run_sends_few() -> None:
     later: Any = Noting()
     Rates(ScheduleConfig(name="cosine"), tables, 1).set(later, 0, 50_049, 100_000)
     assert later.sent == [worker.sent[500]]
+
+
+def test_the_rates_of_reports_are_those_in_force() -> None:
+    worker: Any = Noting()
+    tables: list[Any] = [DenseTable("w", (2,), optimizer=Adagrad(0.5)), EmbeddingTable("e", 1)]
+    plain = Rates(ScheduleConfig(), [tables[0], replace(tables[1], optimizer=Adagrad(0.5))], 3)
+    assert plain.current(object()) == [0.5]
+    assert Rates(ScheduleConfig(), [tables[0], EmbeddingTable("f", 1, Adagrad(0.1))], 3).current(
+        object()
+    ) == [0.5, 0.1]
+    rates = Rates(ScheduleConfig(name="step", every=1, factor=0.5), tables[:1], 3)
+    rates.set(worker, 2, 0, 10)
+    assert rates.current(object()) == [0.125]
+    # A task that applies a rate itself, such as word2vec, has tables of the rate 1.
+    assert rates.current(SimpleNamespace(current_rate=0.01)) == [0.01]
+    rule = PythonRule(lambda values, state, gradient, context: None)
+    assert Rates(ScheduleConfig(), [DenseTable("w", (2,), rule)], 1).current(object()) == []
+
+
+def test_a_training_reports_its_rate_as_the_schedule_changes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(epochs, "_REPORT_INTERVAL_S", 0.0)  # each step is reported
+    data = dense_csv(tmp_path / "d.csv", 300, 1)
+    pairs = [("task", "mlp"), ("data.train", str(data)), ("options.learning_rate", 0.25)]
+    pairs += [("schedule.name", "step"), ("schedule.every", 1), ("schedule.factor", 0.5)]
+    train(load_config(None, [*pairs, ("train.epochs", 3)]), "plain", verbose=False)
+    shown = re.findall(r"epoch (\d)/3 .* lr ([\d.]+) ", capsys.readouterr().err)
+    assert shown[-1] == ("3", "0.0625")
+    assert set(shown) <= {("1", "0.25"), ("2", "0.125"), ("3", "0.0625"), ("2", "0.25")}
 
 
 def test_without_a_schedule_nothing_is_sent() -> None:

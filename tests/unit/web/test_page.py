@@ -530,7 +530,7 @@ def test_the_best_is_marked_and_a_zoom_stays(window: Browser, tmp_path: Path) ->
         assert window.run("return zooms.size;") == 0
 
 
-WIDTHS = [(390, False), (1280, False), (1280, True), (1920, False)]
+WIDTHS = [(width, dark) for width in (390, 1280, 1920) for dark in (False, True)]
 
 
 @pytest.mark.parametrize(("width", "dark"), WIDTHS)
