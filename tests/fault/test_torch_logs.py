@@ -1,10 +1,13 @@
-"""Files that torch scripts write by themselves, after deaths of their workers."""
+"""Files that torch scripts write by themselves, and trackers that they use, after deaths of their workers."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import documents
 import launcher
 import pytest
 
@@ -79,3 +82,61 @@ def test_a_recommender_of_two_towers_that_is_killed_leaves_the_files_of_an_undis
     assert all(torch.equal(value, calm[name]) for name, value in killed.items())
     # The model of the file is one of the log's: the best one, and not that of every epoch.
     assert max(float(line[1]) for line in lines) > float(lines[0][1])
+
+
+def example_of_loggers(folder: Path) -> Path:
+    """Write the example of the page, with trackers in place of its logger, and return its path."""
+    (text,) = [
+        block.text
+        for path in sorted((documents.DOCS / "howto").glob("*.md"))
+        for block in documents.blocks(path)
+        if 'logger = Logger("regression")' in block.text
+    ]
+    changes = {
+        'Logger("regression")': 'trackers.Trackers("regression")',
+        "import mpips.torch\n": "import mpips.torch\nimport trackers\n",
+    }
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    script = folder / "regression.py"
+    script.write_text(text)
+    return script
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.timeout(500)
+def test_trackers_on_one_worker_have_each_step_once_after_deaths(tmp_path: Path) -> None:
+    """Also those that are trained again, since the memory of the run is lost."""
+    script = example_of_loggers(tmp_path)
+    for name in ("calm", "killed"):
+        (tmp_path / name).mkdir()
+    supervised(tmp_path / "calm", "", script)
+    calm = lines_of(tmp_path / "calm/regression.wandb.jsonl")
+    assert [line["step"] for line in calm] == [4, 8, 12]
+    assert [line["epoch"] for line in calm] == [0, 1, 2]
+    assert lines_of(tmp_path / "calm/regression.mlflow.jsonl") == calm
+    assert lines_of(tmp_path / "calm/opened.jsonl") == [{"worker": 0, "launch": 0}]
+
+    # Behind the line of epoch 0, whose code runs again; then in the first step after that of epoch 1.
+    killed = tmp_path / "killed"
+    deaths = "0:logged:1,1:backward:5"
+    said = supervised(killed, deaths, script, "--max-restarts", "1", code=1)
+    assert said.count("killed by SIGKILL") == 2, said
+    logged = lines_of(killed / "regression.mlflow.jsonl")
+    assert [line["step"] for line in logged] == [4, 4, 8]
+    # The memory is lost and there is no checkpoint: all steps are trained and logged again.
+    (directory,) = (killed / "runs").iterdir()
+    run(killed, "--discard-memory", str(directory))
+    run(killed, str(directory))
+    logged = lines_of(killed / "regression.mlflow.jsonl")
+    assert [line["step"] for line in logged] == [4, 4, 8, 4, 8, 12]
+    assert {line["step"]: line for line in logged} == {line["step"]: line for line in calm}
+    assert lines_of(killed / "regression.wandb.jsonl") == calm
+    opened = lines_of(killed / "opened.jsonl")
+    assert [line["worker"] for line in opened] == [0, 0, 0]
+    assert opened[0]["launch"] < opened[1]["launch"] < opened[2]["launch"]
