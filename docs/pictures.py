@@ -1,9 +1,13 @@
-"""Make the pictures of docs/howto/web.md: two runs of several ranks, one of which loses a worker.
+"""Make the pictures of docs/howto/web.md and docs/howto/program.md.
 
-    python docs/pictures.py
+    python docs/pictures.py           # or one of them: web, solver
 
-It trains for about a minute, opens the page in a headless Chromium (apt install chromium chromium-driver) and
-writes docs/assets/web-*.png. With --runs FOLDER it shows runs that are there already.
+web: two runs of several ranks, one of which loses a worker. It trains for about a minute, opens the page in a
+headless Chromium (apt install chromium chromium-driver) and writes docs/assets/web-*.png. With --runs FOLDER
+it shows runs that are there already.
+
+solver: docs/examples/solver.py under BSP and under SSP with four workers. It takes about two minutes, and
+`mpips plot` (pip install matplotlib) writes docs/assets/solver.png.
 """
 
 from __future__ import annotations
@@ -50,6 +54,18 @@ def write_samples(path: Path, n: int, rng: np.random.Generator) -> None:
             file.write(f"{label} " + " ".join(f"{key}:1" for key in keys) + "\n")
 
 
+def plot_solver(folder: Path) -> None:
+    """Run the solver's program under both models, and draw their losses and the staleness."""
+    mpips = [sys.executable, "-m", "mpips"]
+    for model in ("bsp", "ssp"):
+        options = ["-n", "6", "--name", model]
+        program = [str(ROOT / "docs/examples/solver.py"), model, "0.1"]
+        subprocess.run([*mpips, "run", *options, *program], cwd=folder, check=True)
+    plot = [*mpips, "plot", "bsp", "ssp", "--x", "time", "--chart", "loss", "--chart", "workers"]
+    picture = str(ASSETS / "solver.png")
+    subprocess.run([*plot, "--log", "-o", picture, "--force"], cwd=folder, check=True)
+
+
 def train(folder: Path, name: str, lr: float, kill_at: int = 0) -> None:
     """Run a job; kill a worker once the run has come to a step, if one is given."""
     command = [sys.executable, "-m", "mpips", "run", "job.toml", "-n", "6", "--servers", "2"]
@@ -89,9 +105,21 @@ def take(window: Browser, runs: Path) -> None:
 
 def main() -> None:
     """Train, unless there are runs, and take the pictures."""
+    kinds = ("web", "solver")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=Path, help="folder of runs to show")
-    given = parser.parse_args().runs
+    parser.add_argument(
+        "pictures", nargs="*", metavar="PICTURE", help="web or solver [default: both]"
+    )
+    arguments = parser.parse_args()
+    given, wanted = arguments.runs, arguments.pictures or kinds
+    if unknown := set(wanted) - set(kinds):
+        parser.error(f"{', '.join(sorted(unknown))}: must be web or solver")
+    if "solver" in wanted:
+        with tempfile.TemporaryDirectory() as name:
+            plot_solver(Path(name))
+    if "web" not in wanted:
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given is None:

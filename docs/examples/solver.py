@@ -1,4 +1,10 @@
-"""Beside an MPI program: ranks of a heat solver learn its stencil, under BSP and under SSP."""
+"""Beside an MPI program: ranks of a heat solver learn its stencil, under BSP and under SSP.
+
+python solver.py [bsp|ssp [SECONDS]]: train one of both, with steps of the solver of this mean length.
+"""
+
+import sys
+import time
 
 import h5py
 import numpy as np
@@ -8,10 +14,12 @@ import mpips
 
 CELLS, STEPS, LR = 64, 200, 0.1  # cells of a worker, time steps of the solver, learning rate
 HEAT = np.array([0.2, 0.5, 0.2], np.float32)  # the stencil that the solver applies; a tenth is lost
+MODELS = sys.argv[1:2] or ["bsp", "ssp"]
+WORK_S = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 ssp = mpips.SSP(bound=2, policy=mpips.Accept())
 tables = [
-    mpips.DenseTable("under bsp", (3,), mpips.SGD(LR), consistency=mpips.BSP(reduce="mean")),
-    mpips.DenseTable("under ssp", (3,), mpips.SGD(LR), consistency=ssp),
+    mpips.DenseTable("bsp", (3,), mpips.SGD(LR), consistency=mpips.BSP(reduce="mean")),
+    mpips.DenseTable("ssp", (3,), mpips.SGD(LR), consistency=ssp),
 ]
 
 
@@ -29,15 +37,21 @@ def simulate(comm, rng):
     return [np.stack(parts) for parts in zip(*found, strict=True)]
 
 
-def train(worker, table, share, x, y):
+def train(worker, model, x, y):
     """Return the squared error of this worker's cells at each clock."""
-    errors = np.empty(STEPS, np.float32)
+    table, errors = worker.table(model), np.empty(STEPS, np.float32)
+    # n workers push n updates a clock under SSP, and one mean under BSP.
+    share = 1 / worker.n_workers if model == "ssp" else 1.0
+    rng = np.random.default_rng(worker.index)
     for step in range(STEPS):
         weights = table.pull()
+        time.sleep(WORK_S * rng.exponential())  # steps of uneven length
         off = x[step] @ weights - y[step]
         errors[step] = np.mean(off**2)
         table.push(share * (off @ x[step]) / CELLS, base=weights)
         worker.clock()
+        done = MODELS.index(model) * STEPS + step + 1
+        worker.report(epoch=0, step=done, samples=CELLS, loss_sum=CELLS * float(errors[step]))
     worker.flush()
     return errors
 
@@ -51,14 +65,12 @@ def main(worker):
         solver = world.Create_group(group)
         x, y = simulate(solver, np.random.default_rng(worker.index))
 
-    # n workers push n updates a clock under SSP, and one mean under BSP.
-    bsp = train(worker, worker.table("under bsp"), 1.0, x, y)
-    ssp = train(worker, worker.table("under ssp"), 1 / worker.n_workers, x, y)
-    weights = worker.table("under ssp").pull()
+    errors = [train(worker, model, x, y) for model in MODELS]
+    weights = worker.table(MODELS[-1]).pull()
     worker.barrier("training is done")
 
     with worker.paused():
-        mean = solver.allreduce(np.stack([bsp, ssp])) / solver.size
+        mean = solver.allreduce(np.stack(errors)) / solver.size
         write(solver, y)
         solver.Free()
     return mean, weights, worker.counters()
@@ -76,11 +88,11 @@ def write(comm, fields):
 
 outcome = mpips.run(main, tables)
 if outcome.is_first_worker:
-    (bsp, ssp), weights, counters = outcome.value
-    print("clock    BSP    SSP")
+    errors, weights, counters = outcome.value
+    print("clock", *(f"{model.upper():>6}" for model in MODELS))
     for clock in (0, 5, 10, 20, STEPS - 1):
-        print(f"{clock:5}  {bsp[clock]:.3f}  {ssp[clock]:.3f}")
-    shards = [server["tables"].get("under ssp") for server in outcome.statistics["servers"]]
+        print(f"{clock:5}", *(f" {error:.3f}" for error in errors[:, clock]))
+    shards = [server["tables"].get(MODELS[-1]) for server in outcome.statistics["servers"]]
     stale = sum(np.array(shard["staleness"]) for shard in shards if shard is not None)
     print(f"stencil {np.round(weights, 3)}, {counters['rejected']} updates of worker 0 rejected")
-    print(f"staleness 0 to 4 of updates under SSP: {stale[:5].tolist()}")
+    print(f"staleness 0 to 4 of updates under {MODELS[-1].upper()}: {stale[:5].tolist()}")
