@@ -1,7 +1,6 @@
 """One process of the suite `stages`: python -m mpips.bench.rank.staged KIND full|quick FOLDER.
 
 staged   a chain of linear layers in four stages
-nodes    the same, with a server for each stage
 times    the stages of this chain in one process without mpips: seconds for a micro-batch
 one      a multilayer perceptron in one stage
 plain    the same, prepared without stages
@@ -45,12 +44,11 @@ def main(kind: str, size: str, folder: str) -> None:
     elif kind == "whole":
         found, rank = _whole_softmax(is_quick), 0
     else:
-        servers = STAGES if kind == "nodes" else 1
-        mpips.init(servers=servers, verbose=False, timeout_s=60.0)
+        mpips.init(servers=1, verbose=False, timeout_s=60.0)
         rank = mpips.rank()
         if kind == "softmax":
             found = _divided_softmax(is_quick)
-        elif kind in ("staged", "nodes"):
+        elif kind == "staged":
             found = _chain_steps(is_quick)
         else:
             found = _mlp_steps(kind, is_quick)

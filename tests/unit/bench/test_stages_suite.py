@@ -30,8 +30,7 @@ def test_the_bound_is_the_longer_of_pipeline_and_cores(
 
 def test_all_ratios_have_bars_and_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {
-        "staged": [StagedSide(0.9, n, 400, 8) for n in (100, 110, 90, 100)],
-        "nodes": [StagedSide(2.0, n, 400, 8) for n in (100, 110, 90, 100)],
+        "staged": [StagedSide(2.0, n, 400, 8) for n in (100, 110, 90, 100)],
         "times": [StagedSide(0.0, 400, 400, 8, (0.1, 0.2))],
         "one": [StagedSide(0.51, 1, 1)],
         "plain": [StagedSide(0.5, 1, 1)],
