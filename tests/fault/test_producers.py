@@ -151,6 +151,27 @@ def test_the_job_of_the_page_learns_from_its_solvers(tmp_path: Path) -> None:
     assert "heat: producer 1 has pushed" in log
 
 
+@pytest.mark.long
+def test_the_ensemble_of_the_page_learns_the_step_of_lorenz_96(tmp_path: Path) -> None:
+    for name in ("lorenz.py", "lorenz_program.py", "lorenz.toml"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    words = [sys.executable, "lorenz_program.py", "{member}", "{forcing}"]
+    options = ["--set", f"producers.command={json.dumps(words)}", "lorenz.toml"]
+    with launcher.Launch(command(*options), launcher.site_environment(), 150.0, tmp_path) as job:
+        assert job.wait() == 0, job.tail(60)
+        line = next(each for each in job.stdout().splitlines() if each.startswith("error of the"))
+    found = re.fullmatch(r"error of the learned step: (0\.\d{4}) of a change", line)
+    assert found is not None
+    assert 0 < float(found[1]) < 0.1
+    forcings = set()
+    for member in range(4):
+        log = (run_of(tmp_path).path / f"producers/member-{member}.log").read_text()
+        pushed = re.search(rf"lorenz: member {member} has pushed 500 samples, forcing (\S+)", log)
+        assert pushed is not None, log
+        forcings.add(int(float(pushed[1])))
+    assert forcings == {6, 7, 8, 9}  # one member in each quarter of the range
+
+
 @pytest.mark.parametrize("language", ["c", pytest.param("python", marks=pytest.mark.long)])
 def test_an_mpi_solver_has_a_producer_on_each_rank(tmp_path: Path, language: str) -> None:
     solver = f"{sys.executable} {EXAMPLES}/heat_mpi_program.py"
