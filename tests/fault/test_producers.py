@@ -151,7 +151,6 @@ def test_the_job_of_the_page_learns_from_its_solvers(tmp_path: Path) -> None:
     assert "heat: producer 1 has pushed" in log
 
 
-@pytest.mark.long
 def test_the_ensemble_of_the_page_learns_the_step_of_lorenz_96(tmp_path: Path) -> None:
     for name in ("lorenz.py", "lorenz_program.py", "lorenz.toml"):
         shutil.copy(EXAMPLES / name, tmp_path)
