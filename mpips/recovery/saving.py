@@ -80,6 +80,23 @@ class Saving:
         there, here = self.origin.versions.get("mpips", ""), mpips_version()
         return f"the checkpoint is from mpips {there}, and this is {here}" if there != here else ""
 
+    @property
+    def unused_triggers(self) -> str:
+        """A sentence on options about checkpoints in a job that writes none; "" without such options."""
+        own = self.triggers
+        options = {
+            "every_steps": own.every_steps,
+            "every_s": own.every_s,
+            "incremental": own.incremental,
+        }
+        given = [f"{name} = {value:g}" for name, value in options.items() if value]
+        if self.folder is not None or not given:
+            return ""
+        return (
+            f"{' and '.join(given)} without a folder: this job writes no checkpoints; give it one "
+            "(save=FOLDER), or start it by `mpips run`"
+        )
+
     def position(self, seed: int, worker: int, n_workers: int) -> Position:
         """Return the position at which a worker starts.
 

@@ -235,6 +235,8 @@ class Job:
         lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
         if p.cold:
             lines.append(f"note: not continuing in memory: {p.cold}")
+        of_saving = (self.saving.version_note, self.saving.unused_triggers)
+        lines += [f"note: {note}" for note in of_saving if note]
         return "\n".join(lines)
 
     def run(

@@ -17,7 +17,7 @@ from mpips.model.job_tables import check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.session.initial_values import InitialValues, Rows, State, Values
-from mpips.session.session import CheckedArguments, FunctionPlan, unused_triggers
+from mpips.session.session import CheckedArguments, FunctionPlan
 from mpips.terminal.screen import say
 
 if TYPE_CHECKING:
@@ -263,15 +263,7 @@ class ScriptProgram:
 
     def show(self, view: JobView) -> None:
         """Print roles and transports of several ranks, and what was chosen before the first pull."""
-        notes = [
-            f"note: {note}"
-            for note in (
-                *self.declared.notes,
-                view.saving.version_note,
-                unused_triggers(view.saving),
-            )
-            if note
-        ]
+        notes = [f"note: {note}" for note in self.declared.notes]
         lines = [*filter(None, [view.description]), *notes]
         if self._verbose and lines:
             say("\n".join(lines))

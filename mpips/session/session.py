@@ -154,9 +154,6 @@ class FunctionProgram:
             say(view.description)
             if note := _unknown_position(view.saving):
                 say(f"note: {note}")
-        for note in (view.saving.version_note, unused_triggers(view.saving)):
-            if self._verbose and note:
-                say(f"note: {note}")
 
     def report(
         self, epoch: int, step: int, samples: int, loss_sum: float, rates: Sequence[float] = ()
@@ -357,23 +354,6 @@ def refuse_second(run: directory.Supervised) -> None:
             "mpips.run was called a second time, but `mpips run` supervises one job of a program: do both in "
             "one main, or start the program by mpirun"
         )
-
-
-def unused_triggers(saving: Saving) -> str:
-    """Return a note on options about checkpoints in a job that writes none; "" without such options."""
-    own = saving.triggers
-    options = {
-        "every_steps": own.every_steps,
-        "every_s": own.every_s,
-        "incremental": own.incremental,
-    }
-    given = [f"{name} = {value:g}" for name, value in options.items() if value]
-    if saving.folder is not None or not given:
-        return ""
-    return (
-        f"{' and '.join(given)} without a folder: this job writes no checkpoints; give it one "
-        "(save=FOLDER), or start it by `mpips run`"
-    )
 
 
 def _unknown_position(saving: Saving) -> str:

@@ -289,8 +289,7 @@ class TrainingProgram:
     def show(self, view: JobView) -> RunProgress:
         """Print notes, roles and transports; start the progress display."""
         if self._verbose:
-            note = view.saving.version_note
-            for line in (*self._notes, f"note: {note}" if note else "", view.description):
+            for line in (*self._notes, view.description):
                 if line:
                     say(line)
         run_progress, table = self._inputs.run_progress(), view.rank_table
