@@ -37,6 +37,7 @@ _RANKS = "4"  # a scheduler, a server and two workers
 _NUMBERS = ("age", "price", "bid", "hist_ctr")
 _WORDS = ("user_id", "ad_id", "device", "city", "premium", "tags")
 _EMPTY = ("", "NA", "N/A", "unknown")
+_LIMIT_S, _SERVED_S, _ENDED_S = 900.0, 120.0, 30.0  # of a command, a start of `serve`, its end
 
 
 def divide(path: Path, folder: Path) -> None:
@@ -110,7 +111,9 @@ def command_of(folder: Path, *arguments: str) -> str:
     """Run a command of mpips in the folder, print it and return what it printed. Raises BenchError."""
     print(f"$ mpips {' '.join(arguments)}", flush=True)
     command = [sys.executable, "-m", "mpips", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+    )
     if done.returncode:
         raise BenchError(
             f"mpips {arguments[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
@@ -127,14 +130,21 @@ def serving(folder: Path, *arguments: str) -> Iterator[str]:
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file)
     try:
+        until = time.monotonic() + _SERVED_S
         while not (found := re.search(r"http://[0-9.]+:[0-9]+", log.read_text())):
             if process.poll() is not None:
                 raise BenchError(f"mpips serve ended with {process.returncode}:\n{log.read_text()}")
+            if time.monotonic() > until:
+                raise BenchError(f"mpips serve has no address after {_SERVED_S:g} s")
             time.sleep(0.05)
         yield found[0]
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait()
+        try:
+            process.wait(_ENDED_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def ask(address: str, row: dict[str, str]) -> float:

@@ -12,9 +12,12 @@ import numpy as np
 import mpips
 
 number = int(os.environ["MPIPS_PRODUCER"])
+until = time.monotonic() + 600
 with mpips.attach(timeout_s=90.0) as producer:
     for n in range(producer.produced, 120):
         gate = Path(f"gate-{n // 40 * 40}")
         while n >= 40 and not gate.exists():
+            if time.monotonic() > until:
+                raise TimeoutError(f"{gate} is not there after ten minutes")
             time.sleep(0.02)
         producer.push({"x": np.full(300, 1000.0 * number + n), "n": n})

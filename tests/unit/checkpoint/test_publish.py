@@ -40,20 +40,22 @@ def server() -> Iterator[Any]:
         socket = f"{folder}/socket"
         options = ["--port", "0", "--unixsocket", socket, "--save", "", "--dir", folder]
         with subprocess.Popen([program, *options], stdout=subprocess.DEVNULL) as process:
-            client = redis.Redis(unix_socket_path=socket)
-            client.url = f"unix://{socket}?db=0"
-            end = time.monotonic() + LIMIT_S
-            while True:
-                try:
-                    client.ping()
-                    break
-                except redis.ConnectionError:
-                    assert process.poll() is None
-                    assert time.monotonic() < end
-                    time.sleep(0.01)
-            yield client
-            client.close()
-            process.kill()
+            try:
+                client = redis.Redis(unix_socket_path=socket)
+                client.url = f"unix://{socket}?db=0"
+                end = time.monotonic() + LIMIT_S
+                while True:
+                    try:
+                        client.ping()
+                        break
+                    except redis.ConnectionError:
+                        assert process.poll() is None
+                        assert time.monotonic() < end
+                        time.sleep(0.01)
+                yield client
+                client.close()
+            finally:
+                process.kill()
 
 
 @pytest.fixture
